@@ -1,0 +1,1 @@
+"""The doors: one HTTP service, several dialects."""

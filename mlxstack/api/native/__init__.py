@@ -1,0 +1,1 @@
+"""The llama-server dialect and our own endpoints."""

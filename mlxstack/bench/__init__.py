@@ -1,0 +1,1 @@
+"""Measures a running service through the client."""

@@ -1,0 +1,1 @@
+"""Typed calls to a running service."""

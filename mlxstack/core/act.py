@@ -1,0 +1,57 @@
+"""What can be done to a slot beside generating, and what comes back."""
+
+from msgspec import Struct
+
+
+class SaveSlot(Struct, frozen=True):
+    """Write the context of `slot` to the slot file `name`, when the slot is idle."""
+
+    slot: int
+    name: str
+
+
+class RestoreSlot(Struct, frozen=True):
+    """Replace the context of `slot` by the one in the slot file `name`, when the slot is idle."""
+
+    slot: int
+    name: str
+
+
+class EraseSlot(Struct, frozen=True):
+    """Empty the context of `slot`, when the slot is idle."""
+
+    slot: int
+
+
+Act = SaveSlot | RestoreSlot | EraseSlot
+
+
+class Saved(Struct, frozen=True):
+    """`n_saved` tokens; `n_written` bytes newly written of `n_bytes` of the whole state."""
+
+    slot: int
+    name: str
+    n_saved: int
+    n_written: int
+    n_bytes: int
+    save_ms: float
+
+
+class Restored(Struct, frozen=True):
+    """`n_restored` tokens from `n_read` bytes; the time ends after evaluation."""
+
+    slot: int
+    name: str
+    n_restored: int
+    n_read: int
+    restore_ms: float
+
+
+class Erased(Struct, frozen=True):
+    """`n_erased` tokens are forgotten."""
+
+    slot: int
+    n_erased: int
+
+
+Done = Saved | Restored | Erased

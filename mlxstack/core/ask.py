@@ -1,0 +1,56 @@
+"""One generation request in tokens, as the scheduler and the engine see it."""
+
+from enum import IntEnum
+
+from msgspec import Struct
+
+
+class Priority(IntEnum):
+    """Lower goes first. Given by the endpoint or the key's tier, never by the body."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+class Sampling(Struct, frozen=True):
+    """How the next token is chosen. Neutral values switch a rule off.
+
+    `temperature` 0 is greedy; `logit_bias` holds (token, added logit) pairs; `window` is how
+    many last tokens the penalties look at; `top_logprobs` None asks for no logprobs at all.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    window: int = 64
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+
+
+class Ask(Struct, frozen=True):
+    """A prompt of tokens and how to go on from it.
+
+    `slot` pins the ask to a seat. `agent` names an explicit agent, whose asks run one after
+    another. `cuts` are token positions worth a checkpoint, ascending. `deadline` and `arrived`
+    are seconds of the monotonic clock. `salt` separates tenants' caches.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    eos: frozenset[int] = frozenset()
+    slot: int | None = None
+    agent: str | None = None
+    priority: Priority = Priority.NORMAL
+    use_cache: bool = True
+    cuts: tuple[int, ...] = ()
+    salt: str = ""
+    arrived: float = 0.0
+    deadline: float | None = None

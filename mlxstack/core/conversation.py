@@ -1,0 +1,58 @@
+"""A conversation as every dialect means it, before it becomes tokens."""
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Role(StrEnum):
+    """Who speaks. `developer` is folded into SYSTEM at the door."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolCall(Struct, frozen=True):
+    """A call the model made. `arguments` is an object; a string only if it would not parse."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class Message(Struct, frozen=True):
+    """One turn of speech. `tool_call_id` and `name` belong to role TOOL."""
+
+    role: Role
+    text: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class Tool(Struct, frozen=True):
+    """A function the model may call. A deferred tool is known to the parser, not to the prompt."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    is_deferred: bool = False
+
+
+class Conversation(Struct, frozen=True):
+    """What is rendered into a prompt.
+
+    `thinking` None means the preset's default; `template` holds extra variables for the
+    chat template; `continue_final` renders an open last assistant turn to be continued.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    thinking: bool | None = None
+    template: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False

@@ -1,0 +1,97 @@
+"""Everything that can go wrong, in words for people; the doors translate it into their dialects.
+
+StackError
+├── BadRequest             the caller sent something that cannot work
+│   ├── TooLong            the prompt does not fit the context of a slot
+│   ├── TooLarge           the body is bigger than the service accepts
+│   └── Unsupported        a feature that this model or preset does not serve
+├── Unauthorized           no key, or a wrong one
+├── Forbidden              a known caller, but not for this
+├── NotFound               no such file, agent, model or path
+├── Conflict               the thing is in a state that forbids the act
+├── Busy                   the queue is full; come back later
+│   └── OutOfMemory        the KV budget cannot hold this now
+├── Loading                the model is not there yet
+├── Broken                 the engine failed; the request was not at fault
+├── Damaged                a stored file is not what it claims to be
+└── SetupError             the preset or the machine cannot start this service
+"""
+
+
+class StackError(Exception):
+    """What happened, why, and what to do, in one sentence or two."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class BadRequest(StackError):
+    """`param` is the path of the offending field, such as `messages[0].content`."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TooLong(BadRequest):
+    """A prompt of `got` tokens against a context of `limit` tokens."""
+
+    def __init__(self, got: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {got} tokens, the context of a slot holds {limit}", "messages"
+        )
+        self.got = got
+        self.limit = limit
+
+
+class TooLarge(BadRequest):
+    """A body of more bytes than the service reads."""
+
+
+class Unsupported(BadRequest):
+    """A feature that is off, or that this model does not have."""
+
+
+class Unauthorized(StackError):
+    """No key, or a wrong one."""
+
+
+class Forbidden(StackError):
+    """A known caller who may not do this."""
+
+
+class NotFound(StackError):
+    """No such file, agent, model or path."""
+
+
+class Conflict(StackError):
+    """The thing is in a state that forbids the act."""
+
+
+class Busy(StackError):
+    """Nothing is wrong, but there is no room now; try again in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class OutOfMemory(Busy):
+    """The KV budget cannot hold this request beside the running ones."""
+
+
+class Loading(StackError):
+    """The model is still being loaded."""
+
+
+class Broken(StackError):
+    """The engine failed; the request was not at fault."""
+
+
+class Damaged(StackError):
+    """A stored file is truncated, altered, foreign, or of an unknown version."""
+
+
+class SetupError(StackError):
+    """The preset or the machine cannot start this service."""

@@ -1,0 +1,30 @@
+"""What is known of a model once it is loaded."""
+
+from msgspec import Struct, field
+
+from mlxstack.core.identity import Identity
+
+
+class SamplingDefaults(Struct, frozen=True):
+    """From the model's generation_config.json; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class ModelFacts(Struct, frozen=True):
+    """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory."""
+
+    id: str
+    path: str
+    identity: Identity
+    architecture: str
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    n_bytes: int
+    eos: frozenset[int]
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)

@@ -1,0 +1,83 @@
+"""The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Plane(Struct, frozen=True):
+    """One array as bytes, row-major, little-endian; `dtype` as in safetensors: "F16", "U32"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+class Blob(Struct, frozen=True):
+    """What one stored file holds: KV of the tokens [start, end) of a prefix.
+
+    `kind` is "segment" (sliceable layers) or "checkpoint" (the others, at exactly `end`).
+    `identity` is `Identity.key()`. `meta` is for the engine alone, opaque to the store.
+    """
+
+    key: str
+    kind: str
+    identity: str
+    start: int
+    end: int
+    planes: tuple[Plane, ...]
+    meta: str = ""
+
+
+class Vault(Protocol):
+    """Content-addressed blobs on disk. Every method may be called from any thread."""
+
+    def has(self, identity: str, key: str) -> bool:
+        """Whether a file of this key exists (not whether it is sound)."""
+        ...
+
+    def write(self, blob: Blob) -> int:
+        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+
+        Raises StackError when the disk refuses.
+        """
+        ...
+
+    def read(self, identity: str, key: str) -> Blob:
+        """The blob, checked. Raises NotFound or Damaged."""
+        ...
+
+
+class Manifest(Struct, frozen=True):
+    """A saved context: its tokens, and the blobs that hold their KV, in order."""
+
+    identity: str
+    tokens: tuple[int, ...]
+    segments: tuple[str, ...]
+    checkpoints: tuple[str, ...] = ()
+    n_bytes: int = 0
+
+
+class Shelf(Protocol):
+    """Named manifests of one directory: the slot files. Callable from any thread."""
+
+    def check(self, name: str) -> None:
+        """Raises BadRequest when `name` is not a safe file name."""
+        ...
+
+    def write(self, name: str, manifest: Manifest) -> int:
+        """Replace atomically and durably; bytes written."""
+        ...
+
+    def read(self, name: str) -> Manifest:
+        """Raises NotFound or Damaged."""
+        ...
+
+
+class TokenSource(Protocol):
+    """The least that decoding tokens into text needs."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens."""
+        ...

@@ -1,0 +1,161 @@
+"""A preset: which model, how many slots, how much context, which cache budget, which port.
+
+Strict: unknown keys and impossible values are refused where the file is read.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Percent = Annotated[float, Meta(gt=0, le=90)]
+
+
+class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """Base of every preset section."""
+
+
+class Kind(StrEnum):
+    """What a service is for."""
+
+    CHAT = "chat"
+    EMBEDDING = "embedding"
+
+
+class EvictionPolicy(StrEnum):
+    """Which parked segment goes first."""
+
+    LRU = "lru"
+    LRU_FREQUENCY = "lru_frequency"
+
+
+class ModelSpec(Strict, frozen=True):
+    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
+
+    id: str
+    revision: str | None = None
+    adapter: str | None = None
+    alias: str | None = None
+    trust_remote_code: bool = False
+
+
+class SlotSpec(Strict, frozen=True):
+    """`n_ctx` is tokens per slot; `save_path` is where slot files go (default: under the home)."""
+
+    count: Annotated[int, Meta(ge=1, le=256)] = 3
+    n_ctx: Annotated[int, Meta(ge=64)] = 8192
+    save_path: str | None = None
+    linger_s: Annotated[float, Meta(ge=0)] = 1.0
+
+
+class KVSpec(Strict, frozen=True):
+    """`bits` 16 keeps the model's own precision; `quantize_from` is a token position."""
+
+    bits: Annotated[int, Meta(ge=4, le=16)] = 16
+    group_size: Annotated[int, Meta(ge=32, le=128)] = 64
+    quantize_from: Natural = 0
+
+
+class BatchSpec(Strict, frozen=True):
+    """`enabled: false` decodes one slot at a time."""
+
+    enabled: bool = True
+    max_size: Count = 8
+
+
+class PaceSpec(Strict, frozen=True):
+    """`max_stall_ms` bounds the silence of a decoding agent while others prefill."""
+
+    max_stall_ms: Annotated[float, Meta(ge=10)] = 250.0
+    max_bite: Annotated[int, Meta(ge=16)] = 2048
+    aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
+
+
+class QueueSpec(Strict, frozen=True):
+    """`max_waiting` asks wait at most; a request may take `timeout_s` in all."""
+
+    max_waiting: Natural = 64
+    timeout_s: Seconds = 3600.0
+
+
+class WarmPrefix(Strict, frozen=True):
+    """A prefix to compute at start and pin by name; exactly one of the files is given."""
+
+    name: str
+    tokens_file: str | None = None
+    text_file: str | None = None
+    messages_file: str | None = None
+
+
+class DiskSpec(Strict, frozen=True):
+    """`max_bytes` of stored KV, and `max_age_s` seconds since last use; None is no bound."""
+
+    enabled: bool = True
+    max_bytes: Count | None = None
+    max_age_s: Seconds | None = None
+
+
+class MetricsSpec(Strict, frozen=True):
+    """A summary line every `log_interval` seconds."""
+
+    enabled: bool = True
+    log_interval: Seconds = 300.0
+
+
+class PrefixCacheSpec(Strict, frozen=True):
+    """The KV memory beside the live slots."""
+
+    enabled: bool = True
+    memory_budget_pct: Percent = 20.0
+    block_size: Annotated[int, Meta(ge=16, le=2048)] = 128
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU_FREQUENCY
+    max_entries: Count = 1000
+    warm_on_startup: bool = False
+    warm_prefixes: tuple[WarmPrefix, ...] = ()
+    disk: DiskSpec = field(default_factory=DiskSpec)
+    metrics: MetricsSpec = field(default_factory=MetricsSpec)
+
+
+class SamplingSpec(Strict, frozen=True):
+    """Defaults for requests that say nothing; None falls to the model's generation_config."""
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Natural | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    max_tokens: Count | None = None
+    thinking: bool | None = None
+
+
+class ServerSpec(Strict, frozen=True):
+    """Where the service listens, and its bounds."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 7109
+    api_keys: tuple[str, ...] = ()
+    strict_models: bool = False
+    max_body_bytes: Count = 64 * 1024 * 1024
+    startup_timeout_s: Seconds = 240.0
+    drain_s: Seconds = 10.0
+
+
+class Preset(Strict, frozen=True):
+    """One service. `when_to_use` is the line that `mlx-stack presets` shows."""
+
+    model: ModelSpec
+    name: str = ""
+    when_to_use: str = ""
+    kind: Kind = Kind.CHAT
+    slots: SlotSpec = field(default_factory=SlotSpec)
+    kv: KVSpec = field(default_factory=KVSpec)
+    batch: BatchSpec = field(default_factory=BatchSpec)
+    pace: PaceSpec = field(default_factory=PaceSpec)
+    queue: QueueSpec = field(default_factory=QueueSpec)
+    prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+    template: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The one MLX thread, and the only room that imports mlx."""

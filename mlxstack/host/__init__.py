@@ -1,0 +1,1 @@
+"""This computer: paths, processes, memory, presets."""

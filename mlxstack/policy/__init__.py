@@ -1,0 +1,1 @@
+"""Decisions, pure: no clock, no thread, no array."""

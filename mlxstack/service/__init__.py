@@ -1,0 +1,1 @@
+"""Asyncio use cases between the doors and the engine."""

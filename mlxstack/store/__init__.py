@@ -1,0 +1,1 @@
+"""Disk, bytes only."""

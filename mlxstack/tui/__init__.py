@@ -1,0 +1,1 @@
+"""The dashboard, a client like any other."""
