@@ -1,0 +1,64 @@
+"""The one door that all attention of slots passes, put into mlx-lm before its models load.
+
+mlx-lm's model files take `scaled_dot_product_attention` from `mlx_lm.models.base` by name when
+they are imported; replacing it there first is the only thing we touch in mlx-lm. See
+docs/decisions/0001-one-seam-in-mlx-lm.md.
+"""
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from mlxstack.engine.rows import KVView, Rows, row_of
+
+_original = base.scaled_dot_product_attention
+
+
+def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attention of (B, heads, 1, dim) queries, each over its own row's keys, without padding.
+
+    With an ordinary cache this is mlx-lm's own function, called unchanged.
+    """
+    if not isinstance(keys, Rows):
+        alone: mx.array = _original(
+            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+        )
+        return alone
+    outputs = [
+        _original(
+            queries[i : i + 1],
+            keys[i],
+            values[i],
+            cache=cache.caches[i] if isinstance(cache, KVView) else None,
+            scale=scale,
+            mask=row_of(mask, i),
+            sinks=sinks,
+        )
+        for i in range(len(keys))
+    ]
+    return mx.concatenate(outputs, axis=0)
+
+
+def install() -> None:
+    """Put `attend` in place. Asserts that no model module has taken the original before."""
+    if base.scaled_dot_product_attention is attend:
+        return
+    early = [
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("mlx_lm.models.")
+        and name != "mlx_lm.models.base"
+        and getattr(module, "scaled_dot_product_attention", None) is _original
+    ]
+    assert not early, f"imported before the engine: {', '.join(early)}"
+    base.scaled_dot_product_attention = attend

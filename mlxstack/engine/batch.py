@@ -1,0 +1,157 @@
+"""Decodes one token for every running slot at once, the next step always scheduled ahead."""
+
+from typing import Any
+
+import mlx.core as mx
+from msgspec import Struct
+
+from mlxstack.engine.context import Context
+from mlxstack.engine.rows import view
+from mlxstack.engine.sampling import Choice, Chooser
+
+
+class Row:
+    """A slot in the running batch. `feed` (1,) is its next input token, perhaps still lazy."""
+
+    def __init__(self, slot: int, context: Context, chooser: Chooser, last: int) -> None:
+        self.slot = slot
+        self.context = context
+        self.chooser = chooser
+        self.feed = mx.array([last])
+        self.pending: int | None = last
+        """The token of `feed` once its value is known; it enters the context when it is fed."""
+
+
+class Sampled(Struct, frozen=True):
+    """What a row chose in one step."""
+
+    row: Row
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Flight(Struct, frozen=True):
+    """A step that was scheduled but not read yet."""
+
+    rows: tuple[Row, ...]
+    choices: tuple[Choice, ...]
+
+
+class Batch:
+    """The running rows. Joining and leaving touch nobody else's arrays.
+
+    `is_batching` False decodes row by row, each on its own caches: for models that the row
+    view does not serve.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._flight: Flight | None = None
+        self.rows: list[Row] = []
+        self.is_batching = True
+        self.n_calls = 0
+        self.n_rows = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a row to feed or a step to read."""
+        return bool(self.rows or self._flight)
+
+    def join(self, row: Row) -> None:
+        """The row takes part from the next step on."""
+        self.rows.append(row)
+
+    def leave(self, slot: int) -> None:
+        """The slot's row takes no further part; its context holds every token read so far."""
+        self.rows = [row for row in self.rows if row.slot != slot]
+
+    def step(self) -> list[Sampled]:
+        """Schedule the next step, then read the one before. The first call reads nothing."""
+        landed, self._flight = self._flight, self._launch()
+        return self._land(landed)
+
+    def settle(self) -> list[Sampled]:
+        """Read the scheduled step without scheduling another; afterwards nothing is in flight."""
+        landed, self._flight = self._flight, None
+        return self._land(landed)
+
+    def reset(self) -> None:
+        """Forget all rows and whatever is in flight."""
+        self.rows = []
+        self._flight = None
+
+    def _launch(self) -> Flight | None:
+        if not self.rows:
+            return None
+        rows = tuple(self.rows)
+        logits = self._forward(rows)
+        choices = _choose(rows, logits)
+        for row, choice in zip(rows, choices, strict=True):
+            if row.pending is not None:
+                row.context.extend([row.pending])
+                row.pending = None
+            row.feed = choice.token
+        mx.async_eval(
+            [  # type: ignore[no-untyped-call]
+                a for choice in choices for a in _arrays(choice)
+            ]
+        )
+        return Flight(rows, choices)
+
+    def _forward(self, rows: tuple[Row, ...]) -> mx.array:
+        self.n_rows += len(rows)
+        if len(rows) == 1 or not self.is_batching:
+            self.n_calls += len(rows)
+            each = [self._model(r.feed[None], cache=r.context.caches)[:, -1] for r in rows]
+            return mx.concatenate(each) if len(each) > 1 else each[0]
+        self.n_calls += 1
+        views = [view(caches) for caches in zip(*(r.context.caches for r in rows), strict=True)]
+        tokens = mx.concatenate([row.feed for row in rows])[:, None]
+        logits: mx.array = self._model(tokens, cache=views)[:, -1]
+        return logits
+
+    def _land(self, flight: Flight | None) -> list[Sampled]:
+        if flight is None:
+            return []
+        mx.eval([choice.token for choice in flight.choices])
+        ahead = {id(row) for row in self._flight.rows} if self._flight else set()
+        running = {id(row) for row in self.rows}
+        sampled = []
+        for row, choice in zip(flight.rows, flight.choices, strict=True):
+            if id(row) not in running and id(row) not in ahead:
+                continue
+            token = int(choice.token.item().real)
+            if id(row) in ahead:
+                row.context.extend([token])
+            else:
+                row.pending = token
+            if id(row) in running:
+                sampled.append(Sampled(row, token, *_numbers(choice)))
+        return sampled
+
+
+def _choose(rows: tuple[Row, ...], logits: mx.array) -> tuple[Choice, ...]:
+    if all(row.chooser.is_plain for row in rows):
+        tokens = mx.argmax(logits, axis=-1)
+        return tuple(Choice(tokens[i : i + 1]) for i in range(len(rows)))
+    return tuple(
+        Choice(mx.argmax(logits[i : i + 1], axis=-1))
+        if row.chooser.is_plain
+        else row.chooser.choose(logits[i : i + 1])
+        for i, row in enumerate(rows)
+    )
+
+
+def _arrays(choice: Choice) -> list[mx.array]:
+    extra = [] if choice.logprob is None else [choice.logprob]
+    return [choice.token, *extra, *(choice.top or ())]
+
+
+def _numbers(choice: Choice) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    logprob = None if choice.logprob is None else float(choice.logprob.item().real)
+    if choice.top is None:
+        return logprob, ()
+    tokens: Any = choice.top[0].tolist()
+    values: Any = choice.top[1].tolist()
+    return logprob, tuple(zip(tokens, values, strict=True))

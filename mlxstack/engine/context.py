@@ -1,0 +1,229 @@
+"""A context: the live caches of a slot, one per layer, plus the exact tokens they contain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from msgspec import Struct
+
+from mlxstack.engine import layers
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.layers import Frozen
+from mlxstack.policy.prefix import common_prefix
+
+MOST_CHECKPOINTS = 8
+
+
+class Checkpoint(Struct, frozen=True):
+    """The stateful layers, in order, after exactly `position` tokens."""
+
+    position: int
+    frozen: tuple[Frozen, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(a.nbytes for f in self.frozen for a in f.arrays if a is not None)
+
+
+class Stored(Struct, frozen=True):
+    """A segment on disk that holds this context's tokens from `start` on."""
+
+    key: str
+    start: int
+    end: int
+    n_bytes: int
+
+
+class Context:
+    """Owned by one slot and changed by the MLX thread only.
+
+    `tokens[i]` is the token whose KV stands at position i. `checkpoints` are ascending and lie
+    within `tokens`; a context whose layers are all sliceable needs none. `stored` segments are
+    ascending from 0 without gaps; the last one may reach past a rewound end. `salt` is the
+    tenant whose tokens these are.
+    """
+
+    def __init__(self, maker: CacheMaker) -> None:
+        self._maker = maker
+        self.caches: list[Any] = maker.make()
+        self.tokens: list[int] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.stored: list[Stored] = []
+        self.version = 0
+        self.salt = ""
+        self.floor = 0
+        """Below this position only 0 can be reached: the KV there is no longer as when computed."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Every layer's cache, lists of caches opened up."""
+        return list(layers.leaves(self.caches))
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether every layer can be cut anywhere, now and later."""
+        return all(layers.is_sliceable(leaf) for leaf in self.leaves)
+
+    @property
+    def is_storable(self) -> bool:
+        """Whether every layer is of a kind that can be stored and rebuilt."""
+        return all(layers.is_sliceable(leaf) or layers.is_stateful(leaf) for leaf in self.leaves)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the live caches and the checkpoints."""
+        live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
+        return live + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.caches = self._maker.make()
+        self.tokens = []
+        self.version += 1
+        self.checkpoints = []
+        self.stored = []
+        self.salt = ""
+        self.floor = 0
+
+    @property
+    def turning_point(self) -> int:
+        """The position at which the KV is quantised; 0 if it never is, or from the start."""
+        return self._maker.turning_point
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The model has just put the KV of these tokens into the caches."""
+        self.tokens.extend(tokens)
+        self.version += 1
+        self.quantise_if_due()
+
+    def fresh(self) -> "Context":
+        """An empty context for the same model."""
+        return Context(self._maker)
+
+    def become(self, other: "Context") -> None:
+        """Take over everything of a context that is not used any more."""
+        self.caches, self.tokens = other.caches, other.tokens
+        self.checkpoints, self.stored = other.checkpoints, other.stored
+        self.salt, self.floor = other.salt, other.floor
+        self.version += 1
+
+    def quantise_if_due(self) -> None:
+        """Quantise the KV once the preset's turning point is reached."""
+        due = self._maker.turning_point
+        if due and not self.floor and len(self.tokens) >= due:
+            self.caches = self._maker.quantise(self.caches)
+            self.evaluate()
+            self._mark_floor()
+
+    def reach(self, position: int) -> int:
+        """Where `rewind(position)` would end: the last point up to it that can be rebuilt."""
+        position = min(position, len(self.tokens))
+        if position == len(self.tokens):
+            return position
+        if position < self.floor:
+            return 0
+        if all(layers.can_cut(leaf) for leaf in self.leaves):
+            return position
+        return max((c.position for c in self.checkpoints if c.position <= position), default=0)
+
+    def shared(self, tokens: Sequence[int], salt: str) -> int:
+        """How many first tokens of a prompt could be taken from here; one is left to compute."""
+        if salt != self.salt or len(tokens) < 2:
+            return 0
+        return self.reach(min(common_prefix(self.tokens, tokens), len(tokens) - 1))
+
+    def rewind(self, position: int) -> int:
+        """Drop the last tokens down to `reach(position)`, which is returned."""
+        position = self.reach(position)
+        if position == len(self.tokens):
+            return position
+        if position == 0:
+            self.clear()
+            return 0
+        checkpoint = next((c for c in self.checkpoints if c.position == position), None)
+        is_cut = all(layers.can_cut(leaf) for leaf in self.leaves)
+        for leaf in self.leaves:
+            if is_cut or layers.is_sliceable(leaf):
+                leaf.trim(len(self.tokens) - position)
+        if not is_cut and checkpoint is not None:
+            self._thaw(checkpoint)
+        del self.tokens[position:]
+        self.version += 1
+        self.checkpoints = [c for c in self.checkpoints if c.position <= position]
+        self.stored = [s for s in self.stored if s.start < position]
+        return position
+
+    def checkpoint(self) -> None:
+        """Freeze the stateful layers here; of too many, the second goes (the head is shared)."""
+        if self.is_sliceable or not self.is_storable:
+            return
+        if self.checkpoints and self.checkpoints[-1].position == len(self.tokens):
+            return
+        frozen = tuple(layers.freeze(leaf) for leaf in self.leaves if layers.is_stateful(leaf))
+        mx.eval([a for f in frozen for a in f.arrays if a is not None])
+        self.checkpoints.append(Checkpoint(len(self.tokens), frozen))
+        if len(self.checkpoints) > MOST_CHECKPOINTS:
+            del self.checkpoints[1]
+
+    def adopt(
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Sequence[Sequence[mx.array]]],
+        checkpoints: Sequence[Checkpoint],
+    ) -> None:
+        """Become the context of `tokens`: `spans[i]` are the spans of the i-th sliceable layer.
+
+        The last checkpoint must stand at the end when a layer is stateful.
+        """
+        self.clear()
+        self.caches = self._maker.make(len(tokens))
+        sliceable = [leaf for leaf in self.leaves if layers.is_sliceable(leaf)]
+        for leaf, parts in zip(sliceable, spans, strict=True):
+            layers.rebuild(leaf, parts)
+        if checkpoints:
+            self._thaw(checkpoints[-1])
+        self.tokens = list(tokens)
+        self.checkpoints = list(checkpoints)
+        self._mark_floor()
+        self.evaluate()
+
+    def copy_from(self, other: "Context", position: int) -> int:
+        """Become a copy of the first `other.reach(position)` tokens of another context."""
+        position = other.reach(position)
+        if position == 0:
+            self.clear()
+            return 0
+        end = position
+        if not other.is_sliceable and all(c.position != position for c in other.checkpoints):
+            other.checkpoint()
+            end = len(other.tokens)
+        sliceable = [leaf for leaf in other.leaves if layers.is_sliceable(leaf)]
+        self.adopt(
+            other.tokens[:end],
+            [[layers.span(leaf, 0, end)] for leaf in sliceable],
+            [c for c in other.checkpoints if c.position <= end],
+        )
+        self.salt, self.stored = other.salt, list(other.stored)
+        return self.rewind(position)
+
+    def evaluate(self) -> None:
+        """Compute everything that is still lazy in the caches."""
+        mx.eval([a for leaf in self.leaves for _, a in tree_flatten(leaf.state) if _is_array(a)])
+
+    def _mark_floor(self) -> None:
+        due = self._maker.turning_point
+        self.floor = due if len(self.tokens) >= due else 0
+
+    def _thaw(self, checkpoint: Checkpoint) -> None:
+        stateful = [leaf for leaf in self.leaves if layers.is_stateful(leaf)]
+        for leaf, frozen in zip(stateful, checkpoint.frozen, strict=True):
+            layers.thaw(leaf, frozen)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, mx.array)

@@ -1,0 +1,128 @@
+"""What can be done with one layer's cache: cut out a span, rebuild from spans, freeze, thaw.
+
+Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
+ones (sliding window, recurrent) can only be frozen as they are at one exact position.
+A kind that is neither is never stored or rewound: fail closed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+from msgspec import Struct
+
+STEP = KVCache.step
+
+
+class Frozen(Struct, frozen=True):
+    """A stateful layer at one position: detached arrays (None where unset) and its numbers."""
+
+    arrays: tuple[Any, ...]
+    numbers: tuple[int, ...] = ()
+
+
+def leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches of all layers in order, lists of caches opened up."""
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from leaves(cache.caches)
+        else:
+            yield cache
+
+
+def is_sliceable(leaf: Any) -> bool:
+    """Whether tokens can be cut off or out of this cache."""
+    return type(leaf) in (KVCache, QuantizedKVCache)
+
+
+def is_stateful(leaf: Any) -> bool:
+    """Whether this cache can be frozen and thawed as a whole."""
+    return type(leaf) in (RotatingKVCache, ArraysCache)
+
+
+def can_cut(leaf: Any) -> bool:
+    """Whether this cache can drop its last tokens now; a window can until it has wrapped."""
+    return is_sliceable(leaf) or (isinstance(leaf, RotatingKVCache) and bool(leaf.is_trimmable()))
+
+
+def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
+    """The parts (1, heads, stop - start, dim) of a sliceable cache for these tokens, lazily."""
+    if leaf.keys is None:
+        return []
+    if isinstance(leaf, QuantizedKVCache):
+        return [a[..., start:stop, :] for a in (*leaf.keys, *leaf.values)]
+    return [leaf.keys[..., start:stop, :], leaf.values[..., start:stop, :]]
+
+
+def n_parts(leaf: Any) -> int:
+    """How many arrays `span` gives for this kind of cache."""
+    return 6 if isinstance(leaf, QuantizedKVCache) else 2
+
+
+def rebuild(leaf: Any, spans: Sequence[Sequence[mx.array]]) -> None:
+    """Fill an empty sliceable cache with spans in order; each span holds the parts as `span`.
+
+    Room for the next tokens is added at once, so that the first one does not copy it all.
+    """
+    joined = [_join(parts) for parts in zip(*spans, strict=True)]
+    n_tokens = sum(parts[0].shape[2] for parts in spans)
+    if isinstance(leaf, QuantizedKVCache):
+        leaf.keys, leaf.values = list(joined[:3]), list(joined[3:])
+    else:
+        leaf.keys, leaf.values = joined
+    leaf.offset = n_tokens
+
+
+def freeze(leaf: Any) -> Frozen:
+    """The state of a stateful cache now, detached from it. A window is cut back to its size."""
+    if isinstance(leaf, ArraysCache):
+        return Frozen(tuple(None if a is None else _detach(a) for a in leaf.cache))
+    numbers = (leaf.offset, leaf.keep, leaf.max_size)
+    if leaf.keys is None:
+        return Frozen((None, None), numbers)
+    return Frozen((_window(leaf, leaf.keys), _window(leaf, leaf.values)), numbers)
+
+
+def thaw(leaf: Any, frozen: Frozen) -> None:
+    """Put a frozen state into a cache of the same kind; the frozen arrays stay untouched."""
+    # A new array object each: slice assignment changes the object it is called on.
+    arrays = [None if a is None else mx.array(a) for a in frozen.arrays]
+    if isinstance(leaf, ArraysCache):
+        leaf.cache = arrays
+        return
+    leaf.keys, leaf.values = arrays
+    leaf.offset, leaf.keep, leaf.max_size = frozen.numbers
+    leaf._idx = 0 if leaf.keys is None else leaf.keys.shape[2]
+
+
+def n_bytes(leaf: Any) -> int:
+    """Bytes allocated by this cache."""
+    return 0 if leaf.empty() else int(leaf.nbytes)
+
+
+def _join(parts: Sequence[mx.array]) -> mx.array:
+    n_tokens = sum(part.shape[2] for part in parts)
+    shape = list(parts[0].shape)
+    shape[2] = -n_tokens % STEP or STEP
+    return mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2)
+
+
+def _window(leaf: Any, array: mx.array) -> mx.array:
+    ordered = leaf._temporal_order(array)
+    surplus = ordered.shape[2] - leaf.max_size
+    if surplus > 0:
+        head = [ordered[..., : leaf.keep, :]] if leaf.keep else []
+        ordered = mx.concatenate([*head, ordered[..., surplus + leaf.keep :, :]], axis=2)
+    return _detach(ordered)
+
+
+def _detach(array: mx.array) -> mx.array:
+    """A copy with a buffer of its own: a slice would keep all of the original alive."""
+    return mx.concatenate([array, array[:0]], axis=0)

@@ -1,0 +1,53 @@
+"""An ask while it is being served: its clockwork, and what it has cost so far."""
+
+from mlxstack.core.ask import Ask
+from mlxstack.core.event import FinishReason, Miss, Source, Work
+from mlxstack.core.snapshot import AskState
+
+
+class Live:
+    """Owned by the MLX thread. Times are seconds of the monotonic clock."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.state = AskState.WAITING
+        self.slot: int | None = None
+        self.n_cached = 0
+        self.source = Source.NONE
+        self.miss: Miss | None = None
+        self.n_generated = 0
+        self.seated_at = ask.arrived
+        self.running_at = 0.0
+        self.first_at = 0.0
+        self.prefill_s = 0.0
+        self.saved_s = 0.0
+
+    def choose(self, token: int, now: float, n_ctx: int) -> FinishReason | None:
+        """Count a sampled token; the reason if it is the last one of this ask.
+
+        `n_ctx` tokens fit the slot, prompt and answer together.
+        """
+        if self.n_generated == 0:
+            self.first_at = now
+        self.n_generated += 1
+        if token in self.ask.eos:
+            return FinishReason.EOS
+        if self.n_generated >= self.ask.max_tokens:
+            return FinishReason.LENGTH
+        if len(self.ask.tokens) + self.n_generated >= n_ctx:
+            return FinishReason.CONTEXT
+        return None
+
+    def work(self, now: float) -> Work:
+        """What this ask cost until now."""
+        arrived = self.ask.arrived
+        return Work(
+            n_prompt=len(self.ask.tokens),
+            n_cached=self.n_cached,
+            n_generated=self.n_generated,
+            queued_s=max(0.0, self.seated_at - arrived),
+            prefill_s=self.prefill_s,
+            decode_s=max(0.0, now - self.running_at) if self.running_at else 0.0,
+            ttft_s=max(0.0, self.first_at - arrived) if self.first_at else 0.0,
+            saved_s=self.saved_s,
+        )

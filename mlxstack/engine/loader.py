@@ -1,0 +1,132 @@
+"""Loads a model by mlx-lm, finds out what its KV depends on, and makes caches for slots."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import xxhash
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_utils
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.identity import Identity
+from mlxstack.core.model import ModelFacts, SamplingDefaults
+from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.demo import MODEL_DIR
+
+CHUNK = 1 << 22
+BLOB = re.compile(r"[0-9a-f]{64}")
+
+
+class Loaded(Struct, frozen=True):
+    """A model in memory with its tokenizer (mlx-lm's wrapper) and what is known of it."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+
+
+def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
+    """Load weights and tokenizer, on the calling thread. Raises SetupError in plain words.
+
+    On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
+    half-precision matrices on a CPU an order of magnitude slower.
+    """
+    path = locate(spec)
+    try:
+        model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
+        if spec.adapter is not None:
+            model = mlx_utils.load_adapters(model, spec.adapter)
+            model.eval()
+        tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
+    if not has_gpu():
+        model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+    return Loaded(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
+
+
+def has_gpu() -> bool:
+    """Whether MLX computes on a GPU here."""
+    return bool(mx.default_device().type == mx.DeviceType.gpu)
+
+
+def locate(spec: ModelSpec) -> Path:
+    """The folder of the model: the embedded one, a local folder, or the hub's snapshot.
+
+    Raises SetupError when there is no such model.
+    """
+    if spec.id == "demo":
+        return MODEL_DIR
+    local = Path(spec.id).expanduser()
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise SetupError(f"the folder {local} holds no config.json, so it is no model")
+        return local
+    if spec.id.startswith(("/", "./", "../", "~")):
+        raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
+    try:
+        return Path(mlx_utils._download(spec.id, revision=spec.revision))
+    except Exception as error:
+        raise SetupError(
+            f"the model {spec.id} is neither a folder nor to be had from the hub: {error}"
+        ) from error
+
+
+def weights_digest(path: Path) -> str:
+    """A digest of all weight files: their hub blob names where there are any, else their bytes."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(path.glob("*.safetensors")):
+        blob = file.resolve().name
+        digest.update(file.name.encode())
+        digest.update(blob.encode() if BLOB.fullmatch(blob) else _bytes_digest(file))
+    digest.update(json.dumps(mlx_utils.load_config(path), sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _bytes_digest(file: Path) -> bytes:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _facts(
+    spec: ModelSpec, kv: KVSpec, path: Path, config: dict[str, Any], model: Any, tokenizer: Any
+) -> ModelFacts:
+    text = config.get("text_config") or config
+    parameters = [p for _, p in tree_flatten(model.parameters())]
+    identity = Identity(
+        model=spec.id,
+        weights=weights_digest(path),
+        adapter=weights_digest(Path(spec.adapter)) if spec.adapter else "",
+        kv_bits=kv.bits,
+    )
+    return ModelFacts(
+        id=spec.alias or spec.id,
+        path=str(path),
+        identity=identity,
+        architecture=str(config.get("model_type", "")),
+        n_vocab=int(text.get("vocab_size") or tokenizer.vocab_size),
+        n_ctx_train=int(text.get("max_position_embeddings") or 0),
+        n_params=sum(p.size for p in parameters),
+        n_bytes=sum(p.nbytes for p in parameters),
+        eos=frozenset(tokenizer.eos_token_ids),
+        defaults=_sampling_defaults(path),
+    )
+
+
+def _sampling_defaults(path: Path) -> SamplingDefaults:
+    try:
+        found = json.loads((path / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return SamplingDefaults()
+    if found.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0)
+    known = SamplingDefaults.__struct_fields__
+    return SamplingDefaults(**{name: found[name] for name in known if name in found})

@@ -1,0 +1,66 @@
+"""Draws the snapshot of the engine that every other thread may read."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+
+from mlxstack.core.snapshot import AskState, Counters, SlotView, Snapshot, WaitingView
+from mlxstack.engine.context import Context
+from mlxstack.engine.live import Live
+from mlxstack.policy.desk import ACTIVE, Desk, Seat
+
+
+def draw(
+    desk: Desk,
+    slots: Sequence[Context],
+    shown: Mapping[int, Live],
+    counters: Counters,
+    n_ctx: int,
+    turn: int,
+) -> Snapshot:
+    """`shown` holds for each slot the ask in it, or the last one that was."""
+    now = time.monotonic()
+    views = tuple(
+        _slot(seat, slots[seat.id], shown.get(seat.id), n_ctx, now) for seat in desk.seats
+    )
+    waiting = tuple(
+        WaitingView(t.ask, t.agent, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
+        for t in desk.waiting
+    )
+    return Snapshot(
+        at=now,
+        turn=turn,
+        slots=views,
+        waiting=waiting,
+        counters=counters,
+        active_bytes=mx.get_active_memory(),
+        kv_bytes=sum(view.n_bytes for view in views),
+    )
+
+
+def _slot(seat: Seat, context: Context, live: Live | None, n_ctx: int, now: float) -> SlotView:
+    idle = 0.0 if seat.state in ACTIVE else max(0.0, now - seat.last_used)
+    empty = SlotView(id=seat.id, n_ctx=n_ctx, n_tokens=len(context), n_bytes=context.n_bytes)
+    if live is None:
+        return empty
+    running_s = now - live.running_at if live.running_at else 0.0
+    is_active = seat.state in ACTIVE
+    return SlotView(
+        id=seat.id,
+        n_ctx=n_ctx,
+        state=live.state,
+        ask=live.ask.id,
+        agent=live.ask.agent,
+        n_tokens=len(context),
+        n_prompt=len(live.ask.tokens),
+        n_done=seat.position if live.state is AskState.PREFILLING else len(live.ask.tokens),
+        n_cached=live.n_cached,
+        n_decoded=live.n_generated,
+        n_remain=max(0, live.ask.max_tokens - live.n_generated),
+        tps=live.n_generated / running_s if is_active and running_s > 0 else 0.0,
+        n_bytes=context.n_bytes,
+        idle_s=idle,
+        is_used=True,
+        miss=live.miss,
+    )

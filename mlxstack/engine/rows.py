@@ -1,0 +1,133 @@
+"""Thin views over the caches of the running slots, one per layer, for one decode step.
+
+Every slot keeps its own mlx-lm caches; a view hands each row of the batch to its own cache and
+gives the model what it expects of a single one. Nothing is merged, padded or copied.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+
+class Rows(mx.array):
+    """One array per row of the batch, of different lengths; stands in for a stacked one.
+
+    Latent attention (MLA) multiplies queries by keys outside of the attention function, so
+    transposing and multiplying from the left work row by row. It is a subclass of `mx.array`
+    because only then does Python ask `__rmatmul__` before the left operand's `__matmul__`.
+    """
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        super().__init__(0)
+        self.arrays = list(arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.arrays[index]
+
+    def swapaxes(self, one: int, other: int) -> "Rows":  # type: ignore[override]
+        """As `mx.array.swapaxes`."""
+        return Rows([array.swapaxes(one, other) for array in self.arrays])
+
+    def __rmatmul__(self, left: mx.array) -> "Rows":
+        return Rows([left[i : i + 1] @ array for i, array in enumerate(self.arrays)])
+
+
+def row_of(value: Any, index: int) -> Any:
+    """Row `index` of a per-row value; a value without rows (None, "causal") is the same for all."""
+    if isinstance(value, Rows):
+        return value[index]
+    if isinstance(value, mx.array) and value.ndim == 4 and value.shape[0] > 1:
+        return value[index : index + 1]
+    return value
+
+
+class KVView:
+    """A layer's KV caches of any kind, one per row: rotating, quantised, plain, mixed."""
+
+    def __init__(self, caches: Sequence[Any]) -> None:
+        self.caches = list(caches)
+        self.offset = mx.array([cache.offset for cache in self.caches])
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Rows, Rows]:
+        """Append (B, heads, 1, dim) row by row; the full keys and values of every row."""
+        pairs = [
+            cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
+            for i, cache in enumerate(self.caches)
+        ]
+        return Rows([pair[0] for pair in pairs]), Rows([pair[1] for pair in pairs])
+
+    def keys_and_values(self) -> tuple[Rows, Rows]:
+        """What the owner layer has stored, for layers that share its KV."""
+        pairs = [cache.keys_and_values() for cache in self.caches]
+        return Rows([pair[0] for pair in pairs]), Rows([pair[1] for pair in pairs])
+
+    def make_mask(self, n: int, **options: Any) -> Rows | None:
+        """One mask per row, or None when no row needs one."""
+        masks = [cache.make_mask(n, **options) for cache in self.caches]
+        return None if all(mask is None for mask in masks) else Rows(masks)
+
+
+class StateView:
+    """A layer's recurrent state: gathered when read, scattered when written. Fixed size."""
+
+    lengths = None
+    left_padding = None
+
+    def __init__(self, caches: Sequence[ArraysCache]) -> None:
+        self.caches = list(caches)
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        states = [cache[index] for cache in self.caches]
+        known = next((state for state in states if state is not None), None)
+        if known is None:
+            return None
+        filled = [mx.zeros_like(known) if state is None else state for state in states]
+        return mx.concatenate(filled, axis=0)
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        for i, cache in enumerate(self.caches):
+            cache[index] = value[i : i + 1]
+
+    def advance(self, n: int) -> None:
+        """Nothing to do: there is no padding to walk through."""
+
+    def make_mask(self, n: int) -> None:
+        """No row is padded."""
+
+
+class ListView:
+    """A layer with several caches, such as attention beside a state space model."""
+
+    def __init__(self, caches: Sequence[CacheList]) -> None:
+        width = len(caches[0].caches)
+        self.views = [view([cache[i] for cache in caches]) for i in range(width)]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.views[index]
+
+
+PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache)
+
+
+def view(caches: Sequence[Any]) -> Any:
+    """The view over one layer's caches. Raises TypeError for a kind that has none."""
+    first = caches[0]
+    if isinstance(first, PER_ROW):
+        return KVView(caches)
+    if isinstance(first, ArraysCache):
+        return StateView(caches)
+    if isinstance(first, CacheList):
+        return ListView(caches)
+    raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")

@@ -1,0 +1,264 @@
+"""The engine: one thread that owns MLX, fed through an inbox, answering with events.
+
+Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import mlx.core as mx
+from msgspec.structs import replace
+
+from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.ask import Ask
+from mlxstack.core.errors import BadRequest, Broken, StackError
+from mlxstack.core.model import ModelFacts
+from mlxstack.core.ports import Shelf, Vault
+from mlxstack.core.preset import Preset
+from mlxstack.core.snapshot import Snapshot
+from mlxstack.engine import loader
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.check import Verdict, self_check
+from mlxstack.engine.context import Context
+from mlxstack.engine.keeper import Fetched, Keeper
+from mlxstack.engine.turns import Deliver, Turns
+from mlxstack.policy.pacing import Pace
+from mlxstack.policy.scheduler import Limits
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 3
+"""So many broken turns in a row mean that the engine itself is broken."""
+
+Message = Callable[[], None]
+
+
+class Engine:
+    """Thread-safe: every public method may be called from any thread."""
+
+    def __init__(self, preset: Preset, vault: Vault, shelf: Shelf, deliver: Deliver) -> None:
+        self._preset = preset
+        self._vault = vault
+        self._shelf = shelf
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._snapshot = Snapshot()
+        self._loaded: Future[ModelFacts] = Future()
+        self._stopped: Future[None] = Future()
+        self._drain_until: float | None = None
+        self._turned_at = time.monotonic()
+        self._has_work = False
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+        self._turns: Turns
+        self._keeper: Keeper
+        self.tokenizer: Any = None
+
+    def start(self) -> Future[ModelFacts]:
+        """Load the model on the MLX thread. The future raises SetupError when that fails."""
+        self._thread.start()
+        return self._loaded
+
+    def submit(self, ask: Ask) -> None:
+        """Events of this ask come through `deliver`, ending with Finished or Failed."""
+        self._post(lambda: self._turns.submit(ask))
+
+    def cancel(self, ask_id: str) -> None:
+        """Leads to Finished(CANCELLED), unless the ask is over already."""
+        self._post(lambda: self._turns.cancel(ask_id))
+
+    def act(self, act: Act) -> Future[Done]:
+        """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
+        future: Future[Done] = Future()
+        if not 0 <= act.slot < self._preset.slots.count:
+            future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
+            return future
+        self._post(lambda: self._turns.when_idle(f"{id(future)}", act.slot, begin))
+
+        def begin(context: Context) -> None:
+            self._begin(act, context, future)
+
+        return future
+
+    def snapshot(self) -> Snapshot:
+        """The state after the last turn, an immutable value."""
+        return self._snapshot
+
+    def stalled_s(self) -> float:
+        """Seconds without a finished turn while there is work; 0 when idle."""
+        return time.monotonic() - self._turned_at if self._has_work else 0.0
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, drain_s: float) -> Future[None]:
+        """Let running asks finish for at most `drain_s` seconds, then end the thread."""
+        until = time.monotonic() + drain_s
+        self._post(lambda: setattr(self, "_drain_until", until))
+        return self._stopped
+
+    def _post(self, message: Message) -> None:
+        self._has_work = True
+        self._inbox.put(message)
+
+    def _run(self) -> None:
+        try:
+            self._live()
+        finally:
+            # Without this MLX aborts the process at exit: its stream threads are still running.
+            mx.clear_streams()
+            self._stopped.set_result(None)
+
+    def _live(self) -> None:
+        try:
+            facts = self._load()
+        except Exception as error:
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(facts)
+        try:
+            self._serve()
+        finally:
+            self._keeper.close()
+
+    def _load(self) -> ModelFacts:
+        preset = self._preset
+        loaded = loader.load(preset.model, preset.kv)
+        maker = CacheMaker(loaded.model, preset.kv)
+        verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
+        facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
+        self.tokenizer = loaded.tokenizer
+        self._turns = Turns(
+            loaded.model, maker, preset.slots.count, preset.slots.n_ctx, limits_of(preset)
+        )
+        self._turns.batch.is_batching = verdict.is_batching
+        if verdict.why_not:
+            log.warning("decoding slot by slot: %s", verdict.why_not)
+        self._keeper = Keeper(self._vault, self._shelf, facts.identity.key())
+        self._verdict = verdict
+        self._publish()
+        return facts
+
+    def _serve(self) -> None:
+        n_failures = 0
+        while not self._is_done():
+            self._listen()
+            try:
+                self._turns.turn(self._deliver)
+                n_failures = 0
+            except Exception as error:
+                n_failures += 1
+                log.exception("a turn broke")
+                self._turns.fail_all(Broken(f"the engine broke and was reset: {error}"))
+                self._turns.flush(self._deliver)
+                if n_failures >= MOST_FAILURES:
+                    raise
+            self._publish()
+
+    def _listen(self) -> None:
+        """Take everything from the inbox; wait for something when there is nothing to do."""
+        if not self._turns.has_work and self._inbox.empty():
+            mx.clear_cache()
+            self._has_work = False
+            self._obey(self._inbox.get())
+        while not self._inbox.empty():
+            self._obey(self._inbox.get_nowait())
+
+    def _obey(self, message: Message) -> None:
+        self._has_work = True
+        self._turned_at = time.monotonic()
+        message()
+
+    def _is_done(self) -> bool:
+        if self._drain_until is None:
+            return False
+        if time.monotonic() >= self._drain_until:
+            self._turns.fail_all(Broken("the service is stopping"))
+            self._turns.flush(self._deliver)
+        return not self._turns.has_work
+
+    def _publish(self) -> None:
+        self._turned_at = time.monotonic()
+        self._has_work = self._turns.has_work or not self._inbox.empty()
+        self._snapshot = replace(
+            self._turns.snapshot(),
+            is_batching=self._verdict.is_batching and self._preset.batch.enabled,
+            why_not_batching=self._verdict.why_not,
+        )
+
+    def _begin(self, act: Act, context: Context, future: "Future[Done]") -> None:
+        try:
+            if isinstance(act, EraseSlot):
+                n_erased = len(context)
+                context.clear()
+                self._turns.release(act.slot)
+                self._publish()
+                future.set_result(Erased(act.slot, n_erased))
+            elif isinstance(act, SaveSlot):
+                saving = self._keeper.save(context, act.slot, act.name)
+                self._turns.release(act.slot)
+                _chain(saving, future)
+            elif isinstance(act, RestoreSlot):
+                fetching = self._keeper.fetch(act.name)
+                fetching.add_done_callback(
+                    lambda done: self._post(lambda: self._finish_restore(act, done, future))
+                )
+        except StackError as error:
+            self._turns.release(act.slot)
+            future.set_exception(error)
+
+    def _finish_restore(
+        self, act: RestoreSlot, done: "Future[Fetched]", future: "Future[Done]"
+    ) -> None:
+        context = self._turns.slots[act.slot]
+        try:
+            fetched = done.result()
+            n_tokens = len(fetched.manifest.tokens)
+            if n_tokens > self._preset.slots.n_ctx:
+                raise BadRequest(
+                    f"{act.name} holds {n_tokens} tokens, a slot {self._preset.slots.n_ctx}"
+                )
+            restored = self._keeper.install(context, fetched, act.slot)
+        except Exception as error:
+            self._turns.release(act.slot)
+            future.set_exception(error)
+            return
+        self._turns.release(act.slot)
+        self._publish()
+        future.set_result(restored)
+
+
+def limits_of(preset: Preset) -> Limits:
+    """The scheduler's limits as the preset states them."""
+    block = preset.prefix_cache.block_size
+    pace = Pace(
+        max_stall_s=preset.pace.max_stall_ms / 1000, max_bite=preset.pace.max_bite, block=block
+    )
+    return Limits(
+        max_active=preset.batch.max_size if preset.batch.enabled else 1,
+        max_waiting=preset.queue.max_waiting,
+        aging_per_s=preset.pace.aging_per_s,
+        pace=pace,
+    )
+
+
+def _identity(facts: ModelFacts, verdict: Verdict, preset: Preset) -> Any:
+    kv = preset.kv
+    precision = f"{kv.bits}/{kv.group_size}@{kv.quantize_from}" if kv.bits < 16 else "16"
+    return replace(facts.identity, kv=f"{precision} {verdict.kv}")
+
+
+def _chain(one: "Future[Any]", other: "Future[Any]") -> None:
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is not None:
+            other.set_exception(error)
+        else:
+            other.set_result(done.result())
+
+    one.add_done_callback(settle)

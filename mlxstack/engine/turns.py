@@ -1,0 +1,311 @@
+"""Turns: listen, decide, decode one token for every running slot, prefill a bite, deliver.
+
+No thread and no queue here: `Turns` is driven by `engine.thread`, and by tests directly.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+from msgspec.structs import replace
+
+from mlxstack.core.ask import Ask
+from mlxstack.core.errors import Broken, Busy, StackError
+from mlxstack.core.event import (
+    Chosen,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Queued,
+    Seated,
+)
+from mlxstack.core.snapshot import AskState, Counters, Snapshot
+from mlxstack.engine.batch import Batch, Row, Sampled
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.context import Context
+from mlxstack.engine.live import Live
+from mlxstack.engine.picture import draw
+from mlxstack.engine.reuse import take
+from mlxstack.engine.sampling import Chooser
+from mlxstack.policy import desk as desks
+from mlxstack.policy import pacing, waiting
+from mlxstack.policy.desk import SeatState, Ticket
+from mlxstack.policy.prefix import common_prefix
+from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
+
+CLEAR_EVERY = 256
+
+Deliver = Callable[[tuple[Event, ...]], None]
+Errand = Callable[[Context], None]
+
+
+class Turns:
+    """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
+
+    def __init__(
+        self, model: object, maker: CacheMaker, n_slots: int, n_ctx: int, limits: Limits
+    ) -> None:
+        self._model = model
+        self._n_ctx = n_ctx
+        self._limits = limits
+        self.slots = [Context(maker) for _ in range(n_slots)]
+        self.batch = Batch(model)
+        self._desk = desks.empty_desk(n_slots)
+        self._live: dict[str, Live] = {}
+        self._last: dict[int, Live] = {}
+        self._errands: dict[str, Errand] = {}
+        self._matches: dict[tuple[str, int, int], int] = {}
+        self._speed = pacing.Speed()
+        self._seconds_per_ask = 1.0
+        self._counters = Counters()
+        self._events: list[Event] = []
+        self._n_turns = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another turn would do anything."""
+        return bool(self._live or self._desk.errands)
+
+    def submit(self, ask: Ask) -> None:
+        """The ask joins the queue, or is refused at once when that is full."""
+        if is_full(self._desk, self._limits):
+            self._count(n_refused=1)
+            wait = waiting.retry_after(self._desk, self._seconds_per_ask)
+            n = len(self._desk.waiting)
+            self._say(Failed(ask.id, Busy(f"all slots are busy and {n} requests wait", wait)))
+            return
+        self._live[ask.id] = Live(ask)
+        self._count(n_asks=1)
+        self._say(Queued(ask.id, len(self._desk.waiting)))
+        self._desk = desks.arrive(self._desk, _ticket(ask))
+
+    def cancel(self, ask_id: str) -> None:
+        """Stop an ask in whatever state it is; its KV so far stays in the slot."""
+        live = self._live.get(ask_id)
+        if live is not None:
+            self._end(live, Finished(ask_id, FinishReason.CANCELLED, live.work(time.monotonic())))
+
+    def when_idle(self, errand_id: str, slot: int, errand: Errand) -> None:
+        """Call `errand` with the slot's context once the slot is idle; it is held meanwhile.
+
+        The errand is over when `release` is called for the slot.
+        """
+        self._errands[errand_id] = errand
+        entry = desks.Errand(errand_id, slot, time.monotonic())
+        self._desk = desks.request(self._desk, entry)
+
+    def release(self, slot: int) -> None:
+        """A held slot is idle again."""
+        now = time.monotonic()
+        self._last.pop(slot, None)
+        self._desk = desks.release(self._desk, slot, len(self.slots[slot]), now)
+
+    def turn(self, deliver: Deliver) -> None:
+        """One round. Events are delivered before a bite begins, and at the end."""
+        self._n_turns += 1
+        self._seat_people()
+        bite = choose_bite(self._desk, time.monotonic(), self._speed, self._limits.pace)
+        self._decode(is_last=bite is not None)
+        self.flush(deliver)
+        if bite is not None:
+            self._prefill(bite.slot, bite.n_tokens)
+            self.flush(deliver)
+        if self._n_turns % CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+    def flush(self, deliver: Deliver) -> None:
+        """Hand over the events so far."""
+        if self._events:
+            events, self._events = tuple(self._events), []
+            deliver(events)
+
+    def fail_all(self, error: StackError) -> None:
+        """Every ask ends with this error, every slot is emptied: the engine starts afresh."""
+        self.batch.reset()
+        for live in list(self._live.values()):
+            self._end(live, Failed(live.ask.id, error))
+        for context in self.slots:
+            context.clear()
+        for slot, context in enumerate(self.slots):
+            self._desk = desks.release(self._desk, slot, len(context), time.monotonic())
+        mx.clear_cache()
+
+    def snapshot(self) -> Snapshot:
+        """What everybody else may know."""
+        counters = replace(
+            self._counters, n_decode_calls=self.batch.n_calls, n_decode_rows=self.batch.n_rows
+        )
+        shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
+        return draw(self._desk, self.slots, shown, counters, self._n_ctx, self._n_turns)
+
+    def _seat_people(self) -> None:
+        now = time.monotonic()
+        self._desk, actions = decide(self._desk, now, self._limits, self._match)
+        for action in actions:
+            if isinstance(action, Give):
+                self._guard(action.ticket.ask, partial(self._seat, action.ticket, action.slot))
+            elif isinstance(action, Expire):
+                late = Busy("the request waited longer than the preset's queue.timeout_s")
+                self._end(self._live[action.ticket.ask], Failed(action.ticket.ask, late))
+            elif isinstance(action, Run):
+                self._errands.pop(action.errand.id)(self.slots[action.errand.slot])
+
+    def _match(self, ask_id: str, slot: int) -> int:
+        ask, context = self._live[ask_id].ask, self.slots[slot]
+        if ask.salt != context.salt:
+            return 0
+        key = (ask_id, slot, context.version)
+        if key not in self._matches:
+            self._matches[key] = common_prefix(context.tokens, ask.tokens)
+        return self._matches[key]
+
+    def _seat(self, ticket: Ticket, slot: int) -> None:
+        live = self._live[ticket.ask]
+        reuse = take(self.slots, slot, live.ask, self._limits.pace.block)
+        live.slot, live.seated_at = slot, time.monotonic()
+        live.n_cached, live.source, live.miss = reuse.n_cached, reuse.source, reuse.miss
+        live.saved_s = reuse.n_cached / self._speed.prefill_tps if self._speed.prefill_tps else 0.0
+        live.state = AskState.PREFILLING
+        self._matches = {k: v for k, v in self._matches.items() if k[0] != ticket.ask}
+        self._count(n_cached_tokens=reuse.n_cached)
+        self._say(Seated(ticket.ask, slot, reuse.n_cached, reuse.source, reuse.miss))
+        self._reach(live, reuse.n_cached)
+
+    def _prefill(self, slot: int, n_tokens: int) -> None:
+        seat = self._desk.seat(slot)
+        assert seat.ticket is not None
+        live = self._live[seat.ticket.ask]
+        self._guard(live.ask.id, partial(self._bite, live, slot, seat.position, n_tokens))
+
+    def _bite(self, live: Live, slot: int, start: int, n_tokens: int) -> None:
+        context = self.slots[slot]
+        end = min(start + n_tokens, _next_stop(context, live.ask, start))
+        began = time.perf_counter()
+        tokens = live.ask.tokens[start:end]
+        self._model(mx.array([tokens]), cache=context.caches)  # type: ignore[operator]
+        context.evaluate()
+        context.extend(tokens)
+        took = time.perf_counter() - began
+        if end in live.ask.cuts or end == len(live.ask.tokens) - 1:
+            context.checkpoint()
+        live.prefill_s += took
+        self._speed = pacing.observe_prefill(self._speed, end - start, took)
+        self._count(n_prompt_tokens=end - start, prompt_s=took, n_model_calls=1)
+        self._say(Progress(live.ask.id, end, len(live.ask.tokens)))
+        self._reach(live, end)
+
+    def _reach(self, live: Live, position: int) -> None:
+        """Prefill stands at `position`; with one token left the slot joins the batch."""
+        assert live.slot is not None
+        self._desk = desks.advance(self._desk, live.slot, position)
+        if self._desk.seat(live.slot).state is SeatState.RUNNING:
+            context, ask = self.slots[live.slot], live.ask
+            seed = time.monotonic_ns()
+            chooser = Chooser(ask.sampling, ask.tokens, seed)
+            live.state, live.running_at = AskState.RUNNING, time.monotonic()
+            self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1]))
+            self._count(n_prompt_tokens=1)
+
+    def _decode(self, *, is_last: bool) -> None:
+        """One step; before a bite also read it, so that nobody's token waits for the bite."""
+        if not self.batch.is_busy:
+            return
+        began = time.perf_counter()
+        try:
+            sampled = self.batch.step()
+            if is_last:
+                sampled += self.batch.settle()
+        except Exception as error:  # a step that breaks takes its rows with it, not the service
+            self._break_rows(error)
+            return
+        took = time.perf_counter() - began
+        self._speed = pacing.observe_decode(self._speed, took)
+        self._count(decode_s=took)
+        for one in sampled:
+            self._receive(one)
+
+    def _receive(self, one: Sampled) -> None:
+        seat = self._desk.seat(one.row.slot)
+        live = self._live.get(seat.ticket.ask) if seat.ticket else None
+        if live is None or seat.state is not SeatState.RUNNING:
+            return
+        now = time.monotonic()
+        reason = live.choose(one.token, now, self._n_ctx)
+        self._count(n_generated_tokens=1)
+        if reason is not FinishReason.EOS:
+            self._say(Chosen(live.ask.id, one.token, one.logprob, one.top))
+        if reason is not None:
+            self._end(live, Finished(live.ask.id, reason, live.work(now)))
+        elif live.ask.deadline is not None and now >= live.ask.deadline:
+            late = Busy("the request took longer than the preset's queue.timeout_s")
+            self._end(live, Failed(live.ask.id, late))
+
+    def _end(self, live: Live, last: Finished | Failed) -> None:
+        now = time.monotonic()
+        self._live.pop(live.ask.id, None)
+        self._desk = desks.leave_queue(self._desk, live.ask.id)
+        if live.slot is not None:
+            self.batch.leave(live.slot)
+            self._last[live.slot] = live
+            self._desk = desks.release(self._desk, live.slot, len(self.slots[live.slot]), now)
+            self._seconds_per_ask = 0.8 * self._seconds_per_ask + 0.2 * (now - live.seated_at)
+        cancelled = isinstance(last, Finished) and last.reason is FinishReason.CANCELLED
+        live.state = AskState.CANCELLED if cancelled else AskState.COMPLETED
+        outcome = "n_cancelled" if cancelled else "n_completed"
+        self._count(**{"n_failed" if isinstance(last, Failed) else outcome: 1})
+        self._say(last)
+
+    def _guard(self, ask_id: str, work: Callable[[], None]) -> None:
+        """A request that raises fails alone, with its slot reset."""
+        try:
+            work()
+        except Exception as error:  # whatever it was, it concerns this ask only
+            live = self._live[ask_id]
+            if live.slot is not None:
+                self.slots[live.slot].clear()
+            self._end(live, Failed(ask_id, _in_words(error)))
+
+    def _break_rows(self, error: Exception) -> None:
+        running = [x for x in self._live.values() if x.state is AskState.RUNNING]
+        self.batch.reset()
+        for live in running:
+            assert live.slot is not None
+            self.slots[live.slot].clear()
+            self._end(live, Failed(live.ask.id, _in_words(error)))
+
+    def _say(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _count(self, **more: float) -> None:
+        now = self._counters
+        self._counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
+
+
+def _ticket(ask: Ask) -> Ticket:
+    return Ticket(
+        ask=ask.id,
+        n_prompt=len(ask.tokens),
+        arrived=ask.arrived,
+        priority=ask.priority,
+        pin=ask.slot,
+        agent=ask.agent,
+        deadline=ask.deadline,
+    )
+
+
+def _next_stop(context: Context, ask: Ask, start: int) -> int:
+    """Where a bite has to end at the latest: the next point worth a checkpoint, or the end."""
+    end = len(ask.tokens) - 1
+    stops = [context.turning_point]
+    if not context.is_sliceable:
+        stops += ask.cuts
+    return min((stop for stop in stops if start < stop < end), default=end)
+
+
+def _in_words(error: Exception) -> StackError:
+    if isinstance(error, StackError):
+        return error
+    return Broken(f"the engine failed on this request: {type(error).__name__}: {error}")

@@ -1,0 +1,138 @@
+"""The desk: who sits in which slot, who waits, and how each of these changes. All values."""
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.ask import Priority
+
+
+class SeatState(StrEnum):
+    """What happens in a slot. HELD: a save, restore or erase is at work there."""
+
+    IDLE = "idle"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    HELD = "held"
+
+
+ACTIVE = frozenset((SeatState.PREFILLING, SeatState.RUNNING))
+
+
+class Ticket(Struct, frozen=True):
+    """An ask that waits. `pin` is the slot it insists on; `agent` an explicit agent."""
+
+    ask: str
+    n_prompt: int
+    arrived: float
+    priority: Priority = Priority.NORMAL
+    pin: int | None = None
+    agent: str | None = None
+    deadline: float | None = None
+
+
+class Errand(Struct, frozen=True):
+    """A slot action that waits until its slot is idle."""
+
+    id: str
+    slot: int
+    arrived: float
+
+
+class Seat(Struct, frozen=True):
+    """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context."""
+
+    id: int
+    state: SeatState = SeatState.IDLE
+    ticket: Ticket | None = None
+    n_tokens: int = 0
+    position: int = 0
+    n_prompt: int = 0
+    last_used: float = 0.0
+
+    @property
+    def n_left(self) -> int:
+        """Prompt tokens that prefill still has to compute; the last one belongs to decode."""
+        return max(0, self.n_prompt - 1 - self.position)
+
+
+class Desk(Struct, frozen=True):
+    """Everything the scheduler knows."""
+
+    seats: tuple[Seat, ...]
+    waiting: tuple[Ticket, ...] = ()
+    errands: tuple[Errand, ...] = ()
+
+    def seat(self, slot: int) -> Seat:
+        """The seat of this slot id."""
+        return self.seats[slot]
+
+    def find(self, ask: str) -> Seat | None:
+        """The seat in which this ask is being served, if any."""
+        return next((s for s in self.seats if s.ticket and s.ticket.ask == ask), None)
+
+    @property
+    def n_active(self) -> int:
+        """How many seats prefill or decode."""
+        return sum(seat.state in ACTIVE for seat in self.seats)
+
+
+def empty_desk(n_slots: int) -> Desk:
+    """A desk of `n_slots` idle, empty seats."""
+    return Desk(seats=tuple(Seat(id=i) for i in range(n_slots)))
+
+
+def arrive(desk: Desk, ticket: Ticket) -> Desk:
+    """The ticket joins the queue."""
+    return msgspec.structs.replace(desk, waiting=(*desk.waiting, ticket))
+
+
+def request(desk: Desk, errand: Errand) -> Desk:
+    """The errand joins the errands of its slot."""
+    return msgspec.structs.replace(desk, errands=(*desk.errands, errand))
+
+
+def leave_queue(desk: Desk, ask: str) -> Desk:
+    """The ask waits no longer; unchanged if it did not wait."""
+    return msgspec.structs.replace(desk, waiting=tuple(t for t in desk.waiting if t.ask != ask))
+
+
+def sit(desk: Desk, ticket: Ticket, slot: int) -> Desk:
+    """The ticket takes the idle seat and begins to prefill at position 0."""
+    seat = desk.seat(slot)
+    assert seat.state is SeatState.IDLE, f"slot {slot} is {seat.state}, not idle"
+    taken = msgspec.structs.replace(
+        seat, state=SeatState.PREFILLING, ticket=ticket, position=0, n_prompt=ticket.n_prompt
+    )
+    return leave_queue(_with_seat(desk, taken), ticket.ask)
+
+
+def advance(desk: Desk, slot: int, position: int) -> Desk:
+    """Prefill reached `position`; the seat runs once only the last prompt token is left."""
+    seat = desk.seat(slot)
+    assert seat.state is SeatState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
+    moved = msgspec.structs.replace(seat, position=position)
+    if moved.n_left == 0:
+        moved = msgspec.structs.replace(moved, state=SeatState.RUNNING)
+    return _with_seat(desk, moved)
+
+
+def hold(desk: Desk, errand: Errand) -> Desk:
+    """The errand starts in its idle seat."""
+    seat = desk.seat(errand.slot)
+    assert seat.state is SeatState.IDLE, f"slot {errand.slot} is {seat.state}, not idle"
+    rest = tuple(e for e in desk.errands if e.id != errand.id)
+    desk = msgspec.structs.replace(desk, errands=rest)
+    return _with_seat(desk, msgspec.structs.replace(seat, state=SeatState.HELD))
+
+
+def release(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
+    """The seat is idle again, with a context of `n_tokens`."""
+    seat = Seat(id=slot, n_tokens=n_tokens, last_used=now)
+    return _with_seat(desk, seat)
+
+
+def _with_seat(desk: Desk, seat: Seat) -> Desk:
+    seats = (*desk.seats[: seat.id], seat, *desk.seats[seat.id + 1 :])
+    return msgspec.structs.replace(desk, seats=seats)

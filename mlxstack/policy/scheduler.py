@@ -1,0 +1,101 @@
+"""The scheduler: a pure function from what is on the desk to what is done in this turn."""
+
+from msgspec import Struct
+
+from mlxstack.policy import waiting
+from mlxstack.policy.desk import Desk, Errand, SeatState, Ticket, hold, leave_queue, sit
+from mlxstack.policy.pacing import Pace, Speed, bite, next_to_prefill
+from mlxstack.policy.seats import Match, choose
+
+
+class Limits(Struct, frozen=True):
+    """`max_active` seats prefill or decode at once; `max_waiting` tickets queue at most."""
+
+    max_active: int = 8
+    max_waiting: int = 64
+    aging_per_s: float = 0.1
+    pace: Pace = Pace()
+
+
+class Give(Struct, frozen=True):
+    """Seat this ticket in `slot`."""
+
+    ticket: Ticket
+    slot: int
+
+
+class Expire(Struct, frozen=True):
+    """The ticket waited past its deadline."""
+
+    ticket: Ticket
+
+
+class Run(Struct, frozen=True):
+    """Do this errand now; its slot is held."""
+
+    errand: Errand
+
+
+class Prefill(Struct, frozen=True):
+    """Compute the next `n_tokens` of the prompt in `slot`."""
+
+    slot: int
+    n_tokens: int
+
+
+Action = Give | Expire | Run | Prefill
+
+
+def is_full(desk: Desk, limits: Limits) -> bool:
+    """Whether one more ask has to be refused: nobody could seat it and the queue is at its bound.
+
+    Asks that an idle seat will take in the next turn do not count as waiting.
+    """
+    idle = sum(seat.state is SeatState.IDLE for seat in desk.seats)
+    free = min(idle, max(0, limits.max_active - desk.n_active))
+    return len(desk.waiting) - free >= limits.max_waiting
+
+
+def decide(desk: Desk, now: float, limits: Limits, match: Match) -> tuple[Desk, list[Action]]:
+    """Who leaves the queue, which errands run, who is seated. Prefill is `choose_bite`'s.
+
+    Work conserving: while a seat and a row of the batch are free, no unpinned ticket waits.
+    """
+    actions: list[Action] = []
+    for ticket in waiting.overdue(desk, now):
+        desk = leave_queue(desk, ticket.ask)
+        actions.append(Expire(ticket))
+    for errand in desk.errands:
+        if desk.seat(errand.slot).state is SeatState.IDLE and _is_first(desk, errand):
+            desk = hold(desk, errand)
+            actions.append(Run(errand))
+    for ticket in waiting.ready(desk, now, limits.aging_per_s):
+        if desk.n_active >= limits.max_active:
+            break
+        slot = choose(desk, ticket, match, _barred(desk, ticket))
+        if slot is not None:
+            desk = sit(desk, ticket, slot)
+            actions.append(Give(ticket, slot))
+    return desk, actions
+
+
+def choose_bite(desk: Desk, now: float, speed: Speed, pace: Pace) -> Prefill | None:
+    """The bite of this turn, or None when nobody has a prompt to compute."""
+    seats = [s for s in desk.seats if s.state is SeatState.PREFILLING]
+    if not seats:
+        return None
+    n_decoding = sum(s.state is SeatState.RUNNING for s in desk.seats)
+    seat = next_to_prefill(seats, now, speed, pace)
+    return Prefill(seat.id, bite(seat, n_decoding, speed, pace))
+
+
+def _is_first(desk: Desk, errand: Errand) -> bool:
+    """Errands of one slot keep their order, and pinned asks that came earlier go before."""
+    earlier = [e for e in desk.errands if e.slot == errand.slot and e.arrived < errand.arrived]
+    pinned = [t for t in desk.waiting if t.pin == errand.slot and t.arrived < errand.arrived]
+    return not earlier and not pinned
+
+
+def _barred(desk: Desk, ticket: Ticket) -> frozenset[int]:
+    """Slots with an errand that came before this ticket."""
+    return frozenset(e.slot for e in desk.errands if e.arrived < ticket.arrived)

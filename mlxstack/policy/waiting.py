@@ -1,0 +1,42 @@
+"""Who goes next: priorities that age, first come first served inside, one ask per agent."""
+
+from collections.abc import Iterable, Iterator
+
+from mlxstack.policy.desk import ACTIVE, Desk, Ticket
+
+
+def urgency(ticket: Ticket, now: float, aging_per_s: float) -> float:
+    """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
+    return ticket.priority - aging_per_s * max(0.0, now - ticket.arrived)
+
+
+def in_order(waiting: Iterable[Ticket], now: float, aging_per_s: float) -> list[Ticket]:
+    """The queue as it would be served now; equal urgency goes by arrival."""
+    return sorted(waiting, key=lambda t: (urgency(t, now, aging_per_s), t.arrived))
+
+
+def ready(desk: Desk, now: float, aging_per_s: float) -> Iterator[Ticket]:
+    """Waiting tickets in serving order, at most one per explicit agent and none of a busy one.
+
+    Asks of one agent go strictly in the order of their arrival, whatever their priority.
+    """
+    taken = {s.ticket.agent for s in desk.seats if s.state in ACTIVE and s.ticket}
+    first: dict[str, str] = {}
+    for ticket in desk.waiting:
+        if ticket.agent is not None:
+            first.setdefault(ticket.agent, ticket.ask)
+    for ticket in in_order(desk.waiting, now, aging_per_s):
+        is_turn = ticket.agent not in taken and first.get(ticket.agent or "") == ticket.ask
+        if ticket.agent is None or is_turn:
+            yield ticket
+
+
+def overdue(desk: Desk, now: float) -> list[Ticket]:
+    """Waiting tickets whose deadline has passed."""
+    return [t for t in desk.waiting if t.deadline is not None and now >= t.deadline]
+
+
+def retry_after(desk: Desk, seconds_per_ask: float) -> float:
+    """Seconds until the queue has likely moved by one: what is ahead, divided by the seats."""
+    ahead = len(desk.waiting) + 1
+    return max(1.0, ahead * seconds_per_ask / max(1, len(desk.seats)))
