@@ -1,0 +1,168 @@
+"""The file format of a Blob: safetensors with a checksum over every byte of the file.
+
+    8 bytes   length of the header, little-endian
+    header    JSON: `__metadata__` (format, version, checksum, kind, identity, key, start, end,
+              meta), then the planes "0", "1" ... with dtype, shape, offsets; padded with spaces
+    payload   the planes, one after the other
+
+The checksum is xxh3_128 of the whole file with the 32 digits of the checksum itself as zeros.
+Any safetensors reader can open the file; the library itself is not used here, because it
+copies every plane once more and shuffles the metadata.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any
+
+import msgspec
+import xxhash
+from msgspec import Meta, Struct
+
+from mlxstack.core.errors import Damaged
+from mlxstack.core.ports import Blob, Plane
+
+FORMAT = "mlx-stack.kv"
+VERSION = "1"
+HEAD = f'{{"__metadata__":{{"format":"{FORMAT}","version":"{VERSION}","checksum":"'.encode()
+LENGTH = 8
+DIGITS = slice(LENGTH + len(HEAD), LENGTH + len(HEAD) + 32)
+BLANK = b"0" * 32
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+Digits = Annotated[str, Meta(pattern="^[0-9]{1,18}$")]
+Natural = Annotated[int, Meta(ge=0)]
+
+
+class Metadata(Struct, frozen=True, forbid_unknown_fields=True):
+    """The `__metadata__` of the header: safetensors allows only strings here."""
+
+    format: str
+    version: str
+    checksum: str
+    kind: str
+    identity: str
+    key: str
+    start: Digits
+    end: Digits
+    meta: str
+
+
+class PlaneSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of the header; `data_offsets` count from the start of the payload."""
+
+    dtype: str
+    shape: tuple[Natural, ...]
+    data_offsets: tuple[Natural, Natural]
+
+
+def encode(blob: Blob) -> list[bytes | memoryview]:
+    """The file as chunks, the planes uncopied. Raises ValueError on an impossible plane."""
+    payload = [_as_bytes(plane) for plane in blob.planes]
+    header = bytearray(_header(blob))
+    digest = xxhash.xxh3_128(header)
+    for data in payload:
+        digest.update(data)
+    header[DIGITS] = digest.hexdigest().encode()
+    return [bytes(header), *payload]
+
+
+def decode(data: bytes) -> Blob:
+    """The blob, its planes as views into `data`. Raises Damaged saying what is wrong."""
+    metadata, specs, payload = _parse(data)
+    _check_sizes(specs, payload.nbytes)
+    _check_digest(data)
+    planes = tuple(
+        Plane(spec.dtype, spec.shape, payload[slice(*spec.data_offsets)]) for spec in specs
+    )
+    span = int(metadata.start), int(metadata.end)
+    return Blob(metadata.key, metadata.kind, metadata.identity, *span, planes, metadata.meta)
+
+
+def _header(blob: Blob) -> bytes:
+    metadata = Metadata(
+        format=FORMAT,
+        version=VERSION,
+        checksum=BLANK.decode(),
+        kind=blob.kind,
+        identity=blob.identity,
+        key=blob.key,
+        start=str(blob.start),
+        end=str(blob.end),
+        meta=blob.meta,
+    )
+    fields: dict[str, Any] = {"__metadata__": metadata}
+    for number, spec in enumerate(_specs(blob.planes)):
+        fields[str(number)] = spec
+    text = msgspec.json.encode(fields)
+    text += b" " * (-len(text) % 8)
+    assert text.startswith(HEAD)
+    return len(text).to_bytes(LENGTH, "little") + text
+
+
+def _specs(planes: tuple[Plane, ...]) -> Iterator[PlaneSpec]:
+    at = 0
+    for plane in planes:
+        end = at + ITEM_BYTES[plane.dtype] * math.prod(plane.shape)
+        yield PlaneSpec(plane.dtype, plane.shape, (at, end))
+        at = end
+
+
+def _as_bytes(plane: Plane) -> memoryview:
+    view = memoryview(plane.data)
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    if plane.dtype not in ITEM_BYTES:
+        raise ValueError(f"no plane can have the dtype {plane.dtype!r}")
+    if view.nbytes != ITEM_BYTES[plane.dtype] * math.prod(plane.shape):
+        raise ValueError(f"{view.nbytes} bytes cannot be a {plane.dtype} of {plane.shape}")
+    return view
+
+
+def _parse(data: bytes) -> tuple[Metadata, list[PlaneSpec], memoryview]:
+    body = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    if len(data) < DIGITS.stop or body > len(data):
+        raise Damaged(f"it is truncated or no KV file: {len(data)} bytes, header up to {body}")
+    try:
+        fields = msgspec.json.decode(data[LENGTH:body], type=dict[str, msgspec.Raw])
+        _check_format(fields)
+        metadata = msgspec.json.decode(fields.pop("__metadata__"), type=Metadata)
+        specs = [
+            msgspec.json.decode(fields.pop(str(number)), type=PlaneSpec)
+            for number in range(len(fields))
+        ]
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
+        raise Damaged(f"its header is not that of a KV file: {error}") from None
+    return metadata, specs, memoryview(data)[body:]
+
+
+def _check_format(fields: dict[str, msgspec.Raw]) -> None:
+    about = msgspec.json.decode(fields.get("__metadata__", b"{}"), type=dict[str, str])
+    if about.get("format") != FORMAT:
+        raise Damaged("it is no KV file of mlx-stack")
+    if about.get("version") != VERSION:
+        raise Damaged(f"it has version {about.get('version')}, only {VERSION} can be read here")
+
+
+def _check_sizes(specs: list[PlaneSpec], n_payload: int) -> None:
+    ends = [0, *(spec.data_offsets[1] for spec in specs)]
+    if ends[-1] != n_payload:
+        raise Damaged(f"it is cut or stretched: {n_payload} of {ends[-1]} payload bytes")
+    for spec, span in zip(specs, pairwise(ends), strict=True):
+        n_bytes = span[1] - span[0]
+        is_known = spec.dtype in ITEM_BYTES and spec.data_offsets == span
+        if not is_known or n_bytes != ITEM_BYTES[spec.dtype] * math.prod(spec.shape):
+            raise Damaged(f"a {spec.dtype} of {spec.shape} cannot fill the bytes {span}")
+
+
+def _check_digest(data: bytes) -> None:
+    view = memoryview(data)
+    digest = xxhash.xxh3_128(view[: DIGITS.start])
+    digest.update(BLANK)
+    digest.update(view[DIGITS.stop :])
+    is_whole = data.startswith(HEAD, LENGTH) and digest.hexdigest().encode() == data[DIGITS]
+    if not is_whole:
+        raise Damaged("its checksum does not match: some byte of it was altered")

@@ -1,0 +1,145 @@
+"""Files that are there wholly or not at all, for nobody's eyes but the owner's."""
+
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mlxstack.core.errors import Damaged, NotFound, SetupError
+from mlxstack.store.disk import Disk, because, refused
+
+# No slot file, agent or key may be called so: none of their alphabets allows two dots in front.
+TEMPORARY = "..tmp-"
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+def open_private(directory: Path) -> None:
+    """Create `directory` (0700) if need be. Raises SetupError when nothing can be kept there."""
+    try:
+        make_private(directory, Disk())
+    except OSError as error:
+        raise SetupError(f"the folder {directory} cannot be created: {because(error)}") from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise SetupError(f"the folder {directory} is not writable; check who owns it")
+
+
+def make_private(directory: Path, disk: Disk) -> None:
+    """Create `directory` and its missing parents, each 0700. Raises OSError."""
+    if directory.is_dir():
+        return
+    make_private(directory.parent, disk)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    _sync_directory(directory.parent, disk)
+
+
+def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> int:
+    """Replace `path` (0600) by the bytes of `chunks`; how many they were.
+
+    After a crash at any point the old file is there, or the new one.
+    Raises StackError when the disk refuses; then the old file is untouched.
+    """
+    try:
+        make_private(path.parent, disk)
+        fd, temporary = _open_temporary(path.parent)
+        try:
+            n_bytes = sum(_write_all(fd, memoryview(chunk), disk) for chunk in chunks)
+            disk.sync(fd)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        _sync_directory(path.parent, disk)
+    except OSError as error:
+        raise refused(f"{path.name} was not saved", error) from error
+    return n_bytes
+
+
+def read_whole(path: Path, disk: Disk) -> bytes:
+    """All bytes of a regular file, never through a link. Raises NotFound or Damaged."""
+    try:
+        with _regular(path) as fd:
+            return disk.read(fd)
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path.name}") from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read: {because(error)}") from error
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Whether `path` is a readable regular file that begins so."""
+    try:
+        with _regular(path) as fd:
+            return os.read(fd, len(magic)) == magic
+    except (OSError, Damaged):
+        return False
+
+
+def touch(path: Path) -> bool:
+    """Note that `path` was used now, in its modification time; whether it is there."""
+    try:
+        os.utime(path, follow_symlinks=False)
+    except OSError:
+        return os.path.lexists(path)
+    return True
+
+
+def clear_leftovers(paths: Iterable[Path]) -> int:
+    """Remove those temporary files whose writer died; how many they were."""
+    return sum(_clear(path) for path in paths)
+
+
+def _open_temporary(directory: Path) -> tuple[int, Path]:
+    """A new file whose lock tells other processes that its writer lives."""
+    while True:
+        fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return fd, Path(name)
+        os.close(fd)  # cleared away in the instant before the lock
+
+
+@contextmanager
+def _regular(path: Path) -> Iterator[int]:
+    # O_NONBLOCK: opening a named pipe would wait for its writer.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Damaged(f"{path.name} is not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _clear(path: Path) -> bool:
+    with suppress(OSError, Damaged), _regular(path) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    return False
+
+
+def _write_all(fd: int, data: memoryview, disk: Disk) -> int:
+    n_done = 0
+    while n_done < data.nbytes:
+        n_done += disk.write(fd, data[n_done:])
+    return n_done
+
+
+def _sync_directory(directory: Path, disk: Disk) -> None:
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # someone else's folder, such as /home: theirs to keep
+        return
+    try:
+        disk.sync(fd)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:  # some network disks have no such thing
+            raise
+    finally:
+        os.close(fd)

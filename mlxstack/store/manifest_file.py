@@ -1,0 +1,84 @@
+"""The two file formats of a Manifest: compact for slot files, JSON for agents.
+
+Compact: one line "mlx-stack slot file 1", 16 bytes xxh3_128 of everything else, msgpack.
+JSON: format, version, checksum (xxh3_128 of the text of `manifest`), manifest.
+"""
+
+from typing import TypeVar
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+from mlxstack.core.errors import Damaged
+from mlxstack.core.ports import Manifest
+
+MAGIC = b"mlx-stack slot file "
+VERSION = 1
+LINE = MAGIC + b"%d\n" % VERSION
+N_DIGEST = 16
+FORMAT = "mlx-stack.manifest"
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+T = TypeVar("T")
+
+
+class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
+    """A manifest in JSON, with what it takes to trust it."""
+
+    format: str
+    version: int
+    checksum: str
+    manifest: msgspec.Raw
+
+
+def pack(manifest: Manifest) -> list[bytes]:
+    """The compact file as chunks."""
+    body = msgspec.msgpack.encode(manifest)
+    return [LINE, _digest(body), body]
+
+
+def unpack(data: bytes) -> Manifest:
+    """Raises Damaged saying what is wrong with a compact file."""
+    if not data.startswith(MAGIC):
+        raise Damaged("it is no slot file of mlx-stack")
+    if not data.startswith(LINE):
+        version = data[len(MAGIC) :].split(b"\n")[0][:20].decode(errors="replace")
+        raise Damaged(f"it has version {version!r}, only {VERSION} can be read here")
+    digest, body = data[len(LINE) :][:N_DIGEST], data[len(LINE) + N_DIGEST :]
+    if digest != _digest(body):
+        raise Damaged(f"its checksum does not match its {len(data)} bytes: altered or truncated")
+    try:
+        return msgspec.msgpack.decode(body, type=Manifest)
+    except UNREADABLE as error:
+        raise Damaged(f"it holds no manifest: {error}") from None
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """The JSON file."""
+    text = msgspec.json.encode(manifest)
+    envelope = Envelope(FORMAT, VERSION, xxhash.xxh3_128_hexdigest(text), msgspec.Raw(text))
+    return msgspec.json.encode(envelope)
+
+
+def from_json(data: bytes) -> Manifest:
+    """Raises Damaged saying what is wrong with a JSON file."""
+    envelope = parse_json(data, Envelope)
+    if (envelope.format, envelope.version) != (FORMAT, VERSION):
+        raise Damaged(f"it is a {envelope.format} of version {envelope.version}, not a manifest")
+    if envelope.checksum != xxhash.xxh3_128_hexdigest(envelope.manifest):
+        raise Damaged("its checksum does not match: some byte of it was altered")
+    return parse_json(bytes(envelope.manifest), Manifest)
+
+
+def parse_json(data: bytes, kind: type[T]) -> T:
+    """Raises Damaged when `data` is not the JSON of a `kind`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise Damaged(f"it is truncated or no {kind.__name__.lower()}: {error}") from None
+
+
+def _digest(body: bytes) -> bytes:
+    digest = xxhash.xxh3_128(LINE)
+    digest.update(body)
+    return digest.digest()

@@ -1,0 +1,101 @@
+"""The slot files of one folder: saved contexts with a name."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Damaged, NotFound, StackError
+from mlxstack.core.ports import Manifest
+from mlxstack.store.disk import Disk, refused
+from mlxstack.store.durable import (
+    TEMPORARY,
+    begins_with,
+    clear_leftovers,
+    open_private,
+    read_whole,
+    touch,
+    write_durably,
+)
+from mlxstack.store.filename import check_filename
+from mlxstack.store.manifest_file import MAGIC, pack, unpack
+
+
+class SlotFile(Struct, frozen=True):
+    """One slot file; `n_bytes` of its own, `used_at` Unix seconds of the last save or restore."""
+
+    name: str
+    path: str
+    n_bytes: int
+    used_at: float
+
+
+class SlotShelf:
+    """A `core.ports.Shelf`. Raises SetupError when `directory` cannot be created.
+
+    The folder may be the user's own: files that are not slot files are never listed or removed.
+    """
+
+    def __init__(self, directory: Path, disk: Disk | None = None) -> None:
+        open_private(directory)
+        self.directory = directory.resolve()
+        self._disk = disk or Disk()
+        clear_leftovers(self.directory.glob(TEMPORARY + "*"))
+
+    def check(self, name: str) -> None:
+        """Raises BadRequest when `name` is not a safe file name."""
+        check_filename(name)
+
+    def write(self, name: str, manifest: Manifest) -> int:
+        """Replace atomically and durably; bytes written.
+
+        Raises BadRequest, or StackError when the disk refuses.
+        """
+        return write_durably(self._path(name), pack(manifest), self._disk)
+
+    def read(self, name: str) -> Manifest:
+        """The manifest, marked as used now. Raises BadRequest, NotFound or Damaged."""
+        manifest = self.peek(name)
+        touch(self._path(name))
+        return manifest
+
+    def peek(self, name: str) -> Manifest:
+        """As `read`, without the mark."""
+        data = read_whole(self._path(name), self._disk)
+        try:
+            return unpack(data)
+        except Damaged as error:
+            raise Damaged(f"the slot file {name} is damaged: {error.message}") from None
+
+    def list(self) -> tuple[SlotFile, ...]:
+        """All slot files by name, damaged ones included."""
+        found = (self._look(path) for path in sorted(self.directory.iterdir()))
+        return tuple(slot_file for slot_file in found if slot_file is not None)
+
+    def remove(self, name: str) -> int:
+        """Delete a slot file; bytes freed, those of its KV not counted.
+
+        Raises BadRequest, NotFound (a foreign file counts as none), or StackError.
+        """
+        slot_file = self._look(self._path(name))
+        if slot_file is None:
+            raise NotFound(f"there is no slot file {name}")
+        try:
+            Path(slot_file.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise refused(f"the slot file {name} was not removed", error) from error
+        return slot_file.n_bytes
+
+    def _path(self, name: str) -> Path:
+        self.check(name)
+        path = self.directory / name
+        assert path.parent == self.directory
+        return path
+
+    def _look(self, path: Path) -> SlotFile | None:
+        with suppress(StackError, OSError):
+            self.check(path.name)
+            if begins_with(path, MAGIC):
+                about = path.lstat()
+                return SlotFile(path.name, str(path), about.st_size, about.st_mtime)
+        return None

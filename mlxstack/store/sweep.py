@@ -1,0 +1,220 @@
+"""What to delete from the disk, by age and by bytes, never a file that is in use.
+
+KV files that a saved context names stay as long as that context does. First go the contexts
+and the unnamed files that are too old; then, until the bytes fit, unnamed files, and then
+whole contexts with what only they named: each time the least recently used first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Conflict
+from mlxstack.store.disk import because
+from mlxstack.store.vault import Entry
+
+Ref = tuple[str, str]
+
+
+class Reason(StrEnum):
+    """Why a file goes."""
+
+    AGE = "age"
+    BYTES = "bytes"
+
+
+class Context(Struct, frozen=True):
+    """A slot file or an agent's manifest; `refs` are the (identity, key) of its KV files."""
+
+    title: str
+    path: str
+    n_bytes: int
+    used_at: float
+    refs: frozenset[Ref] = frozenset()
+
+
+class Stock(Struct, frozen=True):
+    """What is on disk, and what of it must stay: KV files by ref, contexts by path."""
+
+    blobs: tuple[Entry, ...]
+    contexts: tuple[Context, ...] = ()
+    in_use: frozenset[Ref] = frozenset()
+    spared: frozenset[str] = frozenset()
+
+
+class Rules(Struct, frozen=True):
+    """None is no bound. `n_wanted` bytes are about to be written and must fit too.
+
+    What was used in the last `grace_s` seconds never goes: another process may be saving it.
+    """
+
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+    n_wanted: int = 0
+    grace_s: float = 300.0
+
+
+class Doomed(Struct, frozen=True):
+    """One file to delete, unless it was used since `used_at`. `ref` None is a context."""
+
+    title: str
+    path: str
+    n_bytes: int
+    used_at: float
+    reason: Reason
+    ref: Ref | None = None
+    refs: frozenset[Ref] = frozenset()
+
+
+class Plan(Struct, frozen=True):
+    """What goes, contexts first; afterwards `n_after` bytes remain, `n_over` too many."""
+
+    doomed: tuple[Doomed, ...] = ()
+    n_before: int = 0
+    n_after: int = 0
+    n_over: int = 0
+
+
+class Swept(Struct, frozen=True):
+    """What a plan came to; `skipped` are paths with the reason."""
+
+    n_files: int = 0
+    n_bytes: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def plan(stock: Stock, rules: Rules, now: float) -> Plan:
+    """Decide; nothing is touched. `now` is Unix seconds."""
+    sweep = _Sweep(stock, now - rules.grace_s)
+    if rules.max_age_s is not None:
+        sweep.drop_older(now - rules.max_age_s)
+    limit = sweep.n_bytes
+    if rules.max_bytes is not None:
+        limit = rules.max_bytes - rules.n_wanted
+        sweep.drop_beyond(limit)
+    doomed = (*sweep.contexts_gone.values(), *sweep.blobs_gone.values())
+    n_after = sweep.n_bytes
+    return Plan(doomed, sweep.n_before, n_after, max(0, n_after - limit))
+
+
+def check_room(decided: Plan) -> None:
+    """Raises Conflict when even this plan does not make the room that was wanted."""
+    if decided.n_over:
+        raise Conflict(
+            f"not saved: the disk budget is exceeded by {decided.n_over} bytes and the rest is "
+            "in use; raise prefix_cache.disk.max_bytes or remove saved slots"
+        )
+
+
+def carry_out(decided: Plan) -> Swept:
+    """Delete what the plan says; what was used since, or cannot be deleted, is skipped."""
+    n_files = n_bytes = 0
+    skipped: list[str] = []
+    named: set[Ref] = set()
+    for doomed in decided.doomed:
+        objection = "its context stays" if doomed.ref in named else _delete(doomed)
+        if objection:
+            skipped.append(f"{doomed.path}: {objection}")
+            named |= doomed.refs
+        else:
+            n_files, n_bytes = n_files + 1, n_bytes + doomed.n_bytes
+    return Swept(n_files, n_bytes, tuple(skipped))
+
+
+class _Sweep:
+    """What remains while a plan is made. Only what was last used before `young` may go."""
+
+    def __init__(self, stock: Stock, young: float) -> None:
+        self.n_before = sum(blob.n_bytes for blob in stock.blobs)
+        self.n_before += sum(context.n_bytes for context in stock.contexts)
+        self.n_bytes = self.n_before
+        self.contexts_gone: dict[str, Doomed] = {}
+        self.blobs_gone: dict[Ref, Doomed] = {}
+        self._names = Counter(ref for context in stock.contexts for ref in context.refs)
+        self._contexts = sorted(
+            (c for c in stock.contexts if c.path not in stock.spared and c.used_at < young),
+            key=lambda context: context.used_at,
+        )
+        self._blobs = {
+            (blob.identity, blob.key): blob
+            for blob in sorted(stock.blobs, key=_warmth)
+            if (blob.identity, blob.key) not in stock.in_use and blob.used_at < young
+        }
+
+    def drop_older(self, moment: float) -> None:
+        for context in self._contexts:
+            if context.used_at < moment:
+                self._drop_context(context, Reason.AGE)
+        for ref in self._unnamed(self._blobs):
+            if self._blobs[ref].used_at < moment:
+                self._drop_blob(ref, Reason.AGE)
+
+    def drop_beyond(self, limit: int) -> None:
+        contexts = [c for c in self._contexts if c.path not in self.contexts_gone]
+        for victim in self._victims(contexts):
+            if self.n_bytes <= limit:
+                break
+            if isinstance(victim, Context):
+                self._drop_context(victim, Reason.BYTES)
+            else:
+                self._drop_blob(victim, Reason.BYTES)
+        self._spare(contexts, limit)
+
+    def _victims(self, contexts: list[Context]) -> Iterator[Ref | Context]:
+        yield from self._unnamed(self._blobs)
+        for context in contexts:
+            yield context
+            named = [ref for ref in context.refs if ref in self._blobs]
+            yield from self._unnamed(sorted(named, key=lambda ref: _warmth(self._blobs[ref])))
+
+    def _unnamed(self, refs: Iterable[Ref]) -> list[Ref]:
+        return [ref for ref in refs if not self._names[ref] and ref not in self.blobs_gone]
+
+    def _spare(self, contexts: list[Context], limit: int) -> None:
+        """Take back contexts whose end freed no KV, the last used ones first."""
+        for context in reversed(contexts):
+            is_gone = context.path in self.contexts_gone
+            is_whole = context.refs.isdisjoint(self.blobs_gone)
+            if is_gone and is_whole and self.n_bytes + context.n_bytes <= limit:
+                del self.contexts_gone[context.path]
+                self.n_bytes += context.n_bytes
+
+    def _drop_context(self, context: Context, reason: Reason) -> None:
+        self._names.subtract(context.refs)
+        self.n_bytes -= context.n_bytes
+        self.contexts_gone[context.path] = Doomed(
+            context.title,
+            context.path,
+            context.n_bytes,
+            context.used_at,
+            reason,
+            refs=context.refs,
+        )
+
+    def _drop_blob(self, ref: Ref, reason: Reason) -> None:
+        blob = self._blobs[ref]
+        self.n_bytes -= blob.n_bytes
+        self.blobs_gone[ref] = Doomed(
+            f"KV {blob.key}", blob.path, blob.n_bytes, blob.used_at, reason, ref=ref
+        )
+
+
+def _warmth(blob: Entry) -> tuple[float, float, str]:
+    # A chain is read from its head within moments, and is worthless without it: tail first.
+    return blob.used_at // 60, -blob.used_at, blob.key
+
+
+def _delete(doomed: Doomed) -> str:
+    path = Path(doomed.path)
+    try:
+        if path.lstat().st_mtime != doomed.used_at:
+            return "it was used meanwhile"
+        path.unlink()
+    except FileNotFoundError:
+        return "it is gone already"
+    except OSError as error:
+        return because(error)
+    return ""

@@ -1,0 +1,127 @@
+"""Content-addressed KV files: `<root>/<identity>/<ab>/<key>.safetensors`, each written once."""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Damaged, NotFound
+from mlxstack.core.ports import Blob
+from mlxstack.store.blob_file import decode, encode
+from mlxstack.store.disk import Disk, refused
+from mlxstack.store.durable import (
+    TEMPORARY,
+    clear_leftovers,
+    open_private,
+    read_whole,
+    touch,
+    write_durably,
+)
+
+SUFFIX = ".safetensors"
+ASIDE = ".damaged"
+# Lower case only: on a Mac "A" and "a" are the same file.
+KEY = re.compile(r"[0-9a-z][0-9a-z._-]{1,127}")
+
+
+class Entry(Struct, frozen=True):
+    """One file of the vault; `used_at` is Unix seconds of the last write, read or question."""
+
+    identity: str
+    key: str
+    path: str
+    n_bytes: int
+    used_at: float
+
+
+class DiskVault:
+    """A `core.ports.Vault`. Raises SetupError when `root` cannot be created.
+
+    Any number of threads and processes may share one root.
+    """
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root = root
+        self._disk = disk or Disk()
+        self._writing = Lock()
+        open_private(root)
+        clear_leftovers(root.rglob(TEMPORARY + "*"))
+        for old in root.rglob("*" + ASIDE):
+            old.unlink(missing_ok=True)
+
+    def has(self, identity: str, key: str) -> bool:
+        """Whether a file of this key exists. Asking is using.
+
+        So a sweep cannot take the file between this and the manifest that will name it.
+        """
+        return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
+
+    def write(self, blob: Blob) -> int:
+        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+
+        Raises StackError when the disk refuses, ValueError on an impossible plane or key.
+        """
+        if not _is_key(blob.identity) or not _is_key(blob.key):
+            raise ValueError(f"no file can be called {blob.identity!r}/{blob.key!r}")
+        path = self._path(blob.identity, blob.key)
+        if touch(path):
+            return 0
+        with self._writing:
+            return 0 if touch(path) else write_durably(path, encode(blob), self._disk)
+
+    def read(self, identity: str, key: str) -> Blob:
+        """The blob, checked; its planes are views. Raises NotFound or Damaged.
+
+        A file with a wrong content is set aside until the next start, so that the next
+        write of its key heals the vault; one that the disk would not read stays.
+        """
+        if not _is_key(identity) or not _is_key(key):
+            raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
+        path = self._path(identity, key)
+        data = read_whole(path, self._disk)
+        try:
+            blob = decode(data)
+            if (blob.identity, blob.key) != (identity, key):
+                raise Damaged(f"it holds {blob.identity}/{blob.key}")
+        except Damaged as error:
+            with suppress(OSError):
+                path.replace(path.with_name(key + ASIDE))
+            raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
+        touch(path)
+        return blob
+
+    def entries(self) -> Iterator[Entry]:
+        """Every file, in no order; those that vanish meanwhile are left out."""
+        for found in self.root.glob(f"*/*/*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                about = found.stat(follow_symlinks=False)
+                key, identity = found.name.removesuffix(SUFFIX), found.parent.parent.name
+                yield Entry(identity, key, str(found), about.st_size, about.st_mtime)
+
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.n_bytes for entry in self.entries())
+
+    def remove(self, identity: str, key: str) -> int:
+        """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
+        if not _is_key(identity) or not _is_key(key):
+            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
+        path = self._path(identity, key)
+        try:
+            n_bytes = path.lstat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            raise NotFound(f"there is no KV file {path.name}") from None
+        except OSError as error:
+            raise refused(f"{path.name} was not removed", error) from error
+        return n_bytes
+
+    def _path(self, identity: str, key: str) -> Path:
+        return self.root / identity / key[:2] / (key + SUFFIX)
+
+
+def _is_key(text: str) -> bool:
+    return KEY.fullmatch(text) is not None

@@ -1,0 +1,115 @@
+"""The blob format: what goes in comes out, and nothing altered is believed."""
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors
+from blobs import BLOBS, small_blob
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.core.errors import Damaged
+from mlxstack.core.ports import Blob, Plane
+from mlxstack.store.blob_file import HEAD, ITEM_BYTES, VERSION, decode, encode
+
+
+def file_of(blob: Blob) -> bytes:
+    return b"".join(encode(blob))
+
+
+@given(BLOBS)
+def test_any_blob_survives(blob: Blob) -> None:
+    assert decode(file_of(blob)) == blob
+
+
+@given(BLOBS)
+def test_the_safetensors_library_can_read_it(blob: Blob) -> None:
+    found = dict(safetensors.deserialize(file_of(blob)))
+    for number, plane in enumerate(blob.planes):
+        tensor = found.pop(str(number))
+        assert (tensor["dtype"], tuple(tensor["shape"])) == (plane.dtype, plane.shape)
+        assert bytes(tensor["data"]) == plane.data
+    assert not found
+
+
+@pytest.mark.parametrize("dtype", sorted(ITEM_BYTES))
+def test_g2_each_dtype_is_kept(dtype: str) -> None:
+    data = bytes(range(6 * ITEM_BYTES[dtype]))
+    blob = Blob("abcd", "checkpoint", "ef01", 0, 6, (Plane(dtype, (2, 3), data),))
+    assert decode(file_of(blob)).planes[0] == blob.planes[0]
+
+
+def test_planes_may_be_views_of_arrays_and_come_back_as_readonly_views() -> None:
+    array = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
+    empty, scalar = np.zeros((0, 4), np.float32), np.array(7.0)
+    planes = (
+        Plane("F16", array.shape, memoryview(array)),
+        Plane("F32", empty.shape, memoryview(empty)),
+        Plane("F64", (), memoryview(scalar)),
+    )
+    data = file_of(Blob("abcd", "segment", "ef01", 0, 1, planes))
+    found = [plane.data for plane in decode(data).planes]
+    assert all(isinstance(view, memoryview) and view.readonly for view in found)
+    assert found[0].obj is data
+    np.testing.assert_array_equal(np.frombuffer(found[0], np.float16).reshape(2, 3, 4), array)
+    assert np.frombuffer(found[2])[0] == 7.0
+
+
+def test_encoding_copies_no_plane() -> None:
+    data = bytes(1000)
+    chunks = encode(Blob("abcd", "segment", "ef01", 0, 1, (Plane("U8", (1000,), data),)))
+    assert isinstance(chunks[1], memoryview)
+    assert chunks[1].obj is data
+
+
+@pytest.mark.parametrize(
+    "plane", [Plane("U8", (3,), b"ab"), Plane("F4", (2,), b"a"), Plane("BF16", (2,), b"abc")]
+)
+def test_an_impossible_plane_is_refused(plane: Plane) -> None:
+    with pytest.raises(ValueError):
+        encode(Blob("abcd", "segment", "ef01", 0, 1, (plane,)))
+
+
+def test_c8_every_flipped_bit_is_found() -> None:
+    data = file_of(small_blob())
+    for position in range(len(data)):
+        for bit in range(8):
+            altered = bytearray(data)
+            altered[position] ^= 1 << bit
+            with pytest.raises(Damaged):
+                decode(bytes(altered))
+
+
+def test_c8_every_truncation_and_extension_is_found() -> None:
+    data = file_of(small_blob())
+    for n_bytes in range(len(data)):
+        with pytest.raises(Damaged):
+            decode(data[:n_bytes])
+    with pytest.raises(Damaged, match="stretched"):
+        decode(data + b"\0")
+
+
+@given(st.binary())
+def test_c8_noise_is_refused(noise: bytes) -> None:
+    with pytest.raises(Damaged):
+        decode(noise)
+
+
+@given(st.dictionaries(st.text(), st.text(), max_size=3), st.binary(max_size=20))
+def test_c8_foreign_safetensors_are_refused(metadata: dict[str, str], payload: bytes) -> None:
+    tensor = {"dtype": "U8", "shape": [len(payload)], "data_offsets": [0, len(payload)]}
+    header = msgspec.json.encode({"__metadata__": metadata, "weight": tensor})
+    with pytest.raises(Damaged, match="no KV file"):
+        decode(b"%b%b%b%b" % (len(header).to_bytes(8, "little"), header, b" " * 100, payload))
+
+
+def test_a_deeply_nested_header_is_refused() -> None:
+    header = b"[" * 100_000
+    with pytest.raises(Damaged):
+        decode(len(header).to_bytes(8, "little") + header)
+
+
+def test_an_unknown_version_is_named() -> None:
+    newer = HEAD.replace(f'"version":"{VERSION}"'.encode(), b'"version":"9"')
+    with pytest.raises(Damaged, match="version 9, only 1"):
+        decode(file_of(small_blob()).replace(HEAD, newer))

@@ -1,0 +1,132 @@
+"""The background writer: bounded, never blocking the caller, never dying."""
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, get_ident
+
+import pytest
+from bad_disks import FullDisk
+from blobs import IDENTITY, KEY, small_blob
+
+from mlxstack.core.errors import Busy, Conflict, Damaged, StackError
+from mlxstack.store.vault import DiskVault
+from mlxstack.store.writer import Bound, Writer
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    writer = Writer(Bound(n_jobs=3, n_bytes=1000))
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[Event]:
+    gate = Event()
+    yield gate
+    gate.set()
+
+
+def test_g12_a_blob_is_written_behind_the_callers_back(writer: Writer, tmp_path: Path) -> None:
+    vault = DiskVault(tmp_path)
+    assert writer.write(vault, small_blob()).result(10) == vault.size() > 0
+    assert vault.read(IDENTITY, KEY) == small_blob()
+    assert writer.write(vault, small_blob()).result(10) == 0
+
+
+def test_jobs_run_in_order_on_one_other_thread(writer: Writer) -> None:
+    seen: list[tuple[int, int]] = []
+    for number in range(20):
+        while writer.backlog.n_jobs == 3:
+            time.sleep(0.001)
+        writer.submit(lambda number=number: seen.append((number, get_ident())))
+    assert writer.drain(10)
+    assert [number for number, _ in seen] == list(range(20))
+    assert {thread for _, thread in seen} != {get_ident()}
+    assert len({thread for _, thread in seen}) == 1
+
+
+def test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once(writer: Writer, gate: Event) -> None:
+    writer.submit(gate.wait, 600)
+    writer.submit(gate.wait, 400)
+    assert writer.backlog.n_bytes == 1000
+    with pytest.raises(Busy, match="2 writes of 1000 bytes wait"):
+        writer.submit(gate.wait, 1)
+    assert writer.backlog.n_jobs == 2
+    gate.set()
+    assert writer.drain(10)
+    assert writer.backlog.n_bytes == 0
+    assert writer.submit(lambda: 5, 1000).result(10) == 5
+
+
+def test_g12_beyond_the_bound_of_jobs_it_is_busy_at_once(writer: Writer, gate: Event) -> None:
+    for _ in range(3):
+        writer.submit(gate.wait)
+    with pytest.raises(Busy, match="3 writes"):
+        writer.submit(gate.wait)
+
+
+def test_a_giant_is_taken_when_nothing_waits(writer: Writer, gate: Event) -> None:
+    writer.submit(gate.wait, 5000)
+    with pytest.raises(Busy):
+        writer.submit(gate.wait, 5000)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "x"), "the disk is full"),
+        (OSError(errno.EROFS, "x"), "read-only"),
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+        (Damaged("it is broken"), "it is broken"),
+    ],
+)
+def test_g12_a_failure_is_told_in_words_and_the_thread_lives(
+    writer: Writer, error: Exception, words: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(StackError, match=words):
+        writer.submit(fail, 10).result(10)
+    assert writer.backlog.n_failed == 1
+    assert words in writer.backlog.last_error
+    assert writer.backlog.n_bytes == 0
+    assert writer.submit(lambda: "alive").result(10) == "alive"
+    assert writer.backlog.n_done == 1
+
+
+def test_g12_a_full_disk_fails_one_blob(writer: Writer, tmp_path: Path) -> None:
+    full, good = DiskVault(tmp_path / "full", FullDisk(100)), DiskVault(tmp_path / "good")
+    failing, fine = writer.write(full, small_blob()), writer.write(good, small_blob())
+    with pytest.raises(StackError, match="the disk is full"):
+        failing.result(10)
+    assert fine.result(10) > 0
+
+
+def test_a_cancelled_job_is_forgotten(writer: Writer, gate: Event) -> None:
+    writer.submit(gate.wait, 10)
+    waiting = writer.submit(lambda: 1, 500)
+    assert waiting.cancel()
+    assert writer.backlog.n_bytes == 10
+    gate.set()
+    assert writer.drain(10)
+    assert writer.backlog.n_done == 1
+
+
+def test_draining_gives_up_in_time(writer: Writer, gate: Event) -> None:
+    writer.submit(gate.wait)
+    assert not writer.drain(0.01)
+
+
+def test_closing_finishes_what_waits_and_takes_no_more(tmp_path: Path) -> None:
+    writer, vault = Writer(), DiskVault(tmp_path)
+    futures = [writer.write(vault, small_blob(f"{number:04x}")) for number in range(10)]
+    writer.close()
+    assert all(future.done() for future in futures)
+    assert len(list(vault.entries())) == 10
+    with pytest.raises(Conflict, match="stopping"):
+        writer.submit(lambda: 1)
+    writer.close()

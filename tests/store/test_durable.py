@@ -1,0 +1,144 @@
+"""Whole files only: kill -9 in the middle, dead writers' leftovers, limits of the system."""
+
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bad_disks import FullDisk
+from blobs import IDENTITY, manifest, small_blob
+
+from mlxstack.core.errors import StackError
+from mlxstack.core.ports import Manifest
+from mlxstack.store.disk import Disk
+from mlxstack.store.durable import TEMPORARY, write_durably
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
+
+N_TOKENS = 50_000
+SAVE_FOREVER = f"""
+import sys, itertools
+from pathlib import Path
+from mlxstack.core.ports import Blob, Manifest, Plane
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
+shelf, vault = SlotShelf(Path(sys.argv[1]) / "slots"), DiskVault(Path(sys.argv[1]) / "kv")
+sizes, start = (100_000, 1_000_000), int(sys.argv[2])
+print("ready", flush=True)
+for number in itertools.count(start):
+    plane = Plane("U8", (sizes[number % 2],), bytes([number % 256]) * sizes[number % 2])
+    key = f"{{number:08x}}"
+    vault.write(Blob(key, "segment", "{IDENTITY}", number, number + 1, (plane,)))
+    shelf.write("a.bin", Manifest("{IDENTITY}", (number,) * {N_TOKENS}, (key,)))
+"""
+WRITE_TOO_MUCH = """
+import resource, sys
+from pathlib import Path
+from mlxstack.core.ports import Manifest
+from mlxstack.store.shelf import SlotShelf
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+SlotShelf(Path(sys.argv[1])).write("a.bin", Manifest("id", tuple(range(1000)), ()))
+"""
+
+
+def saves_until_killed(root: Path, start: int, after_s: float) -> None:
+    command = [sys.executable, "-c", SAVE_FOREVER, str(root), str(start)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(after_s)
+        child.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_c11_kill_9_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    SlotShelf(tmp_path / "slots").write("a.bin", Manifest(IDENTITY, (0,) * N_TOKENS, ()))
+    n_interrupted, newest = 0, 0
+    for _ in range(20):
+        saves_until_killed(tmp_path, newest + 1, chance.uniform(0, 0.05))
+        n_interrupted += any(tmp_path.rglob(TEMPORARY + "*"))
+        shelf, vault = SlotShelf(tmp_path / "slots"), DiskVault(tmp_path / "kv")
+        found = shelf.read("a.bin")
+        assert found.tokens[0] >= newest
+        assert found.tokens == (found.tokens[0],) * N_TOKENS
+        for entry in vault.entries():
+            vault.read(entry.identity, entry.key)
+        assert all(vault.has(IDENTITY, key) for key in found.segments)
+        assert not any(tmp_path.rglob(TEMPORARY + "*"))
+        newest = found.tokens[0]
+    assert newest > 0
+    assert n_interrupted > 0
+
+
+def test_g12_a_file_beyond_the_limit_of_the_system_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITE_TOO_MUCH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "a.bin was not saved: the file is bigger than this system allows" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    dead = tmp_path / f"{TEMPORARY}dead"
+    dead.write_bytes(b"half")
+
+    class Peeping(Disk):
+        def sync(self, fd: int) -> None:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                SlotShelf(tmp_path)
+                living.extend(tmp_path.glob(TEMPORARY + "*"))
+            super().sync(fd)
+
+    living: list[Path] = []
+    SlotShelf(tmp_path, Peeping()).write("a.bin", manifest())
+    assert not dead.exists()
+    assert len(living) == 1
+    assert SlotShelf(tmp_path).read("a.bin") == manifest()
+
+
+def test_a_vault_clears_leftovers_at_any_depth(tmp_path: Path) -> None:
+    DiskVault(tmp_path).write(small_blob())
+    (entry,) = DiskVault(tmp_path).entries()
+    left = Path(entry.path).parent / f"{TEMPORARY}x"
+    left.touch()
+    DiskVault(tmp_path)
+    assert not left.exists()
+    assert Path(entry.path).exists()
+
+
+def test_an_interrupt_between_two_chunks_leaves_nothing(tmp_path: Path) -> None:
+    def chunks():
+        yield b"half"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_durably(tmp_path / "file", chunks(), Disk())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_of_somebody_else_is_told(tmp_path: Path) -> None:
+    shelf = SlotShelf(tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(StackError, match="permission is denied"):
+        shelf.write("a.bin", manifest())
+    tmp_path.chmod(0o700)
+
+
+def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    os.close(fd)
+    full = SlotShelf(tmp_path, FullDisk(3))
+    for _ in range(10):
+        with pytest.raises(StackError):
+            full.write("a.bin", manifest())
+        SlotShelf(tmp_path).write("b.bin", manifest())
+        SlotShelf(tmp_path).read("b.bin")
+    again = os.open(tmp_path, os.O_RDONLY)
+    os.close(again)
+    assert again == fd

@@ -1,0 +1,183 @@
+"""Slot files on a real disk: safe names, whole files, nobody else's business."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from bad_disks import FullDisk, UnsyncableDisk
+from blobs import MANIFESTS, manifest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.core.errors import BadRequest, Damaged, NotFound, SetupError, StackError
+from mlxstack.core.ports import Manifest, Shelf
+from mlxstack.store.filename import check_filename
+from mlxstack.store.manifest_file import pack, unpack
+from mlxstack.store.shelf import SlotShelf
+
+BAD_NAMES = [
+    "", ".", "..", "../a", "a/b", "/etc/passwd", "a\\b", "a:b", "a*", "a?", 'a"', "a<", "a>",
+    "a|b", "a\0b", "a\n", "\x1f", "\x7f", "\x80", "\x9f", "\uff0e\uff0e", "a\u2215b", "a\u2216b",
+    "\ufffd", "\ufeffa", "\udc80", " a", "a ", "a.", "a..b", "..tmp-x", "x" * 256, "é" * 128,
+]  # fmt: skip
+GOOD_NAMES = ["s1.bin", "a b", ".hidden", "日本語.bin", "x" * 255, "é" * 127, "-rf", "a.b.c"]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> SlotShelf:
+    return SlotShelf(tmp_path / "slots")
+
+
+def as_shelf(shelf: Shelf) -> Shelf:
+    return shelf
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_c9_a_bad_name_is_refused_and_nothing_is_written(
+    shelf: SlotShelf, tmp_path: Path, name: str
+) -> None:
+    for act in (
+        lambda: shelf.check(name),
+        lambda: shelf.write(name, manifest()),
+        lambda: shelf.read(name),
+        lambda: shelf.remove(name),
+    ):
+        with pytest.raises(BadRequest, match=r"^Invalid filename") as caught:
+            act()
+        assert caught.value.param == "filename"
+    assert [path.name for path in tmp_path.rglob("*")] == ["slots"]
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_c9_a_good_name_is_kept(shelf: SlotShelf, name: str) -> None:
+    shelf.write(name, manifest("k1"))
+    assert shelf.read(name) == manifest("k1")
+    assert [file.name for file in shelf.list()] == [name]
+
+
+@given(st.text(st.characters(), max_size=40))
+def test_c9_no_name_leaves_the_folder(name: str) -> None:
+    folder = Path("/some/folder")
+    try:
+        check_filename(name)
+    except BadRequest:
+        return
+    assert Path(os.path.normpath(folder / name)).parent == folder
+
+
+@given(MANIFESTS)
+def test_c6_any_manifest_survives(saved: Manifest) -> None:
+    assert unpack(b"".join(pack(saved))) == saved
+
+
+def test_c11_overwriting_replaces_and_is_private(shelf: SlotShelf) -> None:
+    as_shelf(shelf).write("a.bin", manifest("k1"))
+    n_bytes = shelf.write("a.bin", manifest("k2", tokens=tuple(range(1000))))
+    assert shelf.read("a.bin") == manifest("k2", tokens=tuple(range(1000)))
+    (file,) = shelf.list()
+    assert file.n_bytes == n_bytes == Path(file.path).stat().st_size
+    assert stat.S_IMODE(Path(file.path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(shelf.directory.stat().st_mode) == 0o700
+    assert [path.name for path in shelf.directory.iterdir()] == ["a.bin"]
+
+
+def test_tokens_are_compact(shelf: SlotShelf) -> None:
+    assert shelf.write("a.bin", manifest(tokens=tuple(range(0, 60_000, 2)))) < 100_000
+
+
+def test_c7_a_missing_file_is_named(shelf: SlotShelf) -> None:
+    with pytest.raises(NotFound, match=r"agent\.bin"):
+        shelf.read("agent.bin")
+    with pytest.raises(NotFound, match=r"agent\.bin"):
+        shelf.remove("agent.bin")
+
+
+def test_reading_is_using_and_peeking_is_not(shelf: SlotShelf) -> None:
+    shelf.write("a.bin", manifest())
+    path = shelf.directory / "a.bin"
+    os.utime(path, (1000, 1000))
+    shelf.peek("a.bin")
+    assert shelf.list()[0].used_at == 1000
+    shelf.read("a.bin")
+    assert shelf.list()[0].used_at > 1000
+
+
+def test_c8_every_flipped_bit_is_found() -> None:
+    data = b"".join(pack(manifest("k1", "k2")))
+    for position in range(len(data)):
+        for bit in range(8):
+            altered = bytearray(data)
+            altered[position] ^= 1 << bit
+            with pytest.raises(Damaged):
+                unpack(bytes(altered))
+
+
+def test_c8_every_truncation_is_found() -> None:
+    data = b"".join(pack(manifest("k1", "k2")))
+    for n_bytes in range(len(data)):
+        with pytest.raises(Damaged):
+            unpack(data[:n_bytes])
+    with pytest.raises(Damaged):
+        unpack(data + b"\0")
+
+
+def test_c8_an_unknown_version_is_named(shelf: SlotShelf) -> None:
+    (shelf.directory / "a.bin").write_bytes(b"mlx-stack slot file 7\n" + bytes(100))
+    with pytest.raises(Damaged, match=r"slot file a\.bin is damaged: it has version '7'"):
+        shelf.read("a.bin")
+
+
+def test_c8_foreign_files_are_refused_not_listed_not_removed(shelf: SlotShelf) -> None:
+    foreign = shelf.directory / "notes.txt"
+    foreign.write_text("mine")
+    with pytest.raises(Damaged, match=r"notes\.txt is damaged: it is no slot file"):
+        shelf.read("notes.txt")
+    assert shelf.list() == ()
+    with pytest.raises(NotFound):
+        shelf.remove("notes.txt")
+    assert foreign.read_text() == "mine"
+
+
+def test_c9_a_link_is_not_followed(shelf: SlotShelf, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"".join(pack(manifest())))
+    before = target.read_bytes()
+    (shelf.directory / "a.bin").symlink_to(target)
+    with pytest.raises(Damaged, match="symbolic link"):
+        shelf.read("a.bin")
+    assert shelf.list() == ()
+    shelf.write("a.bin", manifest("new"))
+    assert target.read_bytes() == before
+    assert not (shelf.directory / "a.bin").is_symlink()
+
+
+def test_damaged_slot_files_are_listed_and_can_be_removed(shelf: SlotShelf) -> None:
+    n_bytes = shelf.write("a.bin", manifest("k1")) - 1
+    os.truncate(shelf.directory / "a.bin", n_bytes)
+    with pytest.raises(Damaged):
+        shelf.read("a.bin")
+    assert [file.name for file in shelf.list()] == ["a.bin"]
+    assert shelf.remove("a.bin") == n_bytes
+    assert shelf.list() == ()
+
+
+@pytest.mark.parametrize("disk", [FullDisk(0), FullDisk(40), UnsyncableDisk()])
+def test_g12_a_refusing_disk_keeps_the_old_file(shelf: SlotShelf, disk: FullDisk) -> None:
+    shelf.write("a.bin", manifest("old"))
+    with pytest.raises(StackError, match=r"a\.bin was not saved: the disk"):
+        SlotShelf(shelf.directory, disk).write("a.bin", manifest("new"))
+    assert shelf.read("a.bin") == manifest("old")
+    assert [path.name for path in shelf.directory.iterdir()] == ["a.bin"]
+
+
+def test_a_folder_in_the_way_is_told(shelf: SlotShelf) -> None:
+    (shelf.directory / "a.bin").mkdir()
+    with pytest.raises(StackError, match=r"a\.bin was not saved: is a directory"):
+        shelf.write("a.bin", manifest())
+
+
+def test_a4_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match="file/slots"):
+        SlotShelf(tmp_path / "file" / "slots")

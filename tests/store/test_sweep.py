@@ -1,0 +1,228 @@
+"""Sweeping: the goal is reached whenever it can be, and nothing needed ever goes."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from blobs import IDENTITY, manifest, small_blob
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.core.errors import Conflict
+from mlxstack.store.history import AgentFolders, History
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.stock import take_stock
+from mlxstack.store.sweep import Context, Plan, Reason, Rules, Stock, carry_out, check_room, plan
+from mlxstack.store.vault import DiskVault, Entry
+
+NOW = 10_000.0
+TIMES = st.floats(0, NOW)
+SIZES = st.integers(0, 1000)
+
+
+def entry(number: int, n_bytes: int = 10, used_at: float = 0.0) -> Entry:
+    return Entry("id", str(number), f"kv/{number}", n_bytes, used_at)
+
+
+def context(name: str, *numbers: int, n_bytes: int = 1, used_at: float = 0.0) -> Context:
+    refs = frozenset(("id", str(number)) for number in numbers)
+    return Context(name, f"slots/{name}", n_bytes, used_at, refs)
+
+
+REFS = st.frozensets(st.integers(0, 12).map(lambda number: ("id", str(number))))
+STOCKS = st.builds(
+    lambda blobs, contexts, in_use, spared: Stock(
+        tuple(entry(number, *about) for number, about in enumerate(blobs)),
+        tuple(
+            Context(f"c{number}", f"slots/{number}", *about)
+            for number, about in enumerate(contexts)
+        ),
+        in_use,
+        frozenset(f"slots/{number}" for number in spared),
+    ),
+    st.lists(st.tuples(SIZES, TIMES), max_size=10),
+    st.lists(st.tuples(SIZES, TIMES, REFS), max_size=6),
+    REFS,
+    st.sets(st.integers(0, 6)),
+)
+RULES = st.builds(
+    Rules,
+    max_bytes=st.none() | st.integers(0, 6000),
+    max_age_s=st.none() | st.floats(1, NOW),
+    n_wanted=st.integers(0, 500),
+    grace_s=st.floats(0, NOW / 2),
+)
+
+
+def gone(decided: Plan) -> set[str]:
+    return {doomed.path for doomed in decided.doomed}
+
+
+def remaining(stock: Stock, decided: Plan) -> tuple[list[Entry], list[Context]]:
+    lost = gone(decided)
+    blobs = [blob for blob in stock.blobs if blob.path not in lost]
+    return blobs, [one for one in stock.contexts if one.path not in lost]
+
+
+@given(STOCKS, RULES)
+def test_c14_nothing_in_use_named_or_fresh_goes(stock: Stock, rules: Rules) -> None:
+    decided = plan(stock, rules, NOW)
+    _, contexts = remaining(stock, decided)
+    named = frozenset[tuple[str, str]]().union(*(one.refs for one in contexts))
+    for doomed in decided.doomed:
+        assert doomed.path not in stock.spared
+        assert doomed.used_at < NOW - rules.grace_s
+        assert doomed.ref is None or doomed.ref not in named | stock.in_use
+
+
+@given(STOCKS, RULES)
+def test_c14_the_goal_is_reached_unless_the_rest_is_needed(stock: Stock, rules: Rules) -> None:
+    decided = plan(stock, rules, NOW)
+    blobs, contexts = remaining(stock, decided)
+    n_bytes = sum(blob.n_bytes for blob in blobs) + sum(one.n_bytes for one in contexts)
+    assert decided.n_after == n_bytes
+    assert decided.n_before == n_bytes + sum(doomed.n_bytes for doomed in decided.doomed)
+    if rules.max_bytes is None:
+        assert decided.n_over == 0
+        return
+    assert decided.n_over == max(0, n_bytes - (rules.max_bytes - rules.n_wanted))
+    if not decided.n_over:
+        return
+    fresh = NOW - rules.grace_s
+    named = frozenset[tuple[str, str]]().union(*(one.refs for one in contexts))
+    assert all(one.path in stock.spared or one.used_at >= fresh for one in contexts)
+    for blob in blobs:
+        ref = (blob.identity, blob.key)
+        assert ref in named | stock.in_use or blob.used_at >= fresh
+
+
+@given(STOCKS, RULES)
+def test_c14_nothing_goes_for_bytes_that_need_not(stock: Stock, rules: Rules) -> None:
+    decided = plan(stock, rules, NOW)
+    for_bytes = [doomed for doomed in decided.doomed if doomed.reason is Reason.BYTES]
+    if rules.max_bytes is None:
+        assert for_bytes == []
+    elif for_bytes and not decided.n_over:
+        last = for_bytes[-1]
+        assert decided.n_after + last.n_bytes > rules.max_bytes - rules.n_wanted
+
+
+@given(STOCKS, st.floats(1, NOW))
+def test_c14_after_age_nothing_loose_is_old(stock: Stock, max_age_s: float) -> None:
+    decided = plan(stock, Rules(max_age_s=max_age_s, grace_s=0), NOW)
+    blobs, contexts = remaining(stock, decided)
+    assert all(one.used_at >= NOW - max_age_s or one.path in stock.spared for one in contexts)
+    named = frozenset[tuple[str, str]]().union(*(one.refs for one in contexts))
+    for blob in blobs:
+        is_needed = (blob.identity, blob.key) in named | stock.in_use
+        assert is_needed or blob.used_at >= NOW - max_age_s
+
+
+@given(STOCKS)
+def test_no_rule_no_victim(stock: Stock) -> None:
+    assert plan(stock, Rules(), NOW).doomed == ()
+
+
+def test_c14_unnamed_files_go_first_the_least_recently_used_before_the_others() -> None:
+    blobs = (entry(1, used_at=900), entry(2, used_at=100), entry(3, used_at=500), entry(4))
+    stock = Stock(blobs, (context("named", 4),))
+    assert gone(plan(stock, Rules(max_bytes=21), NOW)) == {"kv/2", "kv/3"}
+
+
+def test_a_chain_goes_tail_first() -> None:
+    blobs = tuple(entry(number, used_at=600 + number / 10) for number in range(4))
+    assert gone(plan(Stock(blobs), Rules(max_bytes=20), NOW)) == {"kv/2", "kv/3"}
+
+
+def test_a_context_goes_with_what_only_it_names() -> None:
+    contexts = (context("old", 1, 2, used_at=5), context("new", 2, 3, used_at=9))
+    decided = plan(Stock((entry(1), entry(2), entry(3)), contexts), Rules(max_bytes=21), NOW)
+    assert [doomed.path for doomed in decided.doomed] == ["slots/old", "kv/1"]
+
+
+def test_a_context_whose_end_frees_nothing_is_spared() -> None:
+    contexts = (context("shared", 1, used_at=1), context("own", 2, used_at=2))
+    stock = Stock((entry(1), entry(2)), contexts, in_use=frozenset({("id", "1")}))
+    assert gone(plan(stock, Rules(max_bytes=12), NOW)) == {"slots/own", "kv/2"}
+
+
+def test_c14_a_save_over_the_limit_is_refused_before_writing() -> None:
+    stock = Stock((entry(1, 100),), in_use=frozenset({("id", "1")}))
+    check_room(plan(stock, Rules(max_bytes=150, n_wanted=50), NOW))
+    with pytest.raises(Conflict, match="exceeded by 10 bytes"):
+        check_room(plan(stock, Rules(max_bytes=150, n_wanted=60), NOW))
+
+
+class House:
+    """A vault, a shelf and agents on a real disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.vault = DiskVault(root / "kv")
+        self.shelf = SlotShelf(root / "slots")
+        self.agents = AgentFolders(root / "agents")
+        for number in range(5):
+            self.vault.write(small_blob(f"{number:04x}"))
+        self.shelf.write("a.bin", manifest("0000", "0001"))
+        self.agents.write("bob", History())
+        self.agents.write_manifest("bob", "feed", manifest("0001", "0002"))
+        for path in root.rglob("*.*"):
+            os.utime(path, (1000, 1000))
+
+    def stock(self) -> Stock:
+        return take_stock(self.vault, [self.shelf], self.agents)
+
+    def keys(self) -> set[str]:
+        return {entry.key for entry in self.vault.entries()}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_stock_names_slot_files_and_agents(house: House) -> None:
+    stock = house.stock()
+    assert len(stock.blobs) == 5
+    assert {one.title: {key for _, key in one.refs} for one in stock.contexts} == {
+        "slot file a.bin": {"0000", "0001"},
+        "agent bob (feed)": {"0001", "0002"},
+    }
+    assert all(one.used_at == 1000 for one in (*stock.blobs, *stock.contexts))
+
+
+def test_c14_a_plan_touches_nothing_and_carrying_it_out_does(house: House) -> None:
+    stock = house.stock()
+    limit = plan(stock, Rules(), NOW).n_before - 2 * stock.blobs[0].n_bytes
+    decided = plan(stock, Rules(max_bytes=limit), NOW)
+    assert len(house.keys()) == 5
+    swept = carry_out(decided)
+    assert (swept.n_files, swept.skipped) == (2, ())
+    assert swept.n_bytes == decided.n_before - decided.n_after
+    assert house.keys() == {"0000", "0001", "0002"}
+    assert house.shelf.read("a.bin") == manifest("0000", "0001")
+
+
+def test_c14_everything_old_goes_but_the_history(house: House) -> None:
+    carry_out(plan(house.stock(), Rules(max_age_s=60), time.time()))
+    assert house.keys() == set()
+    assert house.shelf.list() == ()
+    assert house.agents.manifests() == ()
+    assert house.agents.read("bob") == History()
+
+
+def test_what_is_used_after_the_plan_stays_with_its_files(house: House) -> None:
+    decided = plan(house.stock(), Rules(max_bytes=0), NOW)
+    house.shelf.read("a.bin")
+    house.vault.has(IDENTITY, "0004")
+    swept = carry_out(decided)
+    assert house.keys() == {"0000", "0001", "0004"}
+    assert len(swept.skipped) == 4
+    assert any("used meanwhile" in line for line in swept.skipped)
+    assert carry_out(decided).n_files == 0
+
+
+def test_a_damaged_context_names_nothing(house: House) -> None:
+    os.truncate(house.shelf.directory / "a.bin", 40)
+    refs = {one.title: one.refs for one in house.stock().contexts}
+    assert refs["slot file a.bin"] == frozenset()

@@ -1,0 +1,181 @@
+"""The vault on a real disk: each key once, checked when read, private."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from bad_disks import FullDisk, StutteringDisk, UnreadableDisk, UnsyncableDisk
+from blobs import BLOBS, IDENTITY, KEY, small_blob
+from hypothesis import given
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Damaged, NotFound, SetupError, StackError
+from mlxstack.core.ports import Blob, Vault
+from mlxstack.store.vault import DiskVault
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> DiskVault:
+    return DiskVault(tmp_path / "home" / "kv")
+
+
+def file_in(vault: DiskVault, key: str = KEY) -> Path:
+    return vault.root / IDENTITY / key[:2] / f"{key}.safetensors"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def as_vault(vault: Vault) -> Vault:
+    return vault
+
+
+@given(BLOBS)
+def test_d24_a_blob_survives_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, blob: Blob
+) -> None:
+    root = tmp_path_factory.mktemp("kv")
+    n_bytes = as_vault(DiskVault(root)).write(blob)
+    again = DiskVault(root)
+    assert again.has(blob.identity, blob.key)
+    assert again.read(blob.identity, blob.key) == blob
+    assert n_bytes == again.size()
+
+
+def test_g11_a_key_is_written_once_and_its_age_is_its_last_use(vault: DiskVault) -> None:
+    assert vault.write(small_blob()) > 0
+    path = file_in(vault)
+    for use in (
+        lambda: vault.write(small_blob()),
+        lambda: vault.read(IDENTITY, KEY),
+        lambda: vault.has(IDENTITY, KEY),
+    ):
+        os.utime(path, (1000, 1000))
+        inode = path.stat().st_ino
+        use()
+        assert path.stat().st_ino == inode
+        assert path.stat().st_mtime > 1000
+    assert vault.write(small_blob()) == 0
+
+
+def test_g12_files_are_0600_and_folders_0700(vault: DiskVault) -> None:
+    vault.write(small_blob())
+    path = file_in(vault)
+    assert mode(path) == 0o600
+    for folder in (path.parent, path.parent.parent, vault.root, vault.root.parent):
+        assert mode(folder) == 0o700
+
+
+def test_entries_size_and_remove(vault: DiskVault) -> None:
+    keys = {f"{number:02x}ff" for number in range(5)}
+    n_bytes = {key: vault.write(small_blob(key)) for key in keys}
+    assert {(entry.identity, entry.key) for entry in vault.entries()} == {
+        (IDENTITY, key) for key in keys
+    }
+    assert vault.size() == sum(n_bytes.values())
+    assert vault.remove(IDENTITY, "00ff") == n_bytes["00ff"]
+    assert not vault.has(IDENTITY, "00ff")
+    with pytest.raises(NotFound):
+        vault.remove(IDENTITY, "00ff")
+
+
+def test_a_missing_key_is_not_found(vault: DiskVault) -> None:
+    assert not vault.has(IDENTITY, KEY)
+    with pytest.raises(NotFound, match=KEY):
+        vault.read(IDENTITY, KEY)
+
+
+@pytest.mark.parametrize("key", ["../../escape", "/etc/passwd", "", "a", "AB", "a\0b", "..", ".x"])
+def test_a_key_that_is_no_name_reaches_no_file(vault: DiskVault, key: str) -> None:
+    assert not vault.has(IDENTITY, key)
+    assert not vault.has(key, KEY)
+    with pytest.raises(Damaged):
+        vault.read(IDENTITY, key)
+    with pytest.raises(NotFound):
+        vault.remove(IDENTITY, key)
+    with pytest.raises(ValueError):
+        vault.write(small_blob(key))
+
+
+def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskVault) -> None:
+    vault.write(small_blob())
+    path = file_in(vault)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(Damaged, match=f"{KEY}.*checksum"):
+        vault.read(IDENTITY, KEY)
+    assert not vault.has(IDENTITY, KEY)
+    assert vault.write(small_blob()) > 0
+    assert vault.read(IDENTITY, KEY) == small_blob()
+    assert path.with_name(f"{KEY}.damaged").exists()
+    DiskVault(vault.root)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_c8_a_file_under_another_name_is_refused(vault: DiskVault) -> None:
+    vault.write(small_blob())
+    file_in(vault).rename(file_in(vault, "abab"))
+    with pytest.raises(Damaged, match=f"holds {IDENTITY}/{KEY}"):
+        vault.read(IDENTITY, "abab")
+
+
+def test_links_pipes_and_folders_are_not_read(vault: DiskVault, tmp_path: Path) -> None:
+    vault.write(small_blob())
+    path = file_in(vault)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Damaged, match="symbolic link"):
+        vault.read(IDENTITY, KEY)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Damaged, match="regular"):
+        vault.read(IDENTITY, KEY)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Damaged, match="regular"):
+        vault.read(IDENTITY, KEY)
+
+
+@pytest.mark.parametrize("room", [0, 5, 300, 500])
+def test_g12_a_full_disk_leaves_nothing_behind(tmp_path: Path, room: int) -> None:
+    vault = DiskVault(tmp_path, FullDisk(room))
+    with pytest.raises(StackError, match="the disk is full"):
+        vault.write(small_blob(payload=bytes(1000)))
+    assert not vault.has(IDENTITY, KEY)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_disk_that_fails_to_sync_has_not_saved(tmp_path: Path) -> None:
+    vault = DiskVault(tmp_path, UnsyncableDisk())
+    with pytest.raises(StackError, match="input/output error"):
+        vault.write(small_blob())
+    assert not vault.has(IDENTITY, KEY)
+
+
+def test_a_disk_that_fails_to_read_costs_no_file(tmp_path: Path) -> None:
+    DiskVault(tmp_path).write(small_blob())
+    with pytest.raises(Damaged, match="input/output error"):
+        DiskVault(tmp_path, UnreadableDisk()).read(IDENTITY, KEY)
+    assert DiskVault(tmp_path).read(IDENTITY, KEY) == small_blob()
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    vault = DiskVault(tmp_path, StutteringDisk())
+    vault.write(small_blob())
+    assert vault.read(IDENTITY, KEY) == small_blob()
+
+
+def test_many_threads_write_a_key_once(vault: DiskVault) -> None:
+    blob = replace(small_blob(), meta="x" * 1000)
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda _: vault.write(blob), range(32)))
+    assert sum(n > 0 for n in written) == 1
+    assert vault.read(IDENTITY, KEY) == blob
+
+
+def test_a4_a_root_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match="file/kv"):
+        DiskVault(tmp_path / "file" / "kv")
