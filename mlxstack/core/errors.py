@@ -7,7 +7,8 @@ StackError
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
 ├── Forbidden              a known caller, but not for this
-├── NotFound               no such file, agent, model or path
+├── NotFound               no such file, agent or path
+│   └── UnknownModel       a model of this name is not served, and the preset is strict
 ├── Conflict               the thing is in a state that forbids the act
 ├── Busy                   the queue is full; come back later
 │   └── OutOfMemory        the KV budget cannot hold this now
@@ -62,7 +63,11 @@ class Forbidden(StackError):
 
 
 class NotFound(StackError):
-    """No such file, agent, model or path."""
+    """No such file, agent or path."""
+
+
+class UnknownModel(NotFound):
+    """A model of this name is not served, and the preset is strict."""
 
 
 class Conflict(StackError):

@@ -132,10 +132,14 @@ class SamplingSpec(Strict, frozen=True):
 
 
 class ServerSpec(Strict, frozen=True):
-    """Where the service listens, and its bounds."""
+    """Where the service listens, and its bounds.
+
+    `allowed_hosts` are names beside loopback and IP addresses by which it may be called; "*" any.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 7109
+    allowed_hosts: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     strict_models: bool = False
     max_body_bytes: Count = 64 * 1024 * 1024

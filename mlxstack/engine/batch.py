@@ -49,6 +49,7 @@ class Batch:
         self._model = model
         self._flight: Flight | None = None
         self.rows: list[Row] = []
+        self._broken: list[tuple[Row, Exception]] = []
         self.is_batching = True
         self.n_calls = 0
         self.n_rows = 0
@@ -76,9 +77,15 @@ class Batch:
         landed, self._flight = self._flight, None
         return self._land(landed)
 
+    def take_broken(self) -> list[tuple[Row, Exception]]:
+        """The rows whose own rules raised; each is told once and must leave."""
+        broken, self._broken = self._broken, []
+        return broken
+
     def reset(self) -> None:
         """Forget all rows and whatever is in flight."""
         self.rows = []
+        self._broken = []
         self._flight = None
 
     def _launch(self) -> Flight | None:
@@ -86,18 +93,28 @@ class Batch:
             return None
         rows = tuple(self.rows)
         logits = self._forward(rows)
-        choices = _choose(rows, logits)
-        for row, choice in zip(rows, choices, strict=True):
+        for row in rows:
             if row.pending is not None:
                 row.context.extend([row.pending])
                 row.pending = None
+        chosen = self._choose(rows, logits)
+        for row, choice in chosen:
             row.feed = choice.token
-        mx.async_eval(
-            [  # type: ignore[no-untyped-call]
-                a for choice in choices for a in _arrays(choice)
-            ]
-        )
-        return Flight(rows, choices)
+        mx.async_eval([a for _, choice in chosen for a in _arrays(choice)])  # type: ignore[no-untyped-call]
+        return Flight(tuple(row for row, _ in chosen), tuple(choice for _, choice in chosen))
+
+    def _choose(self, rows: tuple[Row, ...], logits: mx.array) -> list[tuple[Row, Choice]]:
+        """What each row chooses; a row that raises is put among the broken and left out."""
+        best = mx.argmax(logits, axis=-1)
+        chosen = []
+        for i, row in enumerate(rows):
+            try:
+                plain = row.chooser.is_plain
+                choice = Choice(best[i : i + 1]) if plain else row.chooser.choose(logits[i : i + 1])
+                chosen.append((row, choice))
+            except Exception as error:
+                self._broken.append((row, error))
+        return chosen
 
     def _forward(self, rows: tuple[Row, ...]) -> mx.array:
         self.n_rows += len(rows)
@@ -129,18 +146,6 @@ class Batch:
             if id(row) in running:
                 sampled.append(Sampled(row, token, *_numbers(choice)))
         return sampled
-
-
-def _choose(rows: tuple[Row, ...], logits: mx.array) -> tuple[Choice, ...]:
-    if all(row.chooser.is_plain for row in rows):
-        tokens = mx.argmax(logits, axis=-1)
-        return tuple(Choice(tokens[i : i + 1]) for i in range(len(rows)))
-    return tuple(
-        Choice(mx.argmax(logits[i : i + 1], axis=-1))
-        if row.chooser.is_plain
-        else row.chooser.choose(logits[i : i + 1])
-        for i, row in enumerate(rows)
-    )
 
 
 def _arrays(choice: Choice) -> list[mx.array]:

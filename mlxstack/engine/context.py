@@ -101,9 +101,11 @@ class Context:
         self.version += 1
         self.quantise_if_due()
 
-    def fresh(self) -> "Context":
-        """An empty context for the same model."""
-        return Context(self._maker)
+    def fresh(self, n_tokens: int = 0) -> "Context":
+        """An empty context for the same model, with the kinds of caches that suit `n_tokens`."""
+        fresh = Context(self._maker)
+        fresh.caches = self._maker.make(n_tokens)
+        return fresh
 
     def become(self, other: "Context") -> None:
         """Take over everything of a context that is not used any more."""

@@ -74,7 +74,7 @@ class Keeper:
         if manifest.tokens:
             parts = [segments.from_blob(blob) for blob in fetched.segments]
             marks = [segments.checkpoint_from_blob(blob) for blob in fetched.checkpoints]
-            fresh = context.fresh()
+            fresh = context.fresh(len(manifest.tokens))
             fresh.adopt(manifest.tokens, segments.spans(fresh, parts, len(manifest.tokens)), marks)
             context.become(fresh)
             context.stored = [_stored(blob) for blob in fetched.segments]

@@ -22,16 +22,17 @@ from mlxstack.core.event import (
     Queued,
     Seated,
 )
-from mlxstack.core.snapshot import AskState, Counters, Snapshot
+from mlxstack.core.snapshot import AskState, Snapshot
 from mlxstack.engine.batch import Batch, Row, Sampled
 from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.context import Context
+from mlxstack.engine.ledger import Ledger
 from mlxstack.engine.live import Live
 from mlxstack.engine.picture import draw
 from mlxstack.engine.reuse import take
 from mlxstack.engine.sampling import Chooser
 from mlxstack.policy import desk as desks
-from mlxstack.policy import pacing, waiting
+from mlxstack.policy import waiting
 from mlxstack.policy.desk import SeatState, Ticket
 from mlxstack.policy.prefix import common_prefix
 from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
@@ -58,9 +59,7 @@ class Turns:
         self._last: dict[int, Live] = {}
         self._errands: dict[str, Errand] = {}
         self._matches: dict[tuple[str, int, int], int] = {}
-        self._speed = pacing.Speed()
-        self._seconds_per_ask = 1.0
-        self._counters = Counters()
+        self._ledger = Ledger()
         self._events: list[Event] = []
         self._n_turns = 0
 
@@ -72,13 +71,13 @@ class Turns:
     def submit(self, ask: Ask) -> None:
         """The ask joins the queue, or is refused at once when that is full."""
         if is_full(self._desk, self._limits):
-            self._count(n_refused=1)
-            wait = waiting.retry_after(self._desk, self._seconds_per_ask)
+            self._ledger.count(n_refused=1)
+            wait = waiting.retry_after(self._desk, self._ledger.seconds_per_ask)
             n = len(self._desk.waiting)
             self._say(Failed(ask.id, Busy(f"all slots are busy and {n} requests wait", wait)))
             return
         self._live[ask.id] = Live(ask)
-        self._count(n_asks=1)
+        self._ledger.count(n_asks=1)
         self._say(Queued(ask.id, len(self._desk.waiting)))
         self._desk = desks.arrive(self._desk, _ticket(ask))
 
@@ -107,12 +106,14 @@ class Turns:
         """One round. Events are delivered before a bite begins, and at the end."""
         self._n_turns += 1
         self._seat_people()
-        bite = choose_bite(self._desk, time.monotonic(), self._speed, self._limits.pace)
-        self._decode(is_last=bite is not None)
-        self.flush(deliver)
+        bite = choose_bite(self._desk, time.monotonic(), self._ledger.speed, self._limits.pace)
+        self._decode(self.batch.step)
         if bite is not None:
-            self._prefill(bite.slot, bite.n_tokens)
+            # Nobody's token waits for the bite, and the bite is timed alone.
+            self._decode(self.batch.settle)
             self.flush(deliver)
+            self._prefill(bite.slot, bite.n_tokens)
+        self.flush(deliver)
         if self._n_turns % CLEAR_EVERY == 0:
             mx.clear_cache()
 
@@ -136,7 +137,9 @@ class Turns:
     def snapshot(self) -> Snapshot:
         """What everybody else may know."""
         counters = replace(
-            self._counters, n_decode_calls=self.batch.n_calls, n_decode_rows=self.batch.n_rows
+            self._ledger.counters,
+            n_decode_calls=self.batch.n_calls,
+            n_decode_rows=self.batch.n_rows,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
         return draw(self._desk, self.slots, shown, counters, self._n_ctx, self._n_turns)
@@ -167,10 +170,10 @@ class Turns:
         reuse = take(self.slots, slot, live.ask, self._limits.pace.block)
         live.slot, live.seated_at = slot, time.monotonic()
         live.n_cached, live.source, live.miss = reuse.n_cached, reuse.source, reuse.miss
-        live.saved_s = reuse.n_cached / self._speed.prefill_tps if self._speed.prefill_tps else 0.0
+        live.saved_s = self._ledger.saved_s(reuse.n_cached)
         live.state = AskState.PREFILLING
         self._matches = {k: v for k, v in self._matches.items() if k[0] != ticket.ask}
-        self._count(n_cached_tokens=reuse.n_cached)
+        self._ledger.count(n_cached_tokens=reuse.n_cached)
         self._say(Seated(ticket.ask, slot, reuse.n_cached, reuse.source, reuse.miss))
         self._reach(live, reuse.n_cached)
 
@@ -192,8 +195,7 @@ class Turns:
         if end in live.ask.cuts or end == len(live.ask.tokens) - 1:
             context.checkpoint()
         live.prefill_s += took
-        self._speed = pacing.observe_prefill(self._speed, end - start, took)
-        self._count(n_prompt_tokens=end - start, prompt_s=took, n_model_calls=1)
+        self._ledger.prefilled(end - start, took)
         self._say(Progress(live.ask.id, end, len(live.ask.tokens)))
         self._reach(live, end)
 
@@ -207,25 +209,24 @@ class Turns:
             chooser = Chooser(ask.sampling, ask.tokens, seed)
             live.state, live.running_at = AskState.RUNNING, time.monotonic()
             self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1]))
-            self._count(n_prompt_tokens=1)
+            self._ledger.count(n_prompt_tokens=1)
 
-    def _decode(self, *, is_last: bool) -> None:
-        """One step; before a bite also read it, so that nobody's token waits for the bite."""
+    def _decode(self, advance: Callable[[], list[Sampled]]) -> None:
+        """Take or finish a step; one that breaks takes its rows with it, not the service."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
         try:
-            sampled = self.batch.step()
-            if is_last:
-                sampled += self.batch.settle()
-        except Exception as error:  # a step that breaks takes its rows with it, not the service
-            self._break_rows(error)
+            sampled = advance()
+        except Exception as error:
+            self._break([row.slot for row in self.batch.rows], error)
+            self.batch.reset()
             return
-        took = time.perf_counter() - began
-        self._speed = pacing.observe_decode(self._speed, took)
-        self._count(decode_s=took)
+        self._ledger.decoded(time.perf_counter() - began, len(sampled))
         for one in sampled:
             self._receive(one)
+        for row, reason in self.batch.take_broken():
+            self._break([row.slot], reason)
 
     def _receive(self, one: Sampled) -> None:
         seat = self._desk.seat(one.row.slot)
@@ -234,7 +235,7 @@ class Turns:
             return
         now = time.monotonic()
         reason = live.choose(one.token, now, self._n_ctx)
-        self._count(n_generated_tokens=1)
+        self._ledger.count(n_generated_tokens=1)
         if reason is not FinishReason.EOS:
             self._say(Chosen(live.ask.id, one.token, one.logprob, one.top))
         if reason is not None:
@@ -251,11 +252,11 @@ class Turns:
             self.batch.leave(live.slot)
             self._last[live.slot] = live
             self._desk = desks.release(self._desk, live.slot, len(self.slots[live.slot]), now)
-            self._seconds_per_ask = 0.8 * self._seconds_per_ask + 0.2 * (now - live.seated_at)
+            self._ledger.served(now - live.seated_at)
         cancelled = isinstance(last, Finished) and last.reason is FinishReason.CANCELLED
         live.state = AskState.CANCELLED if cancelled else AskState.COMPLETED
         outcome = "n_cancelled" if cancelled else "n_completed"
-        self._count(**{"n_failed" if isinstance(last, Failed) else outcome: 1})
+        self._ledger.count(**{"n_failed" if isinstance(last, Failed) else outcome: 1})
         self._say(last)
 
     def _guard(self, ask_id: str, work: Callable[[], None]) -> None:
@@ -268,20 +269,15 @@ class Turns:
                 self.slots[live.slot].clear()
             self._end(live, Failed(ask_id, _in_words(error)))
 
-    def _break_rows(self, error: Exception) -> None:
-        running = [x for x in self._live.values() if x.state is AskState.RUNNING]
-        self.batch.reset()
-        for live in running:
-            assert live.slot is not None
-            self.slots[live.slot].clear()
-            self._end(live, Failed(live.ask.id, _in_words(error)))
+    def _break(self, slots: list[int], error: Exception) -> None:
+        for slot in slots:
+            ticket = self._desk.seat(slot).ticket
+            if ticket is not None:
+                self.slots[slot].clear()
+                self._end(self._live[ticket.ask], Failed(ticket.ask, _in_words(error)))
 
     def _say(self, event: Event) -> None:
         self._events.append(event)
-
-    def _count(self, **more: float) -> None:
-        now = self._counters
-        self._counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
 
 
 def _ticket(ask: Ask) -> Ticket:

@@ -6,8 +6,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from bad_disks import FullDisk
-from blobs import MANIFESTS, manifest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,8 @@ from mlxstack.core.ports import Manifest
 from mlxstack.store.folder_name import folder_of, is_agent, name_of
 from mlxstack.store.history import AgentFolders, History
 from mlxstack.store.manifest_file import from_json, to_json
+from tests.store.bad_disks import FullDisk
+from tests.store.blobs import MANIFESTS, manifest
 
 AGENTS = st.from_regex(r"[A-Za-z0-9._:-]{1,128}", fullmatch=True)
 MODEL = "feed" * 8

@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 import safetensors
-from blobs import BLOBS, small_blob
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import Blob, Plane
 from mlxstack.store.blob_file import HEAD, ITEM_BYTES, VERSION, decode, encode
+from tests.store.blobs import BLOBS, small_blob
 
 
 def file_of(blob: Blob) -> bytes:

@@ -7,12 +7,12 @@ from pathlib import Path
 from threading import Event, get_ident
 
 import pytest
-from bad_disks import FullDisk
-from blobs import IDENTITY, KEY, small_blob
 
 from mlxstack.core.errors import Busy, Conflict, Damaged, StackError
 from mlxstack.store.vault import DiskVault
 from mlxstack.store.writer import Bound, Writer
+from tests.store.bad_disks import FullDisk
+from tests.store.blobs import IDENTITY, KEY, small_blob
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from bad_disks import FullDisk
-from blobs import IDENTITY, manifest, small_blob
 
 from mlxstack.core.errors import StackError
 from mlxstack.core.ports import Manifest
@@ -19,6 +17,8 @@ from mlxstack.store.disk import Disk
 from mlxstack.store.durable import TEMPORARY, write_durably
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.vault import DiskVault
+from tests.store.bad_disks import FullDisk
+from tests.store.blobs import IDENTITY, manifest, small_blob
 
 N_TOKENS = 50_000
 SAVE_FOREVER = f"""

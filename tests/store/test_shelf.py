@@ -5,8 +5,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from bad_disks import FullDisk, UnsyncableDisk
-from blobs import MANIFESTS, manifest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +13,8 @@ from mlxstack.core.ports import Manifest, Shelf
 from mlxstack.store.filename import check_filename
 from mlxstack.store.manifest_file import pack, unpack
 from mlxstack.store.shelf import SlotShelf
+from tests.store.bad_disks import FullDisk, UnsyncableDisk
+from tests.store.blobs import MANIFESTS, manifest
 
 BAD_NAMES = [
     "", ".", "..", "../a", "a/b", "/etc/passwd", "a\\b", "a:b", "a*", "a?", 'a"', "a<", "a>",

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-from blobs import IDENTITY, manifest, small_blob
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.stock import take_stock
 from mlxstack.store.sweep import Context, Plan, Reason, Rules, Stock, carry_out, check_room, plan
 from mlxstack.store.vault import DiskVault, Entry
+from tests.store.blobs import IDENTITY, manifest, small_blob
 
 NOW = 10_000.0
 TIMES = st.floats(0, NOW)

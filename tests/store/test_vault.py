@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from bad_disks import FullDisk, StutteringDisk, UnreadableDisk, UnsyncableDisk
-from blobs import BLOBS, IDENTITY, KEY, small_blob
 from hypothesis import given
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, NotFound, SetupError, StackError
 from mlxstack.core.ports import Blob, Vault
 from mlxstack.store.vault import DiskVault
+from tests.store.bad_disks import FullDisk, StutteringDisk, UnreadableDisk, UnsyncableDisk
+from tests.store.blobs import BLOBS, IDENTITY, KEY, small_blob
 
 
 @pytest.fixture

@@ -1,0 +1,43 @@
+"""The books of the engine: what was computed, how fast it goes, how long an ask takes."""
+
+from msgspec.structs import replace
+
+from mlxstack.core.snapshot import Counters
+from mlxstack.policy import pacing
+from mlxstack.policy.pacing import Speed
+
+
+class Ledger:
+    """Owned by the MLX thread."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.speed = Speed()
+        self.seconds_per_ask = 1.0
+        self._since_token = 0.0
+
+    def count(self, **more: float) -> None:
+        """Add to the counters of these names."""
+        now = self.counters
+        self.counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
+
+    def prefilled(self, n_tokens: int, seconds: float) -> None:
+        """A bite was computed."""
+        self.speed = pacing.observe_prefill(self.speed, n_tokens, seconds)
+        self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
+
+    def decoded(self, seconds: float, n_tokens: int) -> None:
+        """A decode step was scheduled or read; it is over once tokens came out."""
+        self._since_token += seconds
+        self.count(decode_s=seconds)
+        if n_tokens:
+            self.speed = pacing.observe_decode(self.speed, self._since_token)
+            self._since_token = 0.0
+
+    def served(self, seconds: float) -> None:
+        """An ask left its seat after so many seconds."""
+        self.seconds_per_ask = 0.8 * self.seconds_per_ask + 0.2 * seconds
+
+    def saved_s(self, n_cached: int) -> float:
+        """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
+        return n_cached / self.speed.prefill_tps if self.speed.prefill_tps else 0.0

@@ -1,0 +1,58 @@
+"""Keeps people and files from forging turns: a special token spelled in a text stays a text.
+
+A message may contain the letters of a special token, such as the mark that opens a system turn.
+Before rendering, an invisible mark is put inside every such spelling; after rendering, only the
+template's own special tokens are whole. The tokenizer cuts the text at the marks, removes them,
+and encodes both sides on their own: the model reads exactly the letters that were written, as
+ordinary tokens, and never the special token. The cut lies where the closing punctuation of the
+spelling begins, where most pre-tokenizers cut anyway.
+
+In the words of the assistant the marks of tool calls are left alone, since it wrote them as
+single tokens itself, when a call could not be understood.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+# A noncharacter: Unicode reserves it for internal use, so no honest text contains it.
+MARK = "\ufdd0"
+_CLOSING = re.compile(r"[^\w\s]+\Z")
+
+
+class Guard:
+    """Breaks the spellings of `structure`, the special tokens of a template, in any text."""
+
+    def __init__(self, structure: Iterable[str]) -> None:
+        longest_first = sorted({s for s in structure if len(s) > 1}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def text(self, text: str) -> str:
+        """`text` with a mark inside every special token it spells."""
+        if MARK in text:
+            text = text.replace(MARK, "")
+        while self._pattern.search(text):
+            text = self._pattern.sub(_broken, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with all its strings guarded, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.value(key): self.value(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return value
+
+
+def _broken(match: re.Match[str]) -> str:
+    spelling = match[0]
+    closing = _CLOSING.search(spelling)
+    at = closing.start() if closing and closing.start() > 0 else 1
+    return spelling[:at] + MARK + spelling[at:]
+
+
+def unmarked(text: str) -> str:
+    """The text as people wrote it."""
+    return text.replace(MARK, "")

@@ -1,0 +1,64 @@
+"""The special tokens of a tokenizer: which are structure, and which text can be cut at them."""
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class Markup(Struct, frozen=True):
+    """What a tokenizer treats as more than text.
+
+    `structure`: the tokens that make turns and markers; nobody may spell them in a message.
+    `calls`: those of them that open and close a tool call. `anchors`: those at which a text can
+    be cut without changing its tokens. `rivals`: added tokens that could swallow the beginning
+    of an anchor.
+    """
+
+    structure: frozenset[str]
+    calls: frozenset[str]
+    anchors: frozenset[str]
+    rivals: frozenset[str]
+
+
+def markup_of(tokenizer: Any) -> Markup:
+    """Read it off a mlx-lm TokenizerWrapper."""
+    added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
+    markers = markers_of(tokenizer)
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    structure = {t.content for t in added if _is_structure(t, markers, template)}
+    anchors = {t.content for t in added if t.content in structure and _is_anchor(t)}
+    others = {t.content for t in added} - anchors
+    return Markup(
+        structure=frozenset(structure),
+        calls=frozenset(markers_of_calls(tokenizer)),
+        anchors=frozenset(anchors),
+        rivals=frozenset(t for t in others if _is_rival(t, anchors)),
+    )
+
+
+def markers_of_calls(tokenizer: Any) -> tuple[str, ...]:
+    """The strings that open and close a tool call."""
+    return tuple(s for s in (tokenizer.tool_call_start, tokenizer.tool_call_end) if s)
+
+
+def markers_of(tokenizer: Any) -> tuple[str, ...]:
+    """All strings that change what the following output means."""
+    thoughts = (s for s in (tokenizer.think_start, tokenizer.think_end) if s)
+    edges = (edge[0] for edges in tokenizer.response_transitions.values() for edge in edges)
+    return (*thoughts, *markers_of_calls(tokenizer), *tokenizer.structural_markers, *edges)
+
+
+def _is_structure(token: Any, markers: tuple[str, ...], template: str) -> bool:
+    """Special, or written by the template, or part of a marker; never mere white space."""
+    text: str = token.content
+    if text.isspace() or len(text) < 2:
+        return False
+    return bool(token.special) or text in template or any(text in marker for marker in markers)
+
+
+def _is_anchor(token: Any) -> bool:
+    return not (token.normalized or token.lstrip or token.single_word)
+
+
+def _is_rival(token: str, anchors: set[str]) -> bool:
+    return any(token.startswith(a) or a[0] in token[1:] for a in anchors)

@@ -1,0 +1,137 @@
+"""What clients send in many clothes, brought into one: pure functions that every door shares.
+
+Rule ids (C-1, A-10 ...) are those of the wire protocols in `docs`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mlxstack.core.conversation import Message, Role, Tool
+from mlxstack.core.errors import Unsupported
+
+_BILLING = re.compile(
+    r"\A\s*x-anthropic-billing-header:(?:[ \t]*[a-z][a-z0-9_-]*=[^;\n]*(?:;|(?=\n)|\Z))*[ \t]*\n?"
+)
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+
+
+def drop_billing(text: str) -> str:
+    """`text` without a leading billing header, which differs per conversation or request (C-1)."""
+    return _BILLING.sub("", text, count=1)
+
+
+def text_of(content: Any, joint: str = "") -> str:
+    """The text of a `content` field: None, a string, or a list of text parts (C-2, C-3, O-1).
+
+    Other keys of a part, such as cache_control, are ignored. Raises Unsupported for a part
+    that is not text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return joint.join(_part_text(part) for part in content)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text")
+    if kind == "refusal":
+        return str(part.get("refusal") or "")
+    if kind in _TEXT_PARTS:
+        return str(part.get("text") or "")
+    raise Unsupported(f"{kind} input is not supported by this model; send text", "messages")
+
+
+def system_text(content: Any) -> str:
+    """A system prompt, string or blocks, without billing headers, as one string (C-1, C-3)."""
+    blocks = content if isinstance(content, list) else [content]
+    return "".join(drop_billing(_part_text(block)) for block in blocks if block is not None)
+
+
+def parse_arguments(arguments: Any) -> dict[str, Any] | str:
+    """Tool call arguments as an object in the order of its keys; never fails (C-4, O-3).
+
+    What is not a JSON object stays a string. Nothing at all means no arguments.
+    """
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return json.dumps(arguments, ensure_ascii=False)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def error_text(text: str) -> str:
+    """The text of a failed tool call; templates have no field for the failure (A-11)."""
+    return text if text.startswith("Error: ") else f"Error: {text}"
+
+
+def result_text(content: Any, tools: Iterable[Tool]) -> str:
+    """The content of a tool result; `tool_reference` parts become definitions (A-20).
+
+    Parts are joined by line breaks. Raises Unsupported for a part that is not text.
+    """
+    if not isinstance(content, list):
+        return text_of(content)
+    names = [part["tool_name"] for part in content if _is_reference(part)]
+    texts = [_part_text(part) for part in content if not _is_reference(part)]
+    return "\n".join([*texts, expand_references(names, tools)] if names else texts)
+
+
+def _is_reference(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "tool_reference" and "tool_name" in part
+
+
+def user_turn(results: Iterable[Message], text: str) -> tuple[Message, ...]:
+    """The tool results of a user message, in order, then what the user said (A-10)."""
+    spoken = (Message(Role.USER, text),) if text else ()
+    return (*results, *spoken)
+
+
+def split_thoughts(text: str, start: str, end: str) -> tuple[str | None, str]:
+    """Reasoning and answer of an assistant text that begins with a closed block of thoughts."""
+    opened = text.lstrip()
+    if not opened.startswith(start) or end not in opened:
+        return None, text
+    thoughts, _, answer = opened[len(start) :].partition(end)
+    return thoughts.strip("\n"), answer.lstrip("\n")
+
+
+def function_lines(tools: Iterable[Tool]) -> str:
+    """Tools that join in mid-conversation, described in place, one line each (A-20, A-21)."""
+    lines = [
+        json.dumps(
+            {"description": tool.description, "name": tool.name, "parameters": tool.parameters},
+            ensure_ascii=False,
+        )
+        for tool in tools
+    ]
+    return "\n".join(["<functions>", *(f"<function>{x}</function>" for x in lines), "</functions>"])
+
+
+def expand_references(names: Sequence[str], tools: Iterable[Tool]) -> str:
+    """The text that stands for `tool_reference` blocks: the definitions of these tools (A-20).
+
+    A name that no tool bears is described by its name alone.
+    """
+    known = {tool.name: tool for tool in tools}
+    return function_lines(known.get(name, Tool(name)) for name in names)
+
+
+def removal_note(name: str) -> str:
+    """The line that stands for a `tool_removal` block (A-21)."""
+    return f"The tool {name} is no longer available."
+
+
+def head_tools(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools that are rendered in the head of the prompt: those not deferred (A-20)."""
+    return tuple(tool for tool in tools if not tool.is_deferred)

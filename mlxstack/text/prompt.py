@@ -1,0 +1,202 @@
+"""Conversations and texts to prompts: tokens, and where to keep checkpoints."""
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.text.cuts import after_turn, common_length, head_end, tidy, turn_ends
+from mlxstack.text.guard import Guard, unmarked
+from mlxstack.text.markup import markup_of
+from mlxstack.text.normal import head_tools
+from mlxstack.text.pieces import piece_of
+from mlxstack.text.replay import Replay
+from mlxstack.text.settle import settle
+from mlxstack.text.template import Scene, Template
+from mlxstack.text.tokens import Encoded, Encoder
+
+# Never the beginning of what somebody says, so that a head probed with it ends where it ends.
+STRANGER = Message(Role.USER, "\ufdd1")
+N_BEFORE = 8
+MAX_TAILS = 64
+
+
+class Prompt(Struct, frozen=True):
+    """A prompt in tokens.
+
+    `text` is what was rendered, None for a prompt that came as tokens. `cuts` are token
+    positions worth a checkpoint, ascending, between 0 and the last token: the end of system
+    and tools, the ends of the last user and tool turns, the end of the messages before the
+    opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
+    `before` are the last tokens, when the answer goes on in the middle of a text.
+    """
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+    cuts: tuple[int, ...] = ()
+    is_in_thinking: bool = False
+    before: tuple[int, ...] = ()
+
+
+class Spelling(Struct, frozen=True):
+    """`add_special` puts BOS and EOS around; `parse_special` reads special tokens in the text."""
+
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class PromptMaker:
+    """Makes prompts for one model, from its mlx-lm TokenizerWrapper. Callable by any thread.
+
+    `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
+    variables of the chat template; those of a conversation win.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        thinking_default: bool | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
+        self._variables = template_kwargs or {}
+        markup = markup_of(tokenizer)
+        self._guard = Guard(markup.structure)
+        self._encoder = Encoder(tokenizer, markup)
+        self._template = Template(tokenizer, markup)
+        self._tails: dict[bytes, str] = {}
+        self._lock = threading.Lock()
+        self.replay = Replay(tokenizer)
+
+    def make(self, conversation: Conversation) -> Prompt:
+        """The prompt of a conversation. Raises BadRequest in the words of the template."""
+        scene = self._scene(conversation)
+        messages = settle(conversation.messages, self._template.traits)
+        marked = self._render(messages, scene, conversation)
+        encoded = self._encoder.encode(marked)
+        end = self._messages_end(marked, scene)
+        cuts = self._cuts(conversation, messages, encoded, end)
+        return Prompt(
+            tokens=encoded.tokens,
+            text=unmarked(marked),
+            cuts=cuts,
+            is_in_thinking=self._is_in_thinking(marked[0 if end is None else end :]),
+            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
+        )
+
+    def text(self, conversation: Conversation) -> str:
+        """The rendered template, for people."""
+        messages = settle(conversation.messages, self._template.traits)
+        return unmarked(self._render(messages, self._scene(conversation), conversation))
+
+    def plain(self, text: str) -> Prompt:
+        """The prompt of a text to be continued; special tokens in it count as such."""
+        tokens = self._encoder.encode(text).tokens
+        prefix = self._encoder.prefix
+        if tokens[: len(prefix)] != prefix:
+            tokens = prefix + tokens
+        return Prompt(tokens=tokens, text=text, before=tokens[-N_BEFORE:])
+
+    def given(self, tokens: Sequence[int]) -> Prompt:
+        """The prompt of tokens that a client made itself."""
+        return Prompt(tokens=tuple(tokens), before=tuple(tokens[-N_BEFORE:]))
+
+    def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
+        """The tokens of a text."""
+        tokens = self._encoder.encode(
+            text if spelling.parse_special else self._guard.text(text)
+        ).tokens
+        if not spelling.add_special:
+            return tokens
+        return self._encoder.prefix + tokens + self._encoder.suffix
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text: str = self._tokenizer.decode(list(tokens))
+        return text
+
+    def piece(self, token: int) -> str | list[int]:
+        """What one token stands for: a text, or its bytes when they are no whole text."""
+        data = piece_of(self._tokenizer, token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return list(data)
+
+    def _scene(self, conversation: Conversation) -> Scene:
+        thinking = self._thinking if conversation.thinking is None else conversation.thinking
+        return Scene(
+            tools=head_tools(conversation.tools),
+            variables={
+                **self._variables,
+                "enable_thinking": thinking,
+                **conversation.template,
+            },
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final=conversation.continue_final,
+        )
+
+    def _render(self, messages: Sequence[Message], scene: Scene, conversation: Conversation) -> str:
+        marked = self._template.render(messages, scene)
+        calls = [call for message in messages for call in message.tool_calls]
+        return self.replay.restore(marked, calls, conversation.tools, self._template.guarded_call)
+
+    def _messages_end(self, marked: str, scene: Scene) -> int | None:
+        """The character where the messages end and the opening of the answer begins."""
+        if not scene.add_generation_prompt or scene.continue_final:
+            return None
+        tail = self._tail(scene)
+        return len(marked) - len(tail) if marked.endswith(tail) else None
+
+    def _tail(self, scene: Scene) -> str:
+        """What the template writes to open the answer."""
+        key = json.dumps(scene.variables, sort_keys=True, default=str).encode()
+        tail = self._tails.get(key)
+        if tail is None:
+            bare = msgspec.structs.replace(scene, tools=())
+            opened = self._template.render([STRANGER], bare)
+            closed = msgspec.structs.replace(bare, add_generation_prompt=False)
+            tail = opened[common_length(opened, self._template.render([STRANGER], closed)) :]
+            with self._lock:
+                if len(self._tails) >= MAX_TAILS:
+                    self._tails.clear()
+                self._tails[key] = tail
+        return tail
+
+    def _cuts(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        encoded: Encoded,
+        end: int | None,
+    ) -> tuple[int, ...]:
+        listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
+        spoken = [(self._template.guarded(m), m.role is Role.USER) for m in listeners]
+        stop = len(encoded.text) if end is None else end
+        ends = turn_ends(encoded.text, spoken, stop)
+        cuts = [after_turn(encoded, char) for char in ends]
+        cuts.append(None if end is None else self._encoder.place(encoded, end))
+        head = self._head_length(conversation, encoded.text)
+        return tidy(head_end(self._encoder, encoded, head), cuts, len(encoded.tokens))
+
+    def _head_length(self, conversation: Conversation, marked: str) -> int:
+        """How many characters of the prompt are system and tools."""
+        head = []
+        for message in conversation.messages:
+            if message.role is not Role.SYSTEM:
+                break
+            head.append(message)
+        closed = msgspec.structs.replace(
+            self._scene(conversation), add_generation_prompt=False, continue_final=False
+        )
+        messages = settle([*head, STRANGER], self._template.traits)
+        return common_length(marked, self._template.render(messages, closed))
+
+    def _is_in_thinking(self, tail: str) -> bool:
+        start, end = self._tokenizer.think_start, self._tokenizer.think_end
+        return start is not None and tail.rfind(start) > tail.rfind(end)

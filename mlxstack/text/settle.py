@@ -1,0 +1,135 @@
+"""A conversation made fit for one chat template: what it refuses is said in a way it accepts."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.conversation import Message, Role
+from mlxstack.text.normal import drop_billing, parse_arguments
+
+TURN_JOINT = "\n\n"
+
+
+class Traits(Struct, frozen=True):
+    """What a chat template accepts, found by trying it.
+
+    `has_late_system`: a system message between turns is rendered where it stands (A-12).
+    `needs_alternation`: two user turns in a row are refused (A-13). `takes_user_after_tool`:
+    a user may speak right after a tool. `takes_objects`, `takes_strings`: forms of tool call
+    arguments. `needs_short_ids`: call ids must be nine letters and digits.
+    """
+
+    has_system: bool = True
+    has_late_system: bool = True
+    needs_alternation: bool = False
+    takes_user_after_tool: bool = True
+    takes_objects: bool = True
+    takes_strings: bool = True
+    needs_short_ids: bool = False
+
+
+def settle(messages: Iterable[Message], traits: Traits) -> tuple[Message, ...]:
+    """The same conversation for a template with these traits.
+
+    Deterministic, and append-only: a message added at the end never changes what the earlier
+    ones become, except that it may lengthen the last one.
+    """
+    head, turns = _split_head([_clean(message) for message in messages])
+    turns = _name_tools(turns)
+    if not traits.has_late_system:
+        turns = _place_reminders(turns)
+    if not traits.takes_user_after_tool:
+        turns = _fold_users_into_tools(turns)
+    if traits.needs_alternation:
+        turns = _merge_turns(turns)
+    if head is None:
+        return tuple(turns)
+    return tuple([head, *turns] if traits.has_system else _without_system(head, turns))
+
+
+def _clean(message: Message) -> Message:
+    """Without a billing header (C-1), and with arguments that are objects where they can be."""
+    if message.role is Role.SYSTEM:
+        text = drop_billing(message.text)
+        return message if text == message.text else msgspec.structs.replace(message, text=text)
+    if not any(isinstance(call.arguments, str) for call in message.tool_calls):
+        return message
+    calls = tuple(
+        msgspec.structs.replace(call, arguments=parse_arguments(call.arguments))
+        for call in message.tool_calls
+    )
+    return msgspec.structs.replace(message, tool_calls=calls)
+
+
+def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Message]]:
+    """The leading system messages as one, and the rest."""
+    n_head = 0
+    while n_head < len(messages) and messages[n_head].role is Role.SYSTEM:
+        n_head += 1
+    text = TURN_JOINT.join(message.text for message in messages[:n_head] if message.text)
+    return (Message(Role.SYSTEM, text) if text else None), list(messages[n_head:])
+
+
+def _name_tools(turns: Sequence[Message]) -> list[Message]:
+    """Every tool message bears the name of the function it answers (A-15)."""
+    names = {call.id: call.name for turn in turns for call in turn.tool_calls}
+    return [
+        msgspec.structs.replace(turn, name=names[turn.tool_call_id])
+        if turn.role is Role.TOOL and not turn.name and turn.tool_call_id in names
+        else turn
+        for turn in turns
+    ]
+
+
+def reminder(text: str) -> str:
+    """How a system message is quoted inside another turn (A-12)."""
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def _lengthened(turn: Message, text: str) -> Message:
+    return msgspec.structs.replace(turn, text=TURN_JOINT.join(t for t in (turn.text, text) if t))
+
+
+def _place_reminders(turns: Sequence[Message]) -> list[Message]:
+    """Late system messages join the user or tool turn right before them, else become one."""
+    placed: list[Message] = []
+    for turn in turns:
+        if turn.role is not Role.SYSTEM:
+            placed.append(turn)
+        elif turn.text and placed and placed[-1].role in (Role.USER, Role.TOOL):
+            placed[-1] = _lengthened(placed[-1], reminder(turn.text))
+        elif turn.text:
+            placed.append(Message(Role.USER, reminder(turn.text)))
+    return placed
+
+
+def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
+    folded: list[Message] = []
+    for turn in turns:
+        if turn.role is Role.USER and folded and folded[-1].role is Role.TOOL:
+            folded[-1] = _lengthened(folded[-1], turn.text)
+        else:
+            folded.append(turn)
+    return folded
+
+
+def _merge_turns(turns: Sequence[Message]) -> list[Message]:
+    """Turns of one speaker in a row become one (A-13); tool results stay apart."""
+    merged: list[Message] = []
+    for turn in turns:
+        is_same = bool(merged) and merged[-1].role is turn.role
+        if is_same and turn.role in (Role.USER, Role.ASSISTANT):
+            longer = _lengthened(merged[-1], turn.text)
+            calls = merged[-1].tool_calls + turn.tool_calls
+            merged[-1] = msgspec.structs.replace(longer, tool_calls=calls)
+        else:
+            merged.append(turn)
+    return merged
+
+
+def _without_system(head: Message, turns: Sequence[Message]) -> list[Message]:
+    """The system prompt as the beginning of the first user turn."""
+    if turns and turns[0].role is Role.USER:
+        return [_lengthened(Message(Role.USER, head.text), turns[0].text), *turns[1:]]
+    return [Message(Role.USER, head.text), *turns]

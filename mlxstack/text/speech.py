@@ -1,0 +1,192 @@
+"""The tokens of one answer to thoughts, words and tool calls, on mlx-lm's text state machine."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+from mlx_lm.generate import TextStateMachine
+from msgspec import Struct
+
+from mlxstack.core.conversation import ToolCall
+from mlxstack.core.event import FinishReason
+from mlxstack.text.calls import parse_calls, tool_shapes
+from mlxstack.text.saying import Edges, Saying
+from mlxstack.text.voice import NORMAL, REASONING, TOOL, Manner, Voice
+
+__all__ = ["Call", "Delta", "Manner", "Speech", "Stop", "Thought", "Words"]
+
+
+class Thought(Struct, frozen=True):
+    """A stretch of reasoning."""
+
+    text: str
+
+
+class Words(Struct, frozen=True):
+    """A stretch of the answer. `is_unparsed`: a tool call that made no sense, markers included."""
+
+    text: str
+    is_unparsed: bool = False
+
+
+class Call(Struct, frozen=True):
+    """A complete tool call. `raw` is its text as sampled, for the replay; "" if not its own."""
+
+    call: ToolCall
+    raw: str = ""
+
+
+class Stop(Struct, frozen=True):
+    """A stop word of the request is complete; it and what follows are not said."""
+
+    word: str
+
+
+Delta = Thought | Words | Call | Stop
+
+
+class Speech:
+    """Hears one answer, token by token; not to be shared by threads.
+
+    `make_id` names a call to which the model gave no id. `n_reasoning` counts tokens spent on
+    thoughts, `n_calls` complete calls, `n_unparsed` calls that made no sense. `is_cut`: a call
+    was lost to the end of the answer.
+    """
+
+    def __init__(self, voice: Voice, manner: Manner, make_id: Callable[[], str]) -> None:
+        self.n_reasoning = self.n_calls = self.n_unparsed = 0
+        self.is_cut = False
+        self._voice = voice
+        self._accent = voice.accent
+        self._is_raw = manner.is_raw
+        self._make_id = make_id
+        self._state = voice.first_state(manner)
+        self._at: str = self._state[0]
+        is_open = bool(manner.before)
+        self._saying = Saying(manner.stops, is_raw=manner.is_raw, is_open=is_open)
+        self._thoughts = Edges(is_open=is_open)
+        self._call = ""
+        self._shapes = tool_shapes(manner.tools)
+        self._letters = voice.tokenizer.detokenizer
+        for token in manner.before:
+            self._letters.add_token(token)
+        self._new_text()
+
+    @property
+    def stop(self) -> str | None:
+        """The stop word that was met; the answer is over."""
+        return self._saying.stop
+
+    def push(self, token: int) -> list[Delta]:
+        """What becomes certain with this token."""
+        if self._is_over() or self._is_silent(token):
+            return []
+        self._letters.add_token(token)
+        was_reasoning = self._at == REASONING
+        deltas = self._hear(self._new_text())
+        self.n_reasoning += was_reasoning or self._at == REASONING
+        return deltas
+
+    def finish(self, reason: FinishReason) -> list[Delta]:
+        """What was held back, once no token follows."""
+        if self._is_over():
+            return []
+        self._letters.finalize()
+        deltas = self._hear(self._new_text().rstrip("\ufffd"))
+        if self._is_over():
+            return deltas
+        self._state, rest, at = TextStateMachine.flush(self._state)
+        deltas += self._place(at, rest)
+        if at == TOOL:
+            deltas += self._end_call(reason)
+        elif not self._is_over():
+            deltas += _words(self._saying.finish())
+        return _joined(deltas)
+
+    def _is_over(self) -> bool:
+        return self._saying.stop is not None
+
+    def _is_silent(self, token: int) -> bool:
+        if token >= self._voice.n_vocab or token in self._voice.eos:
+            return True
+        if self._is_raw:
+            return token in self._voice.special
+        return token in self._voice.hidden and self._at != TOOL
+
+    def _new_text(self) -> str:
+        text: str = self._letters.last_segment
+        return text
+
+    def _hear(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = []
+        self._state, segments = TextStateMachine.split(self._state, text)
+        for at, said in segments:
+            deltas += self._place(at, said)
+            if self._is_over():
+                break
+        return _joined(deltas)
+
+    def _place(self, at: str, text: str) -> list[Delta]:
+        """Text of one state, after what the change to that state brings to an end."""
+        deltas = self._leave() if at != self._at else []
+        self._at = at
+        if at == TOOL:
+            self._call += text
+        elif at == REASONING:
+            thought = self._thoughts.push(text)
+            deltas += [Thought(thought)] if thought else []
+        elif at == NORMAL:
+            deltas += _words(self._saying.push(text))
+            deltas += [Stop(self.stop)] if self.stop is not None else []
+        return deltas
+
+    def _leave(self) -> list[Delta]:
+        """The end of a stretch; its trailing white space belongs to the template."""
+        if self._at == TOOL:
+            return self._close_call(self._accent.call_end)
+        if self._at == NORMAL:
+            return _words(self._saying.leave())
+        self._thoughts.finish()
+        return []
+
+    def _end_call(self, reason: FinishReason) -> list[Delta]:
+        """A call that the end of the answer closes, or cuts (A-23u)."""
+        is_whole = reason is FinishReason.EOS
+        if is_whole or (not self._accent.call_end and self._parsed()):
+            return self._close_call("")
+        self._call, self.is_cut = "", True
+        return []
+
+    def _close_call(self, end: str) -> list[Delta]:
+        """The complete call, or its text if it makes no sense (A-24)."""
+        raw, calls = self._call, self._parsed()
+        self._call = ""
+        self.n_calls += len(calls)
+        if not calls:
+            self.n_unparsed += 1
+            return [Words(f"{self._accent.call_start}{raw}{end}", is_unparsed=True)]
+        return [Call(self._named(call), raw if len(calls) == 1 else "") for call in calls]
+
+    def _parsed(self) -> tuple[ToolCall, ...]:
+        return parse_calls(self._accent.parser, self._call, self._shapes)
+
+    def _named(self, call: ToolCall) -> ToolCall:
+        return call if call.id else msgspec.structs.replace(call, id=self._make_id())
+
+
+def _words(text: str) -> list[Delta]:
+    return [Words(text)] if text else []
+
+
+def _joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """Neighbours of one kind as one."""
+    joined: list[Delta] = []
+    for delta in deltas:
+        last = joined[-1] if joined else None
+        match last, delta:
+            case Words(text=a, is_unparsed=False), Words(text=b, is_unparsed=False):
+                joined[-1] = Words(a + b)
+            case Thought(text=a), Thought(text=b):
+                joined[-1] = Thought(a + b)
+            case _:
+                joined.append(delta)
+    return joined

@@ -1,0 +1,187 @@
+"""The chat template of a model: renders conversations, and knows what it refuses."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jinja2
+import msgspec
+from msgspec import Struct, field
+
+from mlxstack.core.conversation import Message, Role, Tool, ToolCall
+from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.text.guard import Guard
+from mlxstack.text.markup import Markup
+from mlxstack.text.normal import split_thoughts
+from mlxstack.text.settle import Traits
+
+Turn = dict[str, Any]
+REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+)
+RESERVED = frozenset(
+    {
+        "conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding",
+        "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs",
+        "return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt",
+        "continue_final_message",
+    }
+)  # fmt: skip
+
+
+class Scene(Struct, frozen=True):
+    """What a template is given beside the turns."""
+
+    tools: tuple[Tool, ...] = ()
+    variables: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+
+
+class Template:
+    """The template of a mlx-lm TokenizerWrapper. Callable by any thread."""
+
+    def __init__(self, tokenizer: Any, markup: Markup) -> None:
+        self._tokenizer = tokenizer
+        self._guard = Guard(markup.structure)
+        self._own_guard = Guard(markup.structure - markup.calls)
+        self.traits = Traits()
+        if tokenizer.has_chat_template:
+            self.traits = _find_traits(self._render)
+
+    def render(self, messages: Iterable[Message], scene: Scene) -> str:
+        """The prompt text, guard marks included.
+
+        Raises BadRequest with the words of a template that refuses, and Unsupported when the
+        model has none.
+        """
+        if not self._tokenizer.has_chat_template:
+            raise Unsupported("this model has no chat template; use the text completion endpoint")
+        if reserved := RESERVED & scene.variables.keys():
+            names = ", ".join(sorted(reserved))
+            raise BadRequest(f"{names} cannot be set for the template", "chat_template_kwargs")
+        try:
+            return self._render([self._turn(m) for m in messages], scene)
+        except REFUSALS as error:
+            raise BadRequest(
+                f"the chat template of this model refuses the conversation: {error}", "messages"
+            ) from error
+
+    def guarded(self, message: Message) -> str:
+        """The text of a message as it appears in the rendered prompt."""
+        guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
+        return guard.text(message.text)
+
+    def guarded_call(self, raw: str) -> str:
+        """The inside of a tool call as the model wrote it."""
+        return self._guard.text(raw)
+
+    def _render(self, turns: list[Turn], scene: Scene) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            turns,
+            tools=[self._tool(tool) for tool in scene.tools] or None,
+            tokenize=False,
+            add_generation_prompt=scene.add_generation_prompt and not scene.continue_final,
+            continue_final_message=scene.continue_final,
+            **self._guard.value(scene.variables),
+        )
+        return text
+
+    def _tool(self, tool: Tool) -> dict[str, Any]:
+        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(tool))
+        del function["is_deferred"]
+        return {"type": "function", "function": function}
+
+    def _turn(self, message: Message) -> Turn:
+        turn: Turn = {"role": message.role.value, "content": self.guarded(message)}
+        if message.role is Role.ASSISTANT:
+            turn |= self._thoughts(message)
+            if message.tool_calls:
+                turn["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        if message.role is Role.TOOL:
+            turn["tool_call_id"] = self._call_id(message.tool_call_id or "")
+            turn["name"] = self._guard.text(message.name or "")
+        return turn
+
+    def _thoughts(self, message: Message) -> Turn:
+        """The reasoning of a turn, also where a client left it inside the text (C-5)."""
+        reasoning, start = message.reasoning, self._tokenizer.think_start
+        if reasoning is not None:
+            return {"reasoning_content": self._own_guard.text(reasoning)}
+        if start is None:
+            return {}
+        thoughts, answer = split_thoughts(message.text, start, self._tokenizer.think_end)
+        if thoughts is None:
+            return {}
+        guard = self._own_guard
+        return {"reasoning_content": guard.text(thoughts), "content": guard.text(answer)}
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = self._own_guard.value(call.arguments)
+        if isinstance(arguments, str) and not self.traits.takes_strings:
+            arguments = {"raw": arguments}
+        if isinstance(arguments, dict) and not self.traits.takes_objects:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {
+            "id": self._call_id(call.id),
+            "type": "function",
+            "function": {"name": self._guard.text(call.name), "arguments": arguments},
+        }
+
+    def _call_id(self, call_id: str) -> str:
+        if not self.traits.needs_short_ids:
+            return self._guard.text(call_id)
+        return call_id if _is_short(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _is_short(call_id: str) -> bool:
+    return len(call_id) == 9 and call_id.isalnum() and call_id.isascii()
+
+
+def _find_traits(render: Callable[[list[Turn], Scene], str]) -> Traits:
+    def accepts(*turns: Turn) -> str | None:
+        try:
+            return render(list(turns), Scene(add_generation_prompt=False))
+        except REFUSALS:
+            return None
+
+    user, answer = _said("user", "first"), _said("assistant", "answer")
+    tool = {"role": "tool", "content": "result", "tool_call_id": "call00001", "name": "act"}
+    objects = _called({"key": "value"}, "call00001")
+    strings = _called("broken {", "call00001")
+    called = objects if accepts(user, objects, tool) is not None else strings
+    long = _called(called["tool_calls"][0]["function"]["arguments"], "call_00000001")
+    system, late = _said("system", "rules"), _said("system", "later")
+    with_system = accepts(system, user)
+    with_late = accepts(system, user, late, _said("user", "second"))
+    has_tools = accepts(user, called, tool) is not None
+    return Traits(
+        has_system=with_system is not None and "rules" in with_system,
+        has_late_system=with_late is not None and _in_order(with_late, "first", "later", "second"),
+        needs_alternation=accepts(user, _said("user", "second"), answer) is None,
+        takes_user_after_tool=not has_tools or accepts(user, called, tool, user) is not None,
+        takes_objects=not has_tools or called is objects,
+        takes_strings=accepts(user, strings, tool) is not None,
+        needs_short_ids=has_tools
+        and accepts(user, long, tool | {"tool_call_id": "call_00000001"}) is None,
+    )
+
+
+def _said(role: str, text: str) -> Turn:
+    return {"role": role, "content": text}
+
+
+def _called(arguments: dict[str, Any] | str, call_id: str) -> Turn:
+    call = {"id": call_id, "type": "function", "function": {"name": "act", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _in_order(text: str, *words: str) -> bool:
+    places = [text.find(word) for word in words]
+    return -1 not in places and places == sorted(places)

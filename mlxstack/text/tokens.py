@@ -1,0 +1,172 @@
+"""Text to tokens, paying only once for what was seen before.
+
+A special token is matched before anything else looks at a text, so the text between two of them
+always gives the same tokens, wherever it stands. The text is cut there, and the tokens of each
+piece are remembered: a follow-up turn encodes only its new pieces.
+"""
+
+import re
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.text.guard import MARK
+from mlxstack.text.markup import Markup
+
+PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
+
+
+class Encoded(Struct, frozen=True):
+    """A text as tokens. Piece i begins at character `chars[i]` and token `places[i]`."""
+
+    text: str
+    tokens: tuple[int, ...]
+    chars: tuple[int, ...]
+    places: tuple[int, ...]
+
+    def piece_from(self, char: int) -> int:
+        """Index of the first piece that begins at `char` or later; their number if none does."""
+        return bisect_left(self.chars, char)
+
+    def piece_at(self, char: int) -> int:
+        """Index of the piece that holds `char`."""
+        return max(0, bisect_right(self.chars, char) - 1)
+
+
+class Memory:
+    """The tokens of the pieces used last, at most `max_tokens` in all. Callable by any thread."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max = max_tokens
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[str, array[int]] = OrderedDict()
+        self.n_tokens = 0
+
+    def get(self, piece: str) -> "array[int] | None":
+        """The tokens of `piece`, if they are still known."""
+        with self._lock:
+            tokens = self._pieces.get(piece)
+            if tokens is not None:
+                self._pieces.move_to_end(piece)
+            return tokens
+
+    def put(self, piece: str, tokens: "array[int]") -> None:
+        """Remember, and forget what was not used for longest."""
+        with self._lock:
+            if piece in self._pieces:
+                return
+            self._pieces[piece] = tokens
+            self.n_tokens += _weight(tokens)
+            while self.n_tokens > self._max:
+                _, oldest = self._pieces.popitem(last=False)
+                self.n_tokens -= _weight(oldest)
+
+
+def _weight(tokens: "array[int]") -> int:
+    """An empty piece takes room too."""
+    return len(tokens) + 8
+
+
+class Encoder:
+    """Encodes the texts of one tokenizer, a mlx-lm TokenizerWrapper. Callable by any thread.
+
+    `prefix` and `suffix` are what the tokenizer puts around a plain text (BOS, EOS).
+    `n_scratch` counts the characters that were not known yet, roughly when threads meet.
+    """
+
+    def __init__(self, tokenizer: Any, markup: Markup, max_tokens: int = 4_000_000) -> None:
+        self.n_scratch = 0
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._memory = Memory(max_tokens)
+        self._anchors = markup.anchors
+        self._backend = self._find_backend()
+        self._opening, self._n_opening = "", 0
+        stops = sorted(markup.anchors | markup.rivals, key=len, reverse=True)
+        self._stops = re.compile("|".join(map(re.escape, stops)) or r"(?!)")
+        if not self._cuts_safely():
+            self._stops = re.compile(r"(?!)")
+        self._opening, self._n_opening = self._find_opening()
+        self.prefix, self.suffix = self._find_frame()
+
+    def encode(self, text: str) -> Encoded:
+        """Tokens of a rendered text. A text with guard marks is cut there, the marks vanish."""
+        chars = self._cut(text)
+        tokens: list[int] = []
+        places = []
+        for start, end in zip(chars, [*chars[1:], len(text)], strict=True):
+            places.append(len(tokens))
+            tokens.extend(self._piece(text[start:end]))
+        return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
+
+    def place(self, encoded: Encoded, char: int) -> int:
+        """How many tokens lie surely before `char`, whatever follows there."""
+        at = encoded.piece_at(char)
+        start, first = encoded.chars[at], encoded.places[at]
+        if char <= start:
+            return first
+        part = self._piece(encoded.text[start:char])
+        whole = encoded.tokens[first : first + len(part)]
+        same = next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), None)
+        n_same = min(len(part), len(whole)) if same is None else same
+        return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
+
+    def _cut(self, text: str) -> list[int]:
+        cuts = [m.start() for m in self._stops.finditer(text) if m[0] in self._anchors]
+        return cuts if cuts and cuts[0] == 0 else [0, *cuts]
+
+    def _piece(self, piece: str) -> "array[int]":
+        known = self._memory.get(piece)
+        if known is None:
+            self.n_scratch += len(piece)
+            first, *others = piece.split(MARK)
+            known = array("I", self._scratch(first))
+            for part in others:
+                known.extend(self._scratch(self._opening + part)[self._n_opening :])
+            self._memory.put(piece, known)
+        return known
+
+    def _scratch(self, text: str) -> list[int]:
+        if not text:
+            return []
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_backend(self) -> Any:
+        """The Rust tokenizer, which threads may share, where it alone decides the tokens."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = list(self._tokenizer.encode(PROBE * 2, add_special_tokens=False))
+        if backend is None or backend.encode(PROBE * 2, add_special_tokens=False).ids != whole:
+            return None
+        return backend
+
+    def _cuts_safely(self) -> bool:
+        """Whether cutting at special tokens leaves a probe's tokens as they are."""
+        probe = PROBE + "".join(f"{anchor}{PROBE}" for anchor in sorted(self._anchors)[:64])
+        return list(self.encode(probe).tokens) == self._scratch(probe)
+
+    def _find_opening(self) -> tuple[str, int]:
+        """What to put before the continuation of a text, so that it is not taken for a beginning.
+
+        Some tokenizers put a space before the first word. After a special token they do not.
+        """
+        for anchor in sorted(self._anchors):
+            alone, followed = self._scratch(anchor), self._scratch(anchor + "a")
+            if len(alone) == 1 and followed[:1] == alone and followed[1:] != self._scratch("a"):
+                return anchor, 1
+        return "", 0
+
+    def _find_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        bare = self._scratch("a")
+        framed = list(self._tokenizer.encode("a", add_special_tokens=True))
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                return tuple(framed[:at]), tuple(framed[at + len(bare) :])
+        return (), ()

@@ -1,0 +1,133 @@
+"""What the output of a model can contain, worked out once per tokenizer."""
+
+from typing import Any
+
+from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from msgspec import Struct, field
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text import harmony
+from mlxstack.text.calls import Parser
+from mlxstack.text.markup import markers_of
+
+NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
+Transitions = dict[str, list[tuple[str, str]]]
+
+
+class Markers(Struct, frozen=True):
+    """The attributes of a tokenizer that mlx-lm's text state machine is built from."""
+
+    has_thinking: bool = False
+    think_start: str | None = None
+    think_end: str | None = None
+    has_tool_calling: bool = False
+    tool_call_start: str | None = None
+    tool_call_end: str | None = None
+    structural_markers: tuple[str, ...] = ()
+    response_transitions: Transitions = field(default_factory=dict)
+
+
+class Manner(Struct, frozen=True):
+    """How an answer is to be heard.
+
+    `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
+    words, as llama-server has it. `stops` count in the answer, not in thoughts or calls.
+    `is_in_thinking` and `before` come from the prompt. `is_raw` gives a text completion:
+    nothing is a marker and nothing is trimmed.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    stops: tuple[str, ...] = ()
+    is_in_thinking: bool = False
+    before: tuple[int, ...] = ()
+    is_raw: bool = False
+
+
+class Accent(Struct, frozen=True):
+    """How one family of models marks what it says; the machines are mlx-lm's."""
+
+    initial: str | None
+    call_start: str
+    call_end: str
+    parser: Parser
+    marks: tuple[str, ...]
+    with_tools: Any
+    without_tools: Any
+
+
+class Voice:
+    """Made from a mlx-lm TokenizerWrapper, shared by all responses of the model.
+
+    `eos` and `hidden` are tokens that never become text; the hidden ones only matter inside a
+    tool call, whose parser may need them. `special` are all that carry no text of their own.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.eos = frozenset(tokenizer.eos_token_ids)
+        self.n_vocab = len(tokenizer)
+        is_harmony = harmony.speaks_harmony(tokenizer)
+        self.accent = _harmony() if is_harmony else _native(tokenizer)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special = frozenset(at for at, token in added.items() if token.special)
+        self.hidden = frozenset(
+            at for at in self.special if not any(added[at].content in m for m in self.accent.marks)
+        )
+
+    def first_state(self, manner: Manner) -> Any:
+        """The state of mlx-lm's machine at the beginning of an answer."""
+        if manner.is_raw:
+            return TextStateMachine().make_state(NORMAL)
+        machine = self.accent.with_tools if manner.tools else self.accent.without_tools
+        start = REASONING if manner.is_in_thinking else NORMAL
+        return machine.make_state(self.accent.initial or start)
+
+
+def stop_state(words: tuple[str, ...]) -> Any:
+    """A state that leaves NORMAL for the number of the first word that is complete."""
+    edges = [(word, str(at)) for at, word in enumerate(words)]
+    machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
+    return machine.make_state(NORMAL)
+
+
+def _harmony() -> Accent:
+    return Accent(
+        initial=harmony.HEADER,
+        call_start=harmony.CALL_START,
+        call_end="",
+        parser=harmony.parse_call,
+        marks=harmony.MARKS,
+        with_tools=TextStateMachine(harmony.TOOL_TRANSITIONS),
+        without_tools=TextStateMachine(harmony.TRANSITIONS),
+    )
+
+
+def _native(tokenizer: Any) -> Accent:
+    return Accent(
+        initial=tokenizer.response_initial_state,
+        call_start=tokenizer.tool_call_start or "",
+        call_end=tokenizer.tool_call_end or "",
+        parser=tokenizer.tool_parser or _no_parser,
+        marks=markers_of(tokenizer),
+        with_tools=make_text_state_machine(tokenizer),
+        without_tools=make_text_state_machine(_silent(tokenizer)),
+    )
+
+
+def _silent(tokenizer: Any) -> Markers:
+    """The same tokenizer, if no tools are offered: then a tool call is only text."""
+    transitions: Transitions = {
+        state: [edge for edge in edges if edge[1] != TOOL]
+        for state, edges in tokenizer.response_transitions.items()
+    }
+    return Markers(
+        has_thinking=tokenizer.has_thinking,
+        think_start=tokenizer.think_start,
+        think_end=tokenizer.think_end,
+        structural_markers=tuple(tokenizer.structural_markers),
+        response_transitions=transitions,
+    )
+
+
+def _no_parser(text: str, _: Any) -> Any:
+    raise ValueError(f"this model has no tool parser for {text!r}")

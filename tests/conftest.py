@@ -1,0 +1,22 @@
+"""What all tests share: tiny models, built once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ModelOf = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
+    """The folder of a tiny random model by its kind, such as "tiny-swa"."""
+    from tests.models import build
+
+    root = tmp_path_factory.mktemp("models")
+
+    def folder(kind: str) -> Path:
+        path = root / kind
+        return path if path.exists() else build(path, kind)
+
+    return folder

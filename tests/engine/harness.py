@@ -1,0 +1,119 @@
+"""A real engine on a tiny model, driven and listened to by a test."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from random import Random
+from typing import Any
+
+import msgspec
+
+from mlxstack.core.ask import Ask, Sampling
+from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.engine.thread import Engine
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
+from tests.models import VOCAB
+
+WAIT_S = 60.0
+
+
+class Listener:
+    """Collects the events of every ask, and waits for them."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+        self._queue: SimpleQueue[Event] = SimpleQueue()
+
+    def deliver(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            self._queue.put(event)
+
+    def wait(self, condition: Any) -> None:
+        """Take events in until `condition()` is true."""
+        end = time.monotonic() + WAIT_S
+        while not condition():
+            try:
+                event = self._queue.get(timeout=max(0.01, end - time.monotonic()))
+            except Empty:
+                raise AssertionError(f"nothing came; so far {self.events}") from None
+            self.events.setdefault(event.ask, []).append(event)
+
+
+class Driver:
+    """Short words for long scenes."""
+
+    def __init__(self, engine: Engine, listener: Listener) -> None:
+        self.engine = engine
+        self.listener = listener
+        self._ids = (f"ask-{n}" for n in itertools.count())
+
+    def submit(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> str:
+        ask = Ask(next(self._ids), tokens, n, arrived=time.monotonic(), **more)
+        self.engine.submit(ask)
+        return ask.id
+
+    def events(self, ask: str, kind: Any) -> list[Any]:
+        return [e for e in self.listener.events.get(ask, []) if isinstance(e, kind)]
+
+    def until(self, ask: str, kind: Any, n: int = 1) -> Any:
+        """Wait for the n-th event of this kind, and return it."""
+        self.listener.wait(lambda: len(self.events(ask, kind)) >= n)
+        return self.events(ask, kind)[n - 1]
+
+    def finish(self, ask: str) -> Finished:
+        """Wait for the end; a failure is raised."""
+        end = self.until(ask, (Finished, Failed))
+        if isinstance(end, Failed):
+            raise end.error
+        return end
+
+    def tokens(self, ask: str) -> list[int]:
+        return [e.token for e in self.events(ask, Chosen)]
+
+    def answer(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> list[int]:
+        """Submit, wait, and return what was generated."""
+        ask = self.submit(tokens, n, **more)
+        self.finish(ask)
+        return self.tokens(ask)
+
+    def cold(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> list[int]:
+        """The same, computed from nothing."""
+        return self.answer(tokens, n, use_cache=False, **more)
+
+    def seated(self, ask: str) -> Seated:
+        return self.until(ask, Seated)
+
+    def context(self, slot: int) -> tuple[int, ...]:
+        return tuple(self.engine._turns.slots[slot].tokens)
+
+
+def preset_of(model: Path, **more: Any) -> Preset:
+    """Three slots of 1,024 tokens; `more` replaces whole sections."""
+    preset = Preset(model=ModelSpec(id=str(model)), slots=SlotSpec(count=3, n_ctx=1024))
+    return msgspec.structs.replace(preset, **more)
+
+
+@contextmanager
+def running(preset: Preset, home: Path) -> Iterator[Driver]:
+    """A started engine over stores in `home`; stopped at the end."""
+    listener = Listener()
+    engine = Engine(preset, DiskVault(home / "kv"), SlotShelf(home / "slots"), listener.deliver)
+    engine.start().result(timeout=WAIT_S)
+    try:
+        yield Driver(engine, listener)
+    finally:
+        engine.stop(drain_s=1).result(timeout=WAIT_S)
+
+
+def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
+    """`n` random tokens."""
+    random = Random(seed)
+    return tuple(random.randrange(VOCAB) for _ in range(n))
+
+
+GREEDY = Sampling()

@@ -1,0 +1,130 @@
+"""Greedy output is the same alone, all together, and joining one by one (E2, E3, Z3, Z4)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.ask import Sampling
+from mlxstack.core.event import Chosen
+from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
+from mlxstack.engine import loader
+from mlxstack.engine.batch import Batch, Row
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.context import Context
+from mlxstack.engine.sampling import Chooser
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+
+KINDS = ["demo", "tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
+PROMPTS = [prompt(n, seed=n) for n in (2, 5, 17, 33, 90, 128, 150, 300)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def driver(
+    request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Driver]:
+    model = "demo" if request.param == "demo" else model_of(request.param)
+    preset = preset_of(Path(model), slots=SlotSpec(count=8, n_ctx=1024))
+    with running(preset, tmp_path_factory.mktemp("home")) as driver:
+        assert driver.engine.snapshot().is_batching
+        yield driver
+
+
+def test_e3_together_equals_alone(driver: Driver) -> None:
+    alone = [driver.cold(p) for p in PROMPTS]
+    asks = [driver.submit(p, use_cache=False) for p in PROMPTS]
+    for ask in asks:
+        driver.finish(ask)
+    assert [driver.tokens(ask) for ask in asks] == alone
+
+
+def test_e1_joining_one_by_one_equals_alone(driver: Driver) -> None:
+    alone = [driver.cold(p, 24) for p in PROMPTS]
+    asks: list[str] = []
+    for p in PROMPTS:
+        if asks:
+            driver.until(asks[-1], Chosen, 2)
+        asks.append(driver.submit(p, 24, use_cache=False))
+    for ask in asks:
+        driver.finish(ask)
+    assert [driver.tokens(ask) for ask in asks] == alone
+
+
+def test_e2_one_forward_for_all_rows(driver: Driver) -> None:
+    before = driver.engine.snapshot().counters
+    asks = [driver.submit(p, 50, use_cache=False) for p in PROMPTS[:3]]
+    for ask in asks:
+        driver.finish(ask)
+    after = driver.engine.snapshot().counters
+    calls = after.n_decode_calls - before.n_decode_calls
+    rows = after.n_decode_rows - before.n_decode_rows
+    assert calls < 70
+    assert rows / calls > 2
+
+
+def test_z4_seeds_penalties_and_bias_stay_in_the_batch(driver: Driver) -> None:
+    rules = [
+        Sampling(temperature=1.0, seed=1, top_p=0.9),
+        Sampling(temperature=0.8, seed=2, top_k=20, repetition_penalty=1.3),
+        Sampling(temperature=1.2, seed=3, min_p=0.05, presence_penalty=0.5),
+        Sampling(logit_bias=((7, 5.0),), frequency_penalty=0.4),
+        Sampling(top_logprobs=3),
+    ]
+    alone = [driver.cold(p, sampling=s) for p, s in zip(PROMPTS, rules, strict=False)]
+    before = driver.engine.snapshot().counters.n_decode_calls
+    asks = [
+        driver.submit(p, sampling=s, use_cache=False) for p, s in zip(PROMPTS, rules, strict=False)
+    ]
+    for ask in asks:
+        driver.finish(ask)
+    assert [driver.tokens(ask) for ask in asks] == alone
+    assert driver.engine.snapshot().counters.n_decode_calls - before < 16 * len(rules) / 2
+
+
+def test_z4_another_seed_gives_another_answer(driver: Driver) -> None:
+    hot = [Sampling(temperature=2.0, seed=s) for s in (1, 1, 2)]
+    one, same, other = (driver.cold(PROMPTS[2], 30, sampling=s) for s in hot)
+    assert one == same
+    assert one != other
+
+
+def test_b1_logprobs_are_of_the_chosen_token(driver: Driver) -> None:
+    ask = driver.submit(PROMPTS[3], 4, sampling=Sampling(top_logprobs=5))
+    driver.finish(ask)
+    for event in driver.events(ask, Chosen):
+        assert event.logprob is not None
+        assert event.top[0] == (event.token, pytest.approx(event.logprob))
+        assert len(event.top) == 5
+        assert sorted((lp for _, lp in event.top), reverse=True) == [lp for _, lp in event.top]
+
+
+@pytest.mark.parametrize("quantize_from", [0, 40])
+def test_z3_rows_of_different_kv_precision_in_one_batch(
+    model_of: ModelOf, quantize_from: int
+) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+    makers = [
+        CacheMaker(model, KVSpec(bits=bits, group_size=32, quantize_from=quantize_from))
+        for bits in (8, 16, 4, 16)
+    ]
+    prompts = PROMPTS[2:6]
+    alone = [_decode(model, [m], [p])[0] for m, p in zip(makers, prompts, strict=True)]
+    assert _decode(model, makers, prompts) == alone
+
+
+def _decode(
+    model: object, makers: list[CacheMaker], prompts: list[tuple[int, ...]]
+) -> list[list[int]]:
+    batch = Batch(model)
+    for slot, (maker, tokens) in enumerate(zip(makers, prompts, strict=True)):
+        context = Context(maker)
+        model(mx.array([tokens[:-1]]), cache=context.caches)  # type: ignore[operator]
+        context.extend(tokens[:-1])
+        batch.join(Row(slot, context, Chooser(Sampling(), tokens, 0), tokens[-1]))
+    answers: list[list[int]] = [[] for _ in prompts]
+    for _ in range(20):
+        for one in batch.step():
+            answers[one.row.slot].append(one.token)
+    return answers

@@ -1,0 +1,246 @@
+"""Seats, queue, cancellation, limits and failures on the real engine (B5 to B7, E4, E11, E18)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.ask import Sampling
+from mlxstack.core.errors import Broken, Busy
+from mlxstack.core.event import Chosen, Finished, FinishReason, Queued, Seated, Source
+from mlxstack.core.preset import BatchSpec, PaceSpec, QueueSpec, SlotSpec
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+
+
+@pytest.fixture
+def driver(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        yield driver
+
+
+def order(driver: Driver, kind: type, asks: list[str]) -> list[str]:
+    """The asks in the order of their first event of this kind."""
+    return sorted(asks, key=lambda ask: driver.events(ask, kind)[0].at)
+
+
+def test_b5_a_follow_up_lands_on_its_own_slot(driver: Driver) -> None:
+    first = prompt(100, seed=1)
+    driver.answer(prompt(80, seed=2), slot=1)
+    answer = driver.answer(first, slot=0)
+    ask = driver.submit(first + tuple(answer) + prompt(10, seed=3))
+    driver.finish(ask)
+    assert driver.seated(ask).slot == 0
+    assert driver.seated(ask).n_cached == len(first) + len(answer)
+
+
+def test_x31_a_short_side_request_does_not_destroy_the_long_branch(driver: Driver) -> None:
+    head = prompt(130, seed=1)
+    long = head + prompt(500, seed=2)
+    driver.answer(long, slot=0)
+    kept = driver.context(0)
+    side = driver.submit(head + prompt(20, seed=3))
+    driver.finish(side)
+    assert driver.seated(side).slot != 0
+    assert driver.seated(side).n_cached == 128
+    assert driver.seated(side).source is Source.FORK
+    assert driver.context(0) == kept
+
+
+def test_b6_a_pinned_slot_is_waited_for(driver: Driver) -> None:
+    one = driver.submit(prompt(20, seed=1), 60, slot=0)
+    two = driver.submit(prompt(20, seed=2), 5, slot=0)
+    driver.finish(two)
+    assert driver.events(one, Finished)
+    assert driver.seated(two).slot == 0
+
+
+def test_b7_the_fourth_waits_and_is_served(driver: Driver) -> None:
+    asks = [driver.submit(prompt(20, seed=n), 40) for n in range(3)]
+    for ask in asks:
+        driver.until(ask, Chosen)
+    fourth = driver.submit(prompt(20, seed=9), 5)
+    driver.until(fourth, Queued)
+    assert not driver.events(fourth, Seated)
+    driver.finish(fourth)
+    assert any(driver.events(ask, Finished) for ask in asks)
+    for ask in asks:
+        driver.finish(ask)
+
+
+def test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps(driver: Driver) -> None:
+    ask = driver.submit(prompt(20), 900)
+    driver.until(ask, Chosen, 3)
+    steps = driver.engine.snapshot().counters.n_decode_calls
+    driver.engine.cancel(ask)
+    assert driver.finish(ask).reason is FinishReason.CANCELLED
+    after = driver.engine.snapshot()
+    assert after.counters.n_decode_calls - steps < 60
+    again = driver.submit(prompt(20, seed=5), 3)
+    driver.finish(again)
+    assert driver.engine.snapshot().slots[0].n_tokens >= 20
+
+
+def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_path: Path) -> None:
+    from mlxstack.core.event import Progress
+
+    long = prompt(900, seed=1)
+    preset = preset_of(model_of("tiny"), pace=PaceSpec(max_bite=128))
+    with running(preset, tmp_path) as driver:
+        ask = driver.submit(long, 5)
+        driver.until(ask, Progress, 3)
+        driver.engine.cancel(ask)
+        work = driver.finish(ask).work
+        assert work.n_generated == 0
+        again = driver.submit(long, 5)
+        driver.finish(again)
+        assert driver.seated(again).n_cached >= 3 * 128
+        assert driver.tokens(again) == driver.cold(long, 5)
+
+
+def test_e11_cancelled_while_waiting(driver: Driver) -> None:
+    busy = [driver.submit(prompt(20, seed=n), 100) for n in range(3)]
+    ask = driver.submit(prompt(20, seed=7), 5)
+    driver.until(ask, Queued)
+    driver.engine.cancel(ask)
+    assert driver.finish(ask).reason is FinishReason.CANCELLED
+    assert not driver.events(ask, Seated)
+    for other in busy:
+        driver.finish(other)
+
+
+def test_e4_and_a11_fewer_rows_than_slots(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"), batch=BatchSpec(enabled=False))
+    with running(preset, tmp_path) as driver:
+        asks = [driver.submit(prompt(20, seed=n), 10) for n in range(3)]
+        for ask in asks:
+            driver.finish(ask)
+        counters = driver.engine.snapshot().counters
+        assert counters.n_decode_rows == counters.n_decode_calls
+
+
+def test_e18_a_full_queue_refuses_with_retry_after(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(
+        model_of("tiny"), slots=SlotSpec(count=1, n_ctx=1024), queue=QueueSpec(max_waiting=2)
+    )
+    with running(preset, tmp_path) as driver:
+        first = driver.submit(prompt(20), 200)
+        driver.until(first, Chosen)
+        waiting = [driver.submit(prompt(20, seed=n), 2) for n in (1, 2)]
+        third = driver.submit(prompt(20, seed=3), 2)
+        with pytest.raises(Busy) as refused:
+            driver.finish(third)
+        assert refused.value.retry_after >= 1
+        for ask in (first, *waiting):
+            driver.finish(ask)
+
+
+def test_e12_asks_of_one_agent_run_one_after_another(driver: Driver) -> None:
+    one = driver.submit(prompt(20, seed=1), 30, agent="a")
+    two = driver.submit(prompt(20, seed=2), 5, agent="a")
+    driver.finish(two)
+    assert driver.events(one, Finished)
+
+
+def test_e12_agents_run_beside_each_other(driver: Driver) -> None:
+    one = driver.submit(prompt(20, seed=1), 300, agent="a")
+    two = driver.submit(prompt(20, seed=2), 5, agent="b")
+    driver.finish(two)
+    assert not driver.events(one, Finished)
+    driver.engine.cancel(one)
+    driver.finish(one)
+
+
+def test_a_request_that_raises_fails_alone(driver: Driver) -> None:
+    alone = driver.cold(prompt(20, seed=1), 30)
+    good = driver.submit(prompt(20, seed=1), 30, use_cache=False)
+    driver.until(good, Chosen)
+    # A value that no door lets through: mlx-lm raises when it meets it in the step.
+    bad = driver.submit(prompt(20, seed=2), 5, sampling=Sampling(temperature=1, min_p=7.0))
+    with pytest.raises(Broken, match="min_p"):
+        driver.finish(bad)
+    driver.finish(good)
+    assert driver.tokens(good) == alone
+    assert driver.answer(prompt(20, seed=2), 5) == driver.cold(prompt(20, seed=2), 5)
+
+
+def test_a_broken_turn_fails_its_asks_and_the_engine_goes_on(driver: Driver) -> None:
+    class Unhashable(list[int]):
+        pass
+
+    alone = driver.cold(prompt(20, seed=1), 5)
+    # Not a tuple of ints: prefill cannot make an array of it.
+    with pytest.raises(Broken):
+        driver.finish(driver.submit(("x",) * 20, 5))  # type: ignore[arg-type]
+    assert driver.cold(prompt(20, seed=1), 5) == alone
+
+
+def test_limits_end_an_answer(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=64))
+    with running(preset, tmp_path) as driver:
+        by_length = driver.submit(prompt(20), 7)
+        assert driver.finish(by_length).reason is FinishReason.LENGTH
+        assert driver.finish(by_length).work.n_generated == 7
+        by_context = driver.submit(prompt(20), 500)
+        assert driver.finish(by_context).reason is FinishReason.CONTEXT
+        assert driver.finish(by_context).work.n_generated == 44
+        token = driver.tokens(by_length)[3]
+        by_eos = driver.submit(prompt(20), 500, eos=frozenset({token}))
+        assert driver.finish(by_eos).reason is FinishReason.EOS
+        assert token not in driver.tokens(by_eos)
+
+
+def test_d1_use_cache_false_reuses_nothing(driver: Driver) -> None:
+    driver.answer(prompt(200))
+    ask = driver.submit(prompt(200), use_cache=False)
+    driver.finish(ask)
+    assert driver.seated(ask).n_cached == 0
+    assert driver.seated(ask).miss is not None
+
+
+def test_d23_another_salt_does_not_hit(driver: Driver) -> None:
+    driver.answer(prompt(300), salt="one")
+    other = driver.submit(prompt(300), salt="two")
+    driver.finish(other)
+    assert driver.seated(other).n_cached == 0
+    same = driver.submit(prompt(300), salt="one")
+    driver.finish(same)
+    assert driver.seated(same).n_cached == 299
+
+
+def test_d2_shared_prefixes_come_in_whole_blocks(driver: Driver) -> None:
+    shared = prompt(300)
+    driver.answer(shared + prompt(50, seed=1), slot=0)
+    ask = driver.submit(shared + prompt(50, seed=2), slot=1)
+    driver.finish(ask)
+    assert driver.seated(ask).n_cached == 256
+    assert driver.tokens(ask) == driver.cold(shared + prompt(50, seed=2), slot=2)
+
+
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid"])
+def test_d20_checkpoints_at_cuts_serve_layers_that_cannot_be_cut(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    head = prompt(200)
+    with running(preset_of(model_of(kind)), tmp_path) as driver:
+        driver.answer(head + prompt(150, seed=1), slot=0, cuts=(200,))
+        ask = driver.submit(head + prompt(150, seed=2), slot=1)
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == 200
+        assert driver.seated(ask).source is Source.FORK
+        assert driver.tokens(ask) == driver.cold(head + prompt(150, seed=2), slot=2)
+        own = driver.submit(head + prompt(150, seed=3), slot=0)
+        driver.finish(own)
+        assert driver.seated(own).n_cached == 200
+        assert driver.tokens(own) == driver.cold(head + prompt(150, seed=3), slot=2)
+
+
+def test_idle_engine_uses_no_cpu(driver: Driver) -> None:
+    import time
+
+    driver.answer(prompt(20), 3)
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.1
+    assert driver.engine.stalled_s() == 0

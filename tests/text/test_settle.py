@@ -1,0 +1,99 @@
+"""Conversations made fit for templates that refuse things."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.core.conversation import Message, Role, ToolCall
+from mlxstack.text.settle import Traits, settle
+
+STRICT = Traits(has_late_system=False, needs_alternation=True, takes_user_after_tool=False)
+SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+
+messages_st = st.lists(
+    st.builds(Message, st.sampled_from(list(Role)), st.sampled_from(["", "a", "b\n"])), max_size=8
+)
+
+
+def said(*turns: tuple[Role, str]) -> list[Message]:
+    return [Message(role, text) for role, text in turns]
+
+
+def pairs(messages: tuple[Message, ...]) -> list[tuple[Role, str]]:
+    return [(m.role, m.text) for m in messages]
+
+
+def test_leading_system_messages_are_one_and_lose_the_billing_header() -> None:
+    header = "x-anthropic-billing-header: cc_version=2.1.329.715;"
+    settled = settle(said((SYSTEM, header), (SYSTEM, "a"), (SYSTEM, "b"), (USER, "c")), Traits())
+    assert pairs(settled) == [(SYSTEM, "a\n\nb"), (USER, "c")]
+
+
+def test_a12_late_system_stays_in_place_where_the_template_allows() -> None:
+    turns = said((SYSTEM, "s"), (USER, "u"), (SYSTEM, "late"), (USER, "v"))
+    assert settle(turns, Traits()) == tuple(turns)
+
+
+def test_a12_late_system_joins_the_turn_before_it() -> None:
+    turns = said((SYSTEM, "s"), (USER, "u"), (SYSTEM, "late"), (ASSISTANT, "a"), (USER, "v"))
+    assert pairs(settle(turns, Traits(has_late_system=False))) == [
+        (SYSTEM, "s"),
+        (USER, "u\n\n<system-reminder>\nlate\n</system-reminder>"),
+        (ASSISTANT, "a"),
+        (USER, "v"),
+    ]
+
+
+def test_a12_late_system_after_an_answer_never_changes_an_older_turn() -> None:
+    turns = said((USER, "u"), (ASSISTANT, "a"), (SYSTEM, "late"), (USER, "v"))
+    assert pairs(settle(turns, STRICT)) == [
+        (USER, "u"),
+        (ASSISTANT, "a"),
+        (USER, "<system-reminder>\nlate\n</system-reminder>\n\nv"),
+    ]
+
+
+def test_a13_turns_are_merged_only_where_the_template_insists() -> None:
+    turns = said((USER, "a"), (USER, "b"), (ASSISTANT, "c"), (TOOL, "1"), (TOOL, "2"))
+    assert settle(turns, Traits()) == tuple(turns)
+    assert pairs(settle(turns, STRICT)) == [
+        (USER, "a\n\nb"),
+        (ASSISTANT, "c"),
+        (TOOL, "1"),
+        (TOOL, "2"),
+    ]
+
+
+def test_a15_tool_messages_get_the_name_of_their_call() -> None:
+    call = ToolCall("x", "Bash", {})
+    turns = [Message(ASSISTANT, tool_calls=(call,)), Message(TOOL, "out", tool_call_id="x")]
+    assert settle(turns, Traits())[1].name == "Bash"
+
+
+def test_a_template_without_system_role_hears_it_from_the_user() -> None:
+    settled = settle(said((SYSTEM, "s"), (USER, "u")), Traits(has_system=False))
+    assert pairs(settled) == [(USER, "s\n\nu")]
+
+
+def test_o3_string_arguments_become_objects() -> None:
+    calls = (ToolCall("x", "Bash", '{"b":1,"a":2}'), ToolCall("y", "Bash", "{broken"))
+    settled = settle([Message(ASSISTANT, tool_calls=calls)], Traits())
+    assert [c.arguments for c in settled[0].tool_calls] == [{"b": 1, "a": 2}, "{broken"]
+
+
+@given(messages_st, messages_st)
+def test_a12_settling_is_append_only(old: list[Message], new: list[Message]) -> None:
+    before, after = settle(old, STRICT), settle(old + new, STRICT)
+    if not any(m.role is not SYSTEM for m in old):
+        return
+    kept = before[:-1]
+    assert after[: len(kept)] == kept
+    assert after[len(kept)].text.startswith(before[-1].text)
+
+
+@given(messages_st)
+def test_a13_strict_templates_never_see_two_users_in_a_row(turns: list[Message]) -> None:
+    roles = [m.role for m in settle(turns, STRICT)]
+    assert all(not (a is b and a in (USER, ASSISTANT)) for a, b in pairwise(roles))
+    assert SYSTEM not in roles[1:]
