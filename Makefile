@@ -17,7 +17,7 @@ $(BIN)/.ready: pyproject.toml
 setup: $(BIN)/.ready ## Install everything into .venv
 
 up: setup ## Start the demo service in the background
-	@$(BIN)/mlx-stack up demo --port $(PORT)
+	@$(BIN)/mlx-stack up demo --port $(PORT) --if-needed
 
 down: setup ## Stop it
 	@$(BIN)/mlx-stack down

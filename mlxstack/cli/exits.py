@@ -1,0 +1,33 @@
+"""The exit codes of `mlx-stack`, and which error leads to which."""
+
+from enum import IntEnum
+
+from mlxstack.core.errors import Conflict, SetupError, StackError
+
+
+class Exit(IntEnum):
+    """What the shell sees.
+
+    OK: done. FAILED: it was tried and went wrong. USAGE: the command line makes no sense.
+    NOT_RUNNING: there is no such service. TAKEN: the service or its port is already in use.
+    SETUP: the preset or the machine cannot start it. HOPELESS: a worker that must not be
+    restarted (EX_CONFIG of sysexits.h). INTERRUPTED: Ctrl-C.
+    """
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_RUNNING = 3
+    TAKEN = 4
+    SETUP = 5
+    HOPELESS = 78
+    INTERRUPTED = 130
+
+
+def exit_of(error: StackError | ConnectionError) -> Exit:
+    """The exit code of an error; a ConnectionError says that nobody answers."""
+    if isinstance(error, ConnectionError):
+        return Exit.NOT_RUNNING
+    if isinstance(error, SetupError):
+        return Exit.SETUP
+    return Exit.TAKEN if isinstance(error, Conflict) else Exit.FAILED

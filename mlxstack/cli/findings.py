@@ -1,0 +1,159 @@
+"""The examinations of `doctor`, one function each."""
+
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+
+from msgspec import Struct
+
+from mlxstack.cli.catalog import catalog
+from mlxstack.core.preset import ServerSpec
+from mlxstack.host import services
+from mlxstack.host.machine import amount, find_openblas, machine
+from mlxstack.host.overrides import unknown_variables
+from mlxstack.host.paths import Home
+from mlxstack.host.process import listener, refusal
+from mlxstack.host.state import owner
+
+LOW_DISK_BYTES = 5 * 2**30
+LOW_MEMORY_BYTES = 8 * 2**30
+
+
+class Verdict(StrEnum):
+    """BAD must be repaired; WARN may cost speed or comfort."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+class Finding(Struct, frozen=True):
+    """`remedy` is what to do; empty when nothing is to be done."""
+
+    verdict: Verdict
+    subject: str
+    detail: str
+    remedy: str = ""
+
+
+def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
+    """Everything, in the order in which one would repair it."""
+    return [
+        *_system(),
+        *_packages(),
+        *_memory(),
+        *_blas(env),
+        *_home(home),
+        *_presets(home),
+        *_variables(env),
+        *_services(home),
+        *_port(home),
+    ]
+
+
+def _system() -> Iterator[Finding]:
+    name = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        yield Finding(
+            Verdict.BAD,
+            "system",
+            f"{name}: MLX needs Apple silicon",
+            "use a native arm64 Python, or a Linux machine",
+        )
+    elif sys.platform not in {"darwin", "linux"}:
+        yield Finding(Verdict.BAD, "system", name, "use macOS on Apple silicon, or Linux")
+    else:
+        yield Finding(Verdict.OK, "system", name)
+
+
+def _packages() -> Iterator[Finding]:
+    for package in ("mlx", "mlx-lm"):
+        try:
+            yield Finding(Verdict.OK, package, version(package))
+        except PackageNotFoundError:
+            remedy = "pip install mlx-stack into this environment again"
+            yield Finding(Verdict.BAD, package, "not installed", remedy)
+
+
+def _memory() -> Iterator[Finding]:
+    here = machine()
+    detail = f"{amount(here.total_bytes)}, {amount(here.available_bytes)} available, {here.chip}"
+    if here.total_bytes < LOW_MEMORY_BYTES:
+        yield Finding(Verdict.WARN, "memory", detail, "use small models, such as `demo`")
+    else:
+        yield Finding(Verdict.OK, "memory", detail)
+
+
+def _blas(env: Mapping[str, str]) -> Iterator[Finding]:
+    if sys.platform != "linux":
+        return
+    library = find_openblas()
+    if library is not None:
+        yield Finding(Verdict.OK, "blas", f"{library} is preloaded into workers")
+    elif "openblas" in env.get("LD_PRELOAD", ""):
+        yield Finding(Verdict.OK, "blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
+    else:
+        yield Finding(
+            Verdict.WARN,
+            "blas",
+            "OpenBLAS is not installed; MLX on a CPU is 10 to 25 times slower without it",
+            "install it (Debian: apt install libopenblas0-pthread)",
+        )
+
+
+def _home(home: Home) -> Iterator[Finding]:
+    if not home.root.exists():
+        yield Finding(Verdict.OK, "home", f"{home.root} will be made by the first `up`")
+        return
+    mode = stat.S_IMODE(home.root.stat().st_mode)
+    if mode & 0o077:
+        detail = f"{home.root} is open to others (mode {mode:o})"
+        yield Finding(Verdict.WARN, "home", detail, f"chmod 700 {home.root}")
+    else:
+        yield Finding(Verdict.OK, "home", str(home.root))
+    free = shutil.disk_usage(home.root).free
+    if free < LOW_DISK_BYTES:
+        yield Finding(
+            Verdict.WARN, "disk", f"{amount(free)} free", "free some space for saved agents"
+        )
+    else:
+        yield Finding(Verdict.OK, "disk", f"{amount(free)} free")
+
+
+def _presets(home: Home) -> Iterator[Finding]:
+    shelf = catalog(home)
+    wrong = [one for one in shelf if one.error is not None]
+    for one in wrong:
+        yield Finding(Verdict.WARN, "preset", str(one.error), f"correct {one.source}")
+    yield Finding(Verdict.OK, "presets", f"{len(shelf) - len(wrong)} can be started")
+
+
+def _variables(env: Mapping[str, str]) -> Iterator[Finding]:
+    for name in unknown_variables(env):
+        yield Finding(Verdict.BAD, "variable", f"{name} names no key of a preset", f"unset {name}")
+
+
+def _services(home: Home) -> Iterator[Finding]:
+    for name in services.names(home):
+        state = owner(home, name)
+        if state is not None:
+            yield Finding(Verdict.OK, "service", f"{name} runs at {state.plan.url}")
+        elif home.pid_file(name).exists():
+            detail = f"{name} crashed and left {home.pid_file(name)}"
+            yield Finding(Verdict.WARN, "service", detail, f"mlx-stack down {name}")
+
+
+def _port(home: Home) -> Iterator[Finding]:
+    server = ServerSpec()
+    if any(one.plan.url.endswith(f":{server.port}") for one in services.running(home)):
+        return
+    if refusal(server.host, server.port) is None:
+        yield Finding(Verdict.OK, "port", f"{server.port} is free")
+    else:
+        who = listener(server.port) or "another program"
+        detail = f"{server.port} is taken by {who}"
+        yield Finding(Verdict.WARN, "port", detail, "start with --port, or end that program")

@@ -1,0 +1,185 @@
+"""From a preset to a healthy service: resolve, check, start, wait, or say why not."""
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.client import Client, Health, Unreachable
+from mlxstack.core.errors import Broken, Conflict
+from mlxstack.core.preset import Preset
+from mlxstack.host import machine, overrides, preflight, presets, services
+from mlxstack.host.logs import tail
+from mlxstack.host.overrides import Override
+from mlxstack.host.paths import Home, make_home
+from mlxstack.host.process import free_port, reachable
+from mlxstack.host.state import Patience, Plan, State, owner, read_state, write_json
+
+WORKER_VARIABLE = "MLX_STACK_WORKER"
+SAVING_S = 3.0
+FAILED_START_PATIENCE_S = 2.0
+PROBE_S = 0.1
+ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
+
+
+class Wanted(Struct, frozen=True):
+    """What a person asked for: a preset by name or path, and `--set` texts, from folder `cwd`."""
+
+    preset: str
+    sets: tuple[str, ...]
+    cwd: Path
+
+
+def resolve(wanted: Wanted, home: Home) -> presets.Loaded:
+    """The preset after the environment and the command line. Raises SetupError."""
+    over: list[Override] = overrides.from_environment(os.environ)
+    over += [overrides.from_option(text) for text in wanted.sets]
+    return presets.load(wanted.preset, home, over, wanted.cwd)
+
+
+def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
+    """Check everything that can be checked, and write down what the worker is to serve."""
+    make_home(home)
+    preset = _with_port(loaded.preset)
+    preflight.check(preset, home)
+    write_json(home.preset_file(preset.name), preset)
+    env = machine.preload(os.environ, machine.find_openblas())
+    return Plan(
+        name=preset.name,
+        root=str(home.root),
+        preset=wanted.preset,
+        url=url_of(preset),
+        worker=(*_worker_command(), str(home.preset_file(preset.name))),
+        env=env | {"MLX_STACK_HOME": str(home.root), "PYTHONUNBUFFERED": "1"},
+        overrides=wanted.sets,
+        cwd=str(wanted.cwd),
+        n_slots=preset.slots.count,
+        n_ctx=preset.slots.n_ctx,
+        patience=Patience(grace_s=preset.server.drain_s + SAVING_S),
+    )
+
+
+def url_of(preset: Preset) -> str:
+    """Where a client on this computer finds the service."""
+    host = reachable(preset.server.host)
+    return (
+        f"http://[{host}]:{preset.server.port}"
+        if ":" in host
+        else (f"http://{host}:{preset.server.port}")
+    )
+
+
+def start(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> State:
+    """Start in the background and wait until healthy. Raises Broken with the reason.
+
+    Whatever goes wrong, Ctrl-C included, nothing is left running.
+    """
+    process = services.start(plan)
+    try:
+        return asyncio.run(_until_healthy(plan, process, timeout_s, progress))
+    except BaseException:
+        _abandon(plan, process)
+        raise
+
+
+def wait_for(state: State, timeout_s: float, progress: Callable[[str], None]) -> State:
+    """Wait until a service that somebody else started is healthy. Raises Broken."""
+    return asyncio.run(_until_healthy(state.plan, None, timeout_s, progress))
+
+
+async def _until_healthy(
+    plan: Plan,
+    process: "subprocess.Popen[bytes] | None",
+    timeout_s: float,
+    progress: Callable[[str], None],
+) -> State:
+    deadline = time.monotonic() + timeout_s
+    async with Client(plan.url, timeout_s=5.0) as client:
+        while time.monotonic() < deadline:
+            _raise_if_dead(plan, process)
+            health = await probe(client)
+            state = owner(plan.home, plan.name)
+            if state is not None and state.worker is not None and health.is_ready:
+                return state
+            progress(_last_line(plan) or health.message)
+            await asyncio.sleep(PROBE_S)
+    raise Broken(
+        f"`{plan.name}` was not healthy within {timeout_s:g} s (server.startup_timeout_s); "
+        f"see its log {plan.home.log_file(plan.name)}"
+    )
+
+
+async def probe(client: Client) -> Health:
+    """The health of a service; one that does not answer is not ready."""
+    try:
+        return await client.health()
+    except Unreachable as why:
+        return Health(False, str(why))
+
+
+def _raise_if_dead(plan: Plan, process: "subprocess.Popen[bytes] | None") -> None:
+    log = plan.home.log_file(plan.name)
+    if process is None:
+        if owner(plan.home, plan.name) is None:
+            raise Broken(f"`{plan.name}` ended while it was waited for; see its log {log}")
+        return
+    is_gone = process.poll() is not None
+    state = read_state(plan.home, plan.name)
+    if state is not None and state.supervisor.pid == process.pid and state.n_deaths:
+        raise Broken(_why(plan, state.last_words))
+    if is_gone:
+        told = plan.home.supervisor_log(plan.name).read_text(errors="replace").strip()
+        raise Broken(f"the supervisor of `{plan.name}` ended at once: {told or f'see {log}'}")
+
+
+def _why(plan: Plan, words: tuple[str, ...]) -> str:
+    said = [line for line in words if line.strip() and "[supervisor " not in line]
+    errors = [found[1] for line in said if (found := ERROR_LINE.match(line))]
+    log = plan.home.log_file(plan.name)
+    if errors:
+        return f"`{plan.name}` did not start: {errors[-1]}"
+    shown = "\n  ".join(said[-8:]) or "it said nothing"
+    return f"`{plan.name}` did not start; its last words (all of them in {log}):\n  {shown}"
+
+
+def _last_line(plan: Plan) -> str:
+    lines = tail(plan.home.log_file(plan.name), 1)
+    return lines[0].strip() if lines else ""
+
+
+def _abandon(plan: Plan, process: "subprocess.Popen[bytes]") -> None:
+    state = read_state(plan.home, plan.name)
+    if state is not None and state.supervisor.pid == process.pid:
+        services.stop(plan.home, state, FAILED_START_PATIENCE_S)
+    process.kill()
+    process.wait()
+
+
+def _with_port(preset: Preset) -> Preset:
+    if preset.server.port:
+        return preset
+    server = msgspec.structs.replace(preset.server, port=free_port(preset.server.host))
+    return msgspec.structs.replace(preset, server=server)
+
+
+def _worker_command() -> tuple[str, ...]:
+    given = os.environ.get(WORKER_VARIABLE)
+    if given:
+        return tuple(shlex.split(given))
+    return (sys.executable, "-m", "mlxstack.cli.main", "serve")
+
+
+def already_running(state: State) -> Conflict:
+    """The refusal of a second start, naming the owner."""
+    return Conflict(
+        f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
+        f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
+    )

@@ -1,0 +1,26 @@
+"""`logs`: what a service said."""
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+
+def logs(
+    name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
+) -> None:
+    """Print the end of a service's log."""
+    from mlxstack.cli.target import known_service
+    from mlxstack.host import logs as files
+    from mlxstack.host.paths import home_from
+
+    home = home_from(os.environ)
+    path = home.log_file(known_service(home, name).plan.name)
+    ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
+    for line in files.tail(path, n_lines):
+        typer.echo(line)
+    for line in ahead:
+        typer.echo(line)

@@ -1,0 +1,66 @@
+"""The `mlx-stack` command: its verbs, and how its errors reach a person."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mlxstack import __version__
+from mlxstack.cli import doctor, down, logs, presets, serve, slots, status, up
+from mlxstack.cli.exits import Exit, exit_of
+from mlxstack.core.errors import StackError
+
+app = typer.Typer(
+    name="mlx-stack",
+    help="Many coding agents, one model, one machine.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mlx-stack {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Many coding agents, one model, one machine."""
+
+
+app.command("up")(up.up)
+app.command("down")(down.down)
+app.command("restart")(up.restart)
+app.command("status")(status.status)
+app.command("ps")(status.ps)
+app.command("logs")(logs.logs)
+app.command("presets")(presets.presets)
+app.command("doctor")(doctor.doctor)
+app.add_typer(slots.app, name="slots")
+app.command("serve", hidden=True)(serve.serve)
+
+
+def main() -> None:
+    """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
+    try:
+        app()
+    except (StackError, ConnectionError) as why:
+        typer.echo(f"error: {why}", err=True)
+        sys.exit(exit_of(why))
+    except OSError as why:
+        typer.echo(f"error: {why}", err=True)
+        sys.exit(Exit.FAILED)
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

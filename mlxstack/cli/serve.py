@@ -1,0 +1,33 @@
+"""The worker: what the supervisor starts, not a person."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxstack.cli.exits import Exit
+from mlxstack.core.errors import SetupError
+
+
+def serve(
+    preset: Annotated[Path, typer.Argument(help="The resolved preset, as `up` wrote it.")],
+) -> None:
+    """Serve one resolved preset in the foreground."""
+    from mlxstack.host.lifeline import follow_supervisor
+    from mlxstack.host.paths import home_from
+    from mlxstack.host.presets import read_resolved
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
+    logging.getLogger("httpx").setLevel("WARNING")
+    follow_supervisor(os.environ)
+    try:
+        resolved = read_resolved(preset)
+        from mlxstack.api.serve import run
+
+        code = run(resolved, home_from(os.environ).root)
+    except SetupError as why:
+        typer.echo(f"error: {why}", err=True)
+        raise typer.Exit(Exit.HOPELESS) from why
+    raise typer.Exit(code)

@@ -1,0 +1,45 @@
+"""How the command speaks: tables and JSON on stdout, everything else on stderr."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import typer
+
+PIPE_WIDTH = 200
+
+
+def as_json(value: object) -> None:
+    """`value` as indented JSON on stdout."""
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def note(text: str) -> None:
+    """A line for people, on stderr."""
+    typer.echo(text, err=True)
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """A table on stdout, without markup in the data; wide when it goes into a pipe."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in heads:
+        drawn.add_column(head, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(drawn)
+
+
+@contextmanager
+def spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """A turning line on stderr while something takes its time; call it with what happens now."""
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(what)) as status:
+        yield lambda now: status.update(Text(f"{what}: {now[:100]}"))

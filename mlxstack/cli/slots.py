@@ -1,0 +1,97 @@
+"""`slots`: look at the slots of a running service; save, restore and erase them."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from mlxstack.cli.show import as_json, table
+from mlxstack.cli.up import Json
+
+if TYPE_CHECKING:
+    from mlxstack.client import Client, Slot
+
+T = TypeVar("T")
+
+app = typer.Typer(help="Look at slots; save, restore and erase them.", rich_markup_mode=None)
+
+Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
+Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
+SlotId = Annotated[int, typer.Argument(help="The slot's number, from 0.")]
+FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots.save_path.")]
+
+
+@app.callback(invoke_without_command=True)
+def slots(context: typer.Context) -> None:
+    """Look at slots; save, restore and erase them. Without a verb: the list."""
+    if context.invoked_subcommand is None:
+        show()
+
+
+@app.command("list")
+def show(name: Name = None, url: Url = None, json: Json = False) -> None:
+    """List the slots and what they hold."""
+    found = _ask(name, url, lambda client: client.slots())
+    if json:
+        as_json({"slots": found})
+        return
+    heads = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
+    table(heads, [_row(one) for one in found])
+
+
+@app.command()
+def save(
+    slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
+) -> None:
+    """Write the context of a slot to a file."""
+    done = _ask(name, url, lambda client: client.save_slot(slot, filename))
+    took = done.timings.get("save_ms", 0.0)
+    text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
+    as_json(done) if json else typer.echo(f"{text} written in {took:.1f} ms")
+
+
+@app.command()
+def restore(
+    slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
+) -> None:
+    """Bring the context of a file back into a slot."""
+    done = _ask(name, url, lambda client: client.restore_slot(slot, filename))
+    took = done.timings.get("restore_ms", 0.0)
+    text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
+    as_json(done) if json else typer.echo(f"{text} read in {took:.1f} ms")
+
+
+@app.command()
+def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Empty a slot."""
+    done = _ask(name, url, lambda client: client.erase_slot(slot))
+    as_json(done) if json else typer.echo(f"slot {slot}: {done.n_erased} tokens erased")
+
+
+def _ask(name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]") -> T:
+    from mlxstack.cli.target import target
+    from mlxstack.client import Client
+    from mlxstack.host.paths import home_from
+
+    where = target(home_from(os.environ), name, url)
+
+    async def call() -> T:
+        async with Client(where.url, where.api_key) as client:
+            return await question(client)
+
+    return asyncio.run(call())
+
+
+def _row(one: "Slot") -> tuple[object, ...]:
+    return (
+        one.id,
+        one.state or ("busy" if one.is_processing else "idle"),
+        one.agent or "-",
+        one.n_tokens,
+        one.n_ctx,
+        one.cached_tokens,
+        f"{one.tps:.1f}",
+        f"{one.idle_s:.0f} s",
+    )

@@ -1,0 +1,79 @@
+"""`status` and `ps`: which services there are, and how they do."""
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from mlxstack.cli.exits import Exit
+from mlxstack.cli.show import as_json, table
+from mlxstack.cli.up import Json
+
+if TYPE_CHECKING:
+    from mlxstack.cli.survey import Survey
+
+
+def status(json: Json = False) -> None:
+    """Show the machine and every service: healthy, degraded, down, crashed or stopped.
+
+    The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
+    """
+    from mlxstack.cli.survey import survey
+    from mlxstack.host.paths import home_from
+
+    found = survey(home_from(os.environ))
+    if json:
+        as_json(found)
+    else:
+        _print(found)
+    raise typer.Exit(_exit_of(found))
+
+
+def ps(json: Json = False) -> None:
+    """List the processes of every service."""
+    from mlxstack.cli.survey import processes
+    from mlxstack.host.machine import amount
+    from mlxstack.host.paths import home_from
+
+    found = processes(home_from(os.environ))
+    if json:
+        as_json({"processes": found})
+        return
+    rows = [
+        (one.service, one.role, one.pid, f"{one.cpu_s:.0f} s", amount(one.rss_bytes), one.command)
+        for one in found
+    ]
+    table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows)
+
+
+def _print(found: "Survey") -> None:
+    from mlxstack.host.machine import amount
+
+    memory = f"{amount(found.memory_bytes)}, {amount(found.memory_available_bytes)} available"
+    typer.echo(f"Device: {found.device}, {found.n_cores} cores")
+    typer.echo(f"Memory: {memory}")
+    typer.echo(f"Mode:   {found.mode}")
+    if not found.services:
+        typer.echo("\nno service yet; start one with `mlx-stack up demo`")
+        return
+    typer.echo()
+    rows = [
+        (
+            one.name,
+            one.state,
+            one.url,
+            f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}",
+            one.worker_pid or "-",
+            one.n_restarts,
+            one.detail,
+        )
+        for one in found.services
+    ]
+    table(("SERVICE", "STATE", "URL", "CONTEXT", "WORKER", "RESTARTS", "DETAIL"), rows)
+
+
+def _exit_of(found: "Survey") -> Exit:
+    states = {str(one.state) for one in found.services} - {"stopped"}
+    if not states:
+        return Exit.NOT_RUNNING
+    return Exit.OK if states == {"healthy"} else Exit.FAILED

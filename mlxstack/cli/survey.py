@@ -1,0 +1,163 @@
+"""Looks at the machine and at every service of a home, as one value."""
+
+import asyncio
+from enum import StrEnum
+
+import psutil
+from msgspec import Struct
+
+from mlxstack.client import Client, Health, Unreachable
+from mlxstack.host import services
+from mlxstack.host.machine import machine
+from mlxstack.host.paths import Home
+from mlxstack.host.state import Phase, State, owner, read_state
+
+PROBE_TIMEOUT_S = 3.0
+
+
+class Condition(StrEnum):
+    """HEALTHY: it answers. DEGRADED: it answers that it cannot serve, as while loading.
+
+    DOWN: it is supervised but does not answer. CRASHED: its supervisor is gone or gave up.
+    STOPPED: somebody ended it.
+    """
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    DOWN = "down"
+    CRASHED = "crashed"
+    STOPPED = "stopped"
+
+
+class Seen(Struct, frozen=True):
+    """One service; `total_ctx` is tokens of all slots, `since` seconds since the epoch."""
+
+    name: str
+    preset: str
+    state: Condition
+    url: str
+    worker_pid: int | None
+    supervisor_pid: int | None
+    detail: str
+    n_slots: int
+    n_ctx: int
+    total_ctx: int
+    n_restarts: int
+    since: float
+    log: str
+
+
+class Survey(Struct, frozen=True):
+    """Everything that `status` shows."""
+
+    device: str
+    system: str
+    n_cores: int
+    memory_bytes: int
+    memory_available_bytes: int
+    mode: str
+    services: tuple[Seen, ...]
+
+
+class ProcessSeen(Struct, frozen=True):
+    """One process; `cpu_s` seconds of CPU used so far, `rss_bytes` resident memory."""
+
+    service: str
+    role: str
+    pid: int
+    cpu_s: float
+    rss_bytes: int
+    command: str
+
+
+def survey(home: Home) -> Survey:
+    """Ask every service how it does, all at once."""
+    here = machine()
+    seen = asyncio.run(_look(home))
+    alive = [one.name for one in seen if one.supervisor_pid is not None]
+    return Survey(
+        device=here.chip,
+        system=here.system,
+        n_cores=here.n_cores,
+        memory_bytes=here.total_bytes,
+        memory_available_bytes=here.available_bytes,
+        mode=f"none; running: {', '.join(alive)}" if alive else "none; nothing runs",
+        services=tuple(seen),
+    )
+
+
+def processes(home: Home) -> list[ProcessSeen]:
+    """The supervisors and workers that are alive."""
+    found = []
+    for state in services.running(home):
+        for role, process in (("supervisor", state.supervisor), ("worker", state.worker)):
+            if process is not None:
+                one = _process(state.plan.name, role, process.pid)
+                found += [one] if one is not None else []
+    return found
+
+
+def judge(state: State, is_owned: bool, health: Health | None) -> tuple[Condition, str]:
+    """The condition of a service, and a word on it. `health` None: it does not answer."""
+    if not is_owned:
+        if state.phase is Phase.STOPPED:
+            return Condition.STOPPED, ""
+        if state.phase is Phase.CRASHED:
+            return Condition.CRASHED, f"gave up after {state.n_deaths} deaths; see the log"
+        return Condition.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
+    if health is None:
+        return Condition.DOWN, f"no answer ({state.phase})"
+    return (Condition.HEALTHY, "") if health.is_ready else (Condition.DEGRADED, health.message)
+
+
+async def _look(home: Home) -> list[Seen]:
+    states = [read_state(home, name) for name in services.names(home)]
+    return await asyncio.gather(*(_see(home, state) for state in states if state is not None))
+
+
+async def _see(home: Home, state: State) -> Seen:
+    plan = state.plan
+    is_owned = owner(home, plan.name) is not None
+    health = await _health(plan.url) if is_owned else None
+    condition, detail = judge(state, is_owned, health)
+    worker = state.worker if is_owned else None
+    return Seen(
+        name=plan.name,
+        preset=plan.preset,
+        state=condition,
+        url=plan.url,
+        worker_pid=worker.pid if worker is not None else None,
+        supervisor_pid=state.supervisor.pid if is_owned else None,
+        detail=detail,
+        n_slots=plan.n_slots,
+        n_ctx=plan.n_ctx,
+        total_ctx=plan.n_slots * plan.n_ctx,
+        n_restarts=state.n_deaths,
+        since=state.since,
+        log=str(home.log_file(plan.name)),
+    )
+
+
+async def _health(url: str) -> Health | None:
+    async with Client(url, timeout_s=PROBE_TIMEOUT_S) as client:
+        try:
+            return await client.health()
+        except Unreachable:
+            return None
+
+
+def _process(service: str, role: str, pid: int) -> ProcessSeen | None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessSeen(
+                service=service,
+                role=role,
+                pid=pid,
+                cpu_s=times.user + times.system,
+                rss_bytes=process.memory_info().rss,
+                command=" ".join(process.cmdline())[:200],
+            )
+    except psutil.Error:
+        return None

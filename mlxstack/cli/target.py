@@ -1,0 +1,67 @@
+"""Which service a verb means: the named one, the only one, or the one at a URL."""
+
+import os
+
+from msgspec import Struct
+
+from mlxstack.client import Unreachable
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.preset import Preset
+from mlxstack.host import services
+from mlxstack.host.paths import Home
+from mlxstack.host.shape import suggestion
+from mlxstack.host.state import State, read_json, read_state
+
+KEY_VARIABLE = "MLX_STACK_API_KEY"
+
+
+class Target(Struct, frozen=True):
+    """Where to call, and with which key."""
+
+    url: str
+    api_key: str | None = None
+
+
+def known_service(home: Home, name: str | None) -> State:
+    """A service of this home, running or not. Raises Unreachable when there is none such."""
+    known = services.names(home)
+    if name is None:
+        return _only(services.running(home) or _states(home, known))
+    state = read_state(home, name)
+    if state is None:
+        near = suggestion(name, known)
+        raise Unreachable(f"no service `{name}` was ever started here{near}")
+    return state
+
+
+def target(home: Home, name: str | None, url: str | None) -> Target:
+    """Where the service of `name` or `url` is. Raises Unreachable when it does not run."""
+    given = os.environ.get(KEY_VARIABLE)
+    if url is not None:
+        return Target(url, given)
+    live = services.running(home)
+    if name is not None:
+        live = [state for state in live if state.plan.name == name]
+    if not live:
+        raise Unreachable(
+            f"`{name}` is not running"
+            if name
+            else "no service is running; start one with `mlx-stack up demo`"
+        )
+    plan = _only(live).plan
+    preset = read_json(home.preset_file(plan.name), Preset)
+    keys = preset.server.api_keys if preset is not None else ()
+    return Target(plan.url, given or next(iter(keys), None))
+
+
+def _states(home: Home, names: list[str]) -> list[State]:
+    return [state for name in names if (state := read_state(home, name)) is not None]
+
+
+def _only(states: list[State]) -> State:
+    if not states:
+        raise Unreachable("no service is running; start one with `mlx-stack up demo`")
+    if len(states) > 1:
+        names = ", ".join(state.plan.name for state in states)
+        raise BadRequest(f"there are several services; name one of {names}")
+    return states[0]

@@ -1,0 +1,177 @@
+"""`up` and `restart`: a service in the background, healthy when the command returns."""
+
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.show import as_json, note, spinner
+
+if TYPE_CHECKING:
+    from mlxstack.core.preset import Preset
+    from mlxstack.host.paths import Home
+    from mlxstack.host.presets import Loaded
+    from mlxstack.host.state import Plan, State
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as slots.count=5."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    preset: Annotated[str, typer.Argument(help="A preset's name, or a path to one.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in this terminal.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
+    sets: Set = None,
+    json: Json = False,
+    if_needed: Annotated[
+        bool, typer.Option("--if-needed", help="Succeed when it is already running.")
+    ] = False,
+) -> None:
+    """Start a service and wait until it is healthy.
+
+    Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
+    then from the preset, then from the preset that it extends.
+    """
+    from mlxstack.cli import launch
+    from mlxstack.host.paths import home_from
+
+    home = home_from(os.environ)
+    given = (("server.host", host), ("server.port", port))
+    texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
+    named = str(Path(preset).absolute()) if os.sep in preset else preset
+    wanted = launch.Wanted(named, tuple(texts), Path.cwd())
+    loaded = launch.resolve(wanted, home)
+    if dry_run:
+        _show_resolved(loaded, json)
+        return
+    owner = _owner(loaded.preset.name, home)
+    if owner is not None:
+        if not if_needed:
+            raise launch.already_running(owner)
+        _settle_for(owner, port, loaded.preset)
+        return
+    plan = launch.prepare(wanted, loaded, home)
+    if foreground:
+        raise typer.Exit(_stay(plan))
+    _start(plan, loaded.preset, json)
+
+
+def restart(
+    name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
+    json: Json = False,
+) -> None:
+    """Stop a service and start it again from its preset, read anew."""
+    from mlxstack.cli import launch
+    from mlxstack.cli.target import known_service
+    from mlxstack.host import services
+    from mlxstack.host.paths import home_from
+
+    home = home_from(os.environ)
+    state = known_service(home, name)
+    plan = state.plan
+    wanted = launch.Wanted(plan.preset, plan.overrides, Path(plan.cwd))
+    loaded = launch.resolve(wanted, home)
+    if _owner(plan.name, home) is not None:
+        services.stop(home, state, plan.patience.grace_s + 1.0)
+    _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
+
+
+def _owner(name: str, home: "Home") -> "State | None":
+    from mlxstack.host import services
+    from mlxstack.host.state import owner
+
+    cleared = services.sweep(home, name)
+    if cleared is not None:
+        note(cleared)
+    return owner(home, name)
+
+
+def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
+    from mlxstack.cli import launch
+
+    _warn_if_open(preset)
+    began = time.monotonic()
+    with spinner(f"starting {plan.name}") as turn:
+        state = launch.start(plan, preset.server.startup_timeout_s, turn)
+    seconds = time.monotonic() - began
+    if json:
+        as_json(_facts(state) | {"seconds": round(seconds, 3)})
+        return
+    total = plan.n_slots * plan.n_ctx
+    typer.echo(
+        f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
+        f"({plan.n_slots} slots x {plan.n_ctx} tokens = {total})"
+    )
+    typer.echo(f"Try it:\n  {_curl(plan, preset)}")
+
+
+def _settle_for(owner: "State", port: int | None, preset: "Preset") -> None:
+    from mlxstack.cli import launch
+
+    if port and not owner.plan.url.endswith(f":{port}"):
+        raise launch.already_running(owner)
+    launch.wait_for(owner, preset.server.startup_timeout_s, lambda _: None)
+    typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
+
+
+def _stay(plan: "Plan") -> int:
+    import asyncio
+
+    from mlxstack.host.supervise import Supervisor
+
+    note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
+    os.umask(0o077)
+    return asyncio.run(Supervisor(plan, echo=typer.echo).run())
+
+
+def _facts(state: "State") -> dict[str, object]:
+    plan = state.plan
+    return {
+        "name": plan.name,
+        "preset": plan.preset,
+        "url": plan.url,
+        "supervisor_pid": state.supervisor.pid,
+        "worker_pid": state.worker.pid if state.worker is not None else None,
+        "log": str(plan.home.log_file(plan.name)),
+    }
+
+
+def _curl(plan: "Plan", preset: "Preset") -> str:
+    key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
+    body = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
+    return (
+        f"curl {plan.url}/v1/chat/completions{key} "
+        f"-H 'content-type: application/json' -d {shlex.quote(body)}"
+    )
+
+
+def _warn_if_open(preset: "Preset") -> None:
+    server = preset.server
+    if server.host not in {"127.0.0.1", "localhost", "::1"} and not server.api_keys:
+        note(
+            f"warning: {server.host} can be reached from other machines and no key is asked for; "
+            "set server.api_keys"
+        )
+
+
+def _show_resolved(loaded: "Loaded", json: bool) -> None:
+    import msgspec
+    import yaml
+
+    if json:
+        as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
+        return
+    builtins = msgspec.to_builtins(loaded.preset)
+    typer.echo(yaml.safe_dump(builtins, sort_keys=False, allow_unicode=True), nl=False)
+    for key, origin in loaded.origins.items():
+        typer.echo(f"# {key}: {origin}")

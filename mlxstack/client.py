@@ -1,1 +1,0 @@
-"""Typed calls to a running service."""

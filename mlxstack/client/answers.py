@@ -1,0 +1,124 @@
+"""What a service answers, as frozen structs; keys that we do not use are ignored."""
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class Health(Struct, frozen=True):
+    """`is_ready` is HTTP 200; otherwise `message` says what is missing."""
+
+    is_ready: bool
+    message: str
+
+
+class GenerationSettings(Struct, frozen=True):
+    """`n_ctx` is tokens per slot."""
+
+    n_ctx: int
+    params: dict[str, Any] = {}
+
+
+class Props(Struct, frozen=True):
+    """The part of GET /props that our own clients use; all the rest is in `props_raw`."""
+
+    total_slots: int
+    default_generation_settings: GenerationSettings
+    model_alias: str = ""
+    model_path: str = ""
+    build_info: str = ""
+
+
+class NextToken(Struct, frozen=True):
+    """How far the running generation of a slot is."""
+
+    n_decoded: int = 0
+    n_remain: int = 0
+
+
+class Slot(Struct, frozen=True):
+    """One element of GET /slots: llama-server's keys and ours."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    state: str | None = None
+    agent: str | None = None
+    n_tokens: int = 0
+    n_prompt_tokens: int = 0
+    n_prompt_tokens_processed: int = 0
+    cached_tokens: int = 0
+    tps: float = 0.0
+    idle_s: float = 0.0
+    miss_reason: str | None = None
+    next_token: tuple[NextToken, ...] = ()
+
+
+class SlotSaved(Struct, frozen=True):
+    """`n_saved` tokens; `n_written` new bytes of the `n_bytes` of the whole state."""
+
+    id_slot: int
+    filename: str
+    n_saved: int
+    n_written: int
+    timings: dict[str, float] = {}
+    n_bytes: int = 0
+
+
+class SlotRestored(Struct, frozen=True):
+    """`n_restored` tokens from `n_read` bytes."""
+
+    id_slot: int
+    filename: str
+    n_restored: int
+    n_read: int
+    timings: dict[str, float] = {}
+
+
+class SlotErased(Struct, frozen=True):
+    """`n_erased` tokens are forgotten."""
+
+    id_slot: int
+    n_erased: int
+
+
+class Usage(Struct, frozen=True):
+    """Tokens of one call; `cached_tokens` of the prompt were not computed."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] = {}
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were reused."""
+        return int(self.prompt_tokens_details.get("cached_tokens") or 0)
+
+
+class Said(Struct, frozen=True):
+    """A message, or the piece of one that a stream brings."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Choice(Struct, frozen=True):
+    """`message` in a whole reply, `delta` in a stream."""
+
+    index: int = 0
+    message: Said = Said()
+    delta: Said = Said()
+    finish_reason: str | None = None
+
+
+class Chat(Struct, frozen=True):
+    """A chat completion, or one chunk of a streamed one."""
+
+    id: str = ""
+    model: str = ""
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    timings: dict[str, float] | None = None

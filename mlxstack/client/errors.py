@@ -1,0 +1,66 @@
+"""The service's errors, told apart by their HTTP status as the doors sent them."""
+
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from mlxstack.core.errors import (
+    BadRequest,
+    Broken,
+    Busy,
+    Conflict,
+    Forbidden,
+    Loading,
+    NotFound,
+    StackError,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+)
+
+T = TypeVar("T")
+
+KINDS: dict[int, type[StackError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    429: Busy,
+    501: Unsupported,
+    503: Busy,
+    529: Busy,
+}
+
+
+class Unreachable(ConnectionError):
+    """Nobody answers at this address."""
+
+
+def error_of(answer: httpx.Response) -> StackError:
+    """The error that an unsuccessful answer stands for; Broken where nothing is nearer."""
+    message = message_of(answer.content) or f"the service answered HTTP {answer.status_code}"
+    if answer.status_code == 503 and message == "Loading model":
+        return Loading("the model is still being loaded")
+    return KINDS.get(answer.status_code, Broken)(message)
+
+
+def message_of(content: bytes) -> str | None:
+    """The message in an error body of any of our dialects; None when it is none."""
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return None
+    error: Any = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else None
+
+
+def decode(content: bytes, kind: type[T]) -> T:
+    """The body as `kind`. Raises Broken when the service speaks another language."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.MsgspecError as why:
+        raise Broken(f"the service answered something unexpected: {why}") from why

@@ -1,0 +1,70 @@
+"""The log of a service: written with rotation, read from its end, followed across rotations."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+MAX_BYTES = 10 * 1024 * 1024
+N_KEPT = 5
+
+
+class Journal:
+    """A rotating log file, with the last lines at hand."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._file = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=N_KEPT)
+        self._file.setFormatter(logging.Formatter("%(message)s"))
+        self.last_lines: deque[str] = deque(maxlen=40)
+
+    def write(self, line: str) -> None:
+        """Add one line, without its newline."""
+        self.last_lines.append(line)
+        self._file.handle(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def tail(path: Path, n_lines: int) -> list[str]:
+    """The last `n_lines` lines, going back into rotated files as far as needed."""
+    lines: list[str] = []
+    for file in [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, N_KEPT + 1))]:
+        if len(lines) >= n_lines or not file.exists():
+            break
+        with file.open(errors="replace") as opened:
+            lines = [*deque((line.rstrip("\n") for line in opened), maxlen=n_lines), *lines]
+    return lines[-n_lines:] if n_lines else []
+
+
+def follow(path: Path, wait: Callable[[], None]) -> Iterator[str]:
+    """Lines written from now on, for ever; `wait` passes the time when there are none.
+
+    When the file is rotated, the rest of the old one comes first.
+    """
+    position, inode = (path.stat().st_size, path.stat().st_ino) if path.exists() else (0, 0)
+    while True:
+        wait()
+        if not path.exists():
+            continue
+        now = path.stat()
+        if now.st_ino != inode:
+            old = path.with_name(f"{path.name}.1")
+            if old.exists() and old.stat().st_ino == inode:
+                yield from (line for line, _ in _lines_from(old, position))
+            position, inode = 0, now.st_ino
+        for line, end in _lines_from(path, position):
+            position = end
+            yield line
+
+
+def _lines_from(path: Path, position: int) -> Iterator[tuple[str, int]]:
+    with path.open("rb") as file:
+        file.seek(position)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            position += len(line)
+            yield line.rstrip(b"\n").decode(errors="replace"), position

@@ -1,0 +1,79 @@
+"""This computer: its chip, cores and memory, and the BLAS that makes MLX fast on Linux."""
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+OPENBLAS = "libopenblas.so.0"
+LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/OpenBLAS/lib")
+THREADED_FOLDERS = ("openblas-pthread", "openblas-openmp", "openblas-serial")
+
+
+class Machine(Struct, frozen=True):
+    """`chip` as its maker calls it; bytes of memory; cores that programs may use."""
+
+    system: str
+    chip: str
+    n_cores: int
+    total_bytes: int
+    available_bytes: int
+
+
+def machine() -> Machine:
+    """What this process runs on, now."""
+    memory = psutil.virtual_memory()
+    return Machine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        chip=chip(),
+        n_cores=psutil.cpu_count() or 1,
+        total_bytes=memory.total,
+        available_bytes=memory.available,
+    )
+
+
+def chip(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """`Apple M3 Max`, `AMD EPYC 7B13` ...; the architecture when the system does not tell."""
+    if platform.system() == "Darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        told = subprocess.run(command, capture_output=True, text=True, check=False)
+        return told.stdout.strip() or platform.machine()
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.machine()
+
+
+def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
+    """The OpenBLAS to preload on Linux, the threaded build first; None elsewhere or without it.
+
+    MLX's CPU wheel links the slow reference BLAS; preloading this one is all that it takes.
+    """
+    if platform.system() != "Linux":
+        return None
+    triplet = f"{platform.machine()}-linux-gnu"
+    for folder in folders:
+        for place in (Path(folder) / triplet, Path(folder)):
+            for build in (*THREADED_FOLDERS, "."):
+                library = place / build / OPENBLAS
+                if library.is_file():
+                    return library
+    return None
+
+
+def preload(env: Mapping[str, str], library: Path | None) -> dict[str, str]:
+    """The variables to add to `env` so that a child uses `library`; empty when it does already."""
+    already = env.get("LD_PRELOAD", "")
+    if library is None or "openblas" in already:
+        return {}
+    return {"LD_PRELOAD": f"{library}:{already}" if already else str(library)}
+
+
+def amount(n_bytes: float) -> str:
+    """Bytes as `12.3 GiB`, or `45 MiB` when it is less than one."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

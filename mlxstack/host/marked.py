@@ -1,0 +1,126 @@
+"""YAML that remembers where each value was written, and refuses a key written twice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+
+Keys = tuple[str | int, ...]
+
+
+class Mark(Struct, frozen=True):
+    """Who gave a value: a file and its line, or an option, or a variable.
+
+    Relative paths in the value are meant from `folder`.
+    """
+
+    source: str
+    folder: Path
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+class Document(Struct, frozen=True):
+    """A mapping of values and the mark of every key path in it."""
+
+    values: dict[str, Any]
+    marks: dict[Keys, Mark]
+
+    def mark(self, keys: Keys) -> Mark:
+        """The mark of `keys`, or of its nearest parent that has one."""
+        while keys not in self.marks:
+            keys = keys[:-1]
+        return self.marks[keys]
+
+
+def dotted(keys: Keys) -> str:
+    """`("slots", "count")` as `slots.count`, list positions in brackets."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return text.removeprefix(".")
+
+
+def read_yaml(path: Path) -> Document:
+    """The document of a file. Raises SetupError naming the file and the line."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise SetupError(f"{path} cannot be read: {why}") from why
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        top = Mark(str(path), path.parent, None)
+        if not isinstance(node, yaml.MappingNode):
+            raise SetupError(f"{path}: a preset is a mapping such as `model: {{id: demo}}`")
+        marks = {(): top} | dict(_walk(node, (), top))
+        return Document(loader.construct_document(node), marks)
+    except yaml.YAMLError as why:
+        raise SetupError(f"{path}{_place(why)}: this is not YAML: {_problem(why)}") from why
+    finally:
+        loader.dispose()
+
+
+def merge(below: Document, above: Document) -> Document:
+    """`above` wins; mappings are merged, lists are replaced."""
+    kept = {keys: mark for keys, mark in below.marks.items() if _survives(above.values, keys)}
+    return Document(_merged(below.values, above.values), kept | above.marks)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        out[key] = _merged(old, value) if both and old is not None else value
+    return out
+
+
+def _survives(above: dict[str, Any], keys: Keys) -> bool:
+    here: Any = above
+    for key in keys:
+        if not isinstance(here, dict):
+            return False
+        if key not in here:
+            return True
+        here = here[key]
+    return isinstance(here, dict)
+
+
+def _walk(node: yaml.Node, keys: Keys, top: Mark) -> Iterator[tuple[Keys, Mark]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from _walk_mapping(node, keys, top)
+    elif isinstance(node, yaml.SequenceNode):
+        for at, item in enumerate(node.value):
+            yield (*keys, at), Mark(top.source, top.folder, item.start_mark.line + 1)
+            yield from _walk(item, (*keys, at), top)
+
+
+def _walk_mapping(node: yaml.MappingNode, keys: Keys, top: Mark) -> Iterator[tuple[Keys, Mark]]:
+    seen: dict[str, int] = {}
+    for name, value in node.value:
+        line = name.start_mark.line + 1
+        key = str(name.value)
+        here = dotted((*keys, key))
+        if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
+            raise SetupError(f"{top.source}:{line}: the key `{here}` must be a plain text")
+        if key in seen:
+            raise SetupError(
+                f"{top.source}:{line}: `{here}` is given twice, first in line {seen[key]}; keep one"
+            )
+        seen[key] = line
+        yield (*keys, key), Mark(top.source, top.folder, line)
+        yield from _walk(value, (*keys, key), top)
+
+
+def _place(why: yaml.YAMLError) -> str:
+    mark = getattr(why, "problem_mark", None)
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
+def _problem(why: yaml.YAMLError) -> str:
+    return str(getattr(why, "problem", None) or str(why).splitlines()[0])

@@ -1,0 +1,80 @@
+"""Single values from outside the preset file: `--set slots.count=5` and `MLX_STACK_SLOTS_COUNT=5`.
+
+Precedence: command line, then environment, then the file, then what it extends, then defaults.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec.inspect as mi
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.host.marked import Document, Keys, Mark
+from mlxstack.host.shape import PRESET, at, children, leaves, parse, suggestion
+
+PREFIX = "MLX_STACK_"
+
+
+class Override(Struct, frozen=True):
+    """`raw` as typed for the key path `keys`; `label` is the option or variable it came from."""
+
+    keys: tuple[str, ...]
+    raw: str
+    label: str
+
+
+def from_option(text: str) -> Override:
+    """`slots.count=5`. Raises SetupError when there is no `=`."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise SetupError(f"--set {text}: write it as key=value, such as --set slots.count=5")
+    return Override(tuple(key.strip().split(".")), raw, f"--set {key.strip()}")
+
+
+def variables() -> dict[str, tuple[str, ...]]:
+    """Every variable that overrides a key: `MLX_STACK_BATCH_MAX_SIZE` and so on."""
+    return {PREFIX + "_".join(keys).upper(): keys for keys in leaves()}
+
+
+def from_environment(env: Mapping[str, str]) -> list[Override]:
+    """The overrides in `env`. A misspelt key of a known section is refused."""
+    known = variables()
+    unknown = unknown_variables(env)
+    if unknown:
+        raise SetupError(f"{unknown[0]}: no preset has this key{suggestion(unknown[0], known)}")
+    return [Override(known[name], env[name], name) for name in sorted(env) if name in known]
+
+
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """Variables that begin like a section of the preset but name no key of it."""
+    shapes = children(PRESET).items()
+    sections = [name for name, shape in shapes if isinstance(shape, mi.StructType)]
+    heads = tuple(f"{PREFIX}{name.upper()}_" for name in sections)
+    known = variables()
+    return sorted(name for name in env if name.startswith(heads) and name not in known)
+
+
+def document(overrides: Iterable[Override], folder: Path) -> Document:
+    """The overrides as a document; later ones win. Raises SetupError for an unknown key."""
+    values: dict[str, Any] = {}
+    marks: dict[Keys, Mark] = {}
+    for one in overrides:
+        shape = at(one.keys)
+        if shape is None or isinstance(shape, mi.StructType):
+            raise SetupError(f"{one.label}: {_why_not(one.keys)}")
+        section = values
+        for key in one.keys[:-1]:
+            section = section.setdefault(key, {})
+        section[one.keys[-1]] = parse(one.raw, shape)
+        marks[one.keys] = Mark(one.label, folder)
+    return Document(values, marks)
+
+
+def _why_not(keys: tuple[str, ...]) -> str:
+    name = ".".join(keys)
+    shape = at(keys)
+    if shape is not None:
+        return f"{name} is a section; set one of its keys: {', '.join(children(shape))}"
+    return f"no preset has the key `{name}`{suggestion(name, map('.'.join, leaves()))}"

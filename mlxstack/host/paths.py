@@ -1,0 +1,94 @@
+"""Where everything of one user lives: the layout under $MLX_STACK_HOME."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+
+
+class Home(Struct, frozen=True):
+    """The folders under `root`; all of them are private to their owner (0700)."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        """PID files, states and plans of the services."""
+        return self.root / "run"
+
+    @property
+    def logs(self) -> Path:
+        """One rotating log per service."""
+        return self.root / "logs"
+
+    @property
+    def agents(self) -> Path:
+        """Histories and manifests of the agents."""
+        return self.root / "agents"
+
+    @property
+    def kv(self) -> Path:
+        """Stored KV, by identity."""
+        return self.root / "kv"
+
+    @property
+    def slots(self) -> Path:
+        """Slot files of presets that name no `slots.save_path`."""
+        return self.root / "slots"
+
+    @property
+    def presets(self) -> Path:
+        """Presets of this user; they go before the builtin ones."""
+        return self.root / "presets"
+
+    def pid_file(self, name: str) -> Path:
+        """The supervisor's process id, a plain number."""
+        return self.run / f"{name}.pid"
+
+    def state_file(self, name: str) -> Path:
+        """What the supervisor last said about the service."""
+        return self.run / f"{name}.json"
+
+    def plan_file(self, name: str) -> Path:
+        """What the supervisor was asked to run."""
+        return self.run / "plans" / f"{name}.json"
+
+    def preset_file(self, name: str) -> Path:
+        """The resolved preset that the worker reads."""
+        return self.run / "presets" / f"{name}.json"
+
+    def log_file(self, name: str) -> Path:
+        """What the worker prints."""
+        return self.logs / f"{name}.log"
+
+    def supervisor_log(self, name: str) -> Path:
+        """What the supervisor prints, if it ever does."""
+        return self.logs / f"{name}.supervisor.log"
+
+
+def home_from(env: Mapping[str, str]) -> Home:
+    """`$MLX_STACK_HOME`, or `~/.mlx-stack`; nothing is created."""
+    return Home(Path(env.get("MLX_STACK_HOME") or "~/.mlx-stack").expanduser().absolute())
+
+
+def make_private(folder: Path) -> None:
+    """Create `folder` and its missing parents with 0700; SetupError when that cannot be."""
+    try:
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(mode=0o700, exist_ok=True)
+    except OSError as why:
+        raise SetupError(
+            f"the folder {folder} cannot be created ({why.strerror}: {why.filename}); "
+            "choose another place or make its parent writable"
+        ) from why
+    if not folder.is_dir():
+        raise SetupError(f"{folder} is a file, but a folder is needed there")
+
+
+def make_home(home: Home) -> None:
+    """Create the folders that running a service needs."""
+    for folder in (home.run / "plans", home.run / "presets", home.logs):
+        make_private(folder)

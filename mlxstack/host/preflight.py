@@ -1,0 +1,83 @@
+"""What can be known before a model is loaded: its folder, the slot files' folder, the port."""
+
+import errno
+import tempfile
+from pathlib import Path
+
+from mlxstack.core.errors import Conflict, SetupError
+from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.host.paths import Home, make_private
+from mlxstack.host.places import is_folder
+from mlxstack.host.process import listener, refusal
+from mlxstack.host.services import running
+
+BUILTIN_MODEL = "demo"
+
+
+def check(preset: Preset, home: Home) -> None:
+    """Raises SetupError or Conflict with what is in the way; creates the slot files' folder."""
+    check_model(preset)
+    check_slot_folder(preset)
+    check_port(preset.server, home)
+
+
+def check_model(preset: Preset) -> None:
+    """A folder must be there and hold a model; a hub id must look like one."""
+    model = preset.model
+    if is_folder(model.id):
+        _check_model_folder(Path(model.id))
+    elif model.id != BUILTIN_MODEL and model.id.count("/") != 1:
+        raise SetupError(
+            f"model.id is `{model.id}`, but must be `{BUILTIN_MODEL}`, a folder that starts with "
+            "`/`, `./` or `~/`, or a hub id such as `mlx-community/name`"
+        )
+    if model.adapter is not None and not Path(model.adapter).is_dir():
+        raise SetupError(f"model.adapter: there is no folder {model.adapter}")
+
+
+def check_slot_folder(preset: Preset) -> None:
+    """The folder of slot files exists (0700 when new) and can be written to."""
+    folder = Path(preset.slots.save_path or ".")
+    try:
+        make_private(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except SetupError as why:
+        raise SetupError(f"slots.save_path: {why.message}") from why
+    except OSError as why:
+        raise SetupError(
+            f"slots.save_path: {folder} cannot be written to ({why.strerror})"
+        ) from why
+
+
+def check_port(server: ServerSpec, home: Home) -> None:
+    """Nobody listens there; if somebody does, who, and what to do."""
+    why = refusal(server.host, server.port)
+    if why is None:
+        return
+    if why.errno != errno.EADDRINUSE:
+        raise SetupError(
+            f"server: nothing can listen on {server.host}:{server.port} ({why.strerror}); "
+            "choose another --host or --port"
+        )
+    for state in running(home):
+        if state.plan.url.endswith(f":{server.port}"):
+            raise Conflict(
+                f"port {server.port} is taken by the service `{state.plan.name}` "
+                f"(pid {state.supervisor.pid}); stop it with `mlx-stack down {state.plan.name}`, "
+                "or choose another port with --port"
+            )
+    who = listener(server.port) or "another program"
+    raise Conflict(
+        f"{server.host}:{server.port} cannot be used: port {server.port} is taken by {who}; "
+        "end that, or choose another port with --port"
+    )
+
+
+def _check_model_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise SetupError(
+            f"model.id: there is no folder {folder}; download the model, or correct it"
+        )
+    if not (folder / "config.json").is_file():
+        raise SetupError(f"model.id: {folder} holds no config.json, so it is not a model folder")

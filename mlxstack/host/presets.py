@@ -1,0 +1,169 @@
+"""Finds presets by name or path, and reads them strictly: a wrong one is refused with its line."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import Preset
+from mlxstack.host import overrides, places, rules, shape
+from mlxstack.host.marked import Document, Keys, Mark, dotted, merge, read_yaml
+from mlxstack.host.overrides import Override
+from mlxstack.host.paths import Home
+
+ENDINGS = (".yaml", ".yml")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Loaded(Struct, frozen=True):
+    """A preset that passed every check; `origins` tells who gave each value: `slots.count` ->
+    `demo.yaml:8`. Keys that are not there have their default."""
+
+    preset: Preset
+    source: Path
+    origins: dict[str, str]
+
+
+def builtin_folder() -> Path:
+    """The presets that come with the package: inside the wheel, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "presets"
+    return inside if inside.is_dir() else package.parent / "presets"
+
+
+def listed(home: Home) -> dict[str, Path]:
+    """Every preset by name; a user's own goes before a builtin one of the same name."""
+    found: dict[str, Path] = {}
+    for folder in (builtin_folder(), home.presets):
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        found |= {file.stem: file for file in files if file.suffix in ENDINGS}
+    return found
+
+
+def find(wanted: str, home: Home) -> Path:
+    """The file of a preset name or path. Raises SetupError with a near name."""
+    if os.sep in wanted or wanted.endswith(ENDINGS):
+        path = Path(wanted).expanduser().absolute()
+        if not path.is_file():
+            raise SetupError(f"there is no preset file {path}")
+        return path
+    known = listed(home)
+    if wanted not in known:
+        near = shape.suggestion(wanted, known)
+        raise SetupError(
+            f"no preset is called `{wanted}` (looked in {builtin_folder()} and {home.presets}; "
+            f"a path to a .yaml file works too){near}"
+        )
+    return known[wanted]
+
+
+def load(wanted: str, home: Home, over: Iterable[Override] = (), cwd: Path | None = None) -> Loaded:
+    """Read, extend, override and check. `cwd` is where paths in `over` start.
+
+    Raises SetupError naming the file, the key, the line, what was found and what would be right.
+    """
+    source = find(wanted, home)
+    document = _layers(source, home)
+    document = merge(document, overrides.document(over, cwd or Path.cwd()))
+    document.values.setdefault("name", source.stem)
+    return Loaded(_checked(document, home), source, _origins(document))
+
+
+def read_resolved(path: Path) -> Preset:
+    """The preset that `up` resolved for its worker. Raises SetupError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Preset)
+    except (OSError, msgspec.MsgspecError) as why:
+        raise SetupError(f"the resolved preset {path} cannot be read: {why}") from why
+
+
+def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> Document:
+    document = read_yaml(source)
+    base = document.values.pop("extends", None)
+    mark = document.marks.pop(("extends",), None)
+    _refuse_unknown(document)
+    if base is None:
+        return document
+    if not isinstance(base, str):
+        raise SetupError(f"{mark}: extends must be the name or the path of another preset")
+    below = _base_of(base, mark, home)
+    if below in (*seen, source):
+        chain = " -> ".join(one.stem for one in (*seen, source, below))
+        raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")
+    return merge(_without_name(_layers(below, home, (*seen, source))), document)
+
+
+def _base_of(base: str, mark: Mark | None, home: Home) -> Path:
+    if mark is not None and base.endswith(ENDINGS):
+        base = str(mark.folder / Path(base).expanduser())
+    try:
+        return find(base, home)
+    except SetupError as why:
+        raise SetupError(f"{mark}: {why.message}") from why
+
+
+def _without_name(document: Document) -> Document:
+    values = {key: value for key, value in document.values.items() if key != "name"}
+    marks = {keys: mark for keys, mark in document.marks.items() if keys != ("name",)}
+    return Document(values, marks)
+
+
+def _refuse_unknown(document: Document) -> None:
+    for keys in shape.unknown(document.values):
+        section = shape.at(keys[:-1])
+        known = shape.children(section) if section is not None else {}
+        top = {"extends": None} if len(keys) == 1 else {}
+        near = shape.suggestion(str(keys[-1]), [*known, *top])
+        raise SetupError(f"{document.mark(keys)}: unknown key `{dotted(keys)}`{near}")
+
+
+def _checked(document: Document, home: Home) -> Preset:
+    try:
+        preset = msgspec.convert(document.values, Preset)
+    except msgspec.ValidationError as why:
+        raise SetupError(_complaint(document, str(why))) from why
+    if not NAME.fullmatch(preset.name):
+        raise SetupError(
+            f"{document.mark(('name',))}: name is `{preset.name}`, but must be 1 to 64 letters, "
+            "digits, dots, dashes or underscores, the first a letter or digit"
+        )
+    for keys, problem in rules.broken(preset):
+        raise SetupError(f"{document.mark(keys)}: {dotted(keys)} {problem}")
+    return places.absolute(preset, document, home)
+
+
+def _complaint(document: Document, message: str) -> str:
+    what, _, where = message.partition(" - at `$")
+    keys = _keys(where)
+    missing = re.search(r"missing required field `(.+)`", what)
+    if missing:
+        keys = (*keys, missing[1])
+        right = shape.meaning(shape.at(keys))
+        return f"{document.mark(keys)}: `{dotted(keys)}` is missing; it must be {right}"
+    shown = shape.shown(_value(document.values, keys))
+    right = shape.meaning(shape.at(keys))
+    return f"{document.mark(keys)}: {dotted(keys)} is {shown}, but must be {right}"
+
+
+def _keys(where: str) -> Keys:
+    found = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", where)
+    return tuple(int(place) if place else name for name, place in found)
+
+
+def _value(values: Any, keys: Keys) -> Any:
+    for key in keys:
+        values = values[key]
+    return values
+
+
+def _origins(document: Document) -> dict[str, str]:
+    return {
+        dotted(keys): str(mark)
+        for keys, mark in document.marks.items()
+        if keys and not isinstance(_value(document.values, keys), dict)
+    }

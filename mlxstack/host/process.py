@@ -1,0 +1,125 @@
+"""Processes and ports of this computer: who is alive, who listens, how to end one."""
+
+import errno
+import os
+import signal
+import socket
+
+import psutil
+from msgspec import Struct
+
+BIRTH_TOLERANCE_S = 1.5
+
+
+class ProcessId(Struct, frozen=True):
+    """A process that cannot be confused with a later one of the same number.
+
+    `born` is the creation time in seconds since the epoch, as the system tells it.
+    """
+
+    pid: int
+    born: float
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has this number now; None when there is none."""
+    try:
+        return ProcessId(pid, psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process runs; a zombie or a reused number is not it."""
+    try:
+        now = psutil.Process(process.pid)
+        same = abs(now.create_time() - process.born) < BIRTH_TOLERANCE_S
+        return same and now.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ask_to_stop(process: ProcessId) -> None:
+    """SIGTERM, if it is still this process."""
+    _signal(process, signal.SIGTERM)
+
+
+def kill(process: ProcessId) -> None:
+    """SIGKILL, if it is still this process."""
+    _signal(process, signal.SIGKILL)
+
+
+def end(process: ProcessId, patience_s: float) -> bool:
+    """SIGTERM, and SIGKILL after `patience_s` seconds; whether SIGKILL was needed."""
+    ask_to_stop(process)
+    if wait_gone(process, patience_s):
+        return False
+    kill(process)
+    wait_gone(process, 5.0)
+    return True
+
+
+def wait_gone(process: ProcessId, timeout_s: float) -> bool:
+    """Whether the process ended within `timeout_s` seconds."""
+    if not is_alive(process):
+        return True
+    try:
+        psutil.Process(process.pid).wait(timeout_s)
+    except psutil.TimeoutExpired:
+        return not is_alive(process)
+    except psutil.NoSuchProcess:
+        return True
+    return True
+
+
+def refusal(host: str, port: int) -> OSError | None:
+    """Why a server could not listen there (EADDRINUSE: somebody does); None when it could.
+
+    Some systems let one bind beside a wildcard listener and take its calls: so we also call.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as why:
+            return why
+    with socket.socket(family, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1.0)
+        if caller.connect_ex((reachable(host), port)) == 0:
+            return OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    return None
+
+
+def reachable(host: str) -> str:
+    """The address under which a local client reaches a server bound to `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def listener(port: int) -> str | None:
+    """Who listens on a port, as `name (pid 123)`; None where the system does not tell."""
+    for process in psutil.process_iter(["pid", "name"]):
+        try:
+            connections = process.net_connections(kind="tcp")
+        except psutil.Error:
+            continue
+        for one in connections:
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port:
+                return f"{process.info['name']} (pid {process.info['pid']})"
+    return None
+
+
+def _signal(process: ProcessId, number: signal.Signals) -> None:
+    if is_alive(process):
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,75 @@
+"""The services of one home: which there are, how they are started and ended."""
+
+import subprocess
+import sys
+
+import msgspec
+
+from mlxstack.host.paths import Home
+from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
+from mlxstack.host.state import Phase, Plan, State, owner, read_state, release, write_json
+
+
+def names(home: Home) -> list[str]:
+    """Every service that was ever started here, running or not."""
+    return sorted(file.name.removesuffix(".json") for file in home.run.glob("[!.]*.json"))
+
+
+def running(home: Home) -> list[State]:
+    """The services whose supervisor is alive."""
+    return [state for name in names(home) if (state := owner(home, name)) is not None]
+
+
+def sweep(home: Home, name: str) -> str | None:
+    """Clear what a dead supervisor left; says what it was, or None when there was nothing.
+
+    A worker that outlived its supervisor is ended, so that it frees its port and its memory.
+    """
+    pid_file = home.pid_file(name)
+    if owner(home, name) is not None or not pid_file.exists():
+        return None
+    state = read_state(home, name)
+    if state is not None and state.worker is not None and is_alive(state.worker):
+        end(state.worker, state.plan.patience.grace_s)
+    release(home, name)
+    return f"cleared {pid_file}: the process it names is not the supervisor of `{name}` any more"
+
+
+def start(plan: Plan) -> "subprocess.Popen[bytes]":
+    """Start a supervisor in the background, in a session of its own."""
+    home = plan.home
+    write_json(home.plan_file(plan.name), plan)
+    log = home.supervisor_log(plan.name)
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mlxstack.host.supervise", str(home.plan_file(plan.name))],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            cwd=home.root,
+            start_new_session=True,
+        )
+
+
+def stop(home: Home, state: State, patience_s: float) -> bool:
+    """End a running service; whether force was needed.
+
+    The supervisor is asked, and lets the worker drain. After `patience_s` seconds both are killed.
+    """
+    ask_to_stop(state.supervisor)
+    if wait_gone(state.supervisor, patience_s):
+        return False
+    latest = read_state(home, state.plan.name) or state
+    for process in (latest.worker, latest.supervisor):
+        if process is not None:
+            kill(process)
+            wait_gone(process, 2.0)
+    mark_stopped(home, latest)
+    return True
+
+
+def mark_stopped(home: Home, state: State) -> None:
+    """Write for the dead supervisor what it could not write itself."""
+    ended = msgspec.structs.replace(state, phase=Phase.STOPPED, worker=None)
+    write_json(home.state_file(state.plan.name), ended)
+    release(home, state.plan.name)

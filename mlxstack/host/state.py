@@ -1,0 +1,159 @@
+"""What is written about a service in `run/`: its plan, its state, and who owns its name."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import Conflict
+from mlxstack.host.paths import Home
+from mlxstack.host.process import ProcessId, is_alive
+
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """What the supervisor is doing. CRASHED: it gave up; STOPPED: it was asked to end."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CRASHED = "crashed"
+
+
+class Patience(Struct, frozen=True):
+    """How often a worker may die. Times in seconds.
+
+    A dead worker starts again after `first_s`, doubling up to `longest_s`. `n_deaths` within
+    `window_s` are too many. A worker asked to stop is killed after `grace_s`.
+    """
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    n_deaths: int = 5
+    window_s: float = 600.0
+    grace_s: float = 12.0
+
+
+class Plan(Struct, frozen=True):
+    """What a supervisor is asked to run: the `worker` command, with `env` added to its own.
+
+    `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
+    per slot.
+    """
+
+    name: str
+    root: str
+    preset: str
+    url: str
+    worker: tuple[str, ...]
+    env: dict[str, str] = {}
+    overrides: tuple[str, ...] = ()
+    cwd: str = ""
+    n_slots: int = 0
+    n_ctx: int = 0
+    patience: Patience = Patience()
+
+    @property
+    def home(self) -> Home:
+        """The home this service lives in."""
+        return Home(Path(self.root))
+
+
+class State(Struct, frozen=True):
+    """What the supervisor last said. `since` is seconds since the epoch, of the last start.
+
+    `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal).
+    """
+
+    plan: Plan
+    phase: Phase
+    supervisor: ProcessId
+    worker: ProcessId | None = None
+    since: float = 0.0
+    n_deaths: int = 0
+    exit_code: int | None = None
+    last_words: tuple[str, ...] = ()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` (0600) so that a reader sees the old or the new content, never half."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """`value` as indented JSON, atomically."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """The value in `path`; None when it is missing or not readable as `kind`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def read_state(home: Home, name: str) -> State | None:
+    """What is known of a service; None when nothing is."""
+    return read_json(home.state_file(name), State)
+
+
+def owner(home: Home, name: str) -> State | None:
+    """The state of a service whose supervisor is alive.
+
+    The PID file and the state must name the same process, born when the state says: a number
+    that another process has now, or that somebody else wrote, is stale.
+    """
+    state = read_state(home, name)
+    try:
+        pid = int(home.pid_file(name).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    if state is None or state.supervisor.pid != pid or not is_alive(state.supervisor):
+        return None
+    return state
+
+
+def claim(state: State) -> None:
+    """Take the name of the service for the supervisor in `state`. Raises Conflict if owned."""
+    home, name = state.plan.home, state.plan.name
+    with _locked(home):
+        other = owner(home, name)
+        if other is not None:
+            raise Conflict(
+                f"`{name}` is already running: pid {other.supervisor.pid}, "
+                f"preset {other.plan.preset}, {other.plan.url}"
+            )
+        write_json(home.state_file(name), state)
+        write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+
+
+def release(home: Home, name: str) -> None:
+    """Give the name back."""
+    home.pid_file(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(home: Home) -> Iterator[None]:
+    with (home.run / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,189 @@
+"""Keeps one worker alive: starts it, logs what it says, restarts it, gives up when it flaps."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+
+from mlxstack.core.errors import StackError
+from mlxstack.host.lifeline import VARIABLE
+from mlxstack.host.logs import Journal
+from mlxstack.host.process import ProcessId, identify
+from mlxstack.host.state import Phase, Plan, State, claim, read_json, release, write_json
+
+HOPELESS = 78
+"""Exit code of a worker that a restart cannot help (EX_CONFIG of sysexits.h)."""
+
+N_LAST_WORDS = 20
+
+
+class Supervisor:
+    """One service from its first start to its end. `echo` gets each line of the log too."""
+
+    def __init__(self, plan: Plan, echo: Callable[[str], None] | None = None) -> None:
+        me = identify(os.getpid())
+        assert me is not None
+        self._plan = plan
+        self._state = State(plan=plan, phase=Phase.STARTING, supervisor=me, since=time.time())
+        self._echo = echo
+        self._stop = asyncio.Event()
+        self._deaths: list[float] = []
+
+    async def run(self) -> int:
+        """Supervise until asked to stop (0), or until there is no hope (1).
+
+        Raises Conflict when another supervisor has the name.
+        """
+        claim(self._state)
+        self._journal = Journal(self._plan.home.log_file(self._plan.name))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            end = await self._keep_alive()
+            self._tell(phase=end, worker=None)
+        finally:
+            release(self._plan.home, self._plan.name)
+            self._journal.close()
+        return 0 if end is Phase.STOPPED else 1
+
+    async def _keep_alive(self) -> Phase:
+        while not self._stop.is_set():
+            code = await self._one_life()
+            if self._stop.is_set() or code == 0:
+                break
+            if code == HOPELESS:
+                self._say("the worker says that a restart cannot help; giving up")
+                return Phase.CRASHED
+            delay = self._next_delay(time.monotonic())
+            if delay is None:
+                patience = self._plan.patience
+                self._say(
+                    f"the worker died {patience.n_deaths} times within {patience.window_s:g} s; "
+                    "giving up. Read the lines above, then start it again"
+                )
+                return Phase.CRASHED
+            self._say(f"starting again in {delay:g} s")
+            self._tell(phase=Phase.WAITING)
+            await self._wait_or_stop(delay)
+        return Phase.STOPPED
+
+    async def _one_life(self) -> int:
+        """Start a worker and see it to its end; its exit code."""
+        process = await self._start()
+        pump = asyncio.create_task(self._pump(process))
+        stopping = asyncio.create_task(self._stop.wait())
+        ending = asyncio.create_task(process.wait())
+        await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            await self._end(process, ending)
+        stopping.cancel()
+        await self._drain(pump)
+        code = await ending
+        if not self._stop.is_set():
+            self._mourn(process.pid, code)
+        return code
+
+    async def _start(self) -> Process:
+        grace = {VARIABLE: str(self._plan.patience.grace_s)}
+        process = await asyncio.create_subprocess_exec(
+            *self._plan.worker,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | self._plan.env | grace,
+            process_group=0,
+        )
+        self._say(f"worker {process.pid} started")
+        worker = identify(process.pid) or ProcessId(process.pid, 0.0)
+        self._tell(phase=Phase.RUNNING, worker=worker, since=time.time())
+        return process
+
+    async def _end(self, process: Process, ending: "asyncio.Task[int]") -> None:
+        self._tell(phase=Phase.STOPPING)
+        self._say(f"stopping worker {process.pid}")
+        process.terminate()
+        grace = self._plan.patience.grace_s
+        done, _ = await asyncio.wait({ending}, timeout=grace)
+        if not done:
+            self._say(f"worker {process.pid} did not stop within {grace:g} s; killing it")
+            process.kill()
+            await ending
+
+    async def _pump(self, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in _lines(process.stdout):
+            self._write(line)
+
+    async def _drain(self, pump: "asyncio.Task[None]") -> None:
+        """The last lines; a grandchild that keeps the pipe open does not hold us up."""
+        _, pending = await asyncio.wait({pump}, timeout=1.0)
+        for task in pending:
+            task.cancel()
+
+    def _mourn(self, pid: int, code: int) -> None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        words = tuple(self._journal.last_lines)[-N_LAST_WORDS:]
+        self._say(f"worker {pid} {how}")
+        self._tell(worker=None, exit_code=code, last_words=words, n_deaths=self._state.n_deaths + 1)
+
+    def _next_delay(self, now: float) -> float | None:
+        """Seconds until the next start, or None when there were too many deaths."""
+        patience = self._plan.patience
+        self._deaths = [at for at in self._deaths if now - at < patience.window_s] + [now]
+        if len(self._deaths) >= patience.n_deaths:
+            return None
+        return min(patience.first_s * 2.0 ** (len(self._deaths) - 1), patience.longest_s)
+
+    async def _wait_or_stop(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _say(self, what: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._write(f"{stamp} [supervisor {os.getpid()}] {what}")
+
+    def _write(self, line: str) -> None:
+        self._journal.write(line)
+        if self._echo is not None:
+            self._echo(line)
+
+    def _tell(self, **changes: object) -> None:
+        self._state = msgspec.structs.replace(self._state, **changes)
+        write_json(self._plan.home.state_file(self._plan.name), self._state)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    rest = b""
+    while chunk := await stream.read(65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r").decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def main() -> int:
+    """`python -m mlxstack.host.supervise PLAN`: what `up` leaves behind."""
+    os.umask(0o077)
+    plan = read_json(Path(sys.argv[1]), Plan)
+    if plan is None:
+        sys.stderr.write(f"{sys.argv[1]} is not a plan\n")
+        return 1
+    try:
+        return asyncio.run(Supervisor(plan).run())
+    except StackError as why:
+        sys.stderr.write(f"error: {why.message}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A terminal of its own for a test: `mlx-stack` with a private home and the tests' worker."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+WORKER = Path(__file__).parent.parent / "host" / "worker.py"
+CLI = (sys.executable, "-m", "mlxstack.cli.main")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Shell:
+    """A terminal with its own home, where `mlx-stack` starts the tests' worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.port = free_port()
+        self.preset = folder / "tiny.yaml"
+        self.preset.write_text(
+            f"extends: demo\nslots: {{count: 3, n_ctx: 1024}}\n"
+            f"server: {{port: {self.port}, startup_timeout_s: 20, drain_s: 1}}\n"
+        )
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MLX_STACK_")}
+        self.env = kept | {
+            "MLX_STACK_HOME": str(self.home),
+            "MLX_STACK_WORKER": f"{sys.executable} {WORKER}",
+            "COLUMNS": "200",
+        }
+
+    def run(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*CLI, *words],
+            cwd=self.folder,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def up(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return self.run("up", str(self.preset), *words, **env)
+
+    def services(self) -> dict[str, Any]:
+        found = json.loads(self.run("status", "--json").stdout)["services"]
+        return {one["name"]: one for one in found}
+
+    def own_processes(self) -> list[psutil.Process]:
+        """Everything alive that was started for this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if str(self.home) in " ".join(process.cmdline()) and process.is_running():
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found

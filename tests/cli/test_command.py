@@ -1,0 +1,169 @@
+"""A1, A3, A9, A10: the command as a person types it, a real worker behind a real supervisor."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from tests.cli.terminal import CLI, Shell
+
+pytestmark = pytest.mark.net
+
+
+def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
+    up = shell.up()
+    assert up.returncode == 0, up.stderr
+    assert f"tiny is ready at http://127.0.0.1:{shell.port}" in up.stdout
+    assert f"curl http://127.0.0.1:{shell.port}/v1/chat/completions" in up.stdout
+    pid = int((shell.home / "run" / "tiny.pid").read_text())
+    assert psutil.pid_exists(pid)
+
+    status = shell.run("status")
+    assert status.returncode == 0
+    head = status.stdout.splitlines()[:3]
+    assert head[0].startswith("Device: ")
+    assert head[1].startswith("Memory: ") and "GiB" in head[1]
+    assert head[2].startswith("Mode:")
+    assert "3 x 1024 = 3072" in status.stdout
+
+    one = shell.services()["tiny"]
+    assert one["state"] == "healthy"
+    assert one["preset"] == str(shell.preset)
+    assert one["url"] == f"http://127.0.0.1:{shell.port}"
+    assert one["total_ctx"] == 3072
+    assert one["supervisor_pid"] == pid
+    assert psutil.pid_exists(one["worker_pid"])
+
+    logs = shell.run("logs", "-n", "2")
+    assert logs.stdout.splitlines()[-1] == "listening"
+    ps = shell.run("ps")
+    assert str(pid) in ps.stdout and "supervisor" in ps.stdout and "worker" in ps.stdout
+
+    down = shell.run("down")
+    assert (down.returncode, down.stdout) == (0, "tiny is stopped\n")
+    assert not (shell.home / "run" / "tiny.pid").exists()
+    assert shell.own_processes() == []
+    assert shell.services()["tiny"]["state"] == "stopped"
+    assert shell.run("status").returncode == 3
+
+
+def test_a9_a_killed_supervisor_is_a_crash_and_up_works_again(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    os.kill(int((shell.home / "run" / "tiny.pid").read_text()), signal.SIGKILL)
+    assert shell.services()["tiny"]["state"] == "crashed"
+    up = shell.up()
+    assert up.returncode == 0, up.stderr
+    assert "cleared" in up.stderr
+    assert shell.services()["tiny"]["state"] == "healthy"
+
+
+def test_a9_a_killed_worker_comes_back(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    worker = shell.services()["tiny"]["worker_pid"]
+    os.kill(worker, signal.SIGKILL)
+    deadline = time.monotonic() + 15
+    while (one := shell.services()["tiny"])["state"] != "healthy" or one["worker_pid"] == worker:
+        assert time.monotonic() < deadline
+    assert one["n_restarts"] == 1
+
+
+def test_a9_down_kills_the_deaf_within_ten_seconds(shell: Shell) -> None:
+    assert shell.up(WORKER_MODE="deaf").returncode == 0
+    began = time.monotonic()
+    down = shell.run("down", "tiny")
+    assert time.monotonic() - began < 10
+    assert down.returncode == 0
+    assert not (shell.home / "run" / "tiny.pid").exists()
+    assert shell.own_processes() == []
+
+
+def test_a9_down_clears_a_crash_and_knows_when_nothing_runs(shell: Shell) -> None:
+    assert shell.run("down").returncode == 0
+    unknown = shell.run("down", "tiny")
+    assert unknown.returncode == 3
+    assert shell.up().returncode == 0
+    os.kill(int((shell.home / "run" / "tiny.pid").read_text()), signal.SIGKILL)
+    down = shell.run("down")
+    assert down.returncode == 0
+    assert "had crashed" in down.stdout
+    again = shell.run("down", "tiny")
+    assert (again.returncode, again.stderr) == (3, "error: `tiny` is not running\n")
+    assert shell.services()["tiny"]["state"] == "stopped"
+
+
+def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> None:
+    assert shell.up("--set", "slots.count=2").returncode == 0
+    before = shell.services()["tiny"]
+    shell.preset.write_text(shell.preset.read_text().replace("1024", "2048"))
+    again = shell.run("restart")
+    assert again.returncode == 0, again.stderr
+    after = shell.services()["tiny"]
+    assert (after["n_slots"], after["n_ctx"]) == (2, 2048)
+    assert after["worker_pid"] != before["worker_pid"]
+    assert after["supervisor_pid"] != before["supervisor_pid"]
+
+
+def test_foreground_serves_until_it_is_asked_to_end(shell: Shell) -> None:
+    process = subprocess.Popen(
+        [*CLI, "up", str(shell.preset), "--foreground"],
+        env=shell.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "listening" not in process.stdout.readline():
+        assert process.poll() is None
+    assert shell.services()["tiny"]["state"] == "healthy"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert "drained, bye" in out
+    assert shell.own_processes() == []
+
+
+def test_status_while_loading_is_degraded(shell: Shell) -> None:
+    process = subprocess.Popen(
+        [*CLI, "up", str(shell.preset)], env=shell.env | {"WORKER_MODE": "slow"}
+    )
+    deadline = time.monotonic() + 20
+    while shell.services().get("tiny", {}).get("state") != "degraded":
+        assert time.monotonic() < deadline
+    one = shell.services()["tiny"]
+    assert one["detail"] == "Loading model"
+    assert shell.run("status").returncode == 1
+    process.send_signal(signal.SIGINT)
+    process.wait(20)
+
+
+def test_slots_list_and_erase(shell: Shell) -> None:
+    assert shell.run("slots").returncode == 3
+    assert shell.up().returncode == 0
+    listed = shell.run("slots")
+    assert listed.returncode == 0
+    assert listed.stdout.count("1024") == 3
+    found = json.loads(shell.run("slots", "list", "--json").stdout)["slots"]
+    assert [one["id"] for one in found] == [0, 1, 2]
+    erased = shell.run("slots", "erase", "0")
+    assert erased.stdout == "slot 0: 7 tokens erased\n"
+    lost = shell.run("slots", "save", "0", "x.bin")
+    assert (lost.returncode, lost.stderr) == (1, "error: /slots/0: not here\n")
+
+
+def test_logs_follow_prints_what_comes(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    process = subprocess.Popen(
+        [*CLI, "logs", "-f", "-n", "1"], env=shell.env, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "listening\n"
+    shell.run("down")
+    lines = iter(process.stdout.readline, "")
+    assert any(line == "drained, bye\n" for line in lines)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    process.stdout.close()

@@ -1,0 +1,115 @@
+"""What needs no service: help, presets, doctor, typos, and what is not imported for them."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxstack import __version__
+
+CLI = (sys.executable, "-m", "mlxstack.cli.main")
+
+
+def run(home: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*CLI, *words],
+        env={"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(home), "COLUMNS": "200"} | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_version(tmp_path: Path) -> None:
+    assert run(tmp_path, "--version").stdout == f"mlx-stack {__version__}\n"
+
+
+def test_a_typo_gets_a_suggestion(tmp_path: Path) -> None:
+    typo = run(tmp_path, "statsu")
+    assert typo.returncode == 2
+    assert "Did you mean 'status'" in typo.stderr
+
+
+@pytest.mark.parametrize("words", [("--help",), ("presets",), ("up", "demo", "--dry-run")])
+def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from mlxstack.cli.main import app\n"
+        "try: app(sys.argv[1:])\n"
+        "finally: print(' '.join(sorted(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={"MLX_STACK_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    loaded = set(done.stderr.split())
+    assert "mlxstack.cli.up" in loaded
+    heavy = {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "uvicorn", "transformers"}
+    assert not loaded & heavy
+    if words == ("--help",):
+        assert not loaded & {"httpx", "rich", "psutil", "yaml"}
+
+
+def test_a8_presets_lists_slots_context_modalities_and_when_to_use(tmp_path: Path) -> None:
+    text = run(tmp_path, "presets").stdout
+    line = next(line for line in text.splitlines() if line.startswith("gemma4-26b-a4b-q4-multi"))
+    assert re.search(r"3 x 131072 +16 +text +Three coding agents", line)
+    shelf = {
+        one["name"]: one for one in json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
+    }
+    assert shelf["demo"]["n_slots"] == 3
+    assert shelf["gemma4-26b-a4b-q4-multi"]["total_ctx"] == 393216
+    assert all(one["when_to_use"] for one in shelf.values())
+
+
+def test_a_broken_preset_is_listed_with_its_fault(tmp_path: Path) -> None:
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "bad.yaml").write_text("model: {id: demo}\nslots: {count: 0}\n")
+    shown = run(tmp_path, "presets")
+    assert shown.returncode == 0
+    assert "bad.yaml:2: slots.count is `0`" in shown.stderr
+    assert "demo" in shown.stdout
+
+
+def test_doctor_tells_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    done = run(tmp_path, "doctor", "--json", MLX_STACK_SLOTS_CUONT="3")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["findings"]
+    assert all(one["remedy"] for one in found if one["verdict"] != "ok")
+    by_subject = {one["subject"]: one for one in found}
+    assert by_subject["home"]["remedy"] == f"chmod 700 {tmp_path}"
+    assert by_subject["variable"]["remedy"] == "unset MLX_STACK_SLOTS_CUONT"
+    assert by_subject["mlx"]["verdict"] == "ok"
+    tmp_path.chmod(0o700)
+    healthy = run(tmp_path, "doctor")
+    assert healthy.returncode == 0
+    assert "WHAT TO DO" in healthy.stdout
+
+
+def test_a10_status_without_any_service(tmp_path: Path) -> None:
+    done = run(tmp_path, "status")
+    assert done.returncode == 3
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[:3]] == [
+        "Device",
+        "Memory",
+        "Mode",
+    ]
+    assert json.loads(run(tmp_path, "status", "--json").stdout)["services"] == []
+
+
+def test_no_color_is_respected(tmp_path: Path) -> None:
+    plain = run(tmp_path, "presets", NO_COLOR="1", FORCE_COLOR="1").stdout
+    assert "\x1b[3" not in plain
+
+
+def test_a_worker_that_cannot_read_its_preset_must_not_be_restarted(tmp_path: Path) -> None:
+    done = run(tmp_path, "serve", str(tmp_path / "none.json"))
+    assert done.returncode == 78
+    assert done.stderr.startswith("error: the resolved preset")

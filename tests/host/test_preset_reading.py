@@ -1,0 +1,222 @@
+"""A2: presets are read strictly, and a refusal names file, key, line and what would be right."""
+
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.errors import SetupError
+from mlxstack.host import presets
+from mlxstack.host.overrides import document, from_environment, from_option, variables
+from mlxstack.host.paths import Home
+from mlxstack.host.shape import leaves
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def written(tmp_path: Path, text: str, name: str = "mine.yaml") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+REFUSALS = [
+    ("model: {id: demo}\nslots:\n  coutn: 1\n", 3, ["unknown key `slots.coutn`", "`count`"]),
+    ("model: {id: demo}\nslot: {}\n", 2, ["unknown key `slot`", "did you mean `slots`"]),
+    ("model: {id: demo}\nslots:\n  count: 0\n", 3, ["slots.count is `0`", "from 1 to 256"]),
+    ("model: {id: demo}\nslots:\n  count: '3'\n", 3, ["slots.count is `'3'`", "whole number"]),
+    ("model: {id: demo}\nslots: 3\n", 2, ["slots is `3`", "a section with count"]),
+    ("model: {id: demo}\nslots:\n", 2, ["slots is empty", "a section"]),
+    ("model: {id: demo}\nkind: chta\n", 2, ["one of chat, embedding"]),
+    ("model: {id: demo}\nkv:\n  bits: 5\n", 3, ["kv.bits is 5", "4, 8 or 16"]),
+    ("model: {id: demo}\nkv:\n  group_size: 48\n", 3, ["kv.group_size is 48", "32, 64 or 128"]),
+    ("model: {id: demo}\nbatch:\n  max_size: 0\n", 3, ["batch.max_size is `0`", "at least 1"]),
+    ("model: {id: demo}\nsampling:\n  top_p: 2\n", 3, ["sampling.top_p is `2`", "to 1 or null"]),
+    ("model: {id: demo}\nprefix_cache:\n  block_size: 100\n", 3, ["a multiple of 16"]),
+    ("model: {id: demo}\nserver:\n  port: 99999\n", 3, ["server.port", "from 0 to 65535"]),
+    ("model: {id: demo}\nserver:\n  api_keys: [a, 3]\n", 3, ["server.api_keys[1]", "a text"]),
+    ("model: {id: demo}\nserver:\n  api_keys: ['']\n", 3, ["server.api_keys[0] is empty"]),
+    ("model: {id: demo}\nmodel: {id: x}\n", 2, ["`model` is given twice", "line 1"]),
+    ("model: {id: demo}\nslots:\n  count: [a\n", 4, ["this is not YAML"]),
+    ("model: {id: demo}\n---\na: 1\n", 2, ["this is not YAML"]),
+    ("model: {id: demo}\non: 1\n", 2, ["must be a plain text"]),
+    ("model: {id: demo}\nname: ../evil\n", 2, ["name is `../evil`", "letters"]),
+    ("extends: dmo\n", 1, ["no preset is called `dmo`", "did you mean `demo`"]),
+    ("extends: [demo]\n", 1, ["extends must be the name"]),
+    ("extends: mine.yaml\n", 1, ["in a circle: mine -> mine"]),
+    (
+        "model: {id: demo}\nprefix_cache:\n  warm_prefixes:\n    - name: a\n",
+        4,
+        ["warm_prefixes[0]", "none of them", "exactly one"],
+    ),
+    (
+        "model: {id: demo}\nprefix_cache:\n  warm_prefixes:\n"
+        "    - {name: a, text_file: x}\n    - {name: a, text_file: y}\n",
+        5,
+        ["warm_prefixes[1].name", "a second time"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "words"), REFUSALS)
+def test_a2_refusals_name_file_line_key_and_remedy(
+    tmp_path: Path, home: Home, text: str, line: int, words: list[str]
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(SetupError) as caught:
+        presets.load(path, home)
+    message = caught.value.message
+    assert message.startswith(f"{path}:{line}: ")
+    for word in words:
+        assert word in message
+
+
+def test_a2_a_missing_model_says_what_is_missing(tmp_path: Path, home: Home) -> None:
+    path = written(tmp_path, "slots: {count: 1}\n")
+    with pytest.raises(SetupError, match=r"mine\.yaml: `model` is missing; it must be a section"):
+        presets.load(path, home)
+
+
+@pytest.mark.parametrize("text", ["- a\n", "", "just words\n"])
+def test_a2_a_preset_is_a_mapping(tmp_path: Path, home: Home, text: str) -> None:
+    with pytest.raises(SetupError, match="a preset is a mapping"):
+        presets.load(written(tmp_path, text), home)
+
+
+def test_every_builtin_preset_is_sound_and_says_when_to_use_it(home: Home) -> None:
+    found = presets.listed(home)
+    assert {"demo", "gemma4-26b-a4b-q4-multi", "gpt-oss-20b", "llama3.1-8b"} <= set(found)
+    for name in found:
+        preset = presets.load(name, home).preset
+        assert preset.name == name
+        assert preset.when_to_use
+
+
+def test_a3_the_multi_preset_has_three_full_contexts(home: Home) -> None:
+    slots = presets.load("gemma4-26b-a4b-q4-multi", home).preset.slots
+    assert (slots.count, slots.n_ctx, slots.count * slots.n_ctx) == (3, 131072, 393216)
+
+
+def test_a_users_own_preset_goes_before_the_builtin_one(home: Home) -> None:
+    home.presets.mkdir(parents=True)
+    (home.presets / "demo.yaml").write_text("model: {id: demo}\nslots: {count: 9}\n")
+    assert presets.load("demo", home).preset.slots.count == 9
+
+
+def test_an_unknown_name_gets_the_nearest(home: Home) -> None:
+    with pytest.raises(SetupError, match="did you mean `demo`"):
+        presets.load("dmeo", home)
+
+
+def test_a12_command_line_over_environment_over_file_over_extends(
+    tmp_path: Path, home: Home
+) -> None:
+    path = written(
+        tmp_path,
+        "extends: demo\nslots: {count: 5, n_ctx: 1024}\nbatch: {max_size: 2}\n"
+        "pace: {max_bite: 64}\n",
+    )
+    env = {"MLX_STACK_BATCH_MAX_SIZE": "6", "MLX_STACK_SLOTS_N_CTX": "2048", "HOME": "/x"}
+    over = [*from_environment(env), from_option("slots.n_ctx=4032")]
+    loaded = presets.load(path, home, over, tmp_path)
+    preset = loaded.preset
+    assert preset.slots.n_ctx == 4032
+    assert preset.batch.max_size == 6
+    assert preset.slots.count == 5
+    assert preset.sampling.thinking is False
+    assert preset.model.id == "demo"
+    assert preset.name == "mine"
+    assert loaded.origins["slots.n_ctx"] == "--set slots.n_ctx"
+    assert loaded.origins["batch.max_size"] == "MLX_STACK_BATCH_MAX_SIZE"
+    assert loaded.origins["slots.count"] == f"{path}:2"
+    assert loaded.origins["model.id"].endswith("demo.yaml:5")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("slots.count=x", "slots.count is `x`, but must be a whole number"),
+        ("slots.cont=1", "did you mean `slots.count`"),
+        ("slots=1", "slots is a section; set one of its keys: count"),
+        ("slots.count", "write it as key=value"),
+        ("=3", "write it as key=value"),
+        ("sampling.top_p=3", "sampling.top_p is `3`"),
+    ],
+)
+def test_wrong_options_are_named(home: Home, text: str, words: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        presets.load("demo", home, [from_option(text)])
+    assert caught.value.message.startswith("--set ")
+    assert words in caught.value.message
+
+
+def test_options_hold_lists_texts_nulls_and_mappings(tmp_path: Path) -> None:
+    texts = [
+        "server.api_keys=[a, b]",
+        "model.alias=123",
+        "sampling.thinking=null",
+        "template.tone=dry",
+        "kv.bits=8",
+        "batch.enabled=false",
+    ]
+    values = document(map(from_option, texts), tmp_path).values
+    assert values == {
+        "server": {"api_keys": ["a", "b"]},
+        "model": {"alias": "123"},
+        "sampling": {"thinking": None},
+        "template": {"tone": "dry"},
+        "kv": {"bits": 8},
+        "batch": {"enabled": False},
+    }
+
+
+def test_a_misspelt_variable_of_a_section_is_refused() -> None:
+    with pytest.raises(SetupError, match="did you mean `MLX_STACK_BATCH_MAX_SIZE`"):
+        from_environment({"MLX_STACK_BATCH_MAXSIZE": "3"})
+    assert from_environment({"MLX_STACK_HOME": "/x", "MLX_STACK_API_KEY": "k"}) == []
+
+
+def test_every_key_has_its_own_variable() -> None:
+    assert len(variables()) == len(list(leaves()))
+
+
+def test_paths_are_meant_from_the_file_or_from_the_current_folder(
+    tmp_path: Path, home: Home
+) -> None:
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    path = written(
+        deep,
+        "model: {id: ./weights, adapter: ../lora}\n"
+        "prefix_cache: {warm_prefixes: [{name: a, text_file: a.txt}]}\n",
+    )
+    over = [from_option("slots.save_path=kept")]
+    preset = presets.load(path, home, over, tmp_path).preset
+    assert preset.model.id == str(deep / "weights")
+    assert preset.model.adapter == str(tmp_path / "lora")
+    assert preset.slots.save_path == str(tmp_path / "kept")
+    assert preset.prefix_cache.warm_prefixes[0].text_file == str(deep / "a.txt")
+
+
+def test_slot_files_live_under_the_home_unless_said_otherwise(home: Home) -> None:
+    assert presets.load("demo", home).preset.slots.save_path == str(home.slots / "demo")
+
+
+def test_extends_replaces_lists_and_merges_sections(tmp_path: Path, home: Home) -> None:
+    written(tmp_path, "model: {id: demo}\nserver: {api_keys: [a, b], port: 1234}\n", "base.yaml")
+    path = written(tmp_path, "extends: base.yaml\nserver:\n  api_keys: [c]\n")
+    loaded = presets.load(path, home)
+    assert loaded.preset.server.api_keys == ("c",)
+    assert loaded.preset.server.port == 1234
+    assert "server.api_keys[1]" not in loaded.origins
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, home: Home) -> None:
+    path = tmp_path / "bin.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SetupError, match="cannot be read"):
+        presets.load(str(path), home)
+    with pytest.raises(SetupError, match="there is no preset file"):
+        presets.load(str(tmp_path / "none.yaml"), home)

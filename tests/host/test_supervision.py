@@ -1,0 +1,279 @@
+"""A1, A9, A15: one real supervisor, real workers, real signals."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.host import services
+from mlxstack.host.paths import Home, make_home
+from mlxstack.host.process import free_port, identify, is_alive, kill, refusal
+from mlxstack.host.state import (
+    Patience,
+    Phase,
+    Plan,
+    State,
+    owner,
+    read_state,
+    write_atomic,
+    write_json,
+)
+
+pytestmark = pytest.mark.net
+
+WORKER = Path(__file__).parent / "worker.py"
+QUICK = Patience(first_s=0.05, longest_s=0.1, n_deaths=3, window_s=30.0, grace_s=1.0)
+
+
+def until(question: Callable[[], object], timeout_s: float = 15.0) -> object:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        answer = question()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s} s")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    make_home(home)
+    return home
+
+
+class Started:
+    """A supervisor in the background, with what a test asks of it."""
+
+    def __init__(self, home: Home, mode: str) -> None:
+        self.home = home
+        self.port = free_port("127.0.0.1")
+        preset = Preset(
+            model=ModelSpec("demo"),
+            name="one",
+            slots=SlotSpec(count=2, n_ctx=128),
+            server=ServerSpec(port=self.port),
+        )
+        write_json(home.preset_file("one"), preset)
+        self.plan = Plan(
+            name="one",
+            root=str(home.root),
+            preset="one",
+            url=f"http://127.0.0.1:{self.port}",
+            worker=(sys.executable, str(WORKER), str(home.preset_file("one"))),
+            env={"WORKER_MODE": mode},
+            patience=QUICK,
+        )
+        self.process = services.start(self.plan)
+
+    def state(self) -> State | None:
+        state = read_state(self.home, "one")
+        return state if state and state.supervisor.pid == self.process.pid else None
+
+    def listening(self) -> State:
+        def answers() -> State | None:
+            state = self.state()
+            is_up = state and state.worker and is_alive(state.worker)
+            taken = refusal("127.0.0.1", self.port) is not None
+            return state if is_up and taken else None
+
+        found = until(answers)
+        assert isinstance(found, State)
+        return found
+
+    def log(self) -> str:
+        return self.home.log_file("one").read_text()
+
+
+@pytest.fixture
+def started(home: Home) -> Iterator[Callable[[str], Started]]:
+    made: list[Started] = []
+
+    def start(mode: str) -> Started:
+        made.append(Started(home, mode))
+        return made[-1]
+
+    yield start
+    for one in made:
+        state = one.state()
+        one.process.kill()
+        one.process.wait()
+        if state and state.worker:
+            kill(state.worker)
+
+
+def test_a1_the_worker_runs_and_its_words_are_logged(started: Callable[[str], Started]) -> None:
+    one = started("ok")
+    state = one.listening()
+    assert state.phase is Phase.RUNNING
+    assert int(one.home.pid_file("one").read_text()) == one.process.pid
+    assert owner(one.home, "one") is not None
+    assert "worker says hello" in one.log()
+    assert one.home.log_file("one").stat().st_mode & 0o077 == 0
+    assert one.home.state_file("one").stat().st_mode & 0o077 == 0
+
+
+def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) -> None:
+    one = started("ok")
+    first = one.listening().worker
+    assert first is not None
+    kill(first)
+    until(lambda: (s := one.state()) and s.n_deaths == 1 and s.phase is Phase.RUNNING)
+    second = one.listening()
+    assert second.worker is not None
+    assert second.worker.pid != first.pid
+    assert second.exit_code == -signal.SIGKILL
+    assert f"worker {first.pid} was killed by SIGKILL" in one.log()
+
+
+def test_a9_sigterm_drains_the_worker_and_cleans_up(started: Callable[[str], Started]) -> None:
+    one = started("ok")
+    state = one.listening()
+    assert services.stop(one.home, state, 10.0) is False
+    assert one.process.wait(5) == 0
+    assert not one.home.pid_file("one").exists()
+    final = read_state(one.home, "one")
+    assert final is not None and final.phase is Phase.STOPPED
+    assert state.worker is not None and not is_alive(state.worker)
+    assert "drained, bye" in one.log()
+
+
+def test_a9_a_deaf_worker_is_killed_after_its_grace(started: Callable[[str], Started]) -> None:
+    one = started("deaf")
+    state = one.listening()
+    assert services.stop(one.home, state, 10.0) is False
+    assert state.worker is not None and not is_alive(state.worker)
+    assert "did not stop within 1 s; killing it" in one.log()
+
+
+def test_a9_a_frozen_supervisor_is_killed_with_its_worker(
+    started: Callable[[str], Started],
+) -> None:
+    one = started("deaf")
+    state = one.listening()
+    os.kill(one.process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    assert services.stop(one.home, state, 0.5) is True
+    assert time.monotonic() - began < 10.0
+    assert state.worker is not None and not is_alive(state.worker)
+    assert not one.home.pid_file("one").exists()
+    final = read_state(one.home, "one")
+    assert final is not None and final.phase is Phase.STOPPED
+
+
+def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started]) -> None:
+    one = started("flaps")
+    assert one.process.wait(20) == 1
+    final = read_state(one.home, "one")
+    assert final is not None and final.phase is Phase.CRASHED and final.n_deaths == 3
+    assert "died 3 times within 30 s; giving up" in one.log()
+    assert not one.home.pid_file("one").exists()
+
+
+def test_a_hopeless_worker_is_not_started_again(started: Callable[[str], Started]) -> None:
+    one = started("hopeless")
+    assert one.process.wait(20) == 1
+    final = read_state(one.home, "one")
+    assert final is not None and final.n_deaths == 1 and final.exit_code == 78
+    assert "error: this model cannot be served" in final.last_words
+
+
+@pytest.mark.parametrize("mode", ["ok", "deaf"])
+def test_a9_a_worker_does_not_outlive_a_killed_supervisor(
+    started: Callable[[str], Started], mode: str
+) -> None:
+    one = started(mode)
+    state = one.listening()
+    one.process.kill()
+    one.process.wait()
+    assert state.worker is not None
+    worker = state.worker
+    until(lambda: not is_alive(worker), 5.0)
+    assert owner(one.home, "one") is None
+    assert services.running(one.home) == []
+    cleared = services.sweep(one.home, "one")
+    assert cleared is not None and str(one.home.pid_file("one")) in cleared
+    assert services.sweep(one.home, "one") is None
+
+
+def test_a15_a_second_supervisor_is_refused_by_name(started: Callable[[str], Started]) -> None:
+    one = started("ok")
+    one.listening()
+    before = one.home.state_file("one").read_bytes()
+    second = services.start(one.plan)
+    assert second.wait(15) == 1
+    told = one.home.supervisor_log("one").read_text()
+    assert f"already running: pid {one.process.pid}, preset one, {one.plan.url}" in told
+    assert one.home.state_file("one").read_bytes() == before
+    assert owner(one.home, "one") is not None
+
+
+@pytest.fixture
+def bystander() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a15_a_foreign_or_reused_pid_is_stale(
+    home: Home, bystander: "subprocess.Popen[bytes]"
+) -> None:
+    foreign = identify(bystander.pid)
+    assert foreign is not None
+    plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", ("true",))
+    state = State(plan, Phase.RUNNING, foreign)
+    write_json(home.state_file("one"), state)
+    write_atomic(home.pid_file("one"), b"%d\n" % bystander.pid)
+    assert owner(home, "one") is not None
+
+    reused = msgspec.structs.replace(foreign, born=foreign.born - 60)
+    write_json(home.state_file("one"), msgspec.structs.replace(state, supervisor=reused))
+    assert owner(home, "one") is None
+
+    write_json(home.state_file("one"), state)
+    write_atomic(home.pid_file("one"), b"1\n")
+    assert owner(home, "one") is None
+    write_atomic(home.pid_file("one"), b"garbage")
+    assert owner(home, "one") is None
+
+    write_atomic(home.pid_file("one"), b"%d\n" % bystander.pid)
+    home.state_file("one").write_text("{half")
+    assert owner(home, "one") is None
+    assert services.sweep(home, "one") is not None
+    assert psutil.pid_exists(bystander.pid)
+
+
+async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
+    plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", (sys.executable, "-c", "1"))
+    write_json(home.plan_file("one"), plan)
+    code = (
+        "import sys, time; from pathlib import Path; "
+        "from mlxstack.host.state import *; from mlxstack.host.process import identify; "
+        "plan = read_json(Path(sys.argv[1]), Plan); "
+        "claim(State(plan, Phase.RUNNING, identify(os.getpid()))); print('won'); "
+        "sys.stdout.flush(); time.sleep(5)"
+    )
+    racers = [
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            code,
+            str(home.plan_file("one")),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        for _ in range(4)
+    ]
+    told = await asyncio.gather(*(racer.communicate() for racer in racers))
+    assert sum(out == b"won\n" for out, _ in told) == 1
+    assert sum(b"already running" in errors for _, errors in told) == 3

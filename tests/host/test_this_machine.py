@@ -1,0 +1,168 @@
+"""The home, the machine, processes and ports as the system tells them."""
+
+import errno
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.errors import Conflict, SetupError
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.host import preflight
+from mlxstack.host.machine import OPENBLAS, amount, chip, find_openblas, machine, preload
+from mlxstack.host.paths import Home, home_from, make_home, make_private
+from mlxstack.host.process import end, free_port, identify, is_alive, listener, refusal
+
+pytestmark = pytest.mark.net
+
+
+def test_the_home_is_where_the_variable_says(tmp_path: Path) -> None:
+    assert home_from({"MLX_STACK_HOME": str(tmp_path)}).root == tmp_path
+    assert home_from({}).root == Path("~/.mlx-stack").expanduser()
+    assert home_from({"MLX_STACK_HOME": ""}).root == Path("~/.mlx-stack").expanduser()
+
+
+def test_everything_in_the_home_is_private(tmp_path: Path) -> None:
+    home = Home(tmp_path / "a" / "home")
+    make_home(home)
+    for folder in (home.root, home.run, home.logs, home.run / "plans", home.root.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_machine_tells_memory_cores_and_chip() -> None:
+    here = machine()
+    assert here.total_bytes > here.available_bytes > 0
+    assert here.n_cores >= 1
+    assert here.chip
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads cpuinfo")
+def test_the_chip_is_read_from_cpuinfo(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast CPU 3000\n")
+    assert chip(cpuinfo) == "Fast CPU 3000"
+    assert chip(tmp_path / "none") == platform.machine()
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="only Linux preloads")
+def test_the_threaded_openblas_is_preferred(tmp_path: Path) -> None:
+    assert find_openblas((str(tmp_path),)) is None
+    for folder in (".", "openblas-serial", "openblas-pthread"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / OPENBLAS).touch()
+    assert find_openblas((str(tmp_path),)) == tmp_path / "openblas-pthread" / OPENBLAS
+
+
+def test_preload_is_added_to_what_is_there_and_never_twice() -> None:
+    library = Path("/lib/libopenblas.so.0")
+    assert preload({}, library) == {"LD_PRELOAD": str(library)}
+    assert preload({"LD_PRELOAD": "/a.so"}, library) == {"LD_PRELOAD": f"{library}:/a.so"}
+    assert preload({"LD_PRELOAD": str(library)}, library) == {}
+    assert preload({}, None) == {}
+
+
+def test_a_process_is_not_a_later_one_of_the_same_number() -> None:
+    me = identify(os.getpid())
+    assert me is not None and is_alive(me)
+    assert not is_alive(type(me)(me.pid, me.born - 10))
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    seen = identify(child.pid)
+    assert seen is not None
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(seen), "a zombie is not alive"
+    child.wait()
+    assert not is_alive(seen)
+    assert identify(child.pid) is None
+
+
+def test_end_asks_first_and_kills_the_deaf() -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(1, flush=True); time.sleep(60)"
+    )
+    for code, needs_force in (
+        ("print(1, flush=True); import time; time.sleep(60)", False),
+        (deaf, True),
+    ):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            seen = identify(child.pid)
+            assert seen is not None
+            assert end(seen, 0.5) is needs_force
+            assert not is_alive(seen)
+
+
+def test_a_taken_port_is_found_with_its_listener() -> None:
+    port = free_port("127.0.0.1")
+    assert refusal("127.0.0.1", port) is None
+    with socket.create_server(("0.0.0.0", port)):
+        taken = refusal("127.0.0.1", port)
+        assert taken is not None and taken.errno == errno.EADDRINUSE
+        assert f"(pid {os.getpid()})" in str(listener(port))
+    assert refusal("127.0.0.1", port) is None
+
+
+def preset(**parts: object) -> Preset:
+    return Preset(**({"model": ModelSpec("demo"), "name": "p"} | parts))  # type: ignore[arg-type]
+
+
+def test_a4_a_slot_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "slots"
+    with pytest.raises(SetupError) as caught:
+        preflight.check_slot_folder(preset(slots=SlotSpec(save_path=str(folder))))
+    assert caught.value.message.startswith("slots.save_path")
+    assert str(folder) in caught.value.message
+    with pytest.raises(SetupError, match="is a file, but a folder is needed"):
+        make_private(tmp_path / "file")
+
+
+def test_a4_a_new_slot_folder_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "slots"
+    preflight.check_slot_folder(preset(slots=SlotSpec(save_path=str(folder))))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("/no/such/model", "there is no folder /no/such/model"),
+        ("nonsense", "must be `demo`, a folder that starts"),
+        ("a/b/c", "must be `demo`"),
+    ],
+)
+def test_a_missing_model_is_refused_before_start(model: str, words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        preflight.check_model(preset(model=ModelSpec(model)))
+
+
+def test_a_model_folder_holds_a_config(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"holds no config\.json"):
+        preflight.check_model(preset(model=ModelSpec(str(tmp_path))))
+    (tmp_path / "config.json").write_text("{}")
+    preflight.check_model(preset(model=ModelSpec(str(tmp_path))))
+    preflight.check_model(preset(model=ModelSpec("mlx-community/any")))
+    with pytest.raises(SetupError, match=r"model\.adapter: there is no folder"):
+        preflight.check_model(preset(model=ModelSpec("demo", adapter="/no/lora")))
+
+
+def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(Conflict) as caught:
+            preflight.check_port(ServerSpec(port=port), home)
+    assert f"pid {os.getpid()}" in caught.value.message
+    assert "--port" in caught.value.message
+    with pytest.raises(SetupError, match=r"nothing can listen on 192\.0\.2\.1"):
+        preflight.check_port(ServerSpec(host="192.0.2.1", port=port), home)
+
+
+def test_amounts_are_told_in_the_unit_that_fits() -> None:
+    assert amount(12.34 * 2**30) == "12.3 GiB"
+    assert amount(45 * 2**20) == "45 MiB"

@@ -1,0 +1,93 @@
+"""A tiny real worker: an HTTP server with the health, props and slots of a service.
+
+`python worker.py PRESET_JSON`. The variable WORKER_MODE makes it behave:
+ok; slow (never ready); deaf (ignores SIGTERM); dies (at once); hopeless (must not restart);
+flaps (serves, then dies soon).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from mlxstack.host.lifeline import follow_supervisor
+
+MODE = os.environ.get("WORKER_MODE", "ok")
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+
+
+def answer(method: str, target: str, preset: dict) -> tuple[int, object]:
+    path, _, query = target.partition("?")
+    slots = preset["slots"]
+    if MODE == "slow":
+        return 503, LOADING
+    if path == "/health":
+        return 200, {"status": "ok"}
+    if path == "/props":
+        return 200, {
+            "total_slots": slots["count"],
+            "default_generation_settings": {"n_ctx": slots["n_ctx"], "params": {}},
+            "model_alias": preset["name"],
+        }
+    if path == "/slots":
+        empty = {"n_ctx": slots["n_ctx"], "speculative": False, "is_processing": False}
+        return 200, [{"id": n, **empty} for n in range(slots["count"])]
+    if path == "/slots/0" and query == "action=erase":
+        return 200, {"id_slot": 0, "n_erased": 7}
+    return 404, {"error": {"code": 404, "message": f"{path}: not here", "type": "not_found_error"}}
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    preset = json.loads(Path(sys.argv[1]).read_text())
+    say(f"worker says hello from {Path.cwd()}")
+    if MODE == "dies":
+        say("error: the weights are not there")
+        return 3
+    if MODE == "hopeless":
+        say("error: this model cannot be served")
+        return 78
+    return asyncio.run(run(preset))
+
+
+async def run(preset: dict) -> int:
+    leaving = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    if MODE == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        loop.add_signal_handler(signal.SIGTERM, leaving.set)
+    follow_supervisor(os.environ)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, _ = head.split(" ", 2)
+        status, body = answer(method, target, preset)
+        content = json.dumps(body).encode()
+        writer.write(
+            f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode()
+            + content
+        )
+        await writer.drain()
+        writer.close()
+
+    server = preset["server"]
+    await asyncio.start_server(serve, server["host"], server["port"])
+    say("listening")
+    if MODE == "flaps":
+        await asyncio.sleep(0.05)
+        return 1
+    await leaving.wait()
+    say("drained, bye")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
