@@ -15,6 +15,18 @@ class SamplingDefaults(Struct, frozen=True):
     repetition_penalty: float | None = None
 
 
+class Weights(Struct, frozen=True):
+    """What weights consist of: `packed` bytes of quantised numbers, and plain floats by size."""
+
+    packed: int = 0
+    n_half: int = 0
+    n_single: int = 0
+
+    def n_bytes(self, half_bytes: int = 2) -> int:
+        """Bytes in memory; `half_bytes` is 4 where half precision is widened (MLX on a CPU)."""
+        return self.packed + self.n_half * half_bytes + self.n_single * 4
+
+
 class ModelFacts(Struct, frozen=True):
     """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory."""
 

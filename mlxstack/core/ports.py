@@ -1,6 +1,6 @@
 """The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -30,6 +30,17 @@ class Blob(Struct, frozen=True):
     meta: str = ""
 
 
+class BlobHead(Struct, frozen=True):
+    """A stored blob without its planes, as its file claims to be; `n_bytes` of the planes."""
+
+    key: str
+    kind: str
+    start: int
+    end: int
+    n_bytes: int
+    meta: str = ""
+
+
 class Vault(Protocol):
     """Content-addressed blobs on disk. Every method may be called from any thread."""
 
@@ -46,6 +57,10 @@ class Vault(Protocol):
 
     def read(self, identity: str, key: str) -> Blob:
         """The blob, checked. Raises NotFound or Damaged."""
+        ...
+
+    def heads(self, identity: str) -> Iterator[BlobHead]:
+        """The heads of all blobs of one identity, not checked; unreadable ones are left out."""
         ...
 
 

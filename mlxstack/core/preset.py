@@ -52,11 +52,16 @@ class SlotSpec(Strict, frozen=True):
 
 
 class KVSpec(Strict, frozen=True):
-    """`bits` 16 keeps the model's own precision; `quantize_from` is a token position."""
+    """`bits` 16 keeps the model's own precision; `quantize_from` is a token position.
+
+    `swa_full` would keep sliding windows whole, as llama-server's `--swa-full` does. It is known
+    only to be refused with its price: windows are always capped here.
+    """
 
     bits: Annotated[int, Meta(ge=4, le=16)] = 16
     group_size: Annotated[int, Meta(ge=32, le=128)] = 64
     quantize_from: Natural = 0
+    swa_full: bool = False
 
 
 class BatchSpec(Strict, frozen=True):

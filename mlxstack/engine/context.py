@@ -10,7 +10,7 @@ from msgspec import Struct
 from mlxstack.engine import layers
 from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.layers import Frozen
-from mlxstack.policy.prefix import common_prefix
+from mlxstack.policy.records import Trail
 
 MOST_CHECKPOINTS = 8
 
@@ -27,22 +27,13 @@ class Checkpoint(Struct, frozen=True):
         return sum(a.nbytes for f in self.frozen for a in f.arrays if a is not None)
 
 
-class Stored(Struct, frozen=True):
-    """A segment on disk that holds this context's tokens from `start` on."""
-
-    key: str
-    start: int
-    end: int
-    n_bytes: int
-
-
 class Context:
     """Owned by one slot and changed by the MLX thread only.
 
     `tokens[i]` is the token whose KV stands at position i. `checkpoints` are ascending and lie
-    within `tokens`; a context whose layers are all sliceable needs none. `stored` segments are
-    ascending from 0 without gaps; the last one may reach past a rewound end. `salt` is the
-    tenant whose tokens these are.
+    within `tokens`; a context whose layers are all sliceable needs none. `salt` is the tenant
+    whose tokens these are, `agent` the explicit agent who spoke last, `n_prompt` how many of
+    the tokens were its prompt.
     """
 
     def __init__(self, maker: CacheMaker) -> None:
@@ -50,9 +41,12 @@ class Context:
         self.caches: list[Any] = maker.make()
         self.tokens: list[int] = []
         self.checkpoints: list[Checkpoint] = []
-        self.stored: list[Stored] = []
         self.version = 0
         self.salt = ""
+        self.agent: str | None = None
+        self.n_prompt = 0
+        self._leaf: str | None = None
+        self._n_anchored = 0
         self.floor = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
 
@@ -80,14 +74,23 @@ class Context:
         live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
         return live + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
 
+    @property
+    def growth(self) -> int:
+        """Bytes that one more token adds to the layers that keep every token."""
+        leaves = [leaf for leaf in self.leaves if layers.is_sliceable(leaf)]
+        return sum(part.nbytes for leaf in leaves for part in layers.span(leaf, 0, 1))
+
     def clear(self) -> None:
         """Forget everything."""
         self.caches = self._maker.make()
         self.tokens = []
         self.version += 1
         self.checkpoints = []
-        self.stored = []
         self.salt = ""
+        self.agent = None
+        self.n_prompt = 0
+        self._leaf = None
+        self._n_anchored = 0
         self.floor = 0
 
     @property
@@ -101,6 +104,20 @@ class Context:
         self.version += 1
         self.quantise_if_due()
 
+    @property
+    def is_cuttable(self) -> bool:
+        """Whether the last tokens can be dropped now, to any position above the floor."""
+        return all(layers.can_cut(leaf) for leaf in self.leaves)
+
+    def anchor(self, leaf: str) -> None:
+        """All tokens of now are known to the memory, in the path that ends in segment `leaf`."""
+        self._leaf = leaf
+        self._n_anchored = len(self.tokens)
+
+    def trail(self) -> Trail | None:
+        """The segment to which this context was anchored last, and how much still agrees."""
+        return Trail(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
+
     def fresh(self, n_tokens: int = 0) -> "Context":
         """An empty context for the same model, with the kinds of caches that suit `n_tokens`."""
         fresh = Context(self._maker)
@@ -110,7 +127,9 @@ class Context:
     def become(self, other: "Context") -> None:
         """Take over everything of a context that is not used any more."""
         self.caches, self.tokens = other.caches, other.tokens
-        self.checkpoints, self.stored = other.checkpoints, other.stored
+        self.checkpoints = other.checkpoints
+        self.agent, self.n_prompt = other.agent, other.n_prompt
+        self._leaf, self._n_anchored = other._leaf, other._n_anchored
         self.salt, self.floor = other.salt, other.floor
         self.version += 1
 
@@ -129,15 +148,9 @@ class Context:
             return position
         if position < self.floor:
             return 0
-        if all(layers.can_cut(leaf) for leaf in self.leaves):
+        if self.is_cuttable:
             return position
         return max((c.position for c in self.checkpoints if c.position <= position), default=0)
-
-    def shared(self, tokens: Sequence[int], salt: str) -> int:
-        """How many first tokens of a prompt could be taken from here; one is left to compute."""
-        if salt != self.salt or len(tokens) < 2:
-            return 0
-        return self.reach(min(common_prefix(self.tokens, tokens), len(tokens) - 1))
 
     def rewind(self, position: int) -> int:
         """Drop the last tokens down to `reach(position)`, which is returned."""
@@ -148,7 +161,7 @@ class Context:
             self.clear()
             return 0
         checkpoint = next((c for c in self.checkpoints if c.position == position), None)
-        is_cut = all(layers.can_cut(leaf) for leaf in self.leaves)
+        is_cut = self.is_cuttable
         for leaf in self.leaves:
             if is_cut or layers.is_sliceable(leaf):
                 leaf.trim(len(self.tokens) - position)
@@ -157,7 +170,7 @@ class Context:
         del self.tokens[position:]
         self.version += 1
         self.checkpoints = [c for c in self.checkpoints if c.position <= position]
-        self.stored = [s for s in self.stored if s.start < position]
+        self._n_anchored = min(self._n_anchored, position)
         return position
 
     def checkpoint(self) -> None:
@@ -210,7 +223,8 @@ class Context:
             [[layers.span(leaf, 0, end)] for leaf in sliceable],
             [c for c in other.checkpoints if c.position <= end],
         )
-        self.salt, self.stored = other.salt, list(other.stored)
+        self.salt = other.salt
+        self._leaf, self._n_anchored = other._leaf, min(other._n_anchored, len(self.tokens))
         return self.rewind(position)
 
     def evaluate(self) -> None:

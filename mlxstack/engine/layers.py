@@ -1,7 +1,7 @@
 """What can be done with one layer's cache: cut out a span, rebuild from spans, freeze, thaw.
 
 Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
-ones (sliding window, recurrent) can only be frozen as they are at one exact position.
+ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position.
 A kind that is neither is never stored or rewound: fail closed.
 """
 
@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -19,6 +20,7 @@ from mlx_lm.models.cache import (
 from msgspec import Struct
 
 STEP = KVCache.step
+BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
 
 
 class Frozen(Struct, frozen=True):
@@ -44,12 +46,23 @@ def is_sliceable(leaf: Any) -> bool:
 
 def is_stateful(leaf: Any) -> bool:
     """Whether this cache can be frozen and thawed as a whole."""
-    return type(leaf) in (RotatingKVCache, ArraysCache)
+    return type(leaf) in (RotatingKVCache, ChunkedKVCache, ArraysCache)
 
 
 def can_cut(leaf: Any) -> bool:
-    """Whether this cache can drop its last tokens now; a window can until it has wrapped."""
-    return is_sliceable(leaf) or (isinstance(leaf, RotatingKVCache) and bool(leaf.is_trimmable()))
+    """Whether this cache can drop its last tokens now; a window can until it forgets the first."""
+    if type(leaf) is RotatingKVCache:
+        return bool(leaf.is_trimmable())
+    if type(leaf) is ChunkedKVCache:
+        return bool(leaf.start_position == 0)
+    return is_sliceable(leaf)
+
+
+def window_of(leaf: Any) -> int:
+    """How many tokens this cache remembers; 0: all of them, or none."""
+    if isinstance(leaf, RotatingKVCache):
+        return int(leaf.max_size)
+    return int(leaf.chunk_size) if isinstance(leaf, ChunkedKVCache) else 0
 
 
 def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
@@ -84,6 +97,8 @@ def freeze(leaf: Any) -> Frozen:
     """The state of a stateful cache now, detached from it. A window is cut back to its size."""
     if isinstance(leaf, ArraysCache):
         return Frozen(tuple(None if a is None else _detach(a) for a in leaf.cache))
+    if isinstance(leaf, ChunkedKVCache):
+        return _freeze_chunk(leaf)
     numbers = (leaf.offset, leaf.keep, leaf.max_size)
     if leaf.keys is None:
         return Frozen((None, None), numbers)
@@ -98,8 +113,24 @@ def thaw(leaf: Any, frozen: Frozen) -> None:
         leaf.cache = arrays
         return
     leaf.keys, leaf.values = arrays
+    if isinstance(leaf, ChunkedKVCache):
+        leaf.offset, leaf.chunk_size, leaf.start_position = frozen.numbers
+        return
     leaf.offset, leaf.keep, leaf.max_size = frozen.numbers
     leaf._idx = 0 if leaf.keys is None else leaf.keys.shape[2]
+
+
+def lengthen(leaf: Any, n_tokens: int, seed: int) -> None:
+    """Append random KV of `n_tokens` to a cache that has some; other kinds stay as they are.
+
+    Two caches of the same content, lengthened with the same seed, stay the same.
+    """
+    if not isinstance(leaf, BY_TOKEN) or leaf.empty():
+        return
+    keys, values = mx.random.split(mx.random.key(seed))
+    leaf.update_and_fetch(
+        _noise(leaf, leaf.keys, n_tokens, keys), _noise(leaf, leaf.values, n_tokens, values)
+    )
 
 
 def n_bytes(leaf: Any) -> int:
@@ -112,6 +143,26 @@ def _join(parts: Sequence[mx.array]) -> mx.array:
     shape = list(parts[0].shape)
     shape[2] = -n_tokens % STEP or STEP
     return mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2)
+
+
+def _noise(leaf: Any, like: Any, n_tokens: int, key: mx.array) -> mx.array:
+    if isinstance(leaf, QuantizedKVCache):
+        packed, scales = like[0], like[1]
+        shape = (*packed.shape[:2], n_tokens, packed.shape[3] * 32 // leaf.bits)
+        return mx.random.normal(shape, scales.dtype, key=key)
+    shape = (*like.shape[:2], n_tokens, like.shape[3])
+    return mx.random.normal(shape, like.dtype, key=key)
+
+
+def _freeze_chunk(leaf: Any) -> Frozen:
+    """As the model leaves it when it starts on the next token: with at most one chunk."""
+    n_held = leaf.offset - leaf.start_position
+    n_kept = min(n_held, leaf.chunk_size)
+    numbers = (leaf.offset, leaf.chunk_size, leaf.offset - n_kept)
+    if leaf.keys is None:
+        return Frozen((None, None), numbers)
+    kept = [a[..., n_held - n_kept : n_held, :] for a in (leaf.keys, leaf.values)]
+    return Frozen((_detach(kept[0]), _detach(kept[1])), numbers)
 
 
 def _window(leaf: Any, array: mx.array) -> mx.array:

@@ -3,8 +3,7 @@
 from msgspec.structs import replace
 
 from mlxstack.core.snapshot import Counters
-from mlxstack.policy import pacing
-from mlxstack.policy.pacing import Speed
+from mlxstack.policy.speed import Speed, observe_decode, observe_prefill, prefill_s
 
 
 class Ledger:
@@ -21,9 +20,9 @@ class Ledger:
         now = self.counters
         self.counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
 
-    def prefilled(self, n_tokens: int, seconds: float) -> None:
-        """A bite was computed."""
-        self.speed = pacing.observe_prefill(self.speed, n_tokens, seconds)
+    def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
+        """A bite was computed, from position `start` on."""
+        self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
         self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
 
     def decoded(self, seconds: float, n_tokens: int) -> None:
@@ -31,7 +30,7 @@ class Ledger:
         self._since_token += seconds
         self.count(decode_s=seconds)
         if n_tokens:
-            self.speed = pacing.observe_decode(self.speed, self._since_token)
+            self.speed = observe_decode(self.speed, self._since_token)
             self._since_token = 0.0
 
     def served(self, seconds: float) -> None:
@@ -40,4 +39,4 @@ class Ledger:
 
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
-        return n_cached / self.speed.prefill_tps if self.speed.prefill_tps else 0.0
+        return prefill_s(self.speed, 0, n_cached)

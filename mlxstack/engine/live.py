@@ -16,6 +16,7 @@ class Live:
         self.source = Source.NONE
         self.miss: Miss | None = None
         self.n_generated = 0
+        self.n_loads = 0
         self.seated_at = ask.arrived
         self.running_at = 0.0
         self.first_at = 0.0

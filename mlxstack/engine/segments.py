@@ -4,7 +4,6 @@ All sliceable layers of a segment are packed into one array per shape and dtype 
 ordinary models), because Metal limits the number of live buffers.
 """
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.core.ports import Blob, Plane
+from mlxstack.core.ports import Plane
 from mlxstack.engine import layers
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.layers import Frozen
@@ -82,39 +81,28 @@ def spans(
     return by_layer
 
 
-def to_blob(segment: Segment, key: str, identity: str) -> Blob:
-    """The segment as bytes. The planes look into the arrays; nothing is copied."""
-    planes = tuple(to_plane(group) for group in segment.groups)
-    meta = json.dumps(segment.order)
-    return Blob(key, "segment", identity, segment.start, segment.end, planes, meta)
+def arrays_of(part: Segment | Checkpoint) -> list[mx.array]:
+    """All arrays of a segment or a checkpoint, in a fixed order."""
+    if isinstance(part, Segment):
+        return list(part.groups)
+    return [a for frozen in part.frozen for a in frozen.arrays if a is not None]
 
 
-def from_blob(blob: Blob) -> Segment:
-    """The segment that `to_blob` was given, in arrays of its own."""
-    groups = tuple(from_plane(plane) for plane in blob.planes)
-    return Segment(blob.start, blob.end, groups, tuple(json.loads(blob.meta)))
+def layout_of(part: Segment | Checkpoint) -> list[Any]:
+    """What is needed beside the arrays to put the part together again; plain JSON values."""
+    if isinstance(part, Segment):
+        return list(part.order)
+    return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.frozen]
 
 
-def checkpoint_to_blob(checkpoint: Checkpoint, key: str, identity: str) -> Blob:
-    """A checkpoint as bytes; unset arrays and the layers' numbers go to the blob's meta."""
-    meta = [[[a is not None for a in f.arrays], f.numbers] for f in checkpoint.frozen]
-    arrays = [a for f in checkpoint.frozen for a in f.arrays if a is not None]
-    planes = tuple(to_plane(array) for array in arrays)
-    at = checkpoint.position
-    return Blob(key, "checkpoint", identity, 0, at, planes, json.dumps(meta))
-
-
-def checkpoint_from_blob(blob: Blob) -> Checkpoint:
-    """The checkpoint that `checkpoint_to_blob` was given."""
-    planes = iter(blob.planes)
+def checkpoint(position: int, arrays: Sequence[mx.array], layout: Sequence[Any]) -> Checkpoint:
+    """The checkpoint that `arrays_of` and `layout_of` took apart."""
+    rest = iter(arrays)
     frozen = tuple(
-        Frozen(
-            tuple(from_plane(next(planes)) if is_set else None for is_set in present),
-            tuple(numbers),
-        )
-        for present, numbers in json.loads(blob.meta)
+        Frozen(tuple(next(rest) if is_set else None for is_set in present), tuple(numbers))
+        for present, numbers in layout
     )
-    return Checkpoint(blob.end, frozen)
+    return Checkpoint(position, frozen)
 
 
 def to_plane(array: mx.array) -> Plane:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import mlx.core as mx
+import psutil
 from msgspec.structs import replace
 
 from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot
@@ -22,10 +23,12 @@ from mlxstack.core.ports import Shelf, Vault
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.engine import loader
+from mlxstack.engine.archive import Archive, Fetched
 from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
-from mlxstack.engine.keeper import Fetched, Keeper
+from mlxstack.engine.memory import Memory
+from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Turns
 from mlxstack.policy.pacing import Pace
 from mlxstack.policy.scheduler import Limits
@@ -39,10 +42,22 @@ Message = Callable[[], None]
 
 
 class Engine:
-    """Thread-safe: every public method may be called from any thread."""
+    """Thread-safe: every public method may be called from any thread.
 
-    def __init__(self, preset: Preset, vault: Vault, shelf: Shelf, deliver: Deliver) -> None:
+    `memory_bytes` is what the preset's budget is a share of; this machine's memory by default.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        vault: Vault,
+        shelf: Shelf,
+        deliver: Deliver,
+        memory_bytes: int | None = None,
+    ) -> None:
         self._preset = preset
+        total = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
+        self._budget = int(total * preset.prefix_cache.memory_budget_pct / 100)
         self._vault = vault
         self._shelf = shelf
         self._deliver = deliver
@@ -55,7 +70,7 @@ class Engine:
         self._has_work = False
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._turns: Turns
-        self._keeper: Keeper
+        self._archive: Archive
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -123,8 +138,10 @@ class Engine:
         self._loaded.set_result(facts)
         try:
             self._serve()
+            for context in self._turns.slots:
+                self._turns.seating.store(context)
         finally:
-            self._keeper.close()
+            self._archive.close()
 
     def _load(self) -> ModelFacts:
         preset = self._preset
@@ -133,13 +150,17 @@ class Engine:
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
-        self._turns = Turns(
-            loaded.model, maker, preset.slots.count, preset.slots.n_ctx, limits_of(preset)
-        )
+        key = facts.identity.key()
+        memory = Memory(key, preset.prefix_cache, self._budget)
+        self._archive = Archive(self._vault, self._shelf, memory, key, self._post)
+        if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
+            self._archive.open()
+        slots = [Context(maker) for _ in range(preset.slots.count)]
+        seating = Seating(slots, memory, self._archive)
+        self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits_of(preset))
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
-        self._keeper = Keeper(self._vault, self._shelf, facts.identity.key())
         self._verdict = verdict
         self._publish()
         return facts
@@ -200,11 +221,11 @@ class Engine:
                 self._publish()
                 future.set_result(Erased(act.slot, n_erased))
             elif isinstance(act, SaveSlot):
-                saving = self._keeper.save(context, act.slot, act.name)
+                saving = self._archive.save(context, act.slot, act.name)
                 self._turns.release(act.slot)
                 _chain(saving, future)
             elif isinstance(act, RestoreSlot):
-                fetching = self._keeper.fetch(act.name)
+                fetching = self._archive.fetch(act.name)
                 fetching.add_done_callback(
                     lambda done: self._post(lambda: self._finish_restore(act, done, future))
                 )
@@ -223,7 +244,7 @@ class Engine:
                 raise BadRequest(
                     f"{act.name} holds {n_tokens} tokens, a slot {self._preset.slots.n_ctx}"
                 )
-            restored = self._keeper.install(context, fetched, act.slot)
+            restored = self._archive.install(context, fetched, act.slot)
         except Exception as error:
             self._turns.release(act.slot)
             future.set_exception(error)

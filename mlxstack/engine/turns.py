@@ -21,23 +21,28 @@ from mlxstack.core.event import (
     Progress,
     Queued,
     Seated,
+    Source,
 )
 from mlxstack.core.snapshot import AskState, Snapshot
 from mlxstack.engine.batch import Batch, Row, Sampled
-from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.context import Context
 from mlxstack.engine.ledger import Ledger
 from mlxstack.engine.live import Live
 from mlxstack.engine.picture import draw
-from mlxstack.engine.reuse import take
 from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.seating import Seating
 from mlxstack.policy import desk as desks
 from mlxstack.policy import waiting
 from mlxstack.policy.desk import SeatState, Ticket
 from mlxstack.policy.prefix import common_prefix
+from mlxstack.policy.restore import Plan
 from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
 
 CLEAR_EVERY = 256
+ROOM_EVERY = 16
+
+MOST_LOADS = 3
+"""An ask goes to the disk so many times; then it computes."""
 
 Deliver = Callable[[tuple[Event, ...]], None]
 Errand = Callable[[Context], None]
@@ -46,15 +51,14 @@ Errand = Callable[[Context], None]
 class Turns:
     """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
 
-    def __init__(
-        self, model: object, maker: CacheMaker, n_slots: int, n_ctx: int, limits: Limits
-    ) -> None:
+    def __init__(self, model: object, seating: Seating, n_ctx: int, limits: Limits) -> None:
         self._model = model
         self._n_ctx = n_ctx
         self._limits = limits
-        self.slots = [Context(maker) for _ in range(n_slots)]
+        self.seating = seating
+        self.slots = seating.slots
         self.batch = Batch(model)
-        self._desk = desks.empty_desk(n_slots)
+        self._desk = desks.empty_desk(len(self.slots))
         self._live: dict[str, Live] = {}
         self._last: dict[int, Live] = {}
         self._errands: dict[str, Errand] = {}
@@ -70,7 +74,8 @@ class Turns:
 
     def submit(self, ask: Ask) -> None:
         """The ask joins the queue, or is refused at once when that is full."""
-        if is_full(self._desk, self._limits):
+        ticket = _ticket(ask)
+        if is_full(self._desk, ticket, time.monotonic(), self._limits):
             self._ledger.count(n_refused=1)
             wait = waiting.retry_after(self._desk, self._ledger.seconds_per_ask)
             n = len(self._desk.waiting)
@@ -79,7 +84,7 @@ class Turns:
         self._live[ask.id] = Live(ask)
         self._ledger.count(n_asks=1)
         self._say(Queued(ask.id, len(self._desk.waiting)))
-        self._desk = desks.arrive(self._desk, _ticket(ask))
+        self._desk = desks.arrive(self._desk, ticket)
 
     def cancel(self, ask_id: str) -> None:
         """Stop an ask in whatever state it is; its KV so far stays in the slot."""
@@ -106,7 +111,7 @@ class Turns:
         """One round. Events are delivered before a bite begins, and at the end."""
         self._n_turns += 1
         self._seat_people()
-        bite = choose_bite(self._desk, time.monotonic(), self._ledger.speed, self._limits.pace)
+        self._desk, bite = choose_bite(self._desk, self._ledger.speed, self._limits.pace)
         self._decode(self.batch.step)
         if bite is not None:
             # Nobody's token waits for the bite, and the bite is timed alone.
@@ -114,6 +119,8 @@ class Turns:
             self.flush(deliver)
             self._prefill(bite.slot, bite.n_tokens)
         self.flush(deliver)
+        if self._n_turns % ROOM_EVERY == 0:
+            self.seating.make_room(self._idle_slots())
         if self._n_turns % CLEAR_EVERY == 0:
             mx.clear_cache()
 
@@ -151,7 +158,7 @@ class Turns:
             if isinstance(action, Give):
                 self._guard(action.ticket.ask, partial(self._seat, action.ticket, action.slot))
             elif isinstance(action, Expire):
-                late = Busy("the request waited longer than the preset's queue.timeout_s")
+                late = Busy("the request took longer than the preset's queue.timeout_s")
                 self._end(self._live[action.ticket.ask], Failed(action.ticket.ask, late))
             elif isinstance(action, Run):
                 self._errands.pop(action.errand.id)(self.slots[action.errand.slot])
@@ -167,15 +174,39 @@ class Turns:
 
     def _seat(self, ticket: Ticket, slot: int) -> None:
         live = self._live[ticket.ask]
-        reuse = take(self.slots, slot, live.ask, self._limits.pace.block)
         live.slot, live.seated_at = slot, time.monotonic()
-        live.n_cached, live.source, live.miss = reuse.n_cached, reuse.source, reuse.miss
-        live.saved_s = self._ledger.saved_s(reuse.n_cached)
         live.state = AskState.PREFILLING
         self._matches = {k: v for k, v in self._matches.items() if k[0] != ticket.ask}
-        self._ledger.count(n_cached_tokens=reuse.n_cached)
-        self._say(Seated(ticket.ask, slot, reuse.n_cached, reuse.source, reuse.miss))
-        self._reach(live, reuse.n_cached)
+        self._place(live, slot)
+
+    def _place(self, live: Live, slot: int) -> None:
+        """Reuse what there is; what lies on disk is read first, while others go on."""
+        plan, miss = self.seating.plan(live.ask, slot)
+        if live.n_loads >= MOST_LOADS:
+            plan = Plan()
+        elif self.seating.load(plan, partial(self._placed, live.ask.id, slot)):
+            live.n_loads += 1
+            self._desk = desks.load(self._desk, slot)
+            return
+        self.seating.occupy(live.ask, slot, plan)
+        from_disk = live.n_loads and plan.source is Source.PARKED
+        live.source = Source.DISK if from_disk else plan.source
+        live.n_cached, live.miss = plan.position, miss
+        live.saved_s = self._ledger.saved_s(plan.position)
+        self._ledger.count(n_cached_tokens=plan.position)
+        self._say(Seated(live.ask.id, slot, plan.position, live.source, miss))
+        self._reach(live, plan.position)
+
+    def _placed(self, ask_id: str, slot: int) -> None:
+        live = self._live.get(ask_id)
+        if live is not None and self._desk.seat(slot).state is SeatState.LOADING:
+            self._desk = desks.loaded(self._desk, slot)
+            self._guard(ask_id, partial(self._place, live, slot))
+
+    def _idle_slots(self) -> list[int]:
+        """Idle slots, the longest unused first."""
+        idle = [s for s in self._desk.seats if s.state is SeatState.IDLE and s.n_tokens]
+        return [seat.id for seat in sorted(idle, key=lambda seat: seat.last_used)]
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
         seat = self._desk.seat(slot)
@@ -195,7 +226,7 @@ class Turns:
         if end in live.ask.cuts or end == len(live.ask.tokens) - 1:
             context.checkpoint()
         live.prefill_s += took
-        self._ledger.prefilled(end - start, took)
+        self._ledger.prefilled(start, end - start, took)
         self._say(Progress(live.ask.id, end, len(live.ask.tokens)))
         self._reach(live, end)
 
@@ -240,9 +271,6 @@ class Turns:
             self._say(Chosen(live.ask.id, one.token, one.logprob, one.top))
         if reason is not None:
             self._end(live, Finished(live.ask.id, reason, live.work(now)))
-        elif live.ask.deadline is not None and now >= live.ask.deadline:
-            late = Busy("the request took longer than the preset's queue.timeout_s")
-            self._end(live, Failed(live.ask.id, late))
 
     def _end(self, live: Live, last: Finished | Failed) -> None:
         now = time.monotonic()

@@ -9,15 +9,19 @@ from mlxstack.core.ask import Priority
 
 
 class SeatState(StrEnum):
-    """What happens in a slot. HELD: a save, restore or erase is at work there."""
+    """What happens in a slot.
+
+    LOADING: KV for its prompt is read from disk. HELD: a save, restore or erase is at work.
+    """
 
     IDLE = "idle"
+    LOADING = "loading"
     PREFILLING = "prefilling"
     RUNNING = "running"
     HELD = "held"
 
 
-ACTIVE = frozenset((SeatState.PREFILLING, SeatState.RUNNING))
+ACTIVE = frozenset((SeatState.LOADING, SeatState.PREFILLING, SeatState.RUNNING))
 
 
 class Ticket(Struct, frozen=True):
@@ -41,7 +45,11 @@ class Errand(Struct, frozen=True):
 
 
 class Seat(Struct, frozen=True):
-    """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context."""
+    """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context.
+
+    An idle seat remembers `n_prompt`: how many of its tokens were the last prompt, 0 if unknown.
+    `n_passed` counts the bites that others got since this seat sat down or got its last one.
+    """
 
     id: int
     state: SeatState = SeatState.IDLE
@@ -49,6 +57,7 @@ class Seat(Struct, frozen=True):
     n_tokens: int = 0
     position: int = 0
     n_prompt: int = 0
+    n_passed: int = 0
     last_used: float = 0.0
 
     @property
@@ -108,6 +117,20 @@ def sit(desk: Desk, ticket: Ticket, slot: int) -> Desk:
     return leave_queue(_with_seat(desk, taken), ticket.ask)
 
 
+def load(desk: Desk, slot: int) -> Desk:
+    """The prefilling seat waits for the disk; others get the bites meanwhile."""
+    seat = desk.seat(slot)
+    assert seat.state is SeatState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
+    return _with_seat(desk, msgspec.structs.replace(seat, state=SeatState.LOADING))
+
+
+def loaded(desk: Desk, slot: int) -> Desk:
+    """What the seat waited for is there, or lost for good."""
+    seat = desk.seat(slot)
+    assert seat.state is SeatState.LOADING, f"slot {slot} is {seat.state}, not loading"
+    return _with_seat(desk, msgspec.structs.replace(seat, state=SeatState.PREFILLING))
+
+
 def advance(desk: Desk, slot: int, position: int) -> Desk:
     """Prefill reached `position`; the seat runs once only the last prompt token is left."""
     seat = desk.seat(slot)
@@ -116,6 +139,17 @@ def advance(desk: Desk, slot: int, position: int) -> Desk:
     if moved.n_left == 0:
         moved = msgspec.structs.replace(moved, state=SeatState.RUNNING)
     return _with_seat(desk, moved)
+
+
+def pass_over(desk: Desk, slot: int) -> Desk:
+    """The bite of this turn goes to `slot`: everyone else who prefills was passed over again."""
+    seats = tuple(
+        msgspec.structs.replace(s, n_passed=0 if s.id == slot else s.n_passed + 1)
+        if s.state is SeatState.PREFILLING
+        else s
+        for s in desk.seats
+    )
+    return msgspec.structs.replace(desk, seats=seats)
 
 
 def hold(desk: Desk, errand: Errand) -> Desk:
@@ -129,8 +163,9 @@ def hold(desk: Desk, errand: Errand) -> Desk:
 
 def release(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
     """The seat is idle again, with a context of `n_tokens`."""
-    seat = Seat(id=slot, n_tokens=n_tokens, last_used=now)
-    return _with_seat(desk, seat)
+    seat = desk.seat(slot)
+    n_prompt = min(seat.n_prompt, n_tokens) if seat.state in ACTIVE else 0
+    return _with_seat(desk, Seat(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now))
 
 
 def _with_seat(desk: Desk, seat: Seat) -> Desk:

@@ -3,9 +3,20 @@
 from msgspec import Struct
 
 from mlxstack.policy import waiting
-from mlxstack.policy.desk import Desk, Errand, SeatState, Ticket, hold, leave_queue, sit
-from mlxstack.policy.pacing import Pace, Speed, bite, next_to_prefill
+from mlxstack.policy.desk import (
+    Desk,
+    Errand,
+    SeatState,
+    Ticket,
+    arrive,
+    hold,
+    leave_queue,
+    pass_over,
+    sit,
+)
+from mlxstack.policy.pacing import Pace, bite, next_to_prefill
 from mlxstack.policy.seats import Match, choose
+from mlxstack.policy.speed import Speed
 
 
 class Limits(Struct, frozen=True):
@@ -25,7 +36,7 @@ class Give(Struct, frozen=True):
 
 
 class Expire(Struct, frozen=True):
-    """The ticket waited past its deadline."""
+    """The ticket's deadline has passed. If it has a seat, that is the caller's to release."""
 
     ticket: Ticket
 
@@ -46,32 +57,28 @@ class Prefill(Struct, frozen=True):
 Action = Give | Expire | Run | Prefill
 
 
-def is_full(desk: Desk, limits: Limits) -> bool:
-    """Whether one more ask has to be refused: nobody could seat it and the queue is at its bound.
-
-    Asks that an idle seat will take in the next turn do not count as waiting.
-    """
-    idle = sum(seat.state is SeatState.IDLE for seat in desk.seats)
-    free = min(idle, max(0, limits.max_active - desk.n_active))
-    return len(desk.waiting) - free >= limits.max_waiting
+def is_full(desk: Desk, ticket: Ticket, now: float, limits: Limits) -> bool:
+    """Whether this ask has to be refused: with it, too many would wait after the next `decide`."""
+    after, _ = decide(arrive(desk, ticket), now, limits, lambda ask, slot: 0)
+    return len(after.waiting) > limits.max_waiting
 
 
 def decide(desk: Desk, now: float, limits: Limits, match: Match) -> tuple[Desk, list[Action]]:
     """Who leaves the queue, which errands run, who is seated. Prefill is `choose_bite`'s.
 
-    Work conserving: while a seat and a row of the batch are free, no unpinned ticket waits.
+    Work conserving: while a row of the batch is free and a seat without an older errand is idle,
+    no ticket waits but for its pin or its agent. Deciding again at once changes nothing.
     """
     actions: list[Action] = []
-    for ticket in waiting.overdue(desk, now):
-        desk = leave_queue(desk, ticket.ask)
-        actions.append(Expire(ticket))
+    for late in waiting.overdue(desk, now):
+        desk = leave_queue(desk, late.ask)
+        actions.append(Expire(late))
     for errand in desk.errands:
         if desk.seat(errand.slot).state is SeatState.IDLE and _is_first(desk, errand):
             desk = hold(desk, errand)
             actions.append(Run(errand))
-    for ticket in waiting.ready(desk, now, limits.aging_per_s):
-        if desk.n_active >= limits.max_active:
-            break
+    tickets = waiting.ready(desk, now, limits.aging_per_s)
+    while _has_room(desk, limits) and (ticket := next(tickets, None)):
         slot = choose(desk, ticket, match, _barred(desk, ticket))
         if slot is not None:
             desk = sit(desk, ticket, slot)
@@ -79,14 +86,20 @@ def decide(desk: Desk, now: float, limits: Limits, match: Match) -> tuple[Desk, 
     return desk, actions
 
 
-def choose_bite(desk: Desk, now: float, speed: Speed, pace: Pace) -> Prefill | None:
+def choose_bite(desk: Desk, speed: Speed, pace: Pace) -> tuple[Desk, Prefill | None]:
     """The bite of this turn, or None when nobody has a prompt to compute."""
     seats = [s for s in desk.seats if s.state is SeatState.PREFILLING]
     if not seats:
-        return None
+        return desk, None
     n_decoding = sum(s.state is SeatState.RUNNING for s in desk.seats)
-    seat = next_to_prefill(seats, now, speed, pace)
-    return Prefill(seat.id, bite(seat, n_decoding, speed, pace))
+    seat = next_to_prefill(seats, pace)
+    n_tokens = bite(seat, n_decoding, speed, pace)
+    return pass_over(desk, seat.id), Prefill(seat.id, n_tokens)
+
+
+def _has_room(desk: Desk, limits: Limits) -> bool:
+    is_idle = any(seat.state is SeatState.IDLE for seat in desk.seats)
+    return is_idle and desk.n_active < limits.max_active
 
 
 def _is_first(desk: Desk, errand: Errand) -> bool:

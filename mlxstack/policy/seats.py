@@ -8,26 +8,38 @@ Match = Callable[[str, int], int]
 """(ask, slot) -> how many first tokens of the ask's prompt the slot's context shares."""
 
 KEEP = 0.5
-"""An ask continues a context when it keeps at least this share of it."""
+"""With no empty seat left, an ask takes a context of which it keeps at least this share."""
+
+SLACK = 32
+"""A follow-up may lose so many tokens of the last prompt: templates rewrite its very end."""
 
 
 def choose(desk: Desk, ticket: Ticket, match: Match, barred: frozenset[int]) -> int | None:
     """The slot for this ticket now, or None: wait. `barred` slots are not to be given away.
 
-    A context that the ask would mostly throw away is not "its own seat": a title request must
-    not destroy the long conversation whose head it shares.
+    A follow-up repeats the last prompt of its own seat. A title request or another agent's
+    first ask only shares a head with it, and takes an empty seat rather than destroy the rest;
+    the engine copies the head from there. Slots that others wait for by pin are taken last.
     """
     idle = [s for s in desk.seats if s.state is SeatState.IDLE and s.id not in barred]
     if ticket.pin is not None:
         return ticket.pin if any(s.id == ticket.pin for s in idle) else None
-    if not idle:
-        return None
-    shared = {s.id: match(ticket.ask, s.id) for s in idle if s.n_tokens}
-    own = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
-    if own:
-        return max(own, key=lambda s: (shared[s.id], s.last_used)).id
-    return _least_missed(idle).id
+    wanted = {t.pin for t in desk.waiting}
+    shared = {s.id: match(ticket.ask, s.id) if s.n_tokens else 0 for s in idle}
+    own = [s for s in idle if _continues(s, shared[s.id])]
+    empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
+    alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
+    for seats in (own, () if empty else alike):
+        if seats:
+            return max(seats, key=lambda s: (shared[s.id], s.last_used)).id
+    least_missed = min(idle, key=lambda s: (s.id in wanted, *_worth(s)), default=None)
+    return least_missed.id if least_missed else None
 
 
-def _least_missed(idle: list[Seat]) -> Seat:
-    return min(idle, key=lambda s: (s.n_tokens > 0, s.last_used, s.id))
+def _continues(seat: Seat, n_shared: int) -> bool:
+    n_prompt = seat.n_prompt or seat.n_tokens
+    return n_shared > 0 and n_prompt - n_shared <= min(SLACK, n_prompt // 4)
+
+
+def _worth(seat: Seat) -> tuple[bool, float, int]:
+    return seat.n_tokens > 0, seat.last_used, seat.id

@@ -22,7 +22,7 @@ def ready(desk: Desk, now: float, aging_per_s: float) -> Iterator[Ticket]:
     """
     taken = {s.ticket.agent for s in desk.seats if s.state in ACTIVE and s.ticket}
     first: dict[str, str] = {}
-    for ticket in desk.waiting:
+    for ticket in sorted(desk.waiting, key=lambda t: t.arrived):
         if ticket.agent is not None:
             first.setdefault(ticket.agent, ticket.ask)
     for ticket in in_order(desk.waiting, now, aging_per_s):
@@ -32,8 +32,9 @@ def ready(desk: Desk, now: float, aging_per_s: float) -> Iterator[Ticket]:
 
 
 def overdue(desk: Desk, now: float) -> list[Ticket]:
-    """Waiting tickets whose deadline has passed."""
-    return [t for t in desk.waiting if t.deadline is not None and now >= t.deadline]
+    """Tickets whose deadline has passed, waiting or seated."""
+    tickets = [*desk.waiting, *(s.ticket for s in desk.seats if s.ticket)]
+    return [t for t in tickets if t.deadline is not None and now >= t.deadline]
 
 
 def retry_after(desk: Desk, seconds_per_ask: float) -> float:

@@ -13,19 +13,20 @@ copies every plane once more and shuffles the metadata.
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import xxhash
 from msgspec import Meta, Struct
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import Blob, Plane
+from mlxstack.core.ports import Blob, BlobHead, Plane
 
 FORMAT = "mlx-stack.kv"
 VERSION = "1"
 HEAD = f'{{"__metadata__":{{"format":"{FORMAT}","version":"{VERSION}","checksum":"'.encode()
 LENGTH = 8
+LONGEST_HEADER = 1 << 24
 DIGITS = slice(LENGTH + len(HEAD), LENGTH + len(HEAD) + 32)
 BLANK = b"0" * 32
 ITEM_BYTES = {
@@ -81,6 +82,16 @@ def decode(data: bytes) -> Blob:
     )
     span = int(metadata.start), int(metadata.end)
     return Blob(metadata.key, metadata.kind, metadata.identity, *span, planes, metadata.meta)
+
+
+def read_head(file: BinaryIO) -> BlobHead:
+    """What the header of an open file claims; nothing else is read. Raises Damaged."""
+    first = file.read(LENGTH)
+    n_header = min(int.from_bytes(first, "little"), LONGEST_HEADER)
+    metadata, specs, _ = _parse(first + file.read(n_header))
+    n_bytes = max((spec.data_offsets[1] for spec in specs), default=0)
+    span = int(metadata.start), int(metadata.end)
+    return BlobHead(metadata.key, metadata.kind, *span, n_bytes, metadata.meta)
 
 
 def _header(blob: Blob) -> bytes:

@@ -9,8 +9,8 @@ from threading import Lock
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged, NotFound
-from mlxstack.core.ports import Blob
-from mlxstack.store.blob_file import decode, encode
+from mlxstack.core.ports import Blob, BlobHead
+from mlxstack.store.blob_file import decode, encode, read_head
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
     TEMPORARY,
@@ -92,6 +92,14 @@ class DiskVault:
             raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
         touch(path)
         return blob
+
+    def heads(self, identity: str) -> Iterator[BlobHead]:
+        """The heads of all blobs of one identity, not checked; unreadable ones are left out."""
+        if not _is_key(identity):
+            return
+        for path in (self.root / identity).glob(f"*/*{SUFFIX}"):
+            with suppress(OSError, Damaged), path.open("rb") as file:
+                yield read_head(file)
 
     def entries(self) -> Iterator[Entry]:
         """Every file, in no order; those that vanish meanwhile are left out."""

@@ -99,7 +99,7 @@ def preset_of(model: Path, **more: Any) -> Preset:
 
 
 @contextmanager
-def running(preset: Preset, home: Path) -> Iterator[Driver]:
+def running(preset: Preset, home: Path, memory_bytes: int | None = None) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
     engine = Engine(preset, DiskVault(home / "kv"), SlotShelf(home / "slots"), listener.deliver)

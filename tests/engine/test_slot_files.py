@@ -68,7 +68,8 @@ def test_c4_c6_restart_and_another_slot_go_on_as_if_nothing_had_happened(
         assert restored.n_read == saved.n_bytes
         ask = driver.submit(follow_up, slot=2)
         driver.finish(ask)
-        assert driver.seated(ask).n_cached == saved.n_saved
+        # At shutdown the uninterrupted run went to disk too, and reaches further where it can.
+        assert driver.seated(ask).n_cached >= saved.n_saved
         assert driver.tokens(ask) == uninterrupted
 
 

@@ -1,0 +1,90 @@
+"""How records of the index and arrays of the engine become blobs of the store, and back."""
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import Damaged
+from mlxstack.core.ports import Blob, BlobHead, Manifest
+from mlxstack.engine import segments
+from mlxstack.engine.context import Checkpoint
+from mlxstack.engine.segments import Segment
+from mlxstack.policy import records
+
+SEGMENT = "segment"
+CHECKPOINT = "checkpoint"
+
+
+class About(Struct, frozen=True):
+    """The `meta` of a KV file: its place in the index, and how its planes are to be unpacked.
+
+    `names` are hex: the block keys of a segment, or the one name of a checkpoint's tokens.
+    """
+
+    parent: str | None
+    names: tuple[str, ...]
+    layout: str
+
+
+def blob_of(record: records.Record, part: Segment | Checkpoint, identity: str) -> Blob:
+    """The file of a record. The planes look into the arrays; nothing is copied."""
+    if isinstance(part, Segment):
+        assert isinstance(record, records.Segment)
+        names = tuple(name.hex() for name in record.blocks)
+        kind, start, end = SEGMENT, part.start, part.end
+    else:
+        assert isinstance(record, records.Checkpoint)
+        names = (record.state.hex(),)
+        kind, start, end = CHECKPOINT, 0, part.position
+    about = About(record.parent, names, json.dumps(segments.layout_of(part)))
+    planes = tuple(segments.to_plane(array) for array in segments.arrays_of(part))
+    return Blob(record.key, kind, identity, start, end, planes, _text(about))
+
+
+def part_of(blob: Blob) -> Segment | Checkpoint:
+    """The arrays of a file. Raises Damaged when its meta is not ours."""
+    layout = json.loads(_about(blob.meta).layout)
+    arrays = [segments.from_plane(plane) for plane in blob.planes]
+    if blob.kind == SEGMENT:
+        return Segment(blob.start, blob.end, tuple(arrays), tuple(layout))
+    return segments.checkpoint(blob.end, arrays, layout)
+
+
+def record_of(head: BlobHead) -> records.Record:
+    """The index record of a file, from its head alone. Raises Damaged."""
+    about = _about(head.meta)
+    names = tuple(bytes.fromhex(name) for name in about.names)
+    if head.kind == SEGMENT:
+        return records.Segment(head.key, about.parent, head.start, head.end, head.n_bytes, names)
+    if about.parent is None or len(names) != 1:
+        raise Damaged(f"the KV file {head.key} is a checkpoint of nothing")
+    return records.Checkpoint(head.key, about.parent, head.end, head.n_bytes, names[0])
+
+
+def parents_first(head: BlobHead) -> tuple[bool, int, int]:
+    """Sorts files so that every parent comes before what continues it."""
+    return head.kind != SEGMENT, head.start, head.end
+
+
+def check_cover(name: str, manifest: Manifest, blobs: Sequence[Blob]) -> None:
+    """Raises Damaged unless the segments follow each other from 0 to the last token."""
+    at = 0
+    for blob in blobs:
+        if not blob.start <= at <= blob.end:
+            raise Damaged(f"the slot file {name} has a gap at token {at}")
+        at = blob.end
+    if at < len(manifest.tokens):
+        raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
+
+
+def _text(about: About) -> str:
+    return msgspec.json.encode(about).decode()
+
+
+def _about(meta: str) -> About:
+    try:
+        return msgspec.json.decode(meta, type=About)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"a KV file does not say what it holds: {error}") from None

@@ -1,0 +1,96 @@
+"""Puts a prompt on a slot: finds what can be reused, parks what would be lost, moves KV."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from mlxstack.core.ask import Ask
+from mlxstack.core.event import Miss, Source
+from mlxstack.engine.archive import Archive
+from mlxstack.engine.context import Context
+from mlxstack.engine.memory import Memory
+from mlxstack.policy.restore import Plan
+
+RESERVE = 512
+"""Tokens for which room is made beside a prompt: the beginning of its answer."""
+
+
+class Seating:
+    """The slots with the KV memory behind them. Belongs to the MLX thread."""
+
+    def __init__(self, slots: Sequence[Context], memory: Memory, archive: Archive) -> None:
+        self.slots = slots
+        self.memory = memory
+        self.archive = archive
+        self._growth = 0
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of all live contexts."""
+        return sum(context.n_bytes for context in self.slots)
+
+    def plan(self, ask: Ask, slot: int) -> tuple[Plan, Miss | None]:
+        """Where the prompt can go on from in this slot, and why not from further on."""
+        return self.memory.find(ask, self.slots, slot)
+
+    def load(self, plan: Plan, then: Callable[[], None]) -> bool:
+        """Whether parts of the plan have to be read from disk first; `then` is called after."""
+        missing = self.memory.missing(plan)
+        if missing:
+            self.archive.load(missing, then)
+        return bool(missing)
+
+    def occupy(self, ask: Ask, slot: int, plan: Plan) -> None:
+        """Make the slot's context the planned beginning of the prompt.
+
+        What it held before and the prompt does not continue is parked, unless it is short.
+        """
+        mine, now = self.slots[slot], time.monotonic()
+        self._growth = max(self._growth, mine.growth)
+        kept = plan.position if plan.source is Source.SLOT else 0
+        if len(mine) - kept >= self.memory.spec.block_size:
+            self.park(mine)
+        if plan.source is Source.SLOT:
+            mine.rewind(plan.position)
+        elif plan.source is Source.FORK and plan.slot is not None:
+            fresh = mine.fresh()
+            fresh.copy_from(self.slots[plan.slot], plan.position)
+            mine.become(fresh)
+        elif plan.source is Source.NONE:
+            mine.clear()
+        else:
+            self.memory.resume(mine, ask, plan, now)
+        assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
+        mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
+        self.memory.remember(ask)
+        ahead = len(ask.tokens) + RESERVE - plan.position
+        self.memory.make_room(self.live_bytes + self._growth * ahead)
+
+    def park(self, context: Context) -> None:
+        """Keep what the memory does not know yet of this context, and write it to disk."""
+        spec = self.memory.spec
+        if not spec.enabled or not context.is_storable:
+            return
+        shelved = self.memory.park(context, time.monotonic())
+        if spec.disk.enabled:
+            self.archive.write_through(shelved.new)
+
+    def make_room(self, idle: Sequence[int]) -> None:
+        """Bring live and parked bytes under the budget; `idle` slots may go, in this order."""
+        self.memory.make_room(self.live_bytes)
+        for slot in idle:
+            if self.live_bytes <= self.memory.budget:
+                return
+            self.set_aside(self.slots[slot])
+
+    def set_aside(self, context: Context) -> None:
+        """Empty a slot whose context is to live on disk only."""
+        self.store(context)
+        context.clear()
+
+    def store(self, context: Context) -> None:
+        """Write what is not on disk yet of this context; memory lets it go again."""
+        spec = self.memory.spec
+        is_worth_it = len(context) >= spec.block_size and context.is_storable
+        if spec.enabled and spec.disk.enabled and is_worth_it:
+            shelved = self.memory.shelve(context, time.monotonic())
+            self.archive.write_through(shelved.new)

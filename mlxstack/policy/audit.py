@@ -1,0 +1,78 @@
+"""Sums over the KV memory, and the check of its invariants that runs when the engine is idle."""
+
+from collections.abc import Sequence
+
+from mlxstack.policy.index import Index
+from mlxstack.policy.owners import Owners
+from mlxstack.policy.records import Checkpoint, Node, Place, Segment, Totals, check_fit
+
+
+def totals(index: Index) -> Totals:
+    """Bytes by place, and counts. O(records); `index.memory_bytes` is always at hand."""
+    memory = [n for n in index.nodes.values() if Place.MEMORY in n.places]
+    disk = [n for n in index.nodes.values() if Place.DISK in n.places]
+    n_segments = sum(isinstance(n.record, Segment) for n in memory)
+    return Totals(
+        memory=_bytes(memory),
+        disk=_bytes(disk),
+        pending=_bytes([n for n in memory if n.is_writing]),
+        in_use=_bytes([n for n in memory if n.refs]),
+        n_entries=n_segments,
+        n_checkpoints=len(memory) - n_segments,
+        n_disk=len(disk),
+    )
+
+
+def check(index: Index, owners: Owners | None = None) -> None:
+    """Assert every invariant of the index, and of its owners. O(records + blocks)."""
+    for key, node in index.nodes.items():
+        _check_node(index, key, node)
+    n_blocks = 0
+    for block, keys in index.blocks.items():
+        n_blocks += len(keys)
+        assert keys, "a block is known by nobody"
+        assert block not in index.forgotten, "a known block counts as forgotten"
+    records = [node.record for node in index.nodes.values()]
+    assert n_blocks == sum(len(r.blocks) for r in records if isinstance(r, Segment))
+    assert len(index.states) == sum(isinstance(r, Checkpoint) for r in records)
+    assert index.memory_bytes == totals(index).memory, "the bytes in memory do not add up"
+    if owners is not None:
+        _check_owners(index, owners)
+
+
+def _bytes(nodes: Sequence[Node]) -> int:
+    return sum(node.record.n_bytes for node in nodes)
+
+
+def _check_node(index: Index, key: str, node: Node) -> None:
+    record = node.record
+    assert record.key == key
+    assert node.places, f"{key} lies nowhere"
+    assert node.refs >= 0, f"{key} was let go of too often"
+    parent = None
+    if record.parent is not None:
+        assert record.parent in index.nodes, f"{key} lost its parent"
+        assert key in index.nodes[record.parent].children, f"{key} is unknown to its parent"
+        parent = index.nodes[record.parent].record
+    check_fit(record, parent, index.block_size)
+    for child in node.children:
+        assert child in index.nodes, f"{key} has a child that is gone"
+        assert index.nodes[child].record.parent == key, f"{child} belongs to another"
+    if isinstance(record, Checkpoint):
+        assert index.states[record.state] == key, f"{key} cannot be found"
+        assert not node.children, f"{key} has children"
+    else:
+        assert all(key in index.blocks[block] for block in record.blocks), f"{key} is hidden"
+
+
+def _check_owners(index: Index, owners: Owners) -> None:
+    claimed: dict[str, set[str]] = {}
+    for agent, keys in owners.claims:
+        for key in keys:
+            claimed.setdefault(key, set()).add(agent)
+    for name in owners.names:
+        for key in name.keys:
+            claimed.setdefault(key, set()).add(name.name)
+    for key, node in index.nodes.items():
+        holders = node.agents | node.pins | node.guards
+        assert holders <= claimed.get(key, set()), f"{key} is held by a stranger"

@@ -1,0 +1,95 @@
+"""Names for prefixes: a chain of SHA-256 keys over blocks of tokens.
+
+key(i) = SHA-256(key(i - 1) + tokens of block i as little-endian uint32), key(-1) = SHA-256(salt).
+Equal keys mean equal tokens from position 0 on, under the same salt (the identity's key and the
+tenant's salt), so a key names KV wherever it lies.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+TOKEN_BYTES = 4
+
+
+class Chain(Struct, frozen=True):
+    """The keys of all full blocks of a token list, and the tokens after the last one.
+
+    `keys[i]` names the tokens [0, (i + 1) * block_size). Extending hashes only what is new.
+    """
+
+    block_size: int
+    root: bytes
+    keys: tuple[bytes, ...] = ()
+    tail: bytes = b""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens hashed or waiting in the tail."""
+        return len(self.keys) * self.block_size + len(self.tail) // TOKEN_BYTES
+
+    @property
+    def state(self) -> bytes:
+        """Names exactly all tokens so far; the last block's key when the tail is empty."""
+        last = self.keys[-1] if self.keys else self.root
+        return _next(last, self.tail) if self.tail else last
+
+
+def salt(identity: str, tenant: str = "") -> bytes:
+    """The salt of a chain: `Identity.key()` and the request's own `cache_salt`."""
+    return f"{identity}\n{tenant}".encode()
+
+
+def start(salt: bytes, block_size: int) -> Chain:
+    """The chain of no tokens."""
+    return Chain(block_size=block_size, root=hashlib.sha256(salt).digest())
+
+
+def extend(chain: Chain, tokens: Sequence[int]) -> Chain:
+    """`chain` and the tokens after it; O(new tokens + number of keys)."""
+    data = memoryview(chain.tail + pack(tokens))
+    width = chain.block_size * TOKEN_BYTES
+    n_full = len(data) // width
+    keys = list(chain.keys)
+    last = keys[-1] if keys else chain.root
+    for at in range(0, n_full * width, width):
+        last = _next(last, data[at : at + width])
+        keys.append(last)
+    tail = bytes(data[n_full * width :])
+    return Chain(chain.block_size, chain.root, tuple(keys), tail)
+
+
+def chain(salt: bytes, tokens: Sequence[int], block_size: int) -> tuple[bytes, ...]:
+    """Keys of all full blocks of `tokens`; 100k tokens take milliseconds."""
+    return extend(start(salt, block_size), tokens).keys
+
+
+def state_at(chain: Chain, tokens: Sequence[int], position: int) -> bytes:
+    """Names exactly the first `position` of `tokens`, of which `chain` is the chain."""
+    n_full = position // chain.block_size
+    last = chain.keys[n_full - 1] if n_full else chain.root
+    rest = tokens[n_full * chain.block_size : position]
+    return _next(last, pack(rest)) if rest else last
+
+
+def segment_key(state: bytes, start: int) -> str:
+    """Content address of the KV of tokens [start, end), where `state` names the first `end`."""
+    return hashlib.sha256(b"segment" + state + struct.pack("<Q", start)).hexdigest()
+
+
+def checkpoint_key(state: bytes) -> str:
+    """Content address of the state of uncuttable layers after the tokens named by `state`."""
+    return hashlib.sha256(b"checkpoint" + state).hexdigest()
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Tokens as little-endian uint32."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def _next(key: bytes, block: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(key)
+    digest.update(block)
+    return digest.digest()

@@ -1,0 +1,151 @@
+"""Which parked records go when bytes or entries must be freed. Leaves first, so paths stay whole.
+
+Order: states an agent has left behind, cold ones, shared heads. What is in use, being written or
+pinned is never listed, nor is anything it needs.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import IntEnum
+from heapq import heappop, heappush
+from math import log2
+
+from msgspec import Struct
+
+from mlxstack.core.preset import EvictionPolicy
+from mlxstack.policy.index import Index
+from mlxstack.policy.records import Node, Place, Segment
+
+BOOST_S = 600.0
+"""Seconds by which every doubling of its hits makes a record look later used."""
+
+
+class Pressure(IntEnum):
+    """CALM frees what is asked; HIGH drops everything cold; CRITICAL the shared heads too."""
+
+    CALM = 0
+    HIGH = 1
+    CRITICAL = 2
+
+
+class Rank(IntEnum):
+    """Classes of records, the first to go first."""
+
+    SUPERSEDED = 0
+    COLD = 1
+    SHARED = 2
+
+
+DROPPED = {Pressure.CALM: 0, Pressure.HIGH: Rank.SHARED, Pressure.CRITICAL: Rank.SHARED + 1}
+"""Ranks below this go under pressure, whether asked or not."""
+
+
+class Entry(Struct, frozen=True):
+    """A record as eviction sees it. `needs` is the entry that must outlive it.
+
+    `is_entry` counts towards `max_entries`; `is_fixed` may not go now.
+    """
+
+    key: str
+    n_bytes: int
+    needs: str | None = None
+    hits: int = 0
+    used_at: float = 0.0
+    rank: Rank = Rank.COLD
+    is_fixed: bool = False
+    is_entry: bool = True
+
+
+class Goal(Struct, frozen=True):
+    """What must be reached: `n_bytes` freed, and at most `max_entries` left."""
+
+    n_bytes: int = 0
+    max_entries: int | None = None
+    policy: EvictionPolicy = EvictionPolicy.LRU_FREQUENCY
+    pressure: Pressure = Pressure.CALM
+
+
+def entries(index: Index, place: Place = Place.MEMORY) -> tuple[Entry, ...]:
+    """What lies in `place`. A node also needed by records that lie elsewhere only is fixed."""
+    return tuple(
+        Entry(
+            key=key,
+            n_bytes=node.record.n_bytes,
+            needs=node.record.parent,
+            hits=node.hits,
+            used_at=node.used_at,
+            rank=_rank(node),
+            is_fixed=_is_fixed(index, node, place),
+            is_entry=isinstance(node.record, Segment),
+        )
+        for key, node in index.nodes.items()
+        if place in node.places
+    )
+
+
+def plan(entries: Iterable[Entry], goal: Goal) -> tuple[str, ...]:
+    """Keys to drop, in order; fewer than asked when the rest may not go. O(n log n).
+
+    Ask for some more bytes than needed at once, rather than for a few at every turn.
+    """
+    leaves = _Leaves(entries, goal.policy)
+    n_bytes, n_excess = goal.n_bytes, 0
+    if goal.max_entries is not None:
+        n_excess = leaves.n_entries - goal.max_entries
+    chosen: list[str] = []
+    while (entry := leaves.first()) is not None:
+        if n_bytes <= 0 and n_excess <= 0 and entry.rank >= DROPPED[goal.pressure]:
+            break
+        leaves.take(entry)
+        n_bytes -= entry.n_bytes
+        n_excess -= entry.is_entry
+        chosen.append(entry.key)
+    return tuple(chosen)
+
+
+class _Leaves:
+    """Entries that nothing needs, the first to go first; taking one may bare another."""
+
+    def __init__(self, entries: Iterable[Entry], policy: EvictionPolicy) -> None:
+        self._known = {entry.key: entry for entry in entries}
+        self._policy = policy
+        self._needed = Counter(entry.needs for entry in self._known.values())
+        self._heap: list[tuple[int, float, str]] = []
+        self.n_entries = sum(entry.is_entry for entry in self._known.values())
+        for entry in self._known.values():
+            self._offer(entry)
+
+    def first(self) -> Entry | None:
+        """The next to go, or None."""
+        return self._known[self._heap[0][2]] if self._heap else None
+
+    def take(self, entry: Entry) -> None:
+        """`entry`, the first, goes; what it needed may follow."""
+        heappop(self._heap)
+        self._needed[entry.needs] -= 1
+        parent = self._known.get(entry.needs) if entry.needs else None
+        if parent is not None:
+            self._offer(parent)
+
+    def _offer(self, entry: Entry) -> None:
+        if not (self._needed[entry.key] or entry.is_fixed):
+            heappush(self._heap, (*_order(entry, self._policy), entry.key))
+
+
+def _order(entry: Entry, policy: EvictionPolicy) -> tuple[int, float]:
+    """Smaller goes first: the rank, then the last use, which hits make look later."""
+    boost = BOOST_S * log2(1 + entry.hits) if policy is EvictionPolicy.LRU_FREQUENCY else 0.0
+    return int(entry.rank), entry.used_at + boost
+
+
+def _rank(node: Node) -> Rank:
+    if node.is_shared:
+        return Rank.SHARED
+    return Rank.SUPERSEDED if node.is_superseded else Rank.COLD
+
+
+def _is_fixed(index: Index, node: Node, place: Place) -> bool:
+    if node.refs or node.is_writing or node.pins:
+        return True
+    is_last_place = len(node.places) == 1
+    return is_last_place and any(place not in index.nodes[child].places for child in node.children)

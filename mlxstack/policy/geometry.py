@@ -1,0 +1,213 @@
+"""What the KV of a model weighs, layer by layer, as mlx-lm really allocates it."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Unsupported
+
+STEP = 256
+"""Tokens by which mlx-lm grows a cache."""
+
+SLACK = 2 * (STEP - 1)
+"""The most tokens by which an mlx-lm cache is larger than needed.
+
+It grows by whole steps; where it stands at a multiple of STEP it keeps what it had to spare.
+"""
+
+PLAIN_BITS = 16
+QUANTIZED_BITS = (4, 8)
+
+
+class LayerKind(StrEnum):
+    """How the cache of a layer grows and whether a prefix can be cut out of it.
+
+    FULL and LATENT keep every token, so any prefix is a slice. SLIDING keeps the last `window`
+    tokens, CHUNKED those of the current chunk, RECURRENT a state of fixed size: these exist at
+    one token position only. SHARED reads another layer's cache and owns none.
+    """
+
+    FULL = "full"
+    LATENT = "latent"
+    SLIDING = "sliding"
+    CHUNKED = "chunked"
+    RECURRENT = "recurrent"
+    SHARED = "shared"
+
+
+SLICEABLE = frozenset({LayerKind.FULL, LayerKind.LATENT, LayerKind.SHARED})
+
+
+class Layer(Struct, frozen=True):
+    """The cache of one layer: heads and dims of keys and values, or bytes of a state."""
+
+    kind: LayerKind
+    k_heads: int = 0
+    k_dim: int = 0
+    v_heads: int = 0
+    v_dim: int = 0
+    window: int = 0
+    state_bytes: int = 0
+
+
+class Geometry(Struct, frozen=True):
+    """Every layer, and how numbers are stored.
+
+    `element_bytes` is the size of an unquantised number. Only FULL layers are quantised to
+    `bits`, in groups of `group_size` numbers with one scale and one bias each: mlx-lm has no
+    quantised rotating cache. Build it with `can_hold` or take it from `architectures`.
+    """
+
+    layers: tuple[Layer, ...]
+    element_bytes: int = 2
+    bits: int = PLAIN_BITS
+    group_size: int = 64
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether any prefix of a context can be reused without a checkpoint."""
+        return all(layer.kind in SLICEABLE for layer in self.layers)
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that keep every token."""
+        kinds = (LayerKind.FULL, LayerKind.LATENT)
+        return tuple(i for i, layer in enumerate(self.layers) if layer.kind in kinds)
+
+    @property
+    def growth(self) -> int:
+        """Bytes that one more token costs once every window is full."""
+        return sum(self.token_bytes(self.layers[i]) for i in self.full_layers)
+
+    def token_bytes(self, layer: Layer) -> int:
+        """Bytes of one token in one layer; 0 for a recurrent or shared one."""
+        return layer.k_heads * self._vector_bytes(layer, layer.k_dim) + (
+            layer.v_heads * self._vector_bytes(layer, layer.v_dim)
+        )
+
+    def full_bytes(self, n_tokens: int) -> int:
+        """Bytes of the layers that keep every token."""
+        return self.growth * n_tokens
+
+    def state_bytes(self, n_tokens: int) -> int:
+        """Bytes of the layers that cannot be cut, at `n_tokens`: what a checkpoint weighs."""
+        return self._bounded_bytes(n_tokens, 0)
+
+    def n_bytes(self, n_tokens: int) -> int:
+        """Bytes in use by a context of `n_tokens`, windows trimmed."""
+        return self.full_bytes(n_tokens) + self.state_bytes(n_tokens)
+
+    def peak_bytes(self, n_tokens: int, bite: int) -> int:
+        """The most bytes allocated while a context grows to `n_tokens` in bites.
+
+        A full layer wastes at most SLACK tokens, a window holds at most W - 1 + bite of them.
+        """
+        return self.peak_full_bytes(n_tokens) + self.peak_state_bytes(n_tokens, bite)
+
+    def peak_full_bytes(self, n_tokens: int) -> int:
+        """The part of `peak_bytes` in layers that keep every token."""
+        return self.growth * (n_tokens + SLACK if n_tokens else 0)
+
+    def peak_state_bytes(self, n_tokens: int, bite: int) -> int:
+        """The part of `peak_bytes` in layers that cannot be cut."""
+        return self._bounded_bytes(n_tokens, bite)
+
+    def allocated_bytes(self, bites: Sequence[int]) -> int:
+        """Exactly what mlx-lm has allocated after updates of so many tokens each."""
+        return sum(
+            layer.state_bytes * bool(bites) + self.token_bytes(layer) * _rows(layer, bites)
+            for layer in self.layers
+        )
+
+    def _vector_bytes(self, layer: Layer, dim: int) -> int:
+        if layer.kind is not LayerKind.FULL or self.bits == PLAIN_BITS:
+            return dim * self.element_bytes
+        return dim * self.bits // 8 + 2 * (dim // self.group_size) * self.element_bytes
+
+    def _bounded_bytes(self, n_tokens: int, bite: int) -> int:
+        return sum(
+            layer.state_bytes * (n_tokens > 0)
+            + self.token_bytes(layer) * _bounded_rows(layer, n_tokens, bite)
+            for layer in self.layers
+            if layer.kind not in SLICEABLE
+        )
+
+
+def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
+    """The same layers with the KV of full attention in `bits`. Raises Unsupported."""
+    if bits == PLAIN_BITS:
+        return replace(geometry, bits=bits, group_size=group_size)
+    if bits not in QUANTIZED_BITS:
+        raise Unsupported(f"KV of {bits} bits is not stored; use 16, 8 or 4", "kv.bits")
+    full = [layer for layer in geometry.layers if layer.kind is LayerKind.FULL]
+    dims = {dim for layer in full for dim in (layer.k_dim, layer.v_dim)}
+    if odd := sorted(dim for dim in dims if dim % group_size):
+        raise Unsupported(
+            f"KV heads of {odd[0]} numbers cannot be quantised in groups of {group_size}; "
+            "use kv.bits 16 or a smaller kv.group_size",
+            "kv.group_size",
+        )
+    return replace(geometry, bits=bits, group_size=group_size)
+
+
+def uncapped(geometry: Geometry) -> Geometry:
+    """The same layers with every sliding window kept whole (`--swa-full`)."""
+    return replace(
+        geometry,
+        layers=tuple(
+            replace(layer, kind=LayerKind.FULL, window=0)
+            if layer.kind is LayerKind.SLIDING
+            else layer
+            for layer in geometry.layers
+        ),
+    )
+
+
+def _bounded_rows(layer: Layer, n_tokens: int, bite: int) -> int:
+    slack = SLACK if bite else 0
+    if layer.kind is LayerKind.SLIDING:
+        in_place = min(n_tokens + slack, layer.window)
+        return max(in_place, min(n_tokens, layer.window - 1 + bite))
+    if layer.kind is LayerKind.CHUNKED:
+        return min(n_tokens + slack, layer.window + bite + slack)
+    return 0
+
+
+def _rows(layer: Layer, bites: Sequence[int]) -> int:
+    if layer.kind is LayerKind.SLIDING:
+        return _sliding_rows(bites, layer.window)
+    if layer.kind in (LayerKind.FULL, LayerKind.LATENT, LayerKind.CHUNKED):
+        return _growing_rows(bites, layer.window)
+    return 0
+
+
+def _growing_rows(bites: Sequence[int], chunk: int) -> int:
+    """Rows of a KVCache, or of a ChunkedKVCache whose front is trimmed to `chunk`."""
+    rows = held = 0
+    for n in bites:
+        if chunk and held > chunk:
+            rows = held = chunk
+        if held + n > rows:
+            rows = (held if held % STEP else rows) + -(-n // STEP) * STEP
+        held += n
+    return rows
+
+
+def _sliding_rows(bites: Sequence[int], window: int) -> int:
+    """Rows of a RotatingKVCache: single tokens are written in place, bites are appended."""
+    rows = offset = at = 0
+    for n in bites:
+        if n > 1:
+            kept = rows if at == rows or at < offset else at
+            rows = at = kept - max(0, kept - window + 1) + n
+        else:
+            if offset >= rows and rows < window:
+                rows += min(STEP, window - offset)
+                at = offset
+            if rows > window:
+                rows = at = window
+            at = (0 if at == window else at) + 1
+        offset += n
+    return rows

@@ -1,0 +1,180 @@
+"""How well the memory works: hit rates and speeds over rolling windows, and seconds saved.
+
+No clock: `now` is an argument, in seconds, and never goes back.
+"""
+
+from collections import deque
+from math import log2
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+N_STEPS = 3600
+"""Steps in which a window forgets: one second for an hour."""
+
+SHALLOW = 512
+"""Tokens of the first depth band; every next band is twice as deep."""
+
+FRESH = 0.3
+"""Weight of a new measurement of prefill speed against all older ones."""
+
+
+class Tally(Struct, frozen=True):
+    """Sums over requests. `n_cached` of `n_prompt` tokens were reused in `n_hits` requests.
+
+    `prefill_s` computed the others, `decode_s` made `n_generated` tokens, `saved_s` is the
+    time to first token that reuse saved, `ttft_s` the time that was left.
+    """
+
+    n_requests: int = 0
+    n_hits: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    ttft_s: float = 0.0
+    saved_s: float = 0.0
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Both together."""
+        return Tally(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def minus(self, other: "Tally") -> "Tally":
+        """This without `other`, which is a part of it."""
+        return Tally(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of requests that reused anything."""
+        return self.n_hits / self.n_requests if self.n_requests else 0.0
+
+    @property
+    def token_hit_rate(self) -> float:
+        """Share of prompt tokens that were reused."""
+        return self.n_cached / self.n_prompt if self.n_prompt else 0.0
+
+    @property
+    def prefill_tps(self) -> float:
+        """Prompt tokens computed per second of prefill."""
+        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s else 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        """Generated tokens per second and slot."""
+        return self.n_generated / self.decode_s if self.decode_s else 0.0
+
+    @property
+    def ttft_reduction(self) -> float:
+        """Share of the time to first token that reuse took away."""
+        whole = self.ttft_s + self.saved_s
+        return self.saved_s / whole if whole else 0.0
+
+
+class Window:
+    """A sum that forgets what is older than `span_s`, in steps of a 3,600th of it."""
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._parts: deque[tuple[float, Tally]] = deque()
+        self._sum = Tally()
+
+    def add(self, now: float, tally: Tally) -> None:
+        """Count `tally` at `now`. O(1)."""
+        self._sum = self._sum.plus(tally)
+        if self._parts and now - self._parts[-1][0] < self._span_s / N_STEPS:
+            now, before = self._parts.pop()
+            tally = before.plus(tally)
+        self._parts.append((now, tally))
+        self.total(now)
+
+    def total(self, now: float) -> Tally:
+        """The sum of the last `span_s` seconds. O(1) on average."""
+        while self._parts and self._parts[0][0] <= now - self._span_s:
+            self._sum = self._sum.minus(self._parts.popleft()[1])
+        if not self._parts:
+            self._sum = Tally()
+        return self._sum
+
+
+class Rates(Struct, frozen=True):
+    """The same sums over the last minute, the last hour, and since the start."""
+
+    minute: Tally
+    hour: Tally
+    whole: Tally
+    generated_tps: float
+    prompt_tps: float
+
+
+class Meters:
+    """All counters of the memory. Changed by one thread only."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._minute = Window(MINUTE_S)
+        self._hour = Window(HOUR_S)
+        self._whole = Tally()
+
+    def add(self, now: float, tally: Tally) -> None:
+        """Count one request, or a part of one, at `now`."""
+        self._minute.add(now, tally)
+        self._hour.add(now, tally)
+        self._whole = self._whole.plus(tally)
+
+    def rates(self, now: float) -> Rates:
+        """All windows, and tokens of all slots per second over the last minute."""
+        minute = self._minute.total(now)
+        span = max(min(MINUTE_S, now - self._started), 1.0)
+        return Rates(
+            minute=minute,
+            hour=self._hour.total(now),
+            whole=self._whole,
+            generated_tps=minute.n_generated / span,
+            prompt_tps=(minute.n_prompt - minute.n_cached) / span,
+        )
+
+
+class PrefillSpeed:
+    """Seconds per prompt token as measured, by depth: late tokens attend to more.
+
+    Bands end at 512, 1,024, 2,048 ... tokens. A band without a measurement takes its nearest.
+    """
+
+    def __init__(self) -> None:
+        self._cost: dict[int, float] = {}
+
+    def measured(self, start: int, end: int, seconds: float) -> None:
+        """The tokens [start, end) took `seconds` in one bite."""
+        if end <= start or seconds <= 0:
+            return
+        cost = seconds / (end - start)
+        band = _band((start + end - 1) // 2)
+        known = self._cost.get(band)
+        self._cost[band] = cost if known is None else known + FRESH * (cost - known)
+
+    def seconds(self, start: int, end: int) -> float:
+        """What prefilling the tokens [start, end) would take; 0 before any measurement."""
+        if not self._cost or end <= start:
+            return 0.0
+        total = 0.0
+        at = start
+        while at < end:
+            stop = min(end, SHALLOW << _band(at))
+            total += (stop - at) * self._nearest(_band(at))
+            at = stop
+        return total
+
+    def saved(self, n_cached: int, restore_s: float = 0.0) -> float:
+        """Seconds of time to first token that reusing `n_cached` tokens saved, never negative."""
+        return max(0.0, self.seconds(0, n_cached) - restore_s)
+
+    def _nearest(self, band: int) -> float:
+        return self._cost[min(self._cost, key=lambda known: abs(known - band))]
+
+
+def _band(position: int) -> int:
+    """0 below 512 tokens, 1 below 1,024, ..."""
+    return 0 if position < SHALLOW else int(log2(position // SHALLOW)) + 1

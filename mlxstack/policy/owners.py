@@ -1,0 +1,138 @@
+"""Who holds on to records: agents by their newest state, people and learned heads by name."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from mlxstack.policy.index import Index
+from mlxstack.policy.matching import reach
+from mlxstack.policy.records import Node, Segment, end_of
+
+
+class Name(Struct, frozen=True):
+    """A named prefix: the records it keeps, its last segment last among the segments.
+
+    A name given by a person pins its records; a learned one only protects them.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    n_tokens: int
+    since: float
+    is_learned: bool = False
+
+
+class Prefix(Struct, frozen=True):
+    """One line of "top prefixes": `age_s` since it was stored, `idle_s` since it was used."""
+
+    name: str
+    n_tokens: int
+    n_bytes: int
+    hits: int
+    age_s: float
+    idle_s: float
+    n_agents: int
+    is_pinned: bool
+
+
+class Owners:
+    """Claims of agents and names on the records of one index. Changed with the index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._claims: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, Name] = {}
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        """All named prefixes, oldest first."""
+        return tuple(self._names.values())
+
+    @property
+    def claims(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Records of every agent's newest state."""
+        return tuple(self._claims.items())
+
+    def claim(self, agent: str, leaf: str, checkpoint: str | None = None) -> None:
+        """The newest state of `agent` ends in the segment `leaf`; its older one is superseded.
+
+        What the new state shares with the old one, and what others claim, is not.
+        """
+        steps = reach(self._index, leaf, end_of(self._index.nodes[leaf].record))
+        keys = tuple(step.key for step in steps)
+        self.release(agent)
+        self._claims[agent] = keys if checkpoint is None else (*keys, checkpoint)
+        for node in self._existing(self._claims[agent]):
+            node.agents.add(agent)
+            node.was_left = False
+
+    def release(self, agent: str) -> None:
+        """`agent` no longer claims anything; unknown agents are ignored."""
+        for node in self._existing(self._claims.pop(agent, ())):
+            node.agents.discard(agent)
+            node.was_left = True
+
+    def pin(self, name: Name) -> None:
+        """Keep, or protect when learned, the records of `name`; an older `name` is replaced."""
+        self.unpin(name.name)
+        self._names[name.name] = name
+        for node in self._existing(name.keys):
+            (node.guards if name.is_learned else node.pins).add(name.name)
+
+    def unpin(self, name: str) -> bool:
+        """Let go of a named prefix; False when there is none of this name."""
+        known = self._names.pop(name, None)
+        if known is None:
+            return False
+        for node in self._existing(known.keys):
+            node.guards.discard(name)
+            node.pins.discard(name)
+        return True
+
+    def top(self, now: float, limit: int = 10) -> tuple[Prefix, ...]:
+        """The most used prefixes, the named ones among them. O(records)."""
+        named = [self._named_prefix(name, now) for name in self._names.values()]
+        taken = {key for name in self._names.values() for key in name.keys}
+        others = [
+            self._unnamed_prefix(key, now)
+            for key, node in self._index.nodes.items()
+            if key not in taken and node.hits and self._is_tip(node)
+        ]
+        ranked = sorted(named + others, key=lambda p: (-p.hits, -p.n_tokens, p.name))
+        return tuple(ranked[:limit])
+
+    def _existing(self, keys: Iterable[str]) -> list[Node]:
+        return [self._index.nodes[key] for key in keys if key in self._index.nodes]
+
+    def _is_tip(self, node: Node) -> bool:
+        """Whether a segment was hit more often than anything that continues it."""
+        if not isinstance(node.record, Segment):
+            return False
+        return all(child.hits < node.hits for child in self._existing(node.children))
+
+    def _named_prefix(self, name: Name, now: float) -> Prefix:
+        nodes = self._existing(name.keys)
+        return Prefix(
+            name=name.name,
+            n_tokens=name.n_tokens,
+            n_bytes=sum(node.record.n_bytes for node in nodes),
+            hits=min((node.hits for node in nodes), default=0),
+            age_s=now - name.since,
+            idle_s=now - max((node.used_at for node in nodes), default=now),
+            n_agents=max((len(node.agents) for node in nodes), default=0),
+            is_pinned=not name.is_learned,
+        )
+
+    def _unnamed_prefix(self, key: str, now: float) -> Prefix:
+        node = self._index.nodes[key]
+        steps = reach(self._index, key, end_of(node.record))
+        return Prefix(
+            name="",
+            n_tokens=end_of(node.record),
+            n_bytes=sum(step.n_bytes for step in steps),
+            hits=node.hits,
+            age_s=now - node.born_at,
+            idle_s=now - node.used_at,
+            n_agents=len(node.agents),
+            is_pinned=bool(node.pins),
+        )

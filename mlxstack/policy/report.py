@@ -1,0 +1,104 @@
+"""What a simulation found: who waited how long, by priority, and a table of it."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from mlxstack.core.ask import Priority
+
+
+class Sample(Struct, frozen=True):
+    """One answered ask: seconds until it had a seat, and until its first token."""
+
+    priority: Priority
+    waited_s: float
+    ttft_s: float
+    n_prompt: int
+    n_generated: int
+
+
+class Spread(Struct, frozen=True):
+    """Median, 95th percentile and maximum, in seconds."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    most: float = 0.0
+
+
+class Waits(Struct, frozen=True):
+    """How the asks of one priority waited for a seat and for their first token."""
+
+    priority: Priority
+    n_asks: int
+    waited: Spread
+    ttft: Spread
+
+
+class Report(Struct, frozen=True):
+    """A simulation of `span_s` seconds, during `busy_s` of which the machine worked.
+
+    `longest_silence_s` is the longest time between two tokens of one answer. `n_refused` counts
+    attempts that met a full queue, `n_warm` asks that found their own seat again, `n_computed`
+    prompt tokens that no cache held.
+    """
+
+    waits: tuple[Waits, ...]
+    n_asks: int
+    n_prompt: int
+    n_generated: int
+    span_s: float
+    busy_s: float
+    longest_silence_s: float
+    n_refused: int
+    n_warm: int
+    n_computed: int
+
+    @property
+    def tps(self) -> float:
+        """Generated tokens per second of work."""
+        return self.n_generated / self.busy_s if self.busy_s else 0.0
+
+
+class Table(Struct, frozen=True):
+    """Text to print: a heading for each column, then the rows."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def report_of(samples: Sequence[Sample], **measured: float) -> Report:
+    """Sum up the samples; `measured` are the other fields of Report."""
+    return Report(
+        waits=tuple(w for p in Priority if (w := _waits(samples, p)).n_asks),
+        n_asks=len(samples),
+        n_prompt=sum(s.n_prompt for s in samples),
+        n_generated=sum(s.n_generated for s in samples),
+        **measured,  # type: ignore[arg-type]
+    )
+
+
+def table_of(report: Report) -> Table:
+    """Seconds of waiting by priority."""
+    head = ("priority", "asks", "seat p50", "p95", "max", "first token p50", "p95", "max")
+    rows = tuple(
+        (w.priority.name, str(w.n_asks), *_texts(w.waited), *_texts(w.ttft)) for w in report.waits
+    )
+    return Table(head, rows)
+
+
+def _waits(samples: Sequence[Sample], priority: Priority) -> Waits:
+    mine = [s for s in samples if s.priority is priority]
+    waited, ttft = _spread([s.waited_s for s in mine]), _spread([s.ttft_s for s in mine])
+    return Waits(priority, len(mine), waited, ttft)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if not values:
+        return Spread()
+    ordered = sorted(values)
+    at = len(ordered) - 1
+    return Spread(ordered[at // 2], ordered[at * 95 // 100], ordered[-1])
+
+
+def _texts(spread: Spread) -> tuple[str, str, str]:
+    return f"{spread.p50:.2f}", f"{spread.p95:.2f}", f"{spread.most:.2f}"

@@ -1,0 +1,140 @@
+"""Where a prompt can go on from: the longest position at which every layer can be rebuilt.
+
+Layers that keep every token can be cut anywhere; the others exist only at checkpoints, or where
+a live context stands. The longest position wins, ties go to the cheapest source, and at least
+one token of the prompt is left to compute.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from mlxstack.core.event import Miss, Source
+from mlxstack.policy.matching import cut_path
+from mlxstack.policy.records import Match, Step
+
+COST = {Source.SLOT: 0, Source.FORK: 1, Source.PARKED: 2, Source.DISK: 3, Source.NONE: 4}
+
+
+class State(Struct, frozen=True):
+    """A position at which the uncuttable layers exist; no `checkpoint` means the live state."""
+
+    position: int
+    checkpoint: str | None = None
+
+
+class Option(Struct, frozen=True):
+    """One place to restore from, of which the prompt shares the first `covered` tokens.
+
+    Positions in [`free_from`, covered] need no checkpoint: 0 when all layers can be cut, None
+    when none can, between them for a live window that has not yet wrapped. `states` are usable
+    beside them. `slot` for live contexts, `path` for parked and stored ones.
+    """
+
+    source: Source
+    covered: int
+    free_from: int | None = 0
+    states: tuple[State, ...] = ()
+    slot: int | None = None
+    path: tuple[Step, ...] = ()
+
+
+class Plan(Struct, frozen=True):
+    """Take `position` tokens from `source`; compute the rest."""
+
+    source: Source = Source.NONE
+    position: int = 0
+    slot: int | None = None
+    path: tuple[Step, ...] = ()
+    checkpoint: str | None = None
+
+
+class Reason(StrEnum):
+    """Why less was reused than could have been."""
+
+    COLD = "cold"
+    DIVERGED = "diverged"
+    EVICTED = "evicted"
+    NO_CHECKPOINT = "no checkpoint"
+    UNALIGNED = "unaligned"
+    IDENTITY = "identity changed"
+    DISABLED = "disabled"
+
+
+class Clues(Struct, frozen=True):
+    """What is known about a prompt beside the options, in tokens.
+
+    `n_previous` is the prompt length of the nearest context whose tokens are known (the agent's
+    last one; not what was generated after it, which may rightly never come back), `n_common`
+    how much of it the prompt shares, `n_evicted` how much was known before an eviction.
+    `is_foreign`: the agent has KV, but of another identity.
+    """
+
+    n_prompt: int
+    block_size: int = 128
+    is_enabled: bool = True
+    is_foreign: bool = False
+    n_previous: int = 0
+    n_common: int = 0
+    n_evicted: int = 0
+
+
+def live(source: Source, slot: int, n_common: int, states: Sequence[State]) -> Option:
+    """A live context with uncuttable layers; the caller lists its own length among `states`."""
+    return Option(source, n_common, free_from=None, states=tuple(states), slot=slot)
+
+
+def stored(match: Match, is_sliceable: bool) -> tuple[Option, ...]:
+    """What memory alone offers, and memory with the disk where that is more or other."""
+    n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
+    free_from = 0 if is_sliceable else None
+    states = tuple(State(f.position, f.key) for f in match.checkpoints)
+    parked = tuple(State(f.position, f.key) for f in match.checkpoints if f.is_parked)
+    return (
+        Option(Source.PARKED, n_parked, free_from, parked, path=cut_path(match.path, n_parked)),
+        Option(Source.DISK, match.covered, free_from, states, path=match.path),
+    )
+
+
+def plan(n_prompt: int, options: Sequence[Option]) -> Plan:
+    """The best of the options, or a Plan from NONE at 0. O(options x states)."""
+    plans = [made for option in options if (made := _best(n_prompt, option)).position]
+    return min(plans, key=lambda p: (-p.position, COST[p.source]), default=Plan())
+
+
+def why(chosen: Plan, options: Sequence[Option], clues: Clues) -> Miss | None:
+    """Why `chosen` reuses less than it could have; None when nothing was lost.
+
+    When the prompt diverged and a checkpoint was missing too, the larger loss is named.
+    """
+    at, limit = chosen.position, max(clues.n_prompt - 1, 0)
+    covered = min(max((o.covered for o in options), default=0), limit)
+    common = min(clues.n_common, limit)
+    diverged = min(clues.n_previous, limit) - common
+    is_near = common - at < clues.block_size
+    losses = (
+        (not clues.is_enabled, Miss(Reason.DISABLED)),
+        (clues.is_foreign and not at, Miss(Reason.IDENTITY)),
+        (0 < diverged >= covered - at, Miss(Reason.DIVERGED, clues.n_common)),
+        (at < covered, Miss(Reason.NO_CHECKPOINT, at)),
+        (at < common and is_near, Miss(Reason.UNALIGNED, at)),
+        (at < max(common, min(clues.n_evicted, limit)), Miss(Reason.EVICTED, at)),
+        (not at, Miss(Reason.COLD)),
+    )
+    return next((miss for is_so, miss in losses if is_so), None)
+
+
+def _best(n_prompt: int, option: Option) -> Plan:
+    end = min(option.covered, n_prompt - 1)
+    usable = [s for s in option.states if s.position <= end]
+    best = max(usable, key=lambda s: s.position, default=State(0))
+    if option.free_from is not None and option.free_from <= end and best.position < end:
+        best = State(end)
+    return Plan(
+        source=option.source,
+        position=best.position,
+        slot=option.slot,
+        path=cut_path(option.path, best.position),
+        checkpoint=best.checkpoint,
+    )

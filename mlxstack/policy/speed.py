@@ -1,0 +1,87 @@
+"""How fast this machine computes, learned from what it did last."""
+
+import math
+
+from msgspec import Struct
+
+FEWEST = 16
+"""Shorter bites, in tokens, say more about overhead than about speed."""
+
+MEMORY = 0.95
+"""How much the older bites still count for the slowdown when another one is measured."""
+
+
+class Trend(Struct, frozen=True):
+    """Fading sums over bites: tokens, and per token position, cost in seconds, and products."""
+
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+
+class Speed(Struct, frozen=True):
+    """Measured: prefill tokens per second at position 0, and seconds of a decode step.
+
+    Each token before a token makes it slower by the share `slowdown`: attention looks back at
+    all of them. 0: not known yet.
+    """
+
+    prefill_tps: float = 0.0
+    decode_s: float = 0.0
+    slowdown: float = 0.0
+    trend: Trend = Trend()
+
+
+def observe_prefill(speed: Speed, start: int, n_tokens: int, seconds: float) -> Speed:
+    """The speed after a bite from `start` on; the level follows at once, the slowdown slowly."""
+    if n_tokens < FEWEST or seconds <= 0:
+        return speed
+    middle = start + n_tokens / 2
+    trend = _add(speed.trend, n_tokens, middle, seconds / n_tokens)
+    slowdown = _slowdown(trend)
+    measured = n_tokens / seconds
+    expected = speed.prefill_tps / (1 + speed.slowdown * middle) or measured
+    level = 0.5 * (measured + expected) * (1 + slowdown * middle)
+    return Speed(level, speed.decode_s, slowdown, trend)
+
+
+def observe_decode(speed: Speed, seconds: float) -> Speed:
+    """The speed after a decode step; slower steps count at once, faster ones by and by."""
+    decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
+    return Speed(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
+
+
+def prefill_s(speed: Speed, start: int, n_tokens: int) -> float:
+    """Seconds that `n_tokens` from position `start` on will take; 0 when nothing is known."""
+    if not speed.prefill_tps:
+        return 0.0
+    return n_tokens * (1 + speed.slowdown * (start + n_tokens / 2)) / speed.prefill_tps
+
+
+def tokens_within(speed: Speed, start: int, seconds: float) -> int:
+    """How many tokens from position `start` on take at most `seconds`: `prefill_s` solved."""
+    work = max(0.0, seconds) * speed.prefill_tps
+    first = 1 + speed.slowdown * start
+    return int(2 * work / (first + math.sqrt(first * first + 2 * speed.slowdown * work)))
+
+
+def _add(trend: Trend, n: int, x: float, y: float) -> Trend:
+    return Trend(
+        MEMORY * trend.n + n,
+        MEMORY * trend.x + n * x,
+        MEMORY * trend.y + n * y,
+        MEMORY * trend.xx + n * x * x,
+        MEMORY * trend.xy + n * x * y,
+    )
+
+
+def _slowdown(trend: Trend) -> float:
+    """Slope over intercept of the line of least squares; 0 while all bites lie together."""
+    x, y = trend.x / trend.n, trend.y / trend.n
+    spread = trend.xx / trend.n - x * x
+    if spread < FEWEST * FEWEST:
+        return 0.0
+    slope = max(0.0, (trend.xy / trend.n - x * y) / spread)
+    return slope / max(y - slope * x, 0.1 * y)

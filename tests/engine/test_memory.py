@@ -1,0 +1,283 @@
+"""The KV memory: parked, shared, kept on disk, explained (C, D, G and Z rows of the features)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mlxstack.core.event import Source
+from mlxstack.core.preset import (
+    DiskSpec,
+    EvictionPolicy,
+    KVSpec,
+    PrefixCacheSpec,
+    Preset,
+    SlotSpec,
+)
+from mlxstack.policy.audit import check
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+
+KINDS = ["tiny", "tiny-swa", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
+PRECISIONS = {
+    "tiny-8bit": KVSpec(bits=8, group_size=32),
+    "tiny-later": KVSpec(bits=4, group_size=32, quantize_from=100),
+}
+HEAD = prompt(300, seed=100)
+ONE_SLOT = SlotSpec(count=1, n_ctx=2048)
+NO_DISK = PrefixCacheSpec(disk=DiskSpec(enabled=False))
+
+
+@pytest.fixture(params=KINDS)
+def preset(request: pytest.FixtureRequest, model_of: ModelOf) -> Preset:
+    kv = PRECISIONS.get(request.param)
+    model = model_of("tiny" if kv else request.param)
+    return preset_of(model, kv=kv or KVSpec(), slots=ONE_SLOT)
+
+
+def with_cache(preset: Preset, **more: Any) -> Preset:
+    cache = msgspec.structs.replace(preset.prefix_cache, **more)
+    return msgspec.structs.replace(preset, prefix_cache=cache)
+
+
+@pytest.fixture
+def one(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
+    """One slot, so that every second conversation has to be parked; no disk."""
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
+    with running(preset, tmp_path) as driver:
+        yield driver
+
+
+def memory_of(driver: Driver) -> Any:
+    return driver.engine._turns.seating.memory
+
+
+def test_g10_parked_and_resumed_goes_on_as_if_alone(preset: Preset, tmp_path: Path) -> None:
+    mine, other = HEAD + prompt(80, seed=1), prompt(200, seed=2)
+    with running(preset, tmp_path) as driver:
+        answer = tuple(driver.answer(mine, agent="a"))
+        driver.answer(other, agent="b")
+        follow_up = mine + answer + prompt(20, seed=3)
+        ask = driver.submit(follow_up, agent="a")
+        driver.finish(ask)
+        seated = driver.seated(ask)
+        assert seated.source is Source.PARKED
+        assert seated.n_cached >= len(mine) - 128
+        assert driver.tokens(ask) == driver.cold(follow_up)
+
+
+def test_d24_the_first_request_after_a_restart_hits_the_disk(
+    preset: Preset, tmp_path: Path
+) -> None:
+    mine = HEAD + prompt(80, seed=1)
+    with running(preset, tmp_path) as driver:
+        answer = tuple(driver.answer(mine))
+        follow_up = mine + answer + prompt(20, seed=3)
+        cold = driver.cold(follow_up)
+    with running(preset, tmp_path) as driver:
+        ask = driver.submit(follow_up)
+        driver.finish(ask)
+        seated = driver.seated(ask)
+        assert seated.source is Source.DISK
+        assert seated.n_cached >= 384
+        assert driver.tokens(ask) == cold
+
+
+def test_d3_two_agents_hold_a_shared_head_once(one: Driver) -> None:
+    mine, yours = HEAD + prompt(100, seed=1), HEAD + prompt(100, seed=2)
+    one.answer(mine, agent="a")
+    one.answer(prompt(200, seed=9), agent="c")
+    index = memory_of(one).index
+    alone = index.memory_bytes
+    ask = one.submit(yours, agent="b")
+    one.finish(ask)
+    assert one.seated(ask).n_cached == 256
+    one.answer(prompt(200, seed=8), agent="c")
+    per_token = alone / (400 + 16)
+    grown = index.memory_bytes - alone
+    n_other = 200 + 16
+    assert grown <= per_token * (400 + 16 - 256 + n_other + 128)
+    check(index)
+    assert one.answer(mine, agent="a") == one.cold(mine)
+    assert one.answer(yours, agent="b") == one.cold(yours)
+
+
+def test_d2_a_changed_token_ends_the_match_at_its_block(one: Driver) -> None:
+    one.answer(HEAD)
+    one.answer(prompt(200, seed=9))
+    changed = (*HEAD[:130], (HEAD[130] + 1) % 512, *HEAD[131:])
+    ask = one.submit(changed)
+    one.finish(ask)
+    assert one.seated(ask).n_cached == 128
+    one.answer(prompt(200, seed=9))
+    moved = prompt(128, seed=5) + HEAD[:128] + prompt(40, seed=6)
+    ask = one.submit(moved)
+    one.finish(ask)
+    assert one.seated(ask).n_cached == 0
+
+
+def test_d1_without_prefix_cache_nothing_is_shared(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(
+        model_of("tiny"), prefix_cache=PrefixCacheSpec(enabled=False, disk=DiskSpec(enabled=False))
+    )
+    with running(preset, tmp_path) as driver:
+        driver.answer(HEAD + prompt(50, seed=1), slot=0)
+        ask = driver.submit(HEAD + prompt(50, seed=2), slot=1)
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == 0
+        driver.answer(prompt(300, seed=4), slot=0)
+        assert memory_of(driver).index.memory_bytes == 0
+
+
+def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Path) -> None:
+    import mlx.core as mx
+
+    budget = 4_000_000
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
+    preset = with_cache(preset, memory_budget_pct=50)
+    with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
+        before = mx.get_active_memory()
+        for n in range(40):
+            driver.answer(prompt(200 + 10 * n, seed=n), 4)
+            seating = driver.engine._turns.seating
+            reported = seating.live_bytes + seating.memory.index.memory_bytes
+            assert reported <= budget
+        assert memory_of(driver).index.n_evicted > 0
+        mx.clear_cache()
+        real = mx.get_active_memory() - before
+        assert real == pytest.approx(reported, rel=0.1)
+        check(memory_of(driver).index)
+
+
+def test_d6_max_entries(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
+    with running(with_cache(preset, max_entries=5), tmp_path) as driver:
+        for n in range(9):
+            driver.answer(prompt(200, seed=n), 4)
+        assert len(memory_of(driver)._kept) <= 5
+        assert memory_of(driver).index.n_evicted >= 2
+
+
+@pytest.mark.parametrize("policy", list(EvictionPolicy))
+def test_d5_a_hot_prefix_survives_a_scan_only_with_frequency(
+    model_of: ModelOf, tmp_path: Path, policy: EvictionPolicy
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
+    preset = with_cache(preset, max_entries=4, eviction_policy=policy)
+    hot = prompt(256, seed=77)
+    with running(preset, tmp_path) as driver:
+        for n in range(10):
+            driver.answer(hot + prompt(20, seed=n), 2)
+            driver.answer(prompt(150, seed=1000), 2)
+        for n in range(12):
+            driver.answer(prompt(150, seed=2000 + n), 2)
+        ask = driver.submit(hot + prompt(20, seed=99), 2)
+        driver.finish(ask)
+        is_kept = driver.seated(ask).n_cached >= 256
+        assert is_kept == (policy is EvictionPolicy.LRU_FREQUENCY)
+
+
+def test_g11_turns_write_only_what_is_new(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
+    with running(preset, tmp_path) as driver:
+        history = HEAD
+        for turn in range(8):
+            history += tuple(driver.answer(history, agent="a")) + prompt(30, seed=turn)
+            driver.answer(prompt(140, seed=500), 2, agent="b")
+        driver.engine._archive._writer.drain(20)
+        files = list((tmp_path / "kv").rglob("*.safetensors"))
+        n_bytes = sum(file.stat().st_size for file in files)
+        per_token = memory_of(driver).index.memory_bytes / sum(
+            node.record.end - node.record.start for node in memory_of(driver).index.nodes.values()
+        )
+        assert n_bytes <= 1.3 * per_token * (len(history) + 200) + 4096 * len(files)
+
+
+def test_z8_agents_outnumber_slots(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2048))
+    with running(preset, tmp_path) as driver:
+        histories = {n: HEAD + prompt(60, seed=n) for n in range(12)}
+        for turn in range(5):
+            for n, history in histories.items():
+                before = len(history) if turn else 0
+                ask = driver.submit(history, 8, agent=f"agent-{n}")
+                driver.finish(ask)
+                if turn:
+                    assert driver.seated(ask).n_cached >= before - 20 - 128
+                histories[n] = history + tuple(driver.tokens(ask)) + prompt(20, seed=turn)
+        check(memory_of(driver).index)
+        for n, history in histories.items():
+            assert driver.answer(history, 8, agent=f"agent-{n}") == driver.cold(history, 8)
+
+
+def test_d16_reasons_for_a_miss(one: Driver) -> None:
+    def reason(tokens: tuple[int, ...], **more: Any) -> str | None:
+        ask = one.submit(tokens, 2, **more)
+        one.finish(ask)
+        miss = one.seated(ask).miss
+        return None if miss is None else f"{miss.reason}"
+
+    assert reason(HEAD, agent="a") == "cold"
+    assert reason(HEAD + prompt(10), agent="a") is None
+    assert reason(HEAD[:200] + prompt(100, seed=4), agent="a") == "diverged"
+    assert reason(HEAD, agent="a", use_cache=False) == "disabled"
+
+
+def test_a_damaged_kv_file_costs_a_cold_start_and_nothing_else(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
+    mine = HEAD + prompt(80, seed=1)
+    with running(preset, tmp_path) as driver:
+        cold = driver.answer(mine)
+    for file in (tmp_path / "kv").rglob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 4
+        file.write_bytes(data)
+    with running(preset, tmp_path) as driver:
+        assert driver.answer(mine) == cold
+        driver.answer(prompt(200, seed=2))
+        assert driver.answer(mine) == cold
+        check(memory_of(driver).index)
+
+
+def test_what_lies_on_disk_is_read_while_others_decode(model_of: ModelOf, tmp_path: Path) -> None:
+    from mlxstack.core.event import Chosen
+
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=2048))
+    long = prompt(1500, seed=1)
+    with running(preset, tmp_path) as driver:
+        cold = driver.answer(long, 4)
+    with running(preset, tmp_path) as driver:
+        busy = driver.submit(prompt(20), 400)
+        driver.until(busy, Chosen)
+        ask = driver.submit(long, 4)
+        driver.finish(ask)
+        assert driver.seated(ask).source is Source.DISK
+        assert driver.tokens(ask) == cold
+        driver.engine.cancel(busy)
+        driver.finish(busy)
+
+
+def test_invariants_hold_after_a_crowd(model_of: ModelOf, tmp_path: Path) -> None:
+    from random import Random
+
+    random = Random(3)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=1024))
+    preset = with_cache(preset, memory_budget_pct=50)
+    with running(preset, tmp_path, memory_bytes=6_000_000) as driver:
+        asks = []
+        for n in range(60):
+            head = HEAD[: random.choice([0, 128, 200, 300])]
+            tokens = head + prompt(random.randrange(2, 300), seed=n % 7)
+            asks.append((driver.submit(tokens, 3, agent=f"{n % 5}"), tokens))
+            if random.random() < 0.2:
+                driver.engine.cancel(asks[-1][0])
+        for ask, _ in asks:
+            driver.finish(ask)
+        check(memory_of(driver).index)
+        for ask, tokens in random.sample(asks, 10):
+            got = driver.tokens(ask)
+            assert driver.cold(tokens, 3)[: len(got)] == got

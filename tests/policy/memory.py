@@ -1,0 +1,67 @@
+"""A small KV memory over real tokens for the tests of the index: bytes are one per token."""
+
+from collections.abc import Sequence
+
+from mlxstack.policy import blocks, matching
+from mlxstack.policy.index import Index
+from mlxstack.policy.records import Checkpoint, Cut, Match, Place, Segment
+
+SIZE = 4
+SALT = b"test"
+
+
+class Memory:
+    """Saves and finds token lists as the engine does."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.index = Index(size)
+        self.size = size
+
+    def chain(self, tokens: Sequence[int]) -> blocks.Chain:
+        return blocks.extend(blocks.start(SALT, self.size), tokens)
+
+    def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> Match:
+        chain = self.chain(tokens)
+        marks = [Cut(at, blocks.state_at(chain, tokens, at)) for at in cuts]
+        return matching.match(self.index, chain.keys, marks)
+
+    def save(
+        self,
+        tokens: Sequence[int],
+        now: float = 0.0,
+        place: Place = Place.MEMORY,
+        longest: int = 2048,
+    ) -> list[str]:
+        """Store what is not known yet; keys of the whole path."""
+        found = self.match(tokens)
+        path = [step.key for step in found.path]
+        start, parent = found.covered, path[-1] if path else None
+        while start < len(tokens):
+            end = min(start + longest, len(tokens))
+            parent = self._insert(tokens, start, end, parent, place, now)
+            path.append(parent)
+            start = end
+        return path
+
+    def checkpoint(self, tokens: Sequence[int], n_bytes: int = 1, now: float = 0.0) -> str:
+        """A checkpoint at the end of `tokens`, on the segment of the saved path that holds it."""
+        state = self.chain(tokens).state
+        holder = self.save(tokens)[-1]
+        key = blocks.checkpoint_key(state)
+        self.index.insert(Checkpoint(key, holder, len(tokens), n_bytes, state), Place.MEMORY, now)
+        return key
+
+    def _insert(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        end: int,
+        parent: str | None,
+        place: Place,
+        now: float,
+    ) -> str:
+        chain = self.chain(tokens[:end])
+        key = blocks.segment_key(chain.state, start)
+        keys = chain.keys[start // self.size : end // self.size]
+        self.index.insert(Segment(key, parent, start, end, end - start, keys), place, now)
+        return key

@@ -1,0 +1,150 @@
+"""How big a bite of which prompt."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.policy.desk import Desk, Seat, SeatState, advance, arrive, pass_over, release
+from mlxstack.policy.pacing import FINEST, Pace, bite, next_to_prefill
+from mlxstack.policy.scheduler import Limits, choose_bite
+from mlxstack.policy.speed import Speed, Trend, prefill_s
+from tests.policy.desk_states import desk_of, ticket, turn
+
+TPS = 1000.0
+
+
+def seat(
+    position: int, n_prompt: int, arrived: float = 0.0, slot: int = 0, n_passed: int = 0
+) -> Seat:
+    """A prompt that stands at `position`."""
+    one = ticket(str(slot), arrived, n_prompt=n_prompt)
+    return Seat(slot, SeatState.PREFILLING, one, 0, position, n_prompt, n_passed)
+
+
+seats = st.builds(
+    lambda position, n_left: seat(position, position + n_left + 1),
+    st.integers(0, 120_000),
+    st.integers(1, 120_000),
+)
+speeds = st.builds(
+    Speed, st.floats(20, 20_000), st.floats(0, 0.4), st.floats(0, 1e-4), st.just(Trend())
+)
+paces = st.builds(
+    Pace,
+    max_stall_s=st.floats(0.02, 1.0),
+    patience_s=st.floats(0.1, 2.0),
+    max_bite=st.integers(FINEST, 4096),
+    block=st.sampled_from((16, 64, 128, 256)),
+)
+
+
+@given(seats, speeds, paces, st.integers(1, 8))
+def test_e14_bite_and_decode_step_stay_inside_max_stall(
+    one: Seat, speed: Speed, pace: Pace, n_decoding: int
+) -> None:
+    n = bite(one, n_decoding, speed, pace)
+    silence = prefill_s(speed, one.position, n) + speed.decode_s
+    one_unit = prefill_s(speed, one.position, FINEST)
+    assert silence <= max(pace.max_stall_s, one_unit + speed.decode_s) + 1e-9
+    if n > FINEST:
+        assert silence <= pace.max_stall_s
+
+
+@given(seats, speeds, paces)
+def test_e14_alone_a_bite_is_bounded_by_patience(one: Seat, speed: Speed, pace: Pace) -> None:
+    n = bite(one, 0, speed, pace)
+    assert n <= FINEST or prefill_s(speed, one.position, n) <= pace.patience_s
+
+
+@given(seats, speeds, paces, st.integers(0, 8))
+def test_e14_every_bite_makes_progress_and_none_is_longer_than_allowed(
+    one: Seat, speed: Speed, pace: Pace, n_decoding: int
+) -> None:
+    assert 1 <= bite(one, n_decoding, speed, pace) <= min(one.n_left, pace.max_bite)
+
+
+@given(seats, speeds, paces, st.integers(0, 8))
+def test_d2_bites_end_on_blocks_whenever_the_budget_reaches_one(
+    one: Seat, speed: Speed, pace: Pace, n_decoding: int
+) -> None:
+    n = bite(one, n_decoding, speed, pace)
+    end = one.position + n
+    if n == one.n_left:
+        return
+    if end % pace.block:
+        assert end % FINEST == 0
+        assert end // pace.block == one.position // pace.block, "no block boundary was passed by"
+
+
+def test_e14_the_first_bite_ever_is_one_block() -> None:
+    assert bite(seat(0, 4000), 1, Speed(), Pace(block=128)) == 128
+
+
+def test_e14_a_decode_step_slower_than_the_bound_leaves_the_finest_bite() -> None:
+    assert bite(seat(0, 4000), 8, Speed(TPS, decode_s=0.5), Pace()) == FINEST
+
+
+def test_e14_the_known_example() -> None:
+    """0.9 x 0.25 s - 0.025 s at 1,000 tokens per second are 200 tokens, hence one block."""
+    assert bite(seat(0, 4000), 3, Speed(TPS, 0.025), Pace()) == 128
+    assert bite(seat(100, 4000), 3, Speed(TPS, 0.025), Pace()) == 156
+    assert bite(seat(0, 4000), 0, Speed(TPS, 0.025), Pace()) == 896
+
+
+def test_z7_the_shortest_remaining_prompt_goes_first() -> None:
+    two = [seat(0, 4000), seat(0, 51, arrived=1.0, slot=1)]
+    assert next_to_prefill(two, Pace()).id == 1
+    nearly_done = [seat(3990, 4000), seat(0, 51, arrived=1.0, slot=1)]
+    assert next_to_prefill(nearly_done, Pace()).id == 0
+
+
+def test_z7_equal_prompts_go_by_arrival() -> None:
+    two = [seat(0, 500, arrived=2.0), seat(0, 500, arrived=1.0, slot=1)]
+    assert next_to_prefill(two, Pace()).id == 1
+
+
+def test_z7_who_came_first_is_passed_over_three_times_at_most() -> None:
+    short = seat(0, 51, arrived=1.0, slot=1)
+    assert next_to_prefill([seat(0, 4000, n_passed=2), short], Pace()).id == 1
+    assert next_to_prefill([seat(0, 4000, n_passed=3), short], Pace()).id == 0
+
+
+def test_z7_passing_over_counts_only_those_who_prefill() -> None:
+    desk, _ = turn(desk_of(4, *(ticket(str(n), n) for n in range(3))))
+    desk = pass_over(pass_over(advance(desk, 2, 99), 0), 0)
+    assert [s.n_passed for s in desk.seats] == [0, 2, 0, 0]
+    assert [s.n_passed for s in pass_over(desk, 1).seats] == [1, 0, 0, 0]
+
+
+def flood(n_long: int, n_short: int, n_turns: int) -> tuple[list[int], int]:
+    """A long prompt in slot 0 while short ones never stop coming to slot 1, one at a time.
+
+    Returns how many turns each short one took to its last bite, and where the long one stands.
+    """
+    desk: Desk = desk_of(2, ticket("long", 0.0, n_prompt=n_long, pin=0))
+    delays: list[int] = []
+    since = 0
+    for now in range(n_turns):
+        if desk.seat(1).state is SeatState.IDLE and not desk.waiting:
+            desk = arrive(desk, ticket(f"short-{now}", now, n_prompt=n_short, pin=1))
+            since = now
+        desk, _ = turn(desk, now)
+        desk, step = choose_bite(desk, Speed(TPS), Limits().pace)
+        assert step is not None
+        desk = advance(desk, step.slot, desk.seat(step.slot).position + step.n_tokens)
+        for one in desk.seats:
+            if one.state is SeatState.RUNNING and one.id == 1:
+                delays.append(now - since)
+                desk = release(desk, 1, 0, now)
+        if desk.seat(0).state is not SeatState.PREFILLING:
+            break
+    return delays, desk.seat(0).position
+
+
+@given(st.integers(2000, 60_000), st.integers(2, 600))
+def test_z7_a_stream_of_short_prompts_neither_starves_a_long_one_nor_waits_for_it(
+    n_long: int, n_short: int
+) -> None:
+    n_bites = -(-n_long // 512)
+    delays, position = flood(n_long, n_short, n_turns=4 * n_bites + 4)
+    assert position == n_long - 1, "the long prompt got one bite of four"
+    assert max(delays) <= 1, "a short prompt waits for one bite of the long one at most"

@@ -1,0 +1,30 @@
+"""How much two token sequences share."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.policy.prefix import STRIDE, common_prefix
+
+tokens = st.lists(st.integers(0, 3), max_size=40)
+
+
+def plain(one: list[int], other: list[int]) -> int:
+    """The definition, written as it reads."""
+    n = 0
+    while n < min(len(one), len(other)) and one[n] == other[n]:
+        n += 1
+    return n
+
+
+@given(tokens, tokens, tokens)
+def test_d2_it_is_the_definition(head: list[int], one: list[int], other: list[int]) -> None:
+    one, other = head + one, head + other
+    assert common_prefix(one, tuple(other)) == plain(one, other)
+
+
+@given(st.integers(0, 2 * STRIDE + 2), st.integers(0, 2 * STRIDE + 2))
+def test_d2_around_the_strides(at: int, n: int) -> None:
+    one, other = [1] * n, [1] * n
+    if at < n:
+        other[at] = 2
+    assert common_prefix(one, other) == min(at, n)

@@ -1,0 +1,233 @@
+"""The scheduler in scenes that a person can follow; its histories are in test_scheduler_machine."""
+
+import pytest
+from hypothesis import given as examples
+from hypothesis import strategies as st
+
+from mlxstack.policy.desk import Desk, Errand, SeatState, Ticket, advance, arrive, release, request
+from mlxstack.policy.scheduler import Expire, Limits, Prefill, choose_bite, decide, is_full
+from mlxstack.policy.speed import Speed
+from tests.policy.desk_states import (
+    HIGH,
+    LOW,
+    NORMAL,
+    begun,
+    desk_of,
+    given,
+    nothing,
+    ticket,
+    turn,
+    used,
+)
+
+
+def test_e1_the_fourth_starts_when_the_first_of_three_ends() -> None:
+    desk, actions = turn(desk_of(3, *(ticket(str(n), n) for n in range(4))), 5.0)
+    assert given(actions) == [("0", 0), ("1", 1), ("2", 2)]
+    desk, actions = turn(release(desk, 1, 100, 6.0), 6.0)
+    assert given(actions) == [("3", 1)]
+
+
+def test_e4_never_more_than_max_active() -> None:
+    desk, _ = turn(desk_of(10, *(ticket(str(n), n) for n in range(10))))
+    assert (desk.n_active, len(desk.waiting)) == (8, 2)
+
+
+def test_e4_held_seats_take_no_row_of_the_batch() -> None:
+    desk = request(desk_of(3, ticket("a"), ticket("b"), ticket("c")), Errand("save", 0, -1.0))
+    desk, actions = turn(desk, limits=Limits(max_active=2))
+    assert begun(actions) == ["save"]
+    assert given(actions) == [("a", 1), ("b", 2)]
+
+
+def test_b6_two_pinned_to_one_slot_go_one_after_the_other() -> None:
+    desk, actions = turn(desk_of(3, ticket("a", 1, pin=0), ticket("b", 2, pin=0)))
+    assert given(actions) == [("a", 0)]
+    desk, actions = turn(release(desk, 0, 100, 3.0))
+    assert given(actions) == [("b", 0)]
+
+
+def test_b6_a_pinned_ask_that_waits_does_not_stop_the_others() -> None:
+    desk, _ = turn(desk_of(2, ticket("a", 0, pin=0)))
+    desk = arrive(arrive(desk, ticket("b", 1, HIGH, pin=0)), ticket("c", 2, LOW))
+    assert given(turn(desk)[1]) == [("c", 1)]
+
+
+def test_b6_pinned_and_unpinned_share_the_slots_so_that_both_are_served() -> None:
+    _, actions = turn(desk_of(2, ticket("any", 1), ticket("pinned", 2, pin=0)))
+    assert given(actions) == [("any", 1), ("pinned", 0)]
+
+
+def test_b7_four_on_three_slots_in_order_of_arrival() -> None:
+    desk, actions = turn(desk_of(3, *(ticket(str(n), n) for n in range(4))))
+    assert [ask for ask, _ in given(actions)] == ["0", "1", "2"]
+    assert [t.ask for t in desk.waiting] == ["3"]
+
+
+def test_e12_an_agents_second_ask_waits_for_its_first() -> None:
+    asks = (ticket("a1", 1, agent="a"), ticket("a2", 2, HIGH, agent="a"), ticket("b", 3, agent="b"))
+    desk, actions = turn(desk_of(3, *asks))
+    assert given(actions) == [("a1", 0), ("b", 1)]
+    desk, actions = turn(release(desk, 0, 100, 4.0))
+    assert [ask for ask, _ in given(actions)] == ["a2"]
+
+
+def test_e11_a_late_ask_leaves_the_queue() -> None:
+    late = ticket("late", deadline=5.0)
+    desk = desk_of(1, ticket("a"), late)
+    desk, actions = turn(desk, 4.9)
+    assert given(actions) == [("a", 0)]
+    desk, actions = turn(desk, 5.0)
+    assert actions == [Expire(late)]
+    assert not desk.waiting
+
+
+def test_e11_a_late_ask_in_a_seat_is_named_until_its_seat_is_released() -> None:
+    late = ticket("late", deadline=5.0)
+    desk, _ = turn(desk_of(1, late))
+    desk, actions = turn(desk, 5.0)
+    assert actions == [Expire(late)]
+    assert turn(release(desk, 0, 0, 5.0), 5.1)[1] == []
+
+
+def test_errands_of_a_busy_slot_wait_and_then_go_before_later_asks() -> None:
+    desk, _ = turn(desk_of(1, ticket("a", 0)))
+    desk = request(arrive(desk, ticket("b", 2, HIGH, pin=0)), Errand("save", 0, 1.0))
+    desk, actions = turn(desk, 3.0)
+    assert actions == []
+    desk, actions = turn(release(desk, 0, 100, 4.0), 4.0)
+    assert (begun(actions), given(actions)) == (["save"], [])
+    desk, actions = turn(release(desk, 0, 100, 5.0), 5.0)
+    assert given(actions) == [("b", 0)]
+
+
+def test_errands_let_earlier_pinned_asks_go_first() -> None:
+    desk = request(desk_of(1, ticket("a", 1, pin=0)), Errand("save", 0, 2.0))
+    desk, actions = turn(desk, 3.0)
+    assert (begun(actions), given(actions)) == ([], [("a", 0)])
+    assert begun(turn(release(desk, 0, 100, 4.0), 4.0)[1]) == ["save"]
+
+
+def test_errands_of_one_slot_keep_their_order() -> None:
+    desk = request(request(desk_of(1), Errand("one", 0, 1.0)), Errand("two", 0, 1.0))
+    desk, actions = turn(desk, 2.0)
+    assert begun(actions) == ["one"]
+    assert begun(turn(release(desk, 0, 0, 3.0), 3.0)[1]) == ["two"]
+
+
+def test_errands_are_not_starved_by_an_endless_stream_of_pinned_asks() -> None:
+    desk, _ = turn(desk_of(1, ticket("0", 0, HIGH, pin=0)))
+    desk = request(desk, Errand("save", 0, 0.5))
+    for n in range(1, 4):
+        desk = arrive(desk, ticket(str(n), n, HIGH, pin=0))
+    desk, actions = turn(release(desk, 0, 100, 4.0), 4.0)
+    assert begun(actions) == ["save"]
+
+
+def test_queue_order_of_an_agent_cannot_lock_a_slot_with_an_errand() -> None:
+    """The later ask of the agent reached the queue first, with an errand's time between them."""
+    late, early = ticket("late", 6, agent="a", pin=0), ticket("early", 3, agent="a", pin=0)
+    desk = request(desk_of(1, late, early), Errand("save", 0, 5.0))
+    desk, actions = turn(desk, 7.0)
+    assert given(actions) == [("early", 0)]
+
+
+def test_e18_a_full_queue_is_full_exactly_at_its_bound() -> None:
+    desk = desk_of(1, ticket("seated"))
+    limits = Limits(max_waiting=2)
+    for n, expected in enumerate([False, False, True]):
+        newcomer = ticket(str(n), n)
+        assert is_full(desk, newcomer, 9.0, limits) is expected
+        desk = arrive(desk, newcomer)
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "expected"), [(ticket("p", 9, pin=0), True), (ticket("u", 9), False)]
+)
+def test_e18_idle_slots_do_not_make_room_for_those_who_wait_for_another(
+    newcomer: Ticket, expected: bool
+) -> None:
+    desk, _ = turn(desk_of(3, ticket("a", pin=0)))
+    desk = arrive(desk, ticket("b", 1, pin=0))
+    assert is_full(desk, newcomer, 9.0, Limits(max_waiting=1)) is expected
+
+
+def test_e18_without_a_queue_only_what_can_start_is_taken() -> None:
+    limits = Limits(max_waiting=0)
+    assert not is_full(desk_of(1), ticket("a"), 0.0, limits)
+    desk, _ = turn(desk_of(1, ticket("a")))
+    assert is_full(desk, ticket("b"), 0.0, limits)
+
+
+tickets = st.builds(
+    lambda n, at, priority, pin, agent: ticket(str(n), at, priority, pin=pin, agent=agent),
+    st.uuids(),
+    st.floats(0, 30),
+    st.sampled_from((HIGH, NORMAL, LOW)),
+    st.none() | st.integers(0, 2),
+    st.none() | st.sampled_from("ab"),
+)
+
+
+@examples(st.lists(tickets, max_size=12), st.integers(0, 4), st.integers(1, 4))
+def test_e18_what_is_admitted_never_makes_more_than_max_waiting_wait(
+    newcomers: list[Ticket], max_waiting: int, max_active: int
+) -> None:
+    limits = Limits(max_waiting=max_waiting, max_active=max_active)
+    desk = desk_of(3)
+    for one in newcomers:
+        n_would_wait = len(turn(arrive(desk, one), 30.0, limits)[0].waiting)
+        assert is_full(desk, one, 30.0, limits) is (n_would_wait > max_waiting)
+        if n_would_wait <= max_waiting:
+            desk = arrive(desk, one)
+            if one.pin is None:  # a turn between some arrivals, several arrivals between others
+                desk, _ = turn(desk, 30.0, limits)
+                assert len(desk.waiting) <= max_waiting
+
+
+def test_e7_low_under_an_endless_stream_of_high_waits_20_s() -> None:
+    """One slot, each answer takes a second, two more HIGH asks arrive every second."""
+    desk = desk_of(1, ticket("low", 0.5, LOW))
+    for second in range(60):
+        for n in range(2):
+            desk = arrive(desk, ticket(f"{second}.{n}", float(second), HIGH))
+        desk, actions = turn(desk, float(second))
+        ((ask, slot),) = given(actions)
+        if ask == "low":
+            break
+        desk = release(desk, slot, 100, second + 1.0)
+    # At 20.5 s nobody who arrived later goes before it; some 20 who came earlier still do.
+    assert 20 <= second <= 42
+
+
+def test_b6_the_seat_of_a_pinned_ask_is_not_lost_to_urgent_ones() -> None:
+    desk, _ = turn(used(desk_of(2, ticket("x", 0, pin=0)), 1, 50, 60), 0.0)
+    desk = arrive(desk, ticket("pinned", 1.0, NORMAL, pin=0))
+    desk = arrive(desk, ticket("later", 2.0, NORMAL))
+    desk, actions = turn(release(desk, 0, 10, 3.0), 3.0)
+    assert set(given(actions)) == {("pinned", 0), ("later", 1)}
+
+
+def test_e14_nobody_to_prefill_means_no_bite() -> None:
+    desk = desk_of(2)
+    assert choose_bite(desk, Speed(), Limits().pace) == (desk, None)
+
+
+def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
+    desk = desk_of(2, ticket("long", 0, n_prompt=4001), ticket("short", 1, n_prompt=51))
+    desk, _ = turn(desk)
+    desk = advance(desk, 0, 2944)
+    desk, bite = choose_bite(desk, Speed(prefill_tps=1000.0), Limits().pace)
+    assert bite == Prefill(slot=1, n_tokens=50)
+    assert (desk.seat(0).n_passed, desk.seat(1).n_passed) == (1, 0)
+
+
+def test_e1_the_last_prompt_token_belongs_to_decode() -> None:
+    desk, _ = turn(desk_of(1, ticket("a", n_prompt=10)))
+    assert advance(desk, 0, 8).seat(0).state is SeatState.PREFILLING
+    assert advance(desk, 0, 9).seat(0).state is SeatState.RUNNING
+
+
+def test_deciding_is_a_function_of_its_arguments() -> None:
+    desk: Desk = desk_of(2, ticket("a"), ticket("b", 1), ticket("c", 2))
+    assert decide(desk, 3.0, Limits(), nothing) == decide(desk, 3.0, Limits(), nothing)

@@ -1,0 +1,294 @@
+"""Random histories of the scheduler: arrivals, cancels, pins, parks, errands, memory pressure."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from msgspec.structs import replace
+
+from mlxstack.core.ask import Priority
+from mlxstack.policy.desk import (
+    ACTIVE,
+    Desk,
+    Errand,
+    Seat,
+    SeatState,
+    Ticket,
+    advance,
+    arrive,
+    empty_desk,
+    leave_queue,
+    release,
+    request,
+)
+from mlxstack.policy.pacing import FINEST
+from mlxstack.policy.scheduler import (
+    Action,
+    Expire,
+    Give,
+    Limits,
+    Run,
+    choose_bite,
+    decide,
+    is_full,
+)
+from mlxstack.policy.speed import Speed, observe_prefill
+from mlxstack.policy.waiting import urgency
+
+AGING = 0.1
+TPS = 1000.0
+
+
+def is_agents_turn(desk: Desk, ticket: Ticket) -> bool:
+    """No other ask of this explicit agent is being served or came earlier."""
+    if ticket.agent is None:
+        return True
+    seated = [s.ticket for s in desk.seats if s.ticket]
+    mine = [t for t in desk.waiting if t.agent == ticket.agent]
+    is_first = min(mine, key=lambda t: t.arrived) == ticket
+    return is_first and all(t.agent != ticket.agent for t in seated)
+
+
+def open_seats(desk: Desk, ticket: Ticket) -> set[int]:
+    """Idle seats that this ticket may take: its pin, and none with an older errand."""
+    barred = {e.slot for e in desk.errands if e.arrived < ticket.arrived}
+    idle = {s.id for s in desk.seats if s.state is SeatState.IDLE} - barred
+    return idle if ticket.pin is None else idle & {ticket.pin}
+
+
+class Histories(RuleBasedStateMachine):
+    """A fake engine: it does what the scheduler says, and looks whether that was right."""
+
+    asks = Bundle("asks")
+
+    @initialize(
+        n_slots=st.integers(1, 4), max_active=st.integers(1, 4), max_waiting=st.integers(0, 6)
+    )
+    def open(self, n_slots: int, max_active: int, max_waiting: int) -> None:
+        self.now = 100.0
+        self.desk = empty_desk(n_slots)
+        self.limits = Limits(max_active=max_active, max_waiting=max_waiting, aging_per_s=AGING)
+        self.speed = Speed()
+        self.shares: dict[str, float] = {}
+        self.admitted: set[str] = set()
+        self.ended: dict[str, str] = {}
+        self.requested: set[str] = set()
+        self.done: set[str] = set()
+        self.n_ids = 0
+
+    # What happens
+
+    @rule(
+        target=asks,
+        priority=st.sampled_from(Priority),
+        agent=st.none() | st.sampled_from("ab"),
+        pin=st.none() | st.integers(0, 3),
+        n_prompt=st.sampled_from((1, 2, 50, 700, 9000)),
+        patience=st.none() | st.floats(0.5, 60),
+        late=st.sampled_from((0.0, 0.0, 0.7)),
+        share=st.sampled_from((0.0, 0.6, 1.0)),
+    )
+    def somebody_asks(
+        self,
+        *,
+        priority: Priority,
+        agent: str | None,
+        pin: int | None,
+        n_prompt: int,
+        patience: float | None,
+        late: float,
+        share: float,
+    ) -> str:
+        """`late` is how long the ask took from the door to the queue."""
+        ask = self.new_id()
+        arrived = self.now - late
+        ticket = Ticket(
+            ask,
+            n_prompt,
+            arrived,
+            priority,
+            None if pin is None else pin % len(self.desk.seats),
+            agent,
+            None if patience is None else arrived + patience,
+        )
+        if is_full(self.desk, ticket, self.now, self.limits):
+            assert len(self.desk.waiting) >= self.limits.max_waiting
+            return ask
+        self.admitted.add(ask)
+        self.shares[ask] = share
+        self.desk = arrive(self.desk, ticket)
+        return ask
+
+    @rule(ask=asks)
+    def somebody_leaves(self, ask: str) -> None:
+        if ask in self.admitted and ask not in self.ended:
+            self.end(ask, "cancelled")
+
+    @rule(slot=st.integers(0, 3))
+    def an_errand_is_requested(self, slot: int) -> None:
+        errand = Errand(self.new_id(), slot % len(self.desk.seats), self.now)
+        self.requested.add(errand.id)
+        self.desk = request(self.desk, errand)
+
+    @precondition(lambda self: any(s.state is SeatState.HELD for s in self.desk.seats))
+    @rule(n_tokens=st.sampled_from((0, 500)))
+    def an_errand_ends(self, n_tokens: int) -> None:
+        """Saved, parked (nothing is left) or restored."""
+        slot = next(s.id for s in self.desk.seats if s.state is SeatState.HELD)
+        self.desk = release(self.desk, slot, n_tokens, self.now)
+
+    @rule(seconds=st.floats(0.01, 15))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(max_active=st.integers(1, 4))
+    def memory_gets_tight_or_free(self, max_active: int) -> None:
+        self.limits = replace(self.limits, max_active=max_active)
+
+    @precondition(lambda self: any(s.state is SeatState.RUNNING for s in self.desk.seats))
+    @rule(which=st.integers(0, 3))
+    def an_answer_ends(self, which: int) -> None:
+        running = [s for s in self.desk.seats if s.state is SeatState.RUNNING]
+        ticket = running[which % len(running)].ticket
+        assert ticket is not None
+        self.end(ticket.ask, "served")
+
+    @rule()
+    def a_turn(self) -> None:
+        before = self.desk
+        self.desk, actions = decide(before, self.now, self.limits, self.match)
+        self.check_order(before, actions)
+        self.check_nothing_is_left_undone()
+        for action in actions:
+            match action:
+                case Expire(ticket):
+                    assert ticket.deadline is not None
+                    assert ticket.deadline <= self.now
+                    self.end(ticket.ask, "expired")
+                case Run(errand):
+                    self.done.add(errand.id)
+                case Give(ticket, slot):
+                    n_shared = self.n_shared(ticket.ask, before.seat(slot))
+                    self.desk = advance(self.desk, slot, min(n_shared, ticket.n_prompt - 1))
+        self.bite()
+
+    # What must be true
+
+    @invariant()
+    def everyone_is_at_one_place(self) -> None:
+        waiting = [t.ask for t in self.desk.waiting]
+        seated = [s.ticket.ask for s in self.desk.seats if s.ticket]
+        places = [*waiting, *seated, *self.ended]
+        assert len(places) == len(set(places))
+        assert set(places) == self.admitted
+        assert [s.id for s in self.desk.seats] == list(range(len(self.desk.seats)))
+        for seat in self.desk.seats:
+            assert (seat.ticket is not None) == (seat.state in ACTIVE)
+
+    @invariant()
+    def agents_ask_one_after_another(self) -> None:
+        agents = [s.ticket.agent for s in self.desk.seats if s.ticket and s.ticket.agent]
+        assert len(agents) == len(set(agents))
+
+    def check_order(self, before: Desk, actions: list[Action]) -> None:
+        """Each step of the decision was allowed, and nobody passed one who could have gone."""
+        desk = before
+        for action in actions:
+            match action:
+                case Expire(ticket):
+                    desk = leave_queue(desk, ticket.ask)
+                case Run(errand):
+                    assert desk.seat(errand.slot).state is SeatState.IDLE
+                    rest = tuple(e for e in desk.errands if e.id != errand.id)
+                    held = replace(desk.seat(errand.slot), state=SeatState.HELD)
+                    desk = put(replace(desk, errands=rest), held)
+                case Give(ticket, slot):
+                    assert desk.n_active < self.limits.max_active
+                    assert slot in open_seats(desk, ticket)
+                    assert is_agents_turn(desk, ticket)
+                    for other in desk.waiting:
+                        if open_seats(desk, other) and is_agents_turn(desk, other):
+                            assert self.rank(ticket) <= self.rank(other)
+                    taken = replace(
+                        desk.seat(slot), state=SeatState.PREFILLING, ticket=ticket, n_passed=0
+                    )
+                    desk = put(leave_queue(desk, ticket.ask), taken)
+
+    def check_nothing_is_left_undone(self) -> None:
+        """Work conserving; errands run; deadlines hold; deciding again changes nothing."""
+        desk = self.desk
+        assert all(t.deadline is None or t.deadline > self.now for t in desk.waiting)
+        if desk.n_active < self.limits.max_active:
+            for ticket in desk.waiting:
+                assert not (open_seats(desk, ticket) and is_agents_turn(desk, ticket))
+        for errand in desk.errands:
+            if desk.seat(errand.slot).state is SeatState.IDLE:
+                pinned = [t for t in desk.waiting if t.pin == errand.slot]
+                assert any(t.arrived < errand.arrived for t in pinned)
+        again, actions = decide(desk, self.now, self.limits, self.match)
+        assert again == desk
+        assert all(isinstance(a, Expire) for a in actions)
+
+    def teardown(self) -> None:
+        """Nobody starves: with nothing new, everyone admitted is served and every errand done."""
+        if not hasattr(self, "desk"):
+            return
+        for _ in range(60 * (1 + len(self.admitted) + len(self.requested))):
+            if not (self.desk.waiting or self.desk.errands or self.desk.n_active):
+                break
+            self.a_turn()
+            for seat in self.desk.seats:
+                if seat.state is SeatState.RUNNING and seat.ticket:
+                    self.end(seat.ticket.ask, "served")
+                elif seat.state is SeatState.HELD:
+                    self.desk = release(self.desk, seat.id, seat.n_tokens, self.now)
+        assert set(self.ended) == self.admitted
+        assert self.done == self.requested
+
+    # How the fake engine does it
+
+    def new_id(self) -> str:
+        self.n_ids += 1
+        return f"{self.n_ids:03}"
+
+    def rank(self, ticket: Ticket) -> tuple[float, float]:
+        return urgency(ticket, self.now, AGING), ticket.arrived
+
+    def match(self, ask: str, slot: int) -> int:
+        return self.n_shared(ask, self.desk.seat(slot))
+
+    def n_shared(self, ask: str, seat: Seat) -> int:
+        return int(self.shares[ask] * seat.n_tokens)
+
+    def bite(self) -> None:
+        passed = {s.id: s.n_passed for s in self.desk.seats if s.state is SeatState.PREFILLING}
+        self.desk, bite = choose_bite(self.desk, self.speed, self.limits.pace)
+        assert (bite is None) == (not passed)
+        if bite is None:
+            return
+        seat = self.desk.seat(bite.slot)
+        assert 1 <= bite.n_tokens <= max(FINEST, seat.n_left)
+        self.speed = observe_prefill(self.speed, seat.position, bite.n_tokens, bite.n_tokens / TPS)
+        self.desk = advance(self.desk, bite.slot, seat.position + bite.n_tokens)
+
+    def end(self, ask: str, how: str) -> None:
+        seat = self.desk.find(ask)
+        self.desk = leave_queue(self.desk, ask)
+        if seat is not None:
+            self.desk = release(self.desk, seat.id, seat.position, self.now)
+        self.ended[ask] = how
+
+
+def put(desk: Desk, seat: Seat) -> Desk:
+    seats = tuple(seat if s.id == seat.id else s for s in desk.seats)
+    return replace(desk, seats=seats)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

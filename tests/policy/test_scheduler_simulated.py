@@ -1,0 +1,161 @@
+"""An hour of a thousand agents, against the real scheduler."""
+
+import sys
+import time
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from mlxstack.core.ask import Priority
+from mlxstack.policy.report import Report, Table, table_of
+from mlxstack.policy.scheduler import Limits
+from mlxstack.policy.simulate import Machine, simulate
+from mlxstack.policy.workload import Agent, FutureAsk, Workload, draw_agents
+
+MACHINE = Machine(n_slots=8, prefill_tps=1500.0, slowdown=2e-5, step_s=0.020, row_s=0.002)
+PATIENT = Limits(max_active=8, max_waiting=2000)
+
+
+def samples(seed: int = 7) -> Iterator[float]:
+    random = Random(seed)
+    while True:
+        yield random.random()
+
+
+def show(table: Table) -> None:
+    """For `pytest -s`."""
+    for row in ((), table.head, *table.rows):
+        sys.stdout.write("".join(cell.rjust(17) for cell in row) + "\n")
+
+
+def by_priority(report: Report) -> dict[Priority, float]:
+    """The longest anybody of a priority waited for a seat, in seconds."""
+    return {w.priority: w.waited.most for w in report.waits}
+
+
+def test_a_thousand_agents_for_an_hour() -> None:
+    agents = draw_agents(Workload(n_agents=1000, span_s=3600.0), samples())
+    began = time.perf_counter()
+    report = simulate(agents, MACHINE, PATIENT)
+    assert time.perf_counter() - began < 60
+    show(table_of(report))
+    assert report.span_s >= 3600
+    assert report.n_asks == sum(len(agent.asks) for agent in agents), "everyone was answered"
+    assert report.n_generated == sum(ask.n_answer for a in agents for ask in a.asks)
+    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+    high, normal, low = report.waits
+    assert high.waited.p95 < normal.waited.p95 < low.waited.p95
+    # 20 s older than HIGH is as urgent as HIGH, so LOW never waits much longer than HIGH + 20 s.
+    assert low.waited.most <= high.waited.most + 20 + 10
+
+
+def test_e7_more_work_than_the_machine_can_do_still_serves_low() -> None:
+    """Twice the load of the machine: the queue grows for the whole time, and nobody is left."""
+    agents = draw_agents(Workload(n_agents=600, span_s=900.0, low=0.3, high=0.4), samples(8))
+    report = simulate(agents, MACHINE, PATIENT)
+    assert report.n_asks == sum(len(agent.asks) for agent in agents)
+    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+    most = by_priority(report)
+    assert most[Priority.LOW] <= most[Priority.HIGH] + 20 + 30
+
+
+def test_e14_no_silence_while_long_prompts_at_all_positions_join() -> None:
+    """Contexts up to 100k tokens, where prefill is six times slower than at the beginning."""
+    long = Workload(
+        n_agents=30, span_s=600.0, n_asks=(2, 5), n_head=20_000, n_new=(50, 20_000), pause_s=10.0
+    )
+    agents = draw_agents(long, samples(9))
+    report = simulate(agents, Machine(prefill_tps=2000.0, slowdown=5e-5), PATIENT)
+    assert report.n_asks == sum(len(agent.asks) for agent in agents)
+    assert report.longest_silence_s <= PATIENT.pace.max_stall_s
+
+
+def test_e18_refused_asks_come_back_and_are_served() -> None:
+    agents = draw_agents(Workload(n_agents=100, span_s=60.0, n_asks=(1, 2)), samples(10))
+    report = simulate(agents, MACHINE, Limits(max_active=8, max_waiting=4))
+    assert report.n_refused > 0
+    assert report.n_asks == sum(len(agent.asks) for agent in agents)
+
+
+def ask(n_prompt: int, after_s: float = 0.0, n_answer: int = 20) -> FutureAsk:
+    return FutureAsk(after_s, n_prompt, n_answer)
+
+
+def ttft(agents: list[Agent], machine: Machine = MACHINE) -> dict[Priority, float]:
+    report = simulate(agents, machine, Limits())
+    return {w.priority: w.ttft.most for w in report.waits}
+
+
+def test_z7_a_short_turn_behind_a_cold_start() -> None:
+    cold = Agent("cold", (ask(4000),), Priority.NORMAL)
+    short = Agent("short", (ask(50, after_s=0.5),), Priority.HIGH)
+    first_token = ttft([cold, short], Machine(prefill_tps=1000.0))
+    assert first_token[Priority.NORMAL] > 3.9
+    assert first_token[Priority.HIGH] < 1.3, "one bite of a second, its own, and a step"
+
+
+@pytest.mark.parametrize("n_short", [1, 50, 400])
+def test_z7_a_cold_start_under_a_stream_of_short_turns_takes_four_times_as_long_at_most(
+    n_short: int,
+) -> None:
+    cold = Agent("cold", (ask(10_000),), Priority.LOW)
+    stream = [
+        Agent(f"s{n}", (ask(400, after_s=0.2 * n, n_answer=1),), Priority.HIGH)
+        for n in range(n_short)
+    ]
+    alone = ttft([cold])[Priority.LOW]
+    assert ttft([cold, *stream])[Priority.LOW] <= 4.5 * alone
+
+
+def test_b5_followers_find_their_own_seat_while_there_are_enough() -> None:
+    agents = [Agent(f"a{n}", (ask(500), ask(600, 5.0), ask(700, 5.0))) for n in range(8)]
+    report = simulate(agents, MACHINE, Limits())
+    assert report.n_warm == 16
+    assert report.n_computed == 8 * 500 + 16 * (100 - 20)
+
+
+def test_b6_pinned_agents_queue_for_their_slot() -> None:
+    agents = [Agent(f"a{n}", (ask(100, n_answer=100),), pin=0) for n in range(3)]
+    report = simulate(agents, MACHINE, Limits())
+    step = MACHINE.decode_s(1)
+    assert report.waits[0].waited.most == pytest.approx(2 * (99 / 1500 + 100 * step), rel=0.01)
+
+
+def test_e1_batching_is_worth_it() -> None:
+    """Eight answers together against one after the other."""
+    agents = [Agent(f"a{n}", (ask(2, n_answer=200),)) for n in range(8)]
+    together = simulate(agents, MACHINE, Limits(max_active=8))
+    alone = simulate(agents, MACHINE, Limits(max_active=1))
+    expected = 8 * MACHINE.decode_s(1) / MACHINE.decode_s(8)
+    assert together.tps / alone.tps == pytest.approx(expected, rel=0.05)
+
+
+def test_idle_time_is_skipped() -> None:
+    report = simulate([Agent("a", (ask(10), ask(10, after_s=1e6)))], MACHINE, Limits())
+    assert report.span_s > 1e6
+    assert report.busy_s < 2
+
+
+def test_nobody_asks() -> None:
+    report = simulate([], MACHINE, Limits())
+    assert (report.n_asks, report.tps, report.waits) == (0, 0.0, ())
+
+
+def test_the_same_samples_give_the_same_hour() -> None:
+    few = Workload(n_agents=20, span_s=60.0)
+    one, other = (simulate(draw_agents(few, samples(3)), MACHINE, Limits()) for _ in range(2))
+    assert one == other
+
+
+def test_a_workload_is_what_it_says() -> None:
+    workload = Workload(n_agents=400, span_s=100.0, n_asks=(2, 3), high=0.25, low=0.25)
+    agents = draw_agents(workload, samples())
+    assert {len(a.asks) for a in agents} == {2, 3}
+    assert all(0 <= a.asks[0].after_s < 100 for a in agents)
+    shares = [sum(a.priority is p for a in agents) / 400 for p in Priority]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.07)
+    for agent in agents:
+        prompts = [a.n_prompt for a in agent.asks]
+        assert prompts == sorted(set(prompts)), "each ask contains the ones before"
+        assert all(2000 <= a.n_cached < a.n_prompt for a in agent.asks)

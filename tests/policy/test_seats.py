@@ -1,0 +1,91 @@
+"""Which slot an ask gets."""
+
+from collections.abc import Callable
+
+from mlxstack.policy.desk import Errand, advance, arrive, hold, release, request, sit
+from mlxstack.policy.seats import choose
+from tests.policy.desk_states import desk_of, nothing, ticket, used
+
+NONE: frozenset[int] = frozenset()
+
+
+def shares(**by_slot: int) -> Callable[[str, int], int]:
+    """`s0=90`: 90 tokens of slot 0's context begin the prompt."""
+    return lambda ask, slot: by_slot.get(f"s{slot}", 0)
+
+
+def test_b5_a_follow_up_gets_its_own_seat_even_if_others_are_empty() -> None:
+    desk = used(desk_of(3), 1, n_prompt=200, n_tokens=250)
+    assert choose(desk, ticket("a"), shares(s1=250), NONE) == 1
+
+
+def test_b5_a_follow_up_without_the_last_thoughts_is_still_one() -> None:
+    desk = used(desk_of(3), 1, n_prompt=200, n_tokens=5000)
+    assert choose(desk, ticket("a"), shares(s1=196), NONE) == 1
+
+
+def test_b5_the_longest_shared_prefix_wins() -> None:
+    desk = used(used(desk_of(3), 0, 100, 110), 2, 200, 210)
+    assert choose(desk, ticket("a"), shares(s0=100, s2=200), NONE) == 2
+
+
+def test_b5_equal_prefixes_go_to_the_one_used_last() -> None:
+    desk = used(used(desk_of(2), 0, 100, 110, now=9.0), 1, 100, 110, now=5.0)
+    assert choose(desk, ticket("a"), shares(s0=100, s1=100), NONE) == 0
+
+
+def test_b5_a_new_conversation_with_the_same_head_takes_an_empty_seat() -> None:
+    desk = used(desk_of(2), 0, n_prompt=22_000, n_tokens=23_000)
+    assert choose(desk, ticket("b"), shares(s0=20_000), NONE) == 1
+
+
+def test_b5_with_no_empty_seat_it_takes_the_one_that_shares_most_of_its_context() -> None:
+    desk = used(used(desk_of(2), 0, 22_000, 23_000, now=9.0), 1, 100_000, 110_000, now=1.0)
+    assert choose(desk, ticket("b"), shares(s0=20_000, s1=20_000), NONE) == 0
+
+
+def test_x31_a_title_request_spares_the_long_conversation() -> None:
+    desk = used(used(desk_of(2), 0, 90_000, 99_000, now=9.0), 1, 500, 600, now=1.0)
+    assert choose(desk, ticket("title"), shares(s0=20_000), NONE) == 1
+
+
+def test_b5_an_empty_seat_before_a_used_one_then_the_least_recently_used() -> None:
+    desk = used(used(desk_of(3), 0, 50, 60, now=1.0), 2, 50, 60, now=2.0)
+    assert choose(desk, ticket("a"), nothing, NONE) == 1
+    desk = used(desk, 1, 50, 60, now=3.0)
+    assert choose(desk, ticket("a"), nothing, NONE) == 0
+
+
+def test_b5_a_restored_context_is_continued_by_what_repeats_it_all() -> None:
+    desk = used(desk_of(2), 0, n_prompt=40, n_tokens=60)
+    desk = hold(request(desk, Errand("restore", 0, 1.0)), Errand("restore", 0, 1.0))
+    desk = release(desk, 0, n_tokens=5000, now=2.0)
+    assert choose(desk, ticket("other"), shares(s0=40), NONE) == 1
+    assert choose(desk, ticket("own"), shares(s0=5000), NONE) == 0
+
+
+def test_b5_a_cancelled_prefill_is_continued_from_where_it_stood() -> None:
+    desk = advance(sit(desk_of(2), ticket("a", n_prompt=4000), 0), 0, 1024)
+    desk = release(desk, 0, n_tokens=1024, now=1.0)
+    assert choose(desk, ticket("again", n_prompt=4000), shares(s0=1024), NONE) == 0
+
+
+def test_b6_a_pin_waits_for_its_slot() -> None:
+    desk = sit(desk_of(3), ticket("a"), 0)
+    assert choose(desk, ticket("b", pin=0), shares(s1=99), NONE) is None
+    assert choose(release(desk, 0, 10, 1.0), ticket("b", pin=0), nothing, NONE) == 0
+
+
+def test_b6_others_leave_a_slot_to_those_who_insist_on_it() -> None:
+    desk = arrive(desk_of(2), ticket("pinned", pin=0))
+    assert choose(desk, ticket("anywhere"), nothing, NONE) == 1
+    desk = used(desk, 1, 50, 60)
+    assert choose(desk, ticket("anywhere"), nothing, NONE) == 1
+    assert choose(sit(desk, ticket("x"), 1), ticket("anywhere"), nothing, NONE) == 0
+
+
+def test_barred_slots_are_not_given_away() -> None:
+    desk = used(desk_of(2), 1, 50, 60)
+    assert choose(desk, ticket("a"), nothing, frozenset({0})) == 1
+    assert choose(desk, ticket("a"), nothing, frozenset({0, 1})) is None
+    assert choose(desk, ticket("a", pin=0), nothing, frozenset({0})) is None
