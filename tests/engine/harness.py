@@ -102,7 +102,8 @@ def preset_of(model: Path, **more: Any) -> Preset:
 def running(preset: Preset, home: Path, memory_bytes: int | None = None) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
-    engine = Engine(preset, DiskVault(home / "kv"), SlotShelf(home / "slots"), listener.deliver)
+    stores = DiskVault(home / "kv"), SlotShelf(home / "slots")
+    engine = Engine(preset, *stores, listener.deliver, memory_bytes)
     engine.start().result(timeout=WAIT_S)
     try:
         yield Driver(engine, listener)
