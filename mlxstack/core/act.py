@@ -55,3 +55,44 @@ class Erased(Struct, frozen=True):
 
 
 Done = Saved | Restored | Erased
+
+
+class Look(Struct, frozen=True):
+    """Show the KV memory: a `core.frame.CacheView`, at most `limit` prefixes in it."""
+
+    limit: int = 20
+
+
+class Pin(Struct, frozen=True):
+    """Name the longest known part of these tokens, and keep it whatever happens."""
+
+    name: str
+    tokens: tuple[int, ...]
+    salt: str = ""
+
+
+class Unpin(Struct, frozen=True):
+    """Let go of a named prefix."""
+
+    name: str
+
+
+class Clear(Struct, frozen=True):
+    """Forget all parked KV in memory that is neither in use nor pinned."""
+
+
+Chore = Look | Pin | Unpin | Clear
+
+
+class Pinned(Struct, frozen=True):
+    """`n_tokens` of the prefix are kept under this name; 0 when nothing of it is known."""
+
+    name: str
+    n_tokens: int
+    n_bytes: int
+
+
+class Freed(Struct, frozen=True):
+    """Bytes that left memory."""
+
+    n_bytes: int

@@ -47,13 +47,17 @@ class MissView(Struct, frozen=True):
 
 
 class Sums(Struct, frozen=True):
-    """Sums over the requests of one window; `saved_s` seconds of prefill were not needed."""
+    """Sums over the requests of one window.
+
+    They took `ttft_s` seconds to their first tokens, and `saved_s` more without the cache.
+    """
 
     n_requests: int = 0
     n_hits: int = 0
     n_prompt: int = 0
     n_cached: int = 0
     saved_s: float = 0.0
+    ttft_s: float = 0.0
 
 
 class PrefixView(Struct, frozen=True):

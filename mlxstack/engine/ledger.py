@@ -1,8 +1,12 @@
 """The books of the engine: what was computed, how fast it goes, how long an ask takes."""
 
+import time
+
 from msgspec.structs import replace
 
+from mlxstack.core.event import Work
 from mlxstack.core.snapshot import Counters
+from mlxstack.policy.meters import Meters, Tally
 from mlxstack.policy.speed import Speed, observe_decode, observe_prefill, prefill_s
 
 
@@ -13,6 +17,7 @@ class Ledger:
         self.counters = Counters()
         self.speed = Speed()
         self.seconds_per_ask = 1.0
+        self.meters = Meters(time.monotonic())
         self._since_token = 0.0
 
     def count(self, **more: float) -> None:
@@ -33,9 +38,21 @@ class Ledger:
             self.speed = observe_decode(self.speed, self._since_token)
             self._since_token = 0.0
 
-    def served(self, seconds: float) -> None:
+    def served(self, work: Work, seconds: float) -> None:
         """An ask left its seat after so many seconds."""
         self.seconds_per_ask = 0.8 * self.seconds_per_ask + 0.2 * seconds
+        tally = Tally(
+            n_requests=1,
+            n_hits=int(work.n_cached > 0),
+            n_prompt=work.n_prompt,
+            n_cached=work.n_cached,
+            n_generated=work.n_generated,
+            prefill_s=work.prefill_s,
+            decode_s=work.decode_s,
+            ttft_s=work.ttft_s,
+            saved_s=work.saved_s,
+        )
+        self.meters.add(time.monotonic(), tally)
 
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""

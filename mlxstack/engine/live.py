@@ -3,6 +3,7 @@
 from mlxstack.core.ask import Ask
 from mlxstack.core.event import FinishReason, Miss, Source, Work
 from mlxstack.core.snapshot import AskState
+from mlxstack.policy.desk import Ticket
 
 
 class Live:
@@ -52,3 +53,16 @@ class Live:
             ttft_s=max(0.0, self.first_at - arrived) if self.first_at else 0.0,
             saved_s=self.saved_s,
         )
+
+
+def ticket_of(ask: Ask) -> Ticket:
+    """What the scheduler needs to know of an ask."""
+    return Ticket(
+        ask=ask.id,
+        n_prompt=len(ask.tokens),
+        arrived=ask.arrived,
+        priority=ask.priority,
+        pin=ask.slot,
+        agent=ask.agent,
+        deadline=ask.deadline,
+    )

@@ -175,9 +175,9 @@ class Memory:
         while len(self._prompts) > MOST_AGENTS:
             self._prompts.popitem(last=False)
 
-    def chain_of(self, tokens: Sequence[int], tenant: str = "") -> Chain:
-        """The block chain of these tokens under this identity."""
-        return self._chain(tokens, tenant)
+    def path_of(self, tokens: Sequence[int], tenant: str) -> tuple[Step, ...]:
+        """The records that hold the longest known part of these tokens, root first."""
+        return self._match(self._chain(tokens, tenant), tokens, None).path
 
     def _drop(self, key: str, place: Place) -> None:
         """Forget what lies in this place, if it may go."""

@@ -15,18 +15,19 @@ import mlx.core as mx
 import psutil
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.act import Act, Chore, Done
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import BadRequest, Broken, StackError
+from mlxstack.core.errors import BadRequest, Broken
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Shelf, Vault
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
-from mlxstack.engine import loader
-from mlxstack.engine.archive import Archive, Fetched
+from mlxstack.engine import chores, loader
+from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
+from mlxstack.engine.errands import Errands
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Turns
@@ -71,6 +72,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._turns: Turns
         self._archive: Archive
+        self._errands: Errands
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -92,11 +94,20 @@ class Engine:
         if not 0 <= act.slot < self._preset.slots.count:
             future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
             return future
-        self._post(lambda: self._turns.when_idle(f"{id(future)}", act.slot, begin))
+        self._post(lambda: self._errands.run(act, future))
+        return future
 
-        def begin(context: Context) -> None:
-            self._begin(act, context, future)
+    def tend(self, chore: Chore) -> Future[Any]:
+        """Do something with the KV memory between two turns; see `engine.chores.do`."""
+        future: Future[Any] = Future()
 
+        def work() -> None:
+            try:
+                future.set_result(chores.do(chore, self._turns.seating, self._turns.ledger))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._post(work)
         return future
 
     def snapshot(self) -> Snapshot:
@@ -158,6 +169,7 @@ class Engine:
         slots = [Context(maker) for _ in range(preset.slots.count)]
         seating = Seating(slots, memory, self._archive)
         self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits_of(preset))
+        self._errands = Errands(self._turns, self._archive, self._post, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
@@ -212,47 +224,6 @@ class Engine:
             why_not_batching=self._verdict.why_not,
         )
 
-    def _begin(self, act: Act, context: Context, future: "Future[Done]") -> None:
-        try:
-            if isinstance(act, EraseSlot):
-                n_erased = len(context)
-                context.clear()
-                self._turns.release(act.slot)
-                self._publish()
-                future.set_result(Erased(act.slot, n_erased))
-            elif isinstance(act, SaveSlot):
-                saving = self._archive.save(context, act.slot, act.name)
-                self._turns.release(act.slot)
-                _chain(saving, future)
-            elif isinstance(act, RestoreSlot):
-                fetching = self._archive.fetch(act.name)
-                fetching.add_done_callback(
-                    lambda done: self._post(lambda: self._finish_restore(act, done, future))
-                )
-        except StackError as error:
-            self._turns.release(act.slot)
-            future.set_exception(error)
-
-    def _finish_restore(
-        self, act: RestoreSlot, done: "Future[Fetched]", future: "Future[Done]"
-    ) -> None:
-        context = self._turns.slots[act.slot]
-        try:
-            fetched = done.result()
-            n_tokens = len(fetched.manifest.tokens)
-            if n_tokens > self._preset.slots.n_ctx:
-                raise BadRequest(
-                    f"{act.name} holds {n_tokens} tokens, a slot {self._preset.slots.n_ctx}"
-                )
-            restored = self._archive.install(context, fetched, act.slot)
-        except Exception as error:
-            self._turns.release(act.slot)
-            future.set_exception(error)
-            return
-        self._turns.release(act.slot)
-        self._publish()
-        future.set_result(restored)
-
 
 def limits_of(preset: Preset) -> Limits:
     """The scheduler's limits as the preset states them."""
@@ -272,14 +243,3 @@ def _identity(facts: ModelFacts, verdict: Verdict, preset: Preset) -> Any:
     kv = preset.kv
     precision = f"{kv.bits}/{kv.group_size}@{kv.quantize_from}" if kv.bits < 16 else "16"
     return replace(facts.identity, kv=f"{precision} {verdict.kv}")
-
-
-def _chain(one: "Future[Any]", other: "Future[Any]") -> None:
-    def settle(done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is not None:
-            other.set_exception(error)
-        else:
-            other.set_result(done.result())
-
-    one.add_done_callback(settle)

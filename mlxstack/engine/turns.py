@@ -27,14 +27,15 @@ from mlxstack.core.snapshot import AskState, Snapshot
 from mlxstack.engine.batch import Batch, Row, Sampled
 from mlxstack.engine.context import Context
 from mlxstack.engine.ledger import Ledger
-from mlxstack.engine.live import Live
+from mlxstack.engine.live import Live, ticket_of
+from mlxstack.engine.matches import Matches
 from mlxstack.engine.picture import draw
+from mlxstack.engine.prefill import bite
 from mlxstack.engine.sampling import Chooser
 from mlxstack.engine.seating import Seating
 from mlxstack.policy import desk as desks
 from mlxstack.policy import waiting
 from mlxstack.policy.desk import SeatState, Ticket
-from mlxstack.policy.prefix import common_prefix
 from mlxstack.policy.restore import Plan
 from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
 
@@ -53,7 +54,7 @@ class Turns:
 
     def __init__(self, model: object, seating: Seating, n_ctx: int, limits: Limits) -> None:
         self._model = model
-        self._n_ctx = n_ctx
+        self.n_ctx = n_ctx
         self._limits = limits
         self.seating = seating
         self.slots = seating.slots
@@ -62,8 +63,8 @@ class Turns:
         self._live: dict[str, Live] = {}
         self._last: dict[int, Live] = {}
         self._errands: dict[str, Errand] = {}
-        self._matches: dict[tuple[str, int, int], int] = {}
-        self._ledger = Ledger()
+        self._matches = Matches(self.slots)
+        self.ledger = Ledger()
         self._events: list[Event] = []
         self._n_turns = 0
 
@@ -74,15 +75,15 @@ class Turns:
 
     def submit(self, ask: Ask) -> None:
         """The ask joins the queue, or is refused at once when that is full."""
-        ticket = _ticket(ask)
+        ticket = ticket_of(ask)
         if is_full(self._desk, ticket, time.monotonic(), self._limits):
-            self._ledger.count(n_refused=1)
-            wait = waiting.retry_after(self._desk, self._ledger.seconds_per_ask)
+            self.ledger.count(n_refused=1)
+            wait = waiting.retry_after(self._desk, self.ledger.seconds_per_ask)
             n = len(self._desk.waiting)
             self._say(Failed(ask.id, Busy(f"all slots are busy and {n} requests wait", wait)))
             return
         self._live[ask.id] = Live(ask)
-        self._ledger.count(n_asks=1)
+        self.ledger.count(n_asks=1)
         self._say(Queued(ask.id, len(self._desk.waiting)))
         self._desk = desks.arrive(self._desk, ticket)
 
@@ -111,13 +112,13 @@ class Turns:
         """One round. Events are delivered before a bite begins, and at the end."""
         self._n_turns += 1
         self._seat_people()
-        self._desk, bite = choose_bite(self._desk, self._ledger.speed, self._limits.pace)
+        self._desk, next_bite = choose_bite(self._desk, self.ledger.speed, self._limits.pace)
         self._decode(self.batch.step)
-        if bite is not None:
+        if next_bite is not None:
             # Nobody's token waits for the bite, and the bite is timed alone.
             self._decode(self.batch.settle)
             self.flush(deliver)
-            self._prefill(bite.slot, bite.n_tokens)
+            self._prefill(next_bite.slot, next_bite.n_tokens)
         self.flush(deliver)
         if self._n_turns % ROOM_EVERY == 0:
             self.seating.make_room(self._idle_slots())
@@ -144,16 +145,16 @@ class Turns:
     def snapshot(self) -> Snapshot:
         """What everybody else may know."""
         counters = replace(
-            self._ledger.counters,
+            self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
             n_decode_rows=self.batch.n_rows,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
-        return draw(self._desk, self.slots, shown, counters, self._n_ctx, self._n_turns)
+        return draw(self._desk, self.slots, shown, counters, self.n_ctx, self._n_turns)
 
     def _seat_people(self) -> None:
         now = time.monotonic()
-        self._desk, actions = decide(self._desk, now, self._limits, self._match)
+        self._desk, actions = decide(self._desk, now, self._limits, self._shared)
         for action in actions:
             if isinstance(action, Give):
                 self._guard(action.ticket.ask, partial(self._seat, action.ticket, action.slot))
@@ -163,20 +164,14 @@ class Turns:
             elif isinstance(action, Run):
                 self._errands.pop(action.errand.id)(self.slots[action.errand.slot])
 
-    def _match(self, ask_id: str, slot: int) -> int:
-        ask, context = self._live[ask_id].ask, self.slots[slot]
-        if ask.salt != context.salt:
-            return 0
-        key = (ask_id, slot, context.version)
-        if key not in self._matches:
-            self._matches[key] = common_prefix(context.tokens, ask.tokens)
-        return self._matches[key]
+    def _shared(self, ask_id: str, slot: int) -> int:
+        return self._matches.shared(self._live[ask_id].ask, slot)
 
     def _seat(self, ticket: Ticket, slot: int) -> None:
         live = self._live[ticket.ask]
         live.slot, live.seated_at = slot, time.monotonic()
         live.state = AskState.PREFILLING
-        self._matches = {k: v for k, v in self._matches.items() if k[0] != ticket.ask}
+        self._matches.forget(ticket.ask)
         self._place(live, slot)
 
     def _place(self, live: Live, slot: int) -> None:
@@ -192,8 +187,8 @@ class Turns:
         from_disk = live.n_loads and plan.source is Source.PARKED
         live.source = Source.DISK if from_disk else plan.source
         live.n_cached, live.miss = plan.position, miss
-        live.saved_s = self._ledger.saved_s(plan.position)
-        self._ledger.count(n_cached_tokens=plan.position)
+        live.saved_s = self.ledger.saved_s(plan.position)
+        self.ledger.count(n_cached_tokens=plan.position)
         self._say(Seated(live.ask.id, slot, plan.position, live.source, miss))
         self._reach(live, plan.position)
 
@@ -212,23 +207,16 @@ class Turns:
         seat = self._desk.seat(slot)
         assert seat.ticket is not None
         live = self._live[seat.ticket.ask]
-        self._guard(live.ask.id, partial(self._bite, live, slot, seat.position, n_tokens))
+        self._guard(live.ask.id, partial(self._bite, live, slot, n_tokens))
 
-    def _bite(self, live: Live, slot: int, start: int, n_tokens: int) -> None:
+    def _bite(self, live: Live, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
-        end = min(start + n_tokens, _next_stop(context, live.ask, start))
-        began = time.perf_counter()
-        tokens = live.ask.tokens[start:end]
-        self._model(mx.array([tokens]), cache=context.caches)  # type: ignore[operator]
-        context.evaluate()
-        context.extend(tokens)
-        took = time.perf_counter() - began
-        if end in live.ask.cuts or end == len(live.ask.tokens) - 1:
-            context.checkpoint()
+        start = len(context)
+        took = bite(self._model, context, live.ask, n_tokens)
         live.prefill_s += took
-        self._ledger.prefilled(start, end - start, took)
-        self._say(Progress(live.ask.id, end, len(live.ask.tokens)))
-        self._reach(live, end)
+        self.ledger.prefilled(start, len(context) - start, took)
+        self._say(Progress(live.ask.id, len(context), len(live.ask.tokens)))
+        self._reach(live, len(context))
 
     def _reach(self, live: Live, position: int) -> None:
         """Prefill stands at `position`; with one token left the slot joins the batch."""
@@ -240,7 +228,7 @@ class Turns:
             chooser = Chooser(ask.sampling, ask.tokens, seed)
             live.state, live.running_at = AskState.RUNNING, time.monotonic()
             self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1]))
-            self._ledger.count(n_prompt_tokens=1)
+            self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[Sampled]]) -> None:
         """Take or finish a step; one that breaks takes its rows with it, not the service."""
@@ -253,7 +241,7 @@ class Turns:
             self._break([row.slot for row in self.batch.rows], error)
             self.batch.reset()
             return
-        self._ledger.decoded(time.perf_counter() - began, len(sampled))
+        self.ledger.decoded(time.perf_counter() - began, len(sampled))
         for one in sampled:
             self._receive(one)
         for row, reason in self.batch.take_broken():
@@ -265,8 +253,8 @@ class Turns:
         if live is None or seat.state is not SeatState.RUNNING:
             return
         now = time.monotonic()
-        reason = live.choose(one.token, now, self._n_ctx)
-        self._ledger.count(n_generated_tokens=1)
+        reason = live.choose(one.token, now, self.n_ctx)
+        self.ledger.count(n_generated_tokens=1)
         if reason is not FinishReason.EOS:
             self._say(Chosen(live.ask.id, one.token, one.logprob, one.top))
         if reason is not None:
@@ -280,11 +268,11 @@ class Turns:
             self.batch.leave(live.slot)
             self._last[live.slot] = live
             self._desk = desks.release(self._desk, live.slot, len(self.slots[live.slot]), now)
-            self._ledger.served(now - live.seated_at)
+            self.ledger.served(live.work(now), now - live.seated_at)
         cancelled = isinstance(last, Finished) and last.reason is FinishReason.CANCELLED
         live.state = AskState.CANCELLED if cancelled else AskState.COMPLETED
         outcome = "n_cancelled" if cancelled else "n_completed"
-        self._ledger.count(**{"n_failed" if isinstance(last, Failed) else outcome: 1})
+        self.ledger.count(**{"n_failed" if isinstance(last, Failed) else outcome: 1})
         self._say(last)
 
     def _guard(self, ask_id: str, work: Callable[[], None]) -> None:
@@ -306,27 +294,6 @@ class Turns:
 
     def _say(self, event: Event) -> None:
         self._events.append(event)
-
-
-def _ticket(ask: Ask) -> Ticket:
-    return Ticket(
-        ask=ask.id,
-        n_prompt=len(ask.tokens),
-        arrived=ask.arrived,
-        priority=ask.priority,
-        pin=ask.slot,
-        agent=ask.agent,
-        deadline=ask.deadline,
-    )
-
-
-def _next_stop(context: Context, ask: Ask, start: int) -> int:
-    """Where a bite has to end at the latest: the next point worth a checkpoint, or the end."""
-    end = len(ask.tokens) - 1
-    stops = [context.turning_point]
-    if not context.is_sliceable:
-        stops += ask.cuts
-    return min((stop for stop in stops if start < stop < end), default=end)
 
 
 def _in_words(error: Exception) -> StackError:

@@ -1,10 +1,9 @@
-"""How well the memory works: hit rates and speeds over rolling windows, and seconds saved.
+"""How well the memory works: hit rates and speeds over rolling windows.
 
 No clock: `now` is an argument, in seconds, and never goes back.
 """
 
 from collections import deque
-from math import log2
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -13,12 +12,6 @@ MINUTE_S = 60.0
 HOUR_S = 3600.0
 N_STEPS = 3600
 """Steps in which a window forgets: one second for an hour."""
-
-SHALLOW = 512
-"""Tokens of the first depth band; every next band is twice as deep."""
-
-FRESH = 0.3
-"""Weight of a new measurement of prefill speed against all older ones."""
 
 
 class Tally(Struct, frozen=True):
@@ -135,46 +128,3 @@ class Meters:
             generated_tps=minute.n_generated / span,
             prompt_tps=(minute.n_prompt - minute.n_cached) / span,
         )
-
-
-class PrefillSpeed:
-    """Seconds per prompt token as measured, by depth: late tokens attend to more.
-
-    Bands end at 512, 1,024, 2,048 ... tokens. A band without a measurement takes its nearest.
-    """
-
-    def __init__(self) -> None:
-        self._cost: dict[int, float] = {}
-
-    def measured(self, start: int, end: int, seconds: float) -> None:
-        """The tokens [start, end) took `seconds` in one bite."""
-        if end <= start or seconds <= 0:
-            return
-        cost = seconds / (end - start)
-        band = _band((start + end - 1) // 2)
-        known = self._cost.get(band)
-        self._cost[band] = cost if known is None else known + FRESH * (cost - known)
-
-    def seconds(self, start: int, end: int) -> float:
-        """What prefilling the tokens [start, end) would take; 0 before any measurement."""
-        if not self._cost or end <= start:
-            return 0.0
-        total = 0.0
-        at = start
-        while at < end:
-            stop = min(end, SHALLOW << _band(at))
-            total += (stop - at) * self._nearest(_band(at))
-            at = stop
-        return total
-
-    def saved(self, n_cached: int, restore_s: float = 0.0) -> float:
-        """Seconds of time to first token that reusing `n_cached` tokens saved, never negative."""
-        return max(0.0, self.seconds(0, n_cached) - restore_s)
-
-    def _nearest(self, band: int) -> float:
-        return self._cost[min(self._cost, key=lambda known: abs(known - band))]
-
-
-def _band(position: int) -> int:
-    """0 below 512 tokens, 1 below 1,024, ..."""
-    return 0 if position < SHALLOW else int(log2(position // SHALLOW)) + 1

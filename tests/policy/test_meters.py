@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.meters import HOUR_S, Meters, PrefillSpeed, Tally, Window
+from mlxstack.policy.meters import HOUR_S, Meters, Tally, Window
 
 HIT = Tally(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, prefill_s=0.1)
 MISS = Tally(n_requests=1, n_prompt=100, prefill_s=0.5)
@@ -64,46 +64,3 @@ def test_d15_a_window_is_the_sum_of_what_is_young(gaps: list[float], wait: float
     assert sum(t > oldest + 1 for t in times) <= total <= sum(t > oldest for t in times)
 
 
-def test_d13_saving_uses_the_speed_measured_at_that_depth() -> None:
-    speed = PrefillSpeed()
-    speed.measured(0, 512, 0.512)
-    speed.measured(512, 1024, 1.024)
-    assert speed.saved(512) == pytest.approx(0.512)
-    assert speed.saved(1024) == pytest.approx(1.536)
-    assert speed.saved(1024, restore_s=0.5) == pytest.approx(1.036)
-    assert speed.saved(100, restore_s=9.0) == 0.0
-    assert speed.saved(2048) == pytest.approx(1.536 + 2.048)
-
-
-def test_d13_a_miss_saves_nothing_and_so_does_the_first_request() -> None:
-    speed = PrefillSpeed()
-    assert speed.saved(1000) == 0.0
-    speed.measured(0, 100, 0.0)
-    speed.measured(5, 5, 1.0)
-    assert speed.saved(1000) == 0.0
-    speed.measured(0, 100, 1.0)
-    assert speed.saved(0) == 0.0
-
-
-def test_d13_new_measurements_move_the_estimate() -> None:
-    speed = PrefillSpeed()
-    for _ in range(30):
-        speed.measured(0, 100, 1.0)
-    for _ in range(30):
-        speed.measured(0, 100, 2.0)
-    assert speed.seconds(0, 100) == pytest.approx(2.0, rel=0.01)
-
-
-@given(
-    cost=st.floats(1e-5, 1.0),
-    bites=st.lists(st.integers(1, 2048), min_size=1, max_size=30),
-    n=st.integers(0, 200_000),
-)
-def test_d13_constant_speed_is_recovered_at_every_depth(
-    cost: float, bites: list[int], n: int
-) -> None:
-    speed, at = PrefillSpeed(), 0
-    for bite in bites:
-        speed.measured(at, at + bite, bite * cost)
-        at += bite
-    assert speed.seconds(0, n) == pytest.approx(n * cost)

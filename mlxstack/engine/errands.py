@@ -1,0 +1,91 @@
+"""Saves, restores and erases slots, each when its slot is idle."""
+
+import itertools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.errors import BadRequest, Broken, StackError
+from mlxstack.engine.archive import Archive, Fetched, Post
+from mlxstack.engine.context import Context
+from mlxstack.engine.turns import Turns
+
+log = logging.getLogger(__name__)
+
+
+class Errands:
+    """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
+
+    def __init__(
+        self, turns: Turns, archive: Archive, post: Post, publish: Callable[[], None]
+    ) -> None:
+        self._turns = turns
+        self._archive = archive
+        self._post = post
+        self._publish = publish
+        self._ids = (f"errand-{n}" for n in itertools.count())
+
+    def run(self, act: Act, future: "Future[Done]") -> None:
+        """Do it as soon as the slot is idle; the future gets the result or the StackError."""
+
+        def begin(context: Context) -> None:
+            try:
+                self._begin(act, context, future)
+            except Exception as error:
+                self._fail(act, future, error)
+
+        self._turns.when_idle(next(self._ids), act.slot, begin)
+
+    def _begin(self, act: Act, context: Context, future: "Future[Done]") -> None:
+        if isinstance(act, EraseSlot):
+            n_erased = len(context)
+            context.clear()
+            self._done(act, future, Erased(act.slot, n_erased))
+        elif isinstance(act, SaveSlot):
+            saving = self._archive.save(context, act.slot, act.name)
+            self._turns.release(act.slot)
+            _chain(saving, future)
+        else:
+            fetching = self._archive.fetch(act.name)
+            fetching.add_done_callback(
+                lambda done: self._post(lambda: self._install(act, done, future))
+            )
+
+    def _install(self, act: RestoreSlot, done: "Future[Fetched]", future: "Future[Done]") -> None:
+        try:
+            fetched = done.result()
+            n_tokens, n_ctx = len(fetched.manifest.tokens), self._turns.n_ctx
+            if n_tokens > n_ctx:
+                raise BadRequest(
+                    f"{act.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
+                    "filename",
+                )
+            context = self._turns.slots[act.slot]
+            self._done(act, future, self._archive.install(context, fetched, act.slot))
+        except Exception as error:
+            self._fail(act, future, error)
+
+    def _done(self, act: Act, future: "Future[Done]", done: Done) -> None:
+        self._turns.release(act.slot)
+        self._publish()
+        future.set_result(done)
+
+    def _fail(self, act: Act, future: "Future[Done]", error: Exception) -> None:
+        self._turns.release(act.slot)
+        if not isinstance(error, StackError):
+            log.exception("an errand broke", exc_info=error)
+            error = Broken(f"the engine failed on this: {type(error).__name__}: {error}")
+        future.set_exception(error)
+
+
+def _chain(one: "Future[Any]", other: "Future[Any]") -> None:
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is not None:
+            other.set_exception(error)
+        else:
+            other.set_result(done.result())
+
+    one.add_done_callback(settle)

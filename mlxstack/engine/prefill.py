@@ -1,0 +1,35 @@
+"""Prefills a bite: the next piece of a prompt, on the slot's own caches."""
+
+import time
+
+import mlx.core as mx
+
+from mlxstack.core.ask import Ask
+from mlxstack.engine.context import Context
+
+
+def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
+    """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
+
+    It ends earlier where a checkpoint is worth taking, and takes it there.
+    """
+    start = len(context)
+    end = min(start + n_tokens, _next_stop(context, ask, start))
+    tokens = ask.tokens[start:end]
+    began = time.perf_counter()
+    model(mx.array([tokens]), cache=context.caches)  # type: ignore[operator]
+    context.evaluate()
+    took = time.perf_counter() - began
+    context.extend(tokens)
+    if end in ask.cuts or end == len(ask.tokens) - 1:
+        context.checkpoint()
+    return took
+
+
+def _next_stop(context: Context, ask: Ask, start: int) -> int:
+    """Where a bite has to end at the latest: the next point worth a checkpoint, or the end."""
+    end = len(ask.tokens) - 1
+    stops = [context.turning_point]
+    if not context.is_sliceable:
+        stops += ask.cuts
+    return min((stop for stop in stops if start < stop < end), default=end)
