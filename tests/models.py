@@ -16,7 +16,7 @@ from mlx_lm.utils import _get_classes
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 from mlxstack.demo import MODEL_DIR
 
-VOCAB = 512
+VOCAB = 1024
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

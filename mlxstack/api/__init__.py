@@ -1,1 +1,1 @@
-"""The doors: one HTTP service, several dialects."""
+"""Doors: the protocols by which clients speak to the service."""

@@ -68,7 +68,7 @@ class Errands:
             self._fail(act, future, error)
 
     def _done(self, act: Act, future: "Future[Done]", done: Done) -> None:
-        self._turns.release(act.slot)
+        self._turns.renew(act.slot)
         self._publish()
         future.set_result(done)
 

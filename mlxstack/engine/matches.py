@@ -10,8 +10,10 @@ from mlxstack.policy.prefix import common_prefix
 class Matches:
     """Remembers comparisons; a context that changed has another version."""
 
-    def __init__(self, slots: Sequence[Context]) -> None:
+    def __init__(self, slots: Sequence[Context], block: int) -> None:
         self._slots = slots
+        self._block = block
+        self._promises: dict[tuple[str, str], int] = {}
         self._known: dict[tuple[str, int, int], int] = {}
 
     def shared(self, ask: Ask, slot: int) -> int:
@@ -24,6 +26,26 @@ class Matches:
             self._known[key] = common_prefix(context.tokens, ask.tokens)
         return self._known[key]
 
+    def promised(self, ask: Ask, other: Ask) -> int:
+        """Up to where computing `other` computes `ask` too, if that is worth a wait.
+
+        A context that can be cut is forked in whole blocks, any other one at its next cuts.
+        """
+        if ask.salt != other.salt or not (ask.use_cache and other.use_cache):
+            return 0
+        key = (ask.id, other.id)
+        if key not in self._promises:
+            n_common = common_prefix(ask.tokens, other.tokens)
+            n_common = min(n_common, len(ask.tokens) - 1, len(other.tokens) - 1)
+            if self._slots[0].is_sliceable:
+                position = n_common - n_common % self._block
+            else:
+                position = max((cut for cut in other.cuts if cut <= n_common), default=0)
+            known = max(self.shared(ask, i) for i in range(len(self._slots)))
+            self._promises[key] = position if position >= known + self._block else 0
+        return self._promises[key]
+
     def forget(self, ask_id: str) -> None:
         """The ask waits no longer."""
         self._known = {key: n for key, n in self._known.items() if key[0] != ask_id}
+        self._promises = {key: n for key, n in self._promises.items() if ask_id != key[0]}

@@ -27,19 +27,13 @@ class Rows(mx.array):
     """
 
     def __init__(self, arrays: Sequence[Any]) -> None:
-        super().__init__(0)
+        # Where an operation takes the stand-in itself, all it gets is not a number.
+        dtype = getattr(arrays[0], "dtype", mx.float32)
+        super().__init__(float("nan"), dtype)
         self.arrays = list(arrays)
 
     def __len__(self) -> int:
         return len(self.arrays)
-
-    @property
-    def shape(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """As of one stacked array; where the rows differ, an array of their numbers."""
-        return len(self.arrays), *(
-            sizes[0] if len(set(sizes)) == 1 else mx.array(sizes)
-            for sizes in list(zip(*(array.shape for array in self.arrays), strict=True))[1:]
-        )
 
     def __getitem__(self, index: Any) -> Any:
         return self.arrays[index]

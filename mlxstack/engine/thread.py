@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.act import Act, Chore, Done
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import BadRequest, Broken
+from mlxstack.core.errors import BadRequest, Broken, Busy
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Shelf, Vault
 from mlxstack.core.preset import Preset
@@ -211,7 +211,7 @@ class Engine:
         if self._drain_until is None:
             return False
         if time.monotonic() >= self._drain_until:
-            self._turns.fail_all(Broken("the service is stopping"))
+            self._turns.fail_all(Busy("the service is stopping; try again when it is back"))
             self._turns.flush(self._deliver)
         return not self._turns.has_work
 

@@ -63,7 +63,7 @@ class Turns:
         self._live: dict[str, Live] = {}
         self._last: dict[int, Live] = {}
         self._errands: dict[str, Errand] = {}
-        self._matches = Matches(self.slots)
+        self._matches = Matches(self.slots, limits.pace.block)
         self.ledger = Ledger()
         self._events: list[Event] = []
         self._n_turns = 0
@@ -105,8 +105,12 @@ class Turns:
     def release(self, slot: int) -> None:
         """A held slot is idle again."""
         now = time.monotonic()
-        self._last.pop(slot, None)
         self._desk = desks.release(self._desk, slot, len(self.slots[slot]), now)
+
+    def renew(self, slot: int) -> None:
+        """A held slot is idle again, with a context that no ask has made."""
+        self._last.pop(slot, None)
+        self.release(slot)
 
     def turn(self, deliver: Deliver) -> None:
         """One round. Events are delivered before a bite begins, and at the end."""
@@ -154,7 +158,7 @@ class Turns:
 
     def _seat_people(self) -> None:
         now = time.monotonic()
-        self._desk, actions = decide(self._desk, now, self._limits, self._shared)
+        self._desk, actions = decide(self._desk, now, self._limits, self._shared, self._promised)
         for action in actions:
             if isinstance(action, Give):
                 self._guard(action.ticket.ask, partial(self._seat, action.ticket, action.slot))
@@ -166,6 +170,9 @@ class Turns:
 
     def _shared(self, ask_id: str, slot: int) -> int:
         return self._matches.shared(self._live[ask_id].ask, slot)
+
+    def _promised(self, ask_id: str, other_id: str) -> int:
+        return self._matches.promised(self._live[ask_id].ask, self._live[other_id].ask)
 
     def _seat(self, ticket: Ticket, slot: int) -> None:
         live = self._live[ticket.ask]

@@ -15,7 +15,7 @@ from mlxstack.policy.desk import (
     sit,
 )
 from mlxstack.policy.pacing import Pace, bite, next_to_prefill
-from mlxstack.policy.seats import Match, choose
+from mlxstack.policy.seats import Match, Promise, choose, is_awaiting, no_promise
 from mlxstack.policy.speed import Speed
 
 
@@ -63,11 +63,14 @@ def is_full(desk: Desk, ticket: Ticket, now: float, limits: Limits) -> bool:
     return len(after.waiting) > limits.max_waiting
 
 
-def decide(desk: Desk, now: float, limits: Limits, match: Match) -> tuple[Desk, list[Action]]:
+def decide(
+    desk: Desk, now: float, limits: Limits, match: Match, promise: Promise = no_promise
+) -> tuple[Desk, list[Action]]:
     """Who leaves the queue, which errands run, who is seated. Prefill is `choose_bite`'s.
 
     Work conserving: while a row of the batch is free and a seat without an older errand is idle,
-    no ticket waits but for its pin or its agent. Deciding again at once changes nothing.
+    no ticket waits but for its pin, its agent, or a prompt that a slot is computing for it.
+    Deciding again at once changes nothing.
     """
     actions: list[Action] = []
     for late in waiting.overdue(desk, now):
@@ -79,6 +82,8 @@ def decide(desk: Desk, now: float, limits: Limits, match: Match) -> tuple[Desk, 
             actions.append(Run(errand))
     tickets = waiting.ready(desk, now, limits.aging_per_s)
     while _has_room(desk, limits) and (ticket := next(tickets, None)):
+        if is_awaiting(desk, ticket, promise):
+            continue
         slot = choose(desk, ticket, match, _barred(desk, ticket))
         if slot is not None:
             desk = sit(desk, ticket, slot)
@@ -103,10 +108,8 @@ def _has_room(desk: Desk, limits: Limits) -> bool:
 
 
 def _is_first(desk: Desk, errand: Errand) -> bool:
-    """Errands of one slot keep their order, and pinned asks that came earlier go before."""
-    earlier = [e for e in desk.errands if e.slot == errand.slot and e.arrived < errand.arrived]
-    pinned = [t for t in desk.waiting if t.pin == errand.slot and t.arrived < errand.arrived]
-    return not earlier and not pinned
+    """Pinned asks that came earlier go before an errand; errands are in order of arrival."""
+    return all(t.pin != errand.slot or t.arrived >= errand.arrived for t in desk.waiting)
 
 
 def _barred(desk: Desk, ticket: Ticket) -> frozenset[int]:

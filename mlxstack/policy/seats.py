@@ -7,6 +7,11 @@ from mlxstack.policy.desk import Desk, Seat, SeatState, Ticket
 Match = Callable[[str, int], int]
 """(ask, slot) -> how many first tokens of the ask's prompt the slot's context shares."""
 
+Promise = Callable[[str, str], int]
+"""(ask, other ask) -> up to where the prefill of the other does the ask's work too, or 0."""
+
+PROMISING = frozenset((SeatState.LOADING, SeatState.PREFILLING))
+
 KEEP = 0.5
 """With no empty seat left, an ask takes a context of which it keeps at least this share."""
 
@@ -34,6 +39,20 @@ def choose(desk: Desk, ticket: Ticket, match: Match, barred: frozenset[int]) -> 
             return max(seats, key=lambda s: (shared[s.id], s.last_used)).id
     least_missed = min(idle, key=lambda s: (s.id in wanted, *_worth(s)), default=None)
     return least_missed.id if least_missed else None
+
+
+def no_promise(_ask: str, _other: str) -> int:
+    """Nobody computes what another one waits for."""
+    return 0
+
+
+def is_awaiting(desk: Desk, ticket: Ticket, promise: Promise) -> bool:
+    """Whether a slot is just computing what this ticket would compute next: wait, then fork."""
+    return any(
+        seat.position < promise(ticket.ask, seat.ticket.ask)
+        for seat in desk.seats
+        if seat.state in PROMISING and seat.ticket
+    )
 
 
 def _continues(seat: Seat, n_shared: int) -> bool:

@@ -1,1 +1,1 @@
-"""Asyncio use cases between the doors and the engine."""
+"""Asyncio use cases over the engine."""

@@ -19,6 +19,7 @@ from mlxstack.core.preset import (
 from mlxstack.policy.audit import check
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.models import VOCAB
 
 KINDS = ["tiny", "tiny-swa", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
 PRECISIONS = {
@@ -107,7 +108,7 @@ def test_d3_two_agents_hold_a_shared_head_once(one: Driver) -> None:
 def test_d2_a_changed_token_ends_the_match_at_its_block(one: Driver) -> None:
     one.answer(HEAD)
     one.answer(prompt(200, seed=9))
-    changed = (*HEAD[:130], (HEAD[130] + 1) % 512, *HEAD[131:])
+    changed = (*HEAD[:130], (HEAD[130] + 1) % VOCAB, *HEAD[131:])
     ask = one.submit(changed)
     one.finish(ask)
     assert one.seated(ask).n_cached == 128
@@ -281,3 +282,37 @@ def test_invariants_hold_after_a_crowd(model_of: ModelOf, tmp_path: Path) -> Non
         for ask, tokens in random.sample(asks, 10):
             got = driver.tokens(ask)
             assert driver.cold(tokens, 3)[: len(got)] == got
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa"])
+def test_z5_a_team_computes_its_head_once(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
+    preset = preset_of(model_of(kind), slots=SlotSpec(count=5, n_ctx=2560))
+    head = prompt(2000, seed=1)
+    tails = [prompt(40 + n, seed=10 + n) for n in range(5)]
+    with running(preset, tmp_path) as driver:
+        asks = [driver.submit(head + tail, 4, cuts=(2000,)) for tail in tails]
+        for ask in asks:
+            driver.finish(ask)
+        computed = driver.engine.snapshot().counters.n_prompt_tokens
+        assert computed <= len(head) + sum(len(tail) + 128 for tail in tails)
+        for ask, tail in zip(asks, tails, strict=True):
+            assert driver.tokens(ask) == driver.cold(head + tail, 4)
+
+
+def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    from mlxstack.core.event import Progress
+    from mlxstack.core.preset import PaceSpec
+
+    preset = preset_of(
+        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), pace=PaceSpec(max_bite=128)
+    )
+    head = prompt(2000, seed=1)
+    with running(preset, tmp_path) as driver:
+        first = driver.submit(head + prompt(5, seed=2), 4)
+        driver.until(first, Progress)
+        second = driver.submit(head + prompt(6, seed=3), 4)
+        driver.engine.cancel(first)
+        driver.finish(second)
+        assert driver.tokens(second) == driver.cold(head + prompt(6, seed=3), 4)

@@ -216,3 +216,18 @@ def test_a_file_of_more_tokens_than_a_slot_holds_is_refused(
     small = msgspec.structs.replace(preset, slots=msgspec.structs.replace(preset.slots, n_ctx=128))
     with running(small, home) as other, pytest.raises(BadRequest, match="128"):
         restore(other, 0, "a.bin")
+
+
+def test_a_context_that_reuses_part_of_a_longer_segment_is_saved_and_restored(
+    driver: Driver, home: Path
+) -> None:
+    driver.answer(FIRST, 4, slot=0)
+    save(driver, 0, "long.bin")
+    driver.answer(FIRST[:150] + OTHER[:10], 4, slot=0)
+    saved = save(driver, 0, "short.bin")
+    before = driver.context(0)
+    driver.engine.act(EraseSlot(0)).result(timeout=60)
+    assert restore(driver, 0, "short.bin").n_restored == saved.n_saved
+    assert driver.context(0) == before
+    tokens = before + NEXT
+    assert driver.answer(tokens, slot=0) == driver.cold(tokens, slot=1)

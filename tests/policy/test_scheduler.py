@@ -124,6 +124,20 @@ def test_errands_are_not_starved_by_an_endless_stream_of_pinned_asks() -> None:
     assert begun(actions) == ["save"]
 
 
+def test_errands_are_not_passed_by_a_more_urgent_pinned_ask() -> None:
+    asks = (ticket("early", 1, LOW, pin=0), ticket("late", 3, HIGH, pin=0))
+    _, actions = turn(request(desk_of(1, *asks), Errand("save", 0, 2.0)), 4.0)
+    assert (begun(actions), given(actions)) == ([], [("early", 0)])
+
+
+def test_a_slot_with_an_errand_is_not_given_to_later_asks() -> None:
+    desk, _ = turn(desk_of(2, ticket("a1", 0, agent="a")))
+    desk = request(arrive(desk, ticket("a2", 1, agent="a", pin=1)), Errand("save", 1, 2.0))
+    desk, actions = turn(arrive(desk, ticket("b", 3)), 4.0)
+    assert actions == [], "a2 waits for a1, the errand for a2, and b for either slot"
+    assert given(turn(release(desk, 0, 100, 5.0), 5.0)[1]) == [("a2", 1), ("b", 0)]
+
+
 def test_queue_order_of_an_agent_cannot_lock_a_slot_with_an_errand() -> None:
     """The later ask of the agent reached the queue first, with an errand's time between them."""
     late, early = ticket("late", 6, agent="a", pin=0), ticket("early", 3, agent="a", pin=0)

@@ -1,0 +1,59 @@
+"""From admitted requests to their response: whole unless the client leaves, or as a stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from litestar import Request, Response
+from litestar.response import Stream
+
+from mlxstack.api.headers import cache_headers
+from mlxstack.api.leaving import unless_gone
+from mlxstack.api.sse import BEAT_S, FIRST_S, streamed
+from mlxstack.service.chat import Order, reply
+from mlxstack.service.parts import Part, Reply, gather
+from mlxstack.service.service import Service
+from mlxstack.service.status import saved_s
+
+T = TypeVar("T")
+
+AnyRequest = Request[Any, Any, Any]
+Parts = AsyncGenerator[Part, None]
+Frames = Callable[[Part, Parts], AsyncGenerator[bytes, None]]
+
+
+async def answer_whole(
+    request: AnyRequest,
+    service: Service,
+    orders: tuple[Order, ...],
+    shape: Callable[[tuple[Reply, ...]], T],
+) -> Response[T]:
+    """All replies at once; raises Gone when the client left, which cancels the work."""
+    replies = await unless_gone(request, _all(service, orders))
+    first = replies[0]
+    headers = cache_headers(orders[0].ask, first.started, first.ended.work.saved_s)
+    return Response(shape(replies), headers=headers, media_type="application/json")
+
+
+async def answer_stream(service: Service, order: Order, frames: Frames) -> Stream:
+    """Headers go out with the cache numbers if the ask is seated within a second."""
+    parts = reply(service, order, FIRST_S, BEAT_S)
+    first = await anext(parts)
+    headers = cache_headers(order.ask, first, saved_s(service.engine.snapshot(), first))
+    return streamed(frames(first, parts), headers)
+
+
+async def _all(service: Service, orders: tuple[Order, ...]) -> tuple[Reply, ...]:
+    """One failed reply cancels the others and fails the answer."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_one(service, order)) for order in orders]
+    except* Exception as several:
+        raise several.exceptions[0] from None
+    return tuple(task.result() for task in tasks)
+
+
+async def _one(service: Service, order: Order) -> Reply:
+    async with aclosing(reply(service, order, BEAT_S, BEAT_S)) as parts:
+        return await gather(parts)

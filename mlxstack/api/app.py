@@ -1,0 +1,66 @@
+"""Wires the doors: one Litestar application over one service."""
+
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.spec import Components, SecurityScheme
+
+from mlxstack import __version__
+from mlxstack.api import errors, guards
+from mlxstack.api.leaving import Gone
+from mlxstack.api.native import completion, events, slots, status, words
+from mlxstack.api.native.metrics import metrics_route
+from mlxstack.api.openai import completions, embeddings, models, routes
+from mlxstack.api.request_id import name_response
+from mlxstack.service.service import Service
+
+ROUTES = (
+    *routes.ROUTES,
+    *completions.ROUTES,
+    *models.ROUTES,
+    *embeddings.ROUTES,
+    *status.ROUTES,
+    *events.ROUTES,
+    *slots.ROUTES,
+    *words.ROUTES,
+    *completion.ROUTES,
+)
+
+# nginx's status for a client that did not wait; nobody reads it.
+CLIENT_LEFT = 499
+
+
+def create_app(service: Service) -> Litestar:
+    """Every door of the service. The service itself is started and stopped by its owner."""
+    server = service.preset.server
+    return Litestar(
+        route_handlers=[*ROUTES, metrics_route(service)],
+        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        guards=[
+            guards.host_guard(server),
+            guards.key_guard(server),
+            guards.loaded_guard(service),
+        ],
+        exception_handlers={Exception: errors.answer, Gone: _nobody},
+        before_send=[name_response],
+        request_max_body_size=server.max_body_bytes,
+        cors_config=guards.cors(server),
+        openapi_config=_openapi(),
+        logging_config=None,
+    )
+
+
+def _nobody(_: Request[Any, Any, Any], __: Exception) -> Response[None]:
+    return Response(None, status_code=CLIENT_LEFT)
+
+
+def _openapi() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="mlx-stack",
+        version=__version__,
+        components=Components(
+            security_schemes={"ApiKey": SecurityScheme(type="http", scheme="bearer")}
+        ),
+    )

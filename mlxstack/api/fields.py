@@ -1,0 +1,164 @@
+"""The body fields that every generating dialect of OpenAI and llama-server shares."""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.options import MAX_TOP_LOGPROBS, Options, Wish
+
+AGENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+Prompts = str | list[str | int | list[int]]
+LogitBias = dict[str, float | bool] | list[list[Any]]
+
+
+class Fields(Struct, kw_only=True):
+    """Unknown fields are ignored; every field may be absent or null."""
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_context_size: int | None = None
+    repeat_last_n: int | None = None
+    logit_bias: LogitBias | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    n_predict: int | None = None
+    id_slot: int | None = None
+    session_id: str | None = None
+    agent: str | None = None
+    cache_prompt: bool | None = None
+    cache_salt: str | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+
+
+def options(body: Fields, ask: str, n_logprobs: int | None) -> Options:
+    """What the body wants. Raises BadRequest with the name of the field that cannot work."""
+    return Options(
+        id=ask,
+        max_tokens=limit(body),
+        wish=_wish(body, n_logprobs),
+        stop=_stops(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        slot=None if body.id_slot in (None, -1) else body.id_slot,
+        agent=_agent(body),
+        use_cache=body.cache_prompt is not False,
+        has_progress=bool(body.return_progress),
+        salt=body.cache_salt or "",
+    )
+
+
+def limit(body: Fields) -> int | None:
+    """`n_predict` before `max_tokens`; -1 is no limit."""
+    name = "max_tokens" if body.n_predict is None else "n_predict"
+    wanted = body.max_tokens if body.n_predict is None else body.n_predict
+    if wanted is None or wanted == -1:
+        return None
+    if wanted < 1:
+        raise BadRequest(f"{name} is {wanted}; it must be at least 1, or -1 for no limit", name)
+    return wanted
+
+
+def only_one(n: int | None) -> None:
+    """Raises BadRequest for a wish that this service does not serve yet."""
+    if n not in (None, 1):
+        raise BadRequest(f"n is {n}; one choice per request is served", "n")
+
+
+def top_logprobs(wanted: int | None, name: str) -> int | None:
+    """A number of alternatives between 0 and 20, or None. Raises BadRequest."""
+    if wanted is not None and not 0 <= wanted <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"{name} is {wanted}; it must be 0 to {MAX_TOP_LOGPROBS}", name)
+    return wanted
+
+
+def _wish(body: Fields, n_logprobs: int | None) -> Wish:
+    repetition, name = (
+        (body.repetition_penalty, "repetition_penalty")
+        if body.repeat_penalty is None
+        else (body.repeat_penalty, "repeat_penalty")
+    )
+    if repetition is not None and repetition <= 0:
+        raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
+    window = body.repeat_last_n if body.repeat_last_n is not None else body.repetition_context_size
+    return Wish(
+        temperature=body.temperature,
+        top_p=_share(body.top_p, "top_p"),
+        top_k=body.top_k,
+        min_p=_share(body.min_p, "min_p"),
+        seed=body.seed,
+        repetition_penalty=repetition,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        window=window,
+        logit_bias=_bias(body.logit_bias),
+        top_logprobs=n_logprobs,
+    )
+
+
+def _share(value: float | None, name: str) -> float | None:
+    if value is not None and not 0 <= value <= 1:
+        raise BadRequest(f"{name} is {value}; it must be between 0 and 1", name)
+    return value
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    words = [stop] if isinstance(stop, str) else stop or []
+    return tuple(word for word in words if word)
+
+
+def _agent(body: Fields) -> str | None:
+    name, agent = (
+        ("agent", body.agent) if body.session_id is None else ("session_id", body.session_id)
+    )
+    if agent is not None and not AGENT_ID.fullmatch(agent):
+        raise BadRequest(f"{name} must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -", name)
+    return agent
+
+
+def _bias(bias: LogitBias | None) -> tuple[tuple[int, float], ...]:
+    pairs = list(bias.items()) if isinstance(bias, dict) else bias or []
+    return tuple(_one_bias(pair) for pair in pairs)
+
+
+def _one_bias(pair: Any) -> tuple[int, float]:
+    """llama-server's `false` forbids a token altogether."""
+    try:
+        token, value = pair
+        return int(token), float("-inf") if value is False else float(value)
+    except (TypeError, ValueError):
+        raise BadRequest(
+            f"{pair!r} is not a pair of a token id and a number", "logit_bias"
+        ) from None
+
+
+def prompts(sent: Prompts) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each as text or as tokens. Raises BadRequest for an empty list."""
+    if isinstance(sent, str):
+        return (sent,)
+    tokens = tuple(one for one in sent if isinstance(one, int))
+    if tokens and len(tokens) == len(sent):
+        return (tokens,)
+    if tokens or not sent:
+        raise BadRequest(
+            "prompt must be text, token ids, or a list of texts or of lists of token ids", "prompt"
+        )
+    return tuple(_prompt(one) for one in sent)
+
+
+def _prompt(one: str | int | list[int]) -> str | tuple[int, ...]:
+    assert not isinstance(one, int)
+    return one if isinstance(one, str) else tuple(one)

@@ -1,0 +1,124 @@
+"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model."""
+
+import ipaddress
+import re
+import secrets
+from typing import Any
+from urllib.parse import urlsplit
+
+from litestar.config.cors import CORSConfig
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import Guard
+
+from mlxstack.api.errors import Dialect, dialect
+from mlxstack.api.headers import EXPOSED
+from mlxstack.core.errors import Forbidden, Unauthorized
+from mlxstack.core.preset import ServerSpec
+from mlxstack.service.service import Service
+
+# Route options: open without a key, and answering before the model is loaded.
+PUBLIC = {"is_public": True}
+EARLY = {"is_public": True, "is_early": True}
+
+LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
+APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+def host_guard(server: ServerSpec) -> Guard:
+    """Refuses requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
+
+    A Host may be a loopback name, any IP literal (a rebound page never has one), or a
+    configured name; an Origin must be loopback, the Host itself, configured, or an app's.
+    """
+    known = re.compile(_names(server), re.IGNORECASE)
+
+    def guard(connection: Connection, _: BaseRouteHandler) -> None:
+        host = _bare(connection.headers.get("host", "localhost"))
+        if not (known.fullmatch(host) or _is_address(host)):
+            raise Forbidden(
+                f"host {host!r} is not served here; add it to server.allowed_hosts of the preset"
+            )
+        origin = connection.headers.get("origin")
+        if origin is not None and not _is_friend(origin, host, known):
+            raise Forbidden(
+                f"pages of {origin!r} may not use this service; "
+                "add its host to server.allowed_hosts of the preset"
+            )
+
+    return guard
+
+
+def key_guard(server: ServerSpec) -> Guard:
+    """Wants one of the configured keys, as `Authorization: Bearer` or `x-api-key`."""
+
+    def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+        if not server.api_keys or handler.opt.get("is_public"):
+            return
+        given = _key(connection)
+        if given is None:
+            raise Unauthorized(
+                "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
+            )
+        if not any(secrets.compare_digest(given.encode(), k.encode()) for k in server.api_keys):
+            raise Unauthorized("Invalid API Key")
+
+    return guard
+
+
+def loaded_guard(service: Service) -> Guard:
+    """Refuses everything but the early routes until the model is there."""
+
+    def guard(_: Connection, handler: BaseRouteHandler) -> None:
+        if not handler.opt.get("is_early"):
+            service.require()
+
+    return guard
+
+
+def cors(server: ServerSpec) -> CORSConfig:
+    """Answers preflights of the origins that the host guard lets in."""
+    return CORSConfig(
+        allow_origins=[],
+        allow_origin_regex=rf"(?i:https?://(?:{_names(server)})(?::\d+)?)",
+        allow_headers=["*"],
+        expose_headers=list(EXPOSED),
+    )
+
+
+def _names(server: ServerSpec) -> str:
+    if "*" in server.allowed_hosts:
+        return ".*"
+    return "|".join((LOOPBACK, *(re.escape(name) for name in server.allowed_hosts)))
+
+
+def _bare(host: str) -> str:
+    """Without the port."""
+    return re.sub(r":\d*$", "", host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
+    parts = urlsplit(origin)
+    if parts.scheme in APP_SCHEMES:
+        return True
+    name = _bare(parts.netloc)
+    return bool(name) and (name == host or known.fullmatch(name) is not None)
+
+
+def _key(connection: Connection) -> str | None:
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else None
+    header = connection.headers.get("x-api-key")
+    if dialect(connection.url.path) is Dialect.ANTHROPIC:
+        return header or bearer
+    return bearer or header

@@ -1,0 +1,41 @@
+"""Response headers that tell what the caches did for a request."""
+
+from mlxstack.core.ask import Ask
+from mlxstack.service.parts import Part, Started
+
+PREFIX = "x-mlx-stack-"
+
+EXPOSED = tuple(
+    PREFIX + name
+    for name in (
+        "cache-hit",
+        "cache-prefix-tokens",
+        "cache-new-tokens",
+        "ttft-saved-ms",
+        "cache-miss-reason",
+        "slot",
+        "agent",
+    )
+)
+
+
+def cache_headers(ask: Ask, first: Part, saved_s: float) -> dict[str, str]:
+    """From the first part of a reply; a part other than Started knows no cache numbers yet."""
+    agent = {PREFIX + "agent": ask.agent} if ask.agent else {}
+    if not isinstance(first, Started):
+        return agent
+    miss = {PREFIX + "cache-miss-reason": _line(first.miss.reason)} if first.miss else {}
+    return {
+        PREFIX + "cache-hit": "true" if first.n_cached else "false",
+        PREFIX + "cache-prefix-tokens": str(first.n_cached),
+        PREFIX + "cache-new-tokens": str(first.n_prompt - first.n_cached),
+        PREFIX + "ttft-saved-ms": str(round(saved_s * 1000)) if first.n_cached else "0",
+        PREFIX + "slot": str(first.slot),
+        **miss,
+        **agent,
+    }
+
+
+def _line(text: str) -> str:
+    """Header values are one line of Latin-1."""
+    return " ".join(text.split()).encode("latin-1", "replace").decode("latin-1")

@@ -1,0 +1,39 @@
+"""Stops the work on an answer when its client has left."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from litestar import Request
+
+T = TypeVar("T")
+
+
+class Gone(Exception):
+    """The client left; there is nobody to answer."""
+
+
+async def unless_gone(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects. Raises Gone."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return working.result()
+    finally:
+        await _cancel(leaving)
+        await _cancel(working)
+
+
+async def _left(request: Request[Any, Any, Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

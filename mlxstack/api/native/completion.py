@@ -1,0 +1,172 @@
+"""llama-server's own completion: a raw prompt, and everything that is known of the answer."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+
+from mlxstack.api import fields, sse
+from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.errors import body as error_body
+from mlxstack.api.fields import Fields, Prompts
+from mlxstack.api.given import TheService
+from mlxstack.api.logprobs import logprobs
+from mlxstack.api.native.params import spoken
+from mlxstack.api.timings import timings
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.chat import Order, admit_text
+from mlxstack.service.parts import (
+    Content,
+    Ended,
+    Ending,
+    Note,
+    Part,
+    Progressed,
+    Quiet,
+    Reply,
+)
+from mlxstack.service.service import Service
+
+STOP_TYPES = {
+    Ending.EOS: "eos",
+    Ending.WORD: "word",
+    Ending.LENGTH: "limit",
+    Ending.CONTEXT: "limit",
+}
+
+
+class NativeBody(Fields, kw_only=True):
+    """POST /completion."""
+
+    prompt: Prompts
+    n_probs: int | None = None
+    return_tokens: bool | None = None
+
+
+@post(["/completion", "/completions"], status_code=200)
+async def completion(
+    request: AnyRequest, data: JSONBody[NativeBody], service: TheService
+) -> Response[dict[str, Any]] | Stream:
+    """Continue a text or a list of tokens."""
+    fields.only_one(data.n)
+    prompts = fields.prompts(data.prompt)
+    if len(prompts) != 1:
+        raise BadRequest("one prompt per request; /v1/completions takes several", "prompt")
+    n_top = fields.top_logprobs(data.n_probs, "n_probs") or None
+    options = fields.options(data, f"cmpl-{uuid4().hex}", n_top)
+    order = await admit_text(service, prompts[0], options)
+    shape = Shape(service, order, prompts[0], data)
+    if data.stream:
+        return await answer_stream(service, order, shape.frames)
+    return await answer_whole(request, service, (order,), lambda replies: shape.whole(replies[0]))
+
+
+class Shape:
+    """Renders the answer to one order, counting its tokens."""
+
+    def __init__(
+        self, service: Service, order: Order, prompt: str | tuple[int, ...], body: NativeBody
+    ) -> None:
+        self._service = service
+        self._order = order
+        self._prompt = prompt if isinstance(prompt, str) else service.words.decode(prompt)
+        self._body = body
+        self._has_new_line = False
+        self._n_predicted = 0
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        """The answer to a request that does not stream."""
+        self._has_new_line = "\n" in reply.content
+        tokens = [note.token for note in reply.notes] if self._body.return_tokens else []
+        return {
+            **self._final(reply.ended, reply.content, tokens),
+            **self._probabilities(reply.notes),
+        }
+
+    async def frames(
+        self, first: Part, rest: AsyncGenerator[Part, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The stream; it ends with the final object or with an error."""
+        async with aclosing(rest):
+            try:
+                for data in self._render(first):
+                    yield data
+                async for part in rest:
+                    for data in self._render(part):
+                        yield data
+            except Exception as problem:
+                yield sse.frame(error_body(understand(problem), Dialect.LLAMA, ""))
+
+    def _render(self, part: Part) -> list[bytes]:
+        match part:
+            case Quiet():
+                return [sse.keepalive(part.n_done, part.n_prompt)]
+            case Progressed():
+                return [sse.frame({**self._partial("", ()), **_progress(part)})]
+            case Content():
+                return [sse.frame(self._content(part))]
+            case Ended():
+                return [sse.frame(self._final(part, "", []))]
+        return []
+
+    def _content(self, part: Content) -> dict[str, Any]:
+        self._has_new_line |= "\n" in part.text
+        self._n_predicted += len(part.notes)
+        return {**self._partial(part.text, part.notes), **self._probabilities(part.notes)}
+
+    def _partial(self, text: str, notes: tuple[Note, ...]) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": [note.token for note in notes],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._n_predicted,
+            "tokens_evaluated": len(self._order.ask.tokens),
+        }
+
+    def _final(self, ended: Ended, content: str, tokens: list[int]) -> dict[str, Any]:
+        work = ended.work
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": ended.slot,
+            "stop": True,
+            "model": self._service.name,
+            "tokens_predicted": work.n_generated,
+            "tokens_evaluated": work.n_prompt,
+            "generation_settings": spoken(
+                self._order.ask, self._order.stop, bool(self._body.stream)
+            ),
+            "prompt": self._prompt,
+            "has_new_line": self._has_new_line,
+            "truncated": False,
+            "stop_type": STOP_TYPES[ended.ending],
+            "stopping_word": ended.word or "",
+            "tokens_cached": work.n_prompt + max(0, work.n_generated - 1),
+            "timings": timings(work),
+        }
+
+    def _probabilities(self, notes: tuple[Note, ...]) -> dict[str, Any]:
+        found = logprobs(notes, self._service.words)
+        return {"completion_probabilities": found.content} if found else {}
+
+
+def _progress(part: Progressed) -> dict[str, Any]:
+    return {
+        "prompt_progress": {
+            "total": part.n_prompt,
+            "cache": part.n_cached,
+            "processed": part.n_done,
+            "time_ms": part.elapsed_ms,
+        }
+    }
+
+
+ROUTES: list[Any] = [completion]

@@ -1,0 +1,143 @@
+"""The slots as llama-server shows them, and what can be done to them."""
+
+from typing import Any
+
+import msgspec
+from litestar import Request, get, post
+from litestar.params import FromPath, FromQuery
+from msgspec import Struct
+
+from mlxstack.api.given import TheService
+from mlxstack.api.native.params import of_ask
+from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.errors import BadRequest, Busy
+from mlxstack.service import slots as acts
+from mlxstack.service import status
+
+
+class FileBody(Struct):
+    """Names the slot file."""
+
+    filename: str
+
+
+@get("/slots")
+async def list_slots(
+    service: TheService, fail_on_no_slot: FromQuery[str | None] = None
+) -> list[dict[str, Any]]:
+    """All slots; 503 when asked to fail and none is idle."""
+    found = status.slots(service)
+    if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
+        raise Busy("no slot available")
+    return [_slot(slot) for slot in found]
+
+
+@post("/slots/{slot:str}", status_code=200)
+async def act_on_slot(
+    request: Request[Any, Any, Any],
+    service: TheService,
+    slot: FromPath[str],
+    action: FromQuery[str | None] = None,
+) -> dict[str, Any]:
+    """`?action=save|restore|erase`; waits until the slot is idle."""
+    number = _number(slot)
+    match action:
+        case "save":
+            saved = await acts.save(service, SaveSlot(number, await _filename(request)))
+            return {
+                "id_slot": saved.slot,
+                "filename": saved.name,
+                "n_saved": saved.n_saved,
+                "n_written": saved.n_written,
+                "n_bytes": saved.n_bytes,
+                "timings": {"save_ms": saved.save_ms},
+            }
+        case "restore":
+            done = await acts.restore(service, RestoreSlot(number, await _filename(request)))
+            return {
+                "id_slot": done.slot,
+                "filename": done.name,
+                "n_restored": done.n_restored,
+                "n_read": done.n_read,
+                "timings": {"restore_ms": done.restore_ms},
+            }
+        case "erase":
+            erased = await acts.erase(service, EraseSlot(number))
+            return {"id_slot": erased.slot, "n_erased": erased.n_erased}
+    raise BadRequest("Invalid action", "action")
+
+
+def _number(slot: str) -> int:
+    try:
+        return int(slot)
+    except ValueError:
+        raise BadRequest("Invalid slot ID", "id_slot") from None
+
+
+async def _filename(request: Request[Any, Any, Any]) -> str:
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=FileBody).filename
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"filename: {error}", "filename") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def _slot(slot: status.SlotStatus) -> dict[str, Any]:
+    view = slot.view
+    head = {
+        "id": view.id,
+        "n_ctx": view.n_ctx,
+        "speculative": False,
+        "is_processing": slot.is_processing,
+    }
+    return {**head, **_ours(slot), **(_last(slot) if view.is_used or view.n_tokens else {})}
+
+
+def _last(slot: status.SlotStatus) -> dict[str, Any]:
+    """What llama-server adds once a slot has been used."""
+    view = slot.view
+    return {
+        "id_task": _task(view.ask),
+        "n_prompt_tokens": view.n_tokens,
+        "n_prompt_tokens_processed": max(0, view.n_done - view.n_cached),
+        "n_prompt_tokens_cache": view.n_cached,
+        "params": of_ask(slot.last) if slot.last else {},
+        "next_token": [
+            {
+                "has_next_token": slot.is_processing,
+                "has_new_line": False,
+                "n_remain": view.n_remain if slot.is_processing else -1,
+                "n_decoded": view.n_decoded,
+            }
+        ],
+    }
+
+
+def _ours(slot: status.SlotStatus) -> dict[str, Any]:
+    view = slot.view
+    return {
+        "state": view.state.value if view.state else "idle",
+        "request": view.ask,
+        "agent": view.agent,
+        "n_tokens": view.n_tokens,
+        "n_prompt": view.n_prompt,
+        "n_done": view.n_done,
+        "cached_tokens": view.n_cached,
+        "tps": view.tps,
+        "n_bytes": view.n_bytes,
+        "idle_s": view.idle_s,
+        "miss_reason": view.miss.reason if view.miss else None,
+    }
+
+
+def _task(ask: str | None) -> int:
+    """llama-server numbers its tasks; ours have names, of which a number is made."""
+    digits = (ask or "").rpartition("-")[2][:7]
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return -1
+
+
+ROUTES: list[Any] = [list_slots, act_on_slot]

@@ -1,0 +1,82 @@
+"""Is it well, and what is it: health and properties."""
+
+from typing import Any
+
+from litestar import Response, get, head, post
+
+from mlxstack import __version__
+from mlxstack.api.given import TheService
+from mlxstack.api.guards import EARLY
+from mlxstack.api.native.params import params
+from mlxstack.core.errors import Broken, Loading, Unsupported
+from mlxstack.service.options import Wish, sampling
+from mlxstack.service.service import Health
+
+
+@get("/", opt=EARLY)
+async def root(service: TheService) -> dict[str, str]:
+    """Who answers here."""
+    return {"name": "mlx-stack", "version": __version__, "status": service.health.value}
+
+
+@head(["/", "/api/hello"], opt=EARLY)
+async def probe() -> None:
+    """Clients look whether somebody is there."""
+
+
+@get(["/health", "/v1/health"], opt=EARLY)
+async def health(service: TheService) -> dict[str, str]:
+    """200 only when requests would be served."""
+    match service.health:
+        case Health.OK:
+            return {"status": "ok"}
+        case Health.LOADING:
+            raise Loading("Loading model")
+        case Health.STOPPING:
+            raise Loading("the service is shutting down")
+        case Health.STALLED:
+            raise Loading("the engine has work but finishes no turn; see the service log")
+    raise Broken("the model could not be loaded; the service log says why")
+
+
+@get("/props")
+async def props(service: TheService) -> dict[str, Any]:
+    """What llama-server's /props tells, and how this engine decodes."""
+    snapshot, words, facts = service.engine.snapshot(), service.words, service.facts
+    defaults = sampling(Wish(), service.preset.sampling, facts.defaults, service.n_ctx)
+    limit = service.preset.sampling.max_tokens or -1
+    return {
+        "default_generation_settings": {"params": params(defaults, limit), "n_ctx": service.n_ctx},
+        "total_slots": service.preset.slots.count,
+        "model_alias": service.name,
+        "model_ftype": f"KV {service.preset.kv.bits} bit",
+        "model_path": facts.path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "<__media__>",
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": service.preset.prefix_cache.metrics.enabled,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": words.chat_template,
+        "chat_template_caps": words.caps,
+        "bos_token": words.edges[0],
+        "eos_token": words.edges[1],
+        "build_info": f"mlx-stack-{__version__}",
+        "is_sleeping": False,
+        "cors_proxy_enabled": False,
+        "architecture": facts.architecture,
+        "is_batching": snapshot.is_batching,
+        "why_not_batching": snapshot.why_not_batching,
+        "max_batch_size": service.preset.batch.max_size,
+        "max_entries": service.preset.prefix_cache.max_entries,
+    }
+
+
+@post("/props", status_code=200)
+async def set_props() -> Response[None]:
+    """Properties come from the preset."""
+    raise Unsupported("This server does not support changing global properties; edit the preset")
+
+
+ROUTES: list[Any] = [root, probe, health, props, set_props]

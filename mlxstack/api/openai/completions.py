@@ -1,0 +1,160 @@
+"""Legacy completions: raw prompts, one choice for each."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from itertools import chain
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from mlxstack.api import fields, sse
+from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole
+from mlxstack.api.described import described
+from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.errors import body as error_body
+from mlxstack.api.given import TheService
+from mlxstack.api.logprobs import LegacyLogprobs, legacy
+from mlxstack.api.names import served
+from mlxstack.api.openai.bodies import CompletionBody
+from mlxstack.api.openai.wire import FINGERPRINT, finish_reason
+from mlxstack.api.timings import Timings, Usage, timings, usage
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.chat import Order, admit_text, reply
+from mlxstack.service.options import Options
+from mlxstack.service.parts import Content, Ended, Part, Quiet, Reply
+from mlxstack.service.service import Service
+
+
+class Choice(Struct, frozen=True):
+    """The text that one prompt was given, or a piece of it."""
+
+    text: str
+    index: int = 0
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(Struct, frozen=True):
+    """The answer, or one frame of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    system_fingerprint: str = FINGERPRINT
+    object: str = "text_completion"
+    usage: Usage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+@post("/v1/completions", status_code=200, responses=described(Completion))
+async def completions(
+    request: AnyRequest, data: JSONBody[CompletionBody], service: TheService
+) -> Response[Completion] | Stream:
+    """Continue one or several texts, whole or as server-sent events."""
+    shape = Shape(service, served(service, data.model), data)
+    options = _options(data)
+    orders = [
+        await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
+        for i, prompt in enumerate(fields.prompts(data.prompt))
+    ]
+    if data.stream:
+        first = orders[0]
+        return await answer_stream(
+            service, first, lambda part, rest: shape.frames(part, rest, orders[1:])
+        )
+    return await answer_whole(request, service, tuple(orders), shape.whole)
+
+
+def _options(body: CompletionBody) -> Options:
+    fields.only_one(body.n)
+    for name in ("echo", "suffix"):
+        if getattr(body, name):
+            raise BadRequest(f"{name} is not supported", name)
+    if body.best_of not in (None, 1):
+        raise BadRequest("best_of is not supported", "best_of")
+    n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
+    return fields.options(body, "", fields.top_logprobs(n_top, "logprobs"))
+
+
+class Shape:
+    """Renders the choices of one answer."""
+
+    def __init__(self, service: Service, model: str, body: CompletionBody) -> None:
+        self.id = f"cmpl-{uuid4().hex}"
+        self._service = service
+        self._model = model
+        self._created = int(time.time())
+        self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def whole(self, replies: tuple[Reply, ...]) -> Completion:
+        """The answer to a request that does not stream."""
+        words = self._service.words
+        choices = [
+            Choice(
+                text=one.content,
+                index=i,
+                logprobs=legacy(one.notes, words, 0),
+                finish_reason=finish_reason(one.ended, has_calls=False),
+            )
+            for i, one in enumerate(replies)
+        ]
+        return self._completion(tuple(choices), tuple(one.ended for one in replies))
+
+    async def frames(
+        self, first: Part, rest: Parts, others: list[Order]
+    ) -> AsyncGenerator[bytes, None]:
+        """The stream, prompt by prompt, to [DONE] or to the error that ended it."""
+        ended: list[Ended] = []
+        try:
+            for data in self._render(first, 0, ended):
+                yield data
+            async with aclosing(self._parts(rest, others)) as parts:
+                async for index, part in parts:
+                    for data in self._render(part, index, ended):
+                        yield data
+            if self._has_usage:
+                yield sse.frame(self._completion((), tuple(ended)))
+            yield sse.DONE
+        except Exception as problem:
+            yield sse.frame(error_body(understand(problem), Dialect.OPENAI, self.id))
+
+    async def _parts(
+        self, first: Parts, others: list[Order]
+    ) -> AsyncGenerator[tuple[int, Part], None]:
+        """The parts of one reply after the other, with its index."""
+        later = (reply(self._service, order, sse.BEAT_S, sse.BEAT_S) for order in others)
+        for index, parts in enumerate(chain([first], later)):
+            async with aclosing(parts):
+                async for part in parts:
+                    yield index, part
+
+    def _render(self, part: Part, index: int, ended: list[Ended]) -> Iterator[bytes]:
+        match part:
+            case Quiet():
+                yield sse.keepalive(part.n_done, part.n_prompt)
+            case Content():
+                noted = legacy(part.notes, self._service.words, 0)
+                yield sse.frame(self._completion((Choice(part.text, index, noted),)))
+            case Ended():
+                ended.append(part)
+                last = Choice("", index, finish_reason=finish_reason(part, has_calls=False))
+                yield sse.frame(self._completion((last,)))
+
+    def _completion(self, choices: tuple[Choice, ...], ended: tuple[Ended, ...] = ()) -> Completion:
+        return Completion(
+            id=self.id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage(ended) if ended else UNSET,
+            timings=timings(ended[-1].work) if ended else UNSET,
+        )
+
+
+ROUTES: list[Any] = [completions]

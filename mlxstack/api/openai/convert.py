@@ -1,0 +1,124 @@
+"""From OpenAI's chat body to the conversation that it means."""
+
+import json
+import uuid
+from typing import Any
+
+from mlxstack.api.openai.bodies import Call, ChatBody, ToolSpec, Turn
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.service.options import Calling
+from mlxstack.text.normal import parse_arguments, system_text, text_of
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+}
+
+
+def conversation(body: ChatBody) -> Conversation:
+    """Raises BadRequest with the path of the field that cannot work."""
+    if not body.messages:
+        raise BadRequest("messages is empty; at least one message is needed", "messages")
+    thinking, template = _template(body)
+    return Conversation(
+        messages=(*_messages(body.messages), *_format(body)),
+        tools=_tools(body.tools),
+        thinking=thinking,
+        template=template,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final=bool(body.continue_final_message),
+    )
+
+
+def calling(body: ChatBody) -> Calling:
+    """A named function is required like any: its name is not enforced. Raises BadRequest."""
+    match body.tool_choice:
+        case None | "auto":
+            return Calling.AUTO
+        case "none":
+            return Calling.NONE
+        case "required" | dict():
+            return Calling.REQUIRED
+    raise BadRequest(
+        f"tool_choice is {body.tool_choice!r}; known are none, auto, required, or a function",
+        "tool_choice",
+    )
+
+
+def _messages(turns: list[Turn]) -> tuple[Message, ...]:
+    return tuple(_message(turn, f"messages[{i}]") for i, turn in enumerate(turns))
+
+
+def _message(turn: Turn, at: str) -> Message:
+    role = ROLES.get(turn.role)
+    if role is None:
+        raise BadRequest(f"{at}.role is {turn.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
+    reasoning = turn.reasoning if turn.reasoning_content is None else turn.reasoning_content
+    return Message(
+        role=role,
+        text=_text(turn, role, at),
+        reasoning=reasoning,
+        tool_calls=tuple(_call(call) for call in turn.tool_calls or ()),
+        tool_call_id=turn.tool_call_id,
+        name=turn.name,
+    )
+
+
+def _text(turn: Turn, role: Role, at: str) -> str:
+    """Parts of a system prompt simply follow each other; others are separate lines."""
+    try:
+        if role is Role.SYSTEM:
+            return system_text(turn.content)
+        return text_of(turn.content, "\n")
+    except Unsupported as error:
+        raise BadRequest(error.message, f"{at}.content") from None
+
+
+def _call(call: Call) -> ToolCall:
+    function = call.function
+    name, arguments = (function.name, function.arguments) if function else ("", None)
+    return ToolCall(
+        id=call.id or f"call_{uuid.uuid4().hex[:24]}",
+        name=name,
+        arguments=parse_arguments(arguments),
+    )
+
+
+def _tools(specs: list[ToolSpec] | None) -> tuple[Tool, ...]:
+    functions = [spec.function for spec in specs or () if spec.function is not None]
+    return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
+
+
+def _template(body: ChatBody) -> tuple[bool | None, dict[str, Any]]:
+    """An explicit `chat_template_kwargs` wins over `reasoning_effort`."""
+    template = dict(body.chat_template_kwargs or {})
+    thinking = template.pop("enable_thinking", None)
+    if thinking is not None and not isinstance(thinking, bool):
+        raise BadRequest("enable_thinking must be true or false", "chat_template_kwargs")
+    if body.reasoning_effort == "none":
+        thinking = False if thinking is None else thinking
+    elif body.reasoning_effort is not None:
+        template.setdefault("reasoning_effort", body.reasoning_effort)
+    return thinking, template
+
+
+def _format(body: ChatBody) -> tuple[Message, ...]:
+    """A wish for JSON becomes a last instruction: it is asked for, not enforced."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return ()
+    if wanted.type not in ("json_object", "json_schema"):
+        raise BadRequest(
+            f"response_format.type is {wanted.type!r}; known are text, json_object, json_schema",
+            "response_format.type",
+        )
+    schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
+    line = "Answer with one JSON object and nothing else."
+    if schema:
+        line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"
+    return (Message(Role.SYSTEM, line),)

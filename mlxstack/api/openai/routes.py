@@ -1,0 +1,66 @@
+"""The routes of chat completions."""
+
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import structs
+
+from mlxstack.api import fields
+from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.described import described
+from mlxstack.api.given import TheService
+from mlxstack.api.names import served
+from mlxstack.api.openai import chat, convert
+from mlxstack.api.openai.bodies import ChatBody
+from mlxstack.api.openai.wire import Completion
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.chat import admit
+from mlxstack.service.options import Options
+
+
+@post(
+    ["/v1/chat/completions", "/chat/completions"], status_code=200, responses=described(Completion)
+)
+async def chat_completions(
+    request: AnyRequest, data: JSONBody[ChatBody], service: TheService
+) -> Response[Completion] | Stream:
+    """Answer a conversation, whole or as server-sent events."""
+    model = served(service, data.model)
+    fields.only_one(data.n)
+    order = await admit(service, convert.conversation(data), _options(data))
+    wants = _wants(data, order.ask.id, model)
+    words = service.words
+    if data.stream:
+        return await answer_stream(
+            service, order, lambda first, rest: chat.frames(first, rest, wants, words)
+        )
+    return await answer_whole(
+        request, service, (order,), lambda replies: chat.whole(replies[0], wants, words)
+    )
+
+
+def _options(body: ChatBody) -> Options:
+    if body.max_completion_tokens is not None:
+        body.max_tokens = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    return structs.replace(
+        fields.options(body, f"chatcmpl-{uuid4().hex}", n_top),
+        calling=convert.calling(body),
+        is_one_call=body.parallel_tool_calls is False,
+    )
+
+
+def _wants(body: ChatBody, ask: str, model: str) -> chat.Wants:
+    return chat.Wants(
+        id=ask,
+        model=model,
+        has_usage=bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+ROUTES: list[Any] = [chat_completions]

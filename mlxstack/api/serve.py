@@ -1,0 +1,103 @@
+"""Runs one service in this process: binds, loads, serves, drains."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+
+from mlxstack.api.app import create_app
+from mlxstack.core.errors import SetupError, StackError
+from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.service.assemble import assemble
+from mlxstack.service.service import Service
+
+log = logging.getLogger("mlxstack.serve")
+
+BACKLOG = 2048
+# After the drain, streams need a moment to say why they ended.
+GRACE_S = 5
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they would end the process by the signal itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves the signals to `run`."""
+        yield
+
+
+def run(preset: Preset, home: Path) -> int:
+    """Serve until SIGTERM or SIGINT; 0, or 1 when the service could not start."""
+    try:
+        return asyncio.run(_run(preset, home))
+    except StackError as error:
+        log.error("%s", error.message)
+        return 1
+
+
+async def _run(preset: Preset, home: Path) -> int:
+    with bind(preset.server) as listener:
+        service = assemble(preset, home)
+        server = Server(config(service))
+        leaving = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, leaving.set)
+        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        return await serve(service, server, listener, leaving)
+
+
+async def serve(
+    service: Service, server: uvicorn.Server, listener: socket.socket, leaving: asyncio.Event
+) -> int:
+    """Serve on a bound socket until `leaving` is set; the exit code of the process."""
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    waiting = asyncio.create_task(leaving.wait())
+    loading = asyncio.create_task(service.start())
+    try:
+        await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            log.info("%s is ready", (await loading).id)
+            await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+    except StackError as error:
+        log.error("%s", error.message)
+        return 1
+    finally:
+        server.should_exit = True
+        waiting.cancel()
+        await service.stop(service.preset.server.drain_s)
+        await asyncio.gather(serving, loading, return_exceptions=True)
+    return 0
+
+
+def config(service: Service) -> uvicorn.Config:
+    drain_s = service.preset.server.drain_s
+    return uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=round(drain_s) + GRACE_S,
+    )
+
+
+def bind(server: ServerSpec) -> socket.socket:
+    """Raises SetupError when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+    except OSError as error:
+        listener.close()
+        raise SetupError(
+            f"cannot listen on {server.host}:{server.port}: {error.strerror}; "
+            "choose another server.port"
+        ) from error
+    listener.listen(BACKLOG)
+    return listener

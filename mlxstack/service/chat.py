@@ -1,0 +1,144 @@
+"""From a conversation to the parts of its reply."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from msgspec import Struct, structs
+
+from mlxstack.core.ask import Ask, Sampling
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest, Busy
+from mlxstack.core.event import Seated
+from mlxstack.service.ear import Ear, Hearing
+from mlxstack.service.options import Bounds, Calling, Options, check, room, sampling
+from mlxstack.service.parts import Part
+from mlxstack.service.service import Service
+from mlxstack.text.prompt import Prompt
+from mlxstack.text.speech import Manner
+
+FORBIDDEN = float("-inf")
+
+
+class Order(Struct, frozen=True):
+    """An admitted request: nothing foreseeable is wrong with it."""
+
+    ask: Ask
+    hearing: Hearing
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The stop strings of the request."""
+        return self.hearing.manner.stops
+
+
+async def admit(service: Service, conversation: Conversation, options: Options) -> Order:
+    """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
+    check(options, _bounds(service))
+    prompt = await service.words.prompt(conversation)
+    forced = _forced(service, options, prompt, bool(conversation.tools))
+    manner = Manner(
+        tools=() if options.calling is Calling.NONE else conversation.tools,
+        stops=options.stop,
+        is_in_thinking=prompt.is_in_thinking,
+        before=prompt.before,
+    )
+    return _order(service, prompt, Hearing(manner, forced), options)
+
+
+async def admit_text(service: Service, prompt: str | Sequence[int], options: Options) -> Order:
+    """The same for a raw text or tokens, in whose continuation nothing is a marker."""
+    check(options, _bounds(service))
+    made = await service.words.raw(prompt)
+    if not made.tokens:
+        raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
+    manner = Manner(stops=options.stop, before=made.before, is_raw=True)
+    return _order(service, made, Hearing(manner), options)
+
+
+async def reply(
+    service: Service, order: Order, first_s: float, beat_s: float
+) -> AsyncGenerator[Part, None]:
+    """The parts as they come; leaving the iterator cancels the ask.
+
+    The first part comes within `first_s` seconds and the next ones within `beat_s`: Quiet when
+    there is nothing to say. Raises what the engine fails with.
+    """
+    clock = asyncio.get_running_loop().time
+    ear = Ear(order.ask, order.hearing, service.words.voice, service.words.maker.replay)
+    due = clock() + first_s
+    with service.open(order.ask) as ticket:
+        while not ticket.is_over:
+            event = await ticket.next(max(0.0, due - clock()))
+            if isinstance(event, Seated):
+                service.remember(event, order.ask)
+            parts = ear.hear(event)
+            if ear.is_enough:
+                ticket.cancel()
+            for part in parts or ([ear.quiet()] if clock() >= due else []):
+                yield part
+                due = clock() + beat_s
+
+
+def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options) -> Order:
+    _refuse_if_full(service)
+    tokens = prompt.tokens + hearing.forced
+    now = time.monotonic()
+    wished = options.max_tokens or service.preset.sampling.max_tokens
+    max_tokens = room(len(tokens), wished, service.n_ctx)
+    return Order(
+        ask=Ask(
+            id=options.id,
+            tokens=tokens,
+            max_tokens=max_tokens,
+            sampling=_sampling(service, options),
+            eos=frozenset() if options.ignore_eos else service.facts.eos,
+            slot=options.slot,
+            agent=options.agent,
+            priority=options.priority,
+            use_cache=options.use_cache,
+            cuts=prompt.cuts,
+            salt=options.salt,
+            arrived=now,
+            deadline=now + service.preset.queue.timeout_s,
+        ),
+        hearing=structs.replace(
+            hearing,
+            call_prefix=options.call_prefix,
+            may_fill_context=wished is None or wished > max_tokens,
+            is_one_call=options.is_one_call,
+            has_progress=options.has_progress,
+        ),
+    )
+
+
+def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool) -> tuple[int, ...]:
+    """The beginning of a tool call, when one is required and the model has a mark for it."""
+    if options.calling is not Calling.REQUIRED or not has_tools:
+        return ()
+    tokenizer = service.words.tokenizer
+    opening = tuple(tokenizer.tool_call_start_tokens or ())
+    if opening and prompt.is_in_thinking:
+        return (*tokenizer.think_end_tokens, *opening)
+    return opening
+
+
+def _sampling(service: Service, options: Options) -> Sampling:
+    """A forbidden tool call is one whose opening mark cannot be chosen."""
+    preset, model = service.preset.sampling, service.facts.defaults
+    chosen = sampling(options.wish, preset, model, service.n_ctx)
+    opening: tuple[int, ...] = service.words.tokenizer.tool_call_start_tokens or ()
+    if options.calling is not Calling.NONE or len(opening) != 1:
+        return chosen
+    return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))
+
+
+def _bounds(service: Service) -> Bounds:
+    return Bounds(service.n_ctx, service.preset.slots.count, service.facts.n_vocab)
+
+
+def _refuse_if_full(service: Service) -> None:
+    """The engine has the last word; this one comes before the headers of a stream."""
+    n_waiting, limit = len(service.engine.snapshot().waiting), service.preset.queue.max_waiting
+    if 0 < limit <= n_waiting:
+        raise Busy(f"{n_waiting} requests are waiting already, no more are queued")

@@ -1,0 +1,47 @@
+"""Carries the engine's events from the MLX thread to the asyncio queues of their asks."""
+
+import asyncio
+from contextlib import suppress
+
+from mlxstack.core.errors import StackError
+from mlxstack.core.event import Event, Failed
+
+
+class Outbox:
+    """One wake-up of the event loop per engine turn, however many asks it served."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[str, asyncio.Queue[Event]] = {}
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Events go to this loop from now on."""
+        self._loop = loop
+
+    def deliver(self, events: tuple[Event, ...]) -> None:
+        """Called on the MLX thread. Events of asks nobody waits for are dropped."""
+        if self._loop is None:
+            return
+        # A loop that has closed has no waiters left.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fan_out, events)
+
+    def open(self, ask: str) -> asyncio.Queue[Event]:
+        """The queue of one ask."""
+        self._queues[ask] = asyncio.Queue()
+        return self._queues[ask]
+
+    def close(self, ask: str) -> None:
+        """Nobody waits for this ask any more."""
+        self._queues.pop(ask, None)
+
+    def fail_all(self, error: StackError) -> int:
+        """Tell every waiter that the engine failed; how many there were."""
+        self._fan_out(tuple(Failed(ask, error) for ask in self._queues))
+        return len(self._queues)
+
+    def _fan_out(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            queue = self._queues.get(event.ask)
+            if queue is not None:
+                queue.put_nowait(event)

@@ -1,0 +1,229 @@
+"""Owns the engine: its start and stop, its health, and the asks on their way through it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from mlxstack.core.act import Act, Done
+from mlxstack.core.ask import Ask
+from mlxstack.core.errors import Broken, Loading, SetupError, StackError
+from mlxstack.core.event import Event, Failed, Finished, Seated
+from mlxstack.core.model import ModelFacts
+from mlxstack.core.preset import Preset
+from mlxstack.core.snapshot import Snapshot
+from mlxstack.service.outbox import Outbox
+from mlxstack.service.words import Words
+
+log = logging.getLogger("mlxstack.service")
+
+STALLED_S = 120.0
+WATCH_S = 1.0
+LAST_TURN_S = 5.0
+
+
+class Health(StrEnum):
+    """How the service is."""
+
+    LOADING = "loading"
+    OK = "ok"
+    STALLED = "stalled"
+    BROKEN = "broken"
+    STOPPING = "stopping"
+
+
+class Engine(Protocol):
+    """What the service needs of `mlxstack.engine.thread.Engine`."""
+
+    tokenizer: Any
+
+    def start(self) -> Future[ModelFacts]: ...
+    def submit(self, ask: Ask) -> None: ...
+    def cancel(self, ask_id: str) -> None: ...
+    def act(self, act: Act) -> Future[Done]: ...
+    def snapshot(self) -> Snapshot: ...
+    def stalled_s(self) -> float: ...
+    def is_alive(self) -> bool: ...
+    def stop(self, drain_s: float) -> Future[None]: ...
+
+
+class Ticket:
+    """One ask under way: its events in order."""
+
+    def __init__(self, ask: Ask, queue: asyncio.Queue[Event], engine: Engine) -> None:
+        self.ask = ask
+        self.is_over = False
+        self._is_cancelled = False
+        self._queue = queue
+        self._engine = engine
+
+    def cancel(self) -> None:
+        """The engine shall stop; its last event still comes. Nothing, once it is over."""
+        if not self.is_over and not self._is_cancelled:
+            self._is_cancelled = True
+            self._engine.cancel(self.ask.id)
+
+    async def next(self, patience_s: float) -> Event | None:
+        """The next event, or None after `patience_s` of silence. Raises what failed the ask."""
+        event = await self._within(patience_s)
+        if isinstance(event, Failed):
+            self.is_over = True
+            raise event.error
+        self.is_over = isinstance(event, Finished)
+        return event
+
+    async def _within(self, patience_s: float) -> Event | None:
+        if not self._queue.empty():
+            return self._queue.get_nowait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                return await self._queue.get()
+        return None
+
+
+class Service:
+    """The one engine of this process, seen from asyncio."""
+
+    def __init__(self, preset: Preset, outbox: Outbox, engine: Engine) -> None:
+        self.preset = preset
+        self.engine = engine
+        self.started_at = time.time()
+        self.last_in_slot: dict[int, Ask] = {}
+        self._outbox = outbox
+        self._facts: ModelFacts | None = None
+        self._words: Words | None = None
+        self._health = Health.LOADING
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the wire: the preset's alias, or its model's id."""
+        return self.preset.model.alias or plain(self.preset.model.id)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens per slot, as the engine serves them."""
+        views = self.engine.snapshot().slots
+        return views[0].n_ctx if views else self.preset.slots.n_ctx
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Raises Loading until the model is there, Broken when it could not be loaded."""
+        self.require()
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def words(self) -> Words:
+        """The text tools of the loaded model. Raises as `facts` does."""
+        self.require()
+        assert self._words is not None
+        return self._words
+
+    @property
+    def health(self) -> Health:
+        """LOADING, OK, STALLED after two silent minutes with work, BROKEN, or STOPPING."""
+        if self._health is Health.OK and self.engine.stalled_s() > STALLED_S:
+            return Health.STALLED
+        return self._health
+
+    async def start(self) -> ModelFacts:
+        """Load the model on the MLX thread. Raises what made the load fail."""
+        self._outbox.bind(asyncio.get_running_loop())
+        try:
+            facts = await _plainly(self.engine.start())
+            words = await asyncio.to_thread(
+                Words, self.engine.tokenizer, self.preset, facts.n_vocab
+            )
+        except StackError:
+            self._health = Health.BROKEN
+            raise
+        self._facts, self._words = facts, words
+        if self._health is Health.LOADING:
+            self._health = Health.OK
+        self._watch = asyncio.create_task(self._watch_engine())
+        return facts
+
+    async def stop(self, drain_s: float) -> None:
+        """Let running asks finish for `drain_s` seconds, refuse the others, end the engine.
+
+        An engine that is still loading, or stuck, is left behind: its thread is a daemon.
+        """
+        was_loading = self._health is Health.LOADING
+        self._health = Health.STOPPING
+        if self._watch is not None:
+            self._watch.cancel()
+        stopping = asyncio.wrap_future(self.engine.stop(drain_s))
+        await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s + LAST_TURN_S)
+        self._outbox.fail_all(Loading("the service is shutting down; try again when it is back"))
+        if self._words is not None:
+            self._words.close()
+
+    @contextmanager
+    def open(self, ask: Ask) -> Iterator[Ticket]:
+        """Submit an ask; leaving before its end cancels it."""
+        self.require()
+        ticket = Ticket(ask, self._outbox.open(ask.id), self.engine)
+        try:
+            self.engine.submit(ask)
+            yield ticket
+        finally:
+            self._outbox.close(ask.id)
+            ticket.cancel()
+
+    async def act(self, act: Act) -> Done:
+        """Save, restore or erase, once the slot is idle."""
+        self.require()
+        return await asyncio.wrap_future(self.engine.act(act))
+
+    def remember(self, seated: Seated, ask: Ask) -> None:
+        """Keep what a slot was last asked, for people who look at it."""
+        self.last_in_slot[seated.slot] = ask
+
+    def require(self) -> None:
+        """Raises Loading until the model is there, Broken when it could not be loaded."""
+        match self._health:
+            case Health.LOADING:
+                raise Loading("Loading model")
+            case Health.BROKEN:
+                raise Broken("the model could not be loaded or its engine died; see the log")
+            case Health.STOPPING:
+                raise Loading("the service is shutting down; try again when it is back")
+
+    async def _watch_engine(self) -> None:
+        """A dead or stuck engine fails everyone who waits for it, loudly."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if not self.engine.is_alive():
+                self._health = Health.BROKEN
+                self._give_up("the engine's thread has died")
+            elif self.engine.stalled_s() > STALLED_S:
+                silent = self.engine.stalled_s()
+                self._give_up(f"the engine has not finished a turn for {silent:.0f} s")
+
+    def _give_up(self, reason: str) -> None:
+        n_failed = self._outbox.fail_all(Broken(f"{reason}; see the service log and restart it"))
+        if n_failed:
+            log.error("%s: %d requests failed", reason, n_failed)
+
+
+def plain(model: str) -> str:
+    """A hub id as it is, a folder by its last name."""
+    is_folder = model.startswith(("/", "./", "../", "~"))
+    return PurePath(model).name if is_folder else model
+
+
+async def _plainly(loading: Future[ModelFacts]) -> ModelFacts:
+    """The facts, or a SetupError whatever it was that went wrong."""
+    try:
+        return await asyncio.wrap_future(loading)
+    except StackError:
+        raise
+    except Exception as error:
+        log.exception("loading the model failed")
+        raise SetupError(f"the model cannot be loaded: {type(error).__name__}: {error}") from error

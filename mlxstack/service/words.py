@@ -1,0 +1,100 @@
+"""The text tools of the loaded model, off the event loop where they take long."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.preset import Preset
+from mlxstack.text.pieces import piece_of
+from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
+from mlxstack.text.voice import Voice
+
+T = TypeVar("T")
+
+N_THREADS = 4
+
+
+class Words:
+    """Prompts, tokens and pieces of one model. Everything may be called from the event loop."""
+
+    def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
+        self.tokenizer = tokenizer
+        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+        self.voice = Voice(tokenizer)
+        self._n_vocab = n_vocab
+        self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
+
+    async def prompt(self, conversation: Conversation) -> Prompt:
+        """The prompt of a conversation. Raises BadRequest in the words of the template."""
+        return await self._run(lambda: self.maker.make(conversation))
+
+    async def text(self, conversation: Conversation) -> str:
+        """The rendered template."""
+        return await self._run(lambda: self.maker.text(conversation))
+
+    async def raw(self, prompt: str | Sequence[int]) -> Prompt:
+        """The prompt of a text, or of tokens. Raises BadRequest for tokens of another model."""
+        if isinstance(prompt, str):
+            return await self._run(lambda: self.maker.plain(prompt))
+        self.check(prompt, "prompt")
+        return self.maker.given(prompt)
+
+    async def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
+        """The tokens of a text."""
+        return await self._run(lambda: self.maker.tokenize(text, spelling))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens of this model."""
+        return self.maker.detokenize(tokens)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        return piece_of(self.tokenizer, token)
+
+    def check(self, tokens: Sequence[int], param: str) -> None:
+        """Raises BadRequest for a token outside the vocabulary."""
+        for token in tokens:
+            if not 0 <= token < self._n_vocab:
+                raise BadRequest(
+                    f"token {token} is not in the vocabulary of {self._n_vocab}", param
+                )
+
+    def close(self) -> None:
+        """No more work is accepted."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    @property
+    def chat_template(self) -> str:
+        """The template as the model's makers wrote it."""
+        return str(getattr(self.tokenizer, "chat_template", None) or "")
+
+    @property
+    def edges(self) -> tuple[str, str]:
+        """The texts of the tokens that begin and end a text, "" where there is none."""
+        return (
+            str(getattr(self.tokenizer, "bos_token", None) or ""),
+            str(getattr(self.tokenizer, "eos_token", None) or ""),
+        )
+
+    @property
+    def caps(self) -> dict[str, bool]:
+        """llama-server's `chat_template_caps`, read off the template."""
+        template = self.chat_template
+        has_calls = bool(self.tokenizer.has_tool_calling)
+        return {
+            "supports_object_arguments": has_calls,
+            "supports_parallel_tool_calls": has_calls,
+            "supports_preserve_reasoning": "reasoning_content" in template,
+            "supports_reasoning_effort": "reasoning_effort" in template,
+            "supports_string_content": True,
+            "supports_system_role": True,
+            "supports_tool_calls": has_calls,
+            "supports_tools": "tools" in template,
+            "supports_typed_content": False,
+        }

@@ -1,0 +1,39 @@
+"""One tiny service for all tests that do not need their own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.api.running import Running, running, tiny_preset
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny model lives, once per session."""
+    return tmp_path_factory.mktemp("model") / "tiny"
+
+
+@pytest.fixture(scope="session")
+def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A running service with three slots of 1,024 tokens."""
+    with running(tiny_preset(model_folder), tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@pytest.fixture
+def http(live: Running) -> Iterator[httpx.Client]:
+    """A plain client; every slot is empty when a test begins."""
+    with httpx.Client(base_url=live.url, timeout=60) as client:
+        for slot in range(3):
+            client.post(f"/slots/{slot}?action=erase").raise_for_status()
+        yield client
+
+
+@pytest.fixture
+def sdk(live: Running, http: httpx.Client) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, which does not retry here."""
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0) as client:
+        yield client

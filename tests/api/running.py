@@ -1,0 +1,95 @@
+"""A real service on a free port, in a thread with an event loop of its own."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+from msgspec import Struct, structs
+
+from mlxstack.api.serve import Server, bind, config, serve
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.service.assemble import assemble
+from mlxstack.service.outbox import Outbox
+from mlxstack.service.service import Service
+from tests import models
+from tests.service.standin import StandIn
+
+# The demo tokenizer has 1,024 tokens; a model with fewer rows would be asked for missing ones.
+TINY = {**models.LLAMA, "vocab_size": 1024}
+
+
+class Running(Struct, frozen=True):
+    """Where it answers, and its inside for those who must look."""
+
+    url: str
+    service: Service
+    loop: asyncio.AbstractEventLoop
+
+
+def tiny_preset(folder: Path, **sections: Any) -> Preset:
+    """Three slots of a tiny random model that is built if it is not there yet."""
+    if not (folder / "config.json").exists():
+        models.write(folder, TINY)
+    plain = Preset(
+        model=ModelSpec(id=str(folder), alias="tiny"),
+        name="tiny",
+        slots=SlotSpec(count=3, n_ctx=1024),
+        server=ServerSpec(port=0),
+    )
+    return structs.replace(plain, **sections)
+
+
+def standing(server: ServerSpec) -> tuple[Service, StandIn]:
+    """A service over a stand-in that is not loaded yet."""
+    outbox, engine = Outbox(), StandIn(load_tokenizer(MODEL_DIR))
+    engine.deliver = outbox.deliver
+    return Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine), engine
+
+
+@contextmanager
+def running(preset: Preset, home: Path) -> Iterator[Running]:
+    """Started, loaded, and stopped at the end."""
+    with bind(preset.server) as listener:
+        service = assemble(preset, home)
+        with serving(service, listener) as found:
+            yield found
+
+
+@contextmanager
+def serving(service: Service, listener: Any, *, is_loaded: bool = True) -> Iterator[Running]:
+    """Serve on the listener, by default waiting until the model is there."""
+    started = threading.Event()
+    inside: dict[str, Any] = {}
+
+    async def main() -> int:
+        inside["loop"], inside["leaving"] = asyncio.get_running_loop(), asyncio.Event()
+        server = Server(config(service))
+        task = asyncio.create_task(serve(service, server, listener, inside["leaving"]))
+        while not server.started or (is_loaded and service.health == "loading"):
+            if task.done():
+                break
+            await asyncio.sleep(0.005)
+        started.set()
+        return await task
+
+    def body() -> None:
+        try:
+            inside["code"] = asyncio.run(main())
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        assert started.wait(60)
+        port = listener.getsockname()[1]
+        yield Running(f"http://127.0.0.1:{port}", service, inside["loop"])
+    finally:
+        inside["loop"].call_soon_threadsafe(inside["leaving"].set)
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,201 @@
+"""Who may come in: keys, host names, and nobody before the model is loaded."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from mlxstack.core.preset import ServerSpec
+from tests.api.running import Running, serving, standing
+from tests.service.standin import FACTS
+
+pytestmark = pytest.mark.net
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+KEYS = ("key-one", "key-two")
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Running]:
+    """A loaded service that wants a key, knows one more host, and is strict about models."""
+    spec = ServerSpec(port=0, api_keys=KEYS, allowed_hosts=("mac.lan",), strict_models=True)
+    service, engine = standing(spec)
+    engine.loading.set_result(FACTS)
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        yield found
+
+
+def ask(running: Running, path: str = "/props", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.get(running.url + path, headers=named)
+
+
+def test_x11_a_key_opens_in_either_header(locked: Running) -> None:
+    assert ask(locked).status_code == 401
+    assert ask(locked, authorization="Bearer key-one").status_code == 200
+    assert ask(locked, authorization="bearer key-two").status_code == 200
+    assert ask(locked, x_api_key="key-two").status_code == 200
+    assert ask(locked, x_api_key="key-three").status_code == 401
+    assert ask(locked, authorization="Basic key-one").status_code == 401
+    odd = {"x-api-key": "schlüssel".encode()}
+    assert httpx.get(locked.url + "/props", headers=odd).status_code == 401
+
+
+def test_x11_the_dialect_decides_between_two_keys(locked: Running) -> None:
+    both = {"authorization": "Bearer key-one", "x_api_key": "wrong"}
+    assert ask(locked, **both).status_code == 200
+    assert ask(locked, "/v1/messages", **both).status_code == 404
+
+
+def test_x11_some_paths_are_public(locked: Running) -> None:
+    for path in ("/", "/health", "/v1/health", "/models", "/v1/models"):
+        assert ask(locked, path).status_code == 200, path
+    assert httpx.head(locked.url).status_code == 200
+    for path in ("/slots", "/metrics", "/props"):
+        assert ask(locked, path).status_code == 401, path
+
+
+def test_a_missing_key_is_told_in_the_sdk_words(locked: Running) -> None:
+    with (
+        openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError) as refused,
+    ):
+        client.chat.completions.create(model="standin", messages=HELLO["messages"])  # type: ignore[arg-type]
+    assert refused.value.code == "invalid_api_key"
+
+
+def test_o9_a_strict_service_serves_only_its_own_names(locked: Running) -> None:
+    headers = {"x-api-key": "key-one"}
+    answer = httpx.post(locked.url + CHAT, json={**HELLO, "model": "gpt-9"}, headers=headers)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    answer = httpx.post(locked.url + CHAT, json={**HELLO, "model": "standin"}, headers=headers)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", 200),
+        ("LocalHost:8080", 200),
+        ("agent.localhost:1", 200),
+        ("127.0.0.1:80", 200),
+        ("192.168.1.7:7109", 200),
+        ("[::1]:7109", 200),
+        ("mac.lan:7109", 200),
+        ("evil.com", 403),
+        ("localhost.evil.com", 403),
+        ("mac.lan.evil.com", 403),
+        ("127.0.0.1.evil.com", 403),
+    ],
+)
+def test_hosts_against_dns_rebinding(locked: Running, host: str, expected: int) -> None:
+    assert ask(locked, "/health", host=host).status_code == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("http://localhost:3000", 200),
+        ("http://127.0.0.1", 200),
+        ("https://mac.lan", 200),
+        ("vscode-webview://abc", 200),
+        ("http://evil.com", 403),
+        ("http://localhost.evil.com", 403),
+        ("http://192.168.1.66", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_origins_of_foreign_pages(locked: Running, origin: str, expected: int) -> None:
+    assert ask(locked, "/health", origin=origin).status_code == expected
+
+
+def test_x10_preflights(locked: Running) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        headers = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "x-api-key, content-type",
+        }
+        return httpx.options(locked.url + CHAT, headers=headers)
+
+    answer = preflight("http://localhost:3000")
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "x-api-key" in answer.headers["access-control-allow-headers"].lower()
+    assert "access-control-allow-origin" not in preflight("http://evil.com").headers
+    page = ask(locked, "/health", origin="http://localhost:3000")
+    assert page.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "x-mlx-stack-slot" in page.headers["access-control-expose-headers"].lower()
+
+
+def test_everything_answers_503_while_the_model_loads() -> None:
+    service, engine = standing(ServerSpec(port=0))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        serving(service, listener, is_loaded=False) as found,
+    ):
+        calls: list[tuple[str, str, Any]] = [
+            ("GET", "/health", None), ("GET", "/props", None), ("GET", "/slots", None),
+            ("GET", "/v1/models", None), ("POST", CHAT, HELLO), ("POST", CHAT, {"bad": 1}),
+            ("POST", "/completion", {"prompt": "x"}), ("POST", "/slots/0?action=erase", None),
+        ]  # fmt: skip
+        for method, path, body in calls:
+            answer = httpx.request(method, found.url + path, json=body)
+            assert answer.status_code == 503, path
+            assert answer.json()["error"]["message"] == "Loading model"
+            assert "retry-after" in answer.headers
+        assert httpx.get(found.url).json()["status"] == "loading"
+        engine.loading.set_result(FACTS)
+        for _ in range(500):
+            if httpx.get(found.url + "/health").status_code == 200:
+                break
+        assert httpx.post(found.url + CHAT, json=HELLO).status_code == 200
+
+
+def test_e18_a_full_queue_is_503_before_the_stream() -> None:
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    engine.is_full = True
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        for is_stream in (False, True):
+            answer = httpx.post(found.url + CHAT, json={**HELLO, "stream": is_stream})
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "3"
+            assert answer.json()["error"]["code"] == "overloaded"
+
+
+def test_o6_a_failure_inside_a_stream_is_told_in_it() -> None:
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    engine.script = None
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        serving(service, listener) as found,
+        openai.OpenAI(base_url=f"{found.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        stream = client.chat.completions.create(
+            model="m",
+            messages=HELLO["messages"],  # type: ignore[arg-type]
+            stream=True,
+        )
+        chunks = iter(stream)
+        assert next(chunks).choices[0].delta.role == "assistant"
+        engine.is_dead = True
+        with pytest.raises(openai.APIError, match="died"):
+            list(chunks)
+
+
+def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
+    service, engine = standing(ServerSpec(port=0, max_body_bytes=1000))
+    engine.loading.set_result(FACTS)
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        answer = httpx.post(found.url + CHAT, json={**HELLO, "filler": "x" * 2000})
+        assert answer.status_code == 413
+        assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,149 @@
+"""llama-server's own surface over HTTP, on a real engine."""
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.running import Running
+from tests.api.speaking import PLAIN, chat, chunks, frames, prompt_of
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+
+def test_b11_props_say_slots_and_context(http: httpx.Client) -> None:
+    found = http.get("/props").json()
+    assert found["total_slots"] == 3
+    assert found["default_generation_settings"]["n_ctx"] == 1024
+    assert found["is_batching"] is True
+
+
+def test_b12_slots_are_bare_until_used(http: httpx.Client) -> None:
+    chat(http, id_slot=1)
+    found = http.get("/slots").json()
+    assert [slot["id"] for slot in found] == [0, 1, 2]
+    assert "params" in found[1]
+    assert found[1]["params"]["temperature"] == 0
+    assert found[1]["n_tokens"] == found[1]["n_prompt_tokens"] > 8
+    assert "params" not in found[0]
+
+
+def test_b17_models_health_metrics(http: httpx.Client) -> None:
+    assert http.get("/health").json() == http.get("/v1/health").json() == {"status": "ok"}
+    listed = http.get("/v1/models").json()
+    assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert http.get("/v1/models/tiny").json() == listed["data"][0]
+    assert http.get("/models/nobody").status_code == 404
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert int(answer.headers["process-start-time-unix"]) > 1_600_000_000
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return next(s.value for family in families for s in family.samples if s.name == name)
+
+
+def test_h7_counters_count(http: httpx.Client) -> None:
+    before = metric(http, "llamacpp:tokens_predicted_total")
+    asked = metric(http, "mlxstack_requests_total")
+    chat(http, max_tokens=5, ignore_eos=True)
+    assert metric(http, "llamacpp:tokens_predicted_total") == before + 5
+    assert metric(http, "mlxstack_requests_total") == asked + 1
+    assert metric(http, "llamacpp:requests_processing") == 0
+
+
+def test_native_completion_stop_types(http: httpx.Client) -> None:
+    body = {"prompt": "once upon a time", "n_predict": 30, "temperature": 0, "ignore_eos": True}
+    whole = http.post("/completion", json=body).json()
+    assert whole["stop_type"] == "limit"
+    assert whole["tokens_predicted"] == 30
+    assert whole["prompt"] == "once upon a time"
+    word = whole["content"][6:9]
+    stopped = http.post("/completions", json={**body, "stop": [word]}).json()
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", word)
+    assert stopped["content"] == whole["content"][: whole["content"].index(word)]
+
+
+def test_native_stream_adds_up(http: httpx.Client) -> None:
+    body = {"prompt": "once upon a time", "n_predict": 12, "temperature": 0, "return_tokens": True}
+    whole = http.post("/completion", json=body).json()
+    found = chunks(http, "/completion", body)
+    assert "".join(one["content"] for one in found) == whole["content"]
+    assert [t for one in found for t in one["tokens"]] == whole["tokens"]
+    assert [one["stop"] for one in found] == [False] * (len(found) - 1) + [True]
+    assert "[DONE]" not in frames(http, "/completion", body)
+
+
+def test_native_prompt_of_tokens_is_that_of_text(http: httpx.Client) -> None:
+    tokens = http.post("/tokenize", json={"content": "once upon a time"}).json()["tokens"]
+    body = {"n_predict": 6, "temperature": 0}
+    by_text = http.post("/completion", json={**body, "prompt": "once upon a time"}).json()
+    by_tokens = http.post("/completion", json={**body, "prompt": tokens}).json()
+    assert by_tokens["content"] == by_text["content"]
+    assert by_tokens["tokens_evaluated"] == len(tokens)
+    assert by_tokens["timings"]["cache_n"] == len(tokens) - 1
+
+
+def test_tokens_survive_the_way_there_and_back(http: httpx.Client) -> None:
+    text = "<|im_start|>user\nhé 🙂<|im_end|>"
+    tokens = http.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert http.post("/detokenize", json={"tokens": tokens}).json()["content"] == text
+    pieces = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    data = b"".join(
+        bytes(one["piece"]) if isinstance(one["piece"], list) else one["piece"].encode()
+        for one in pieces
+    )
+    assert data.decode() == text
+    literal = http.post("/tokenize", json={"content": text, "parse_special": False}).json()
+    assert len(literal["tokens"]) > len(tokens)
+
+
+def test_c1_c2_save_restore_and_continue(http: httpx.Client) -> None:
+    text = prompt_of(100)
+    first = chat(http, text, id_slot=0)
+    saved = http.post("/slots/0?action=save", json={"filename": "c1.bin"}).json()
+    listed = http.get("/slots").json()[0]
+    assert saved["n_saved"] == listed["n_tokens"]
+    assert saved["timings"]["save_ms"] >= 0
+    for slot in range(3):
+        assert http.post(f"/slots/{slot}?action=erase").status_code == 200
+    restored = http.post("/slots/2?action=restore", json={"filename": "c1.bin"}).json()
+    assert restored["n_restored"] == saved["n_saved"]
+    assert restored["n_read"] == saved["n_bytes"]
+    again = http.post(
+        "/v1/chat/completions",
+        json={"messages": [{"role": "user", "content": text}], "max_tokens": 8, **PLAIN},
+    )
+    assert again.headers["x-mlx-stack-slot"] == "2"
+    assert again.json()["choices"] == first["choices"]
+    assert again.json()["timings"]["prompt_n"] == 1
+
+
+def test_c7_a_missing_file_is_harmless(http: httpx.Client) -> None:
+    chat(http, prompt_of(50), id_slot=0)
+    before = http.get("/slots").json()[0]["n_tokens"]
+    answer = http.post("/slots/0?action=restore", json={"filename": "none.bin"})
+    assert answer.status_code == 404
+    assert http.get("/slots").json()[0]["n_tokens"] == before
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a\0b", "x" * 256, "..", "", "a\\b", " a"])
+def test_c9_bad_file_names(http: httpx.Client, name: str) -> None:
+    answer = http.post("/slots/0?action=save", json={"filename": name})
+    assert answer.status_code == 400
+    assert "Invalid filename" in answer.json()["error"]["message"]
+
+
+def test_c12_erase_forgets(http: httpx.Client) -> None:
+    chat(http, prompt_of(60, seed=912), id_slot=0)
+    held = http.get("/slots").json()[0]["n_tokens"]
+    assert http.post("/slots/0?action=erase").json() == {"id_slot": 0, "n_erased": held}
+    cached = chat(http, prompt_of(60, seed=912), id_slot=0)["usage"]["prompt_tokens_details"]
+    assert cached["cached_tokens"] == 0
+
+
+def test_x4_somebody_is_there(live: Running) -> None:
+    for path in ("/", "/api/hello"):
+        assert httpx.head(live.url + path).status_code == 200
+    unknown = httpx.head(live.url + "/nope")
+    assert (unknown.status_code, unknown.content) == (404, b"")

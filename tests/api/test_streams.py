@@ -1,0 +1,158 @@
+"""Many clients at once on three slots: queueing, pinning, leaving, heartbeats."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from mlxstack.core.snapshot import Snapshot
+from tests.api.running import Running
+from tests.api.speaking import chat, chat_body, prompt_of
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+PATH = "/v1/chat/completions"
+LONG = {"max_tokens": 700, "ignore_eos": True}
+
+
+def until(live: Running, is_so: Callable[[Snapshot], bool], limit_s: float = 20) -> Snapshot:
+    """The first snapshot of which this is true."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        snapshot = live.service.engine.snapshot()
+        if is_so(snapshot):
+            return snapshot
+        time.sleep(0.001)
+    raise AssertionError(f"never so: {live.service.engine.snapshot()}")
+
+
+def n_busy(snapshot: Snapshot) -> int:
+    return sum(slot.state in ("prefilling", "running") for slot in snapshot.slots)
+
+
+def post(live: Running, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(live.url + PATH, json=body, timeout=60)
+
+
+def test_b7_the_fourth_of_four_waits_and_completes(live: Running, http: httpx.Client) -> None:
+    bodies = [chat_body(prompt_of(20, seed), max_tokens=200, ignore_eos=True) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(post, live, body) for body in bodies]
+        until(live, lambda s: len(s.waiting) == 1 and n_busy(s) == 3)
+        metrics = http.get("/metrics").text
+        all_busy = http.get("/slots?fail_on_no_slot=1")
+        found = [answer.result() for answer in answers]
+    assert [answer.status_code for answer in found] == [200] * 4
+    assert "llamacpp:requests_deferred 1.0" in metrics
+    assert "llamacpp:requests_processing 3.0" in metrics
+    assert all_busy.status_code == 503
+    assert all_busy.json()["error"]["message"] == "no slot available"
+    alone = [chat(http, prompt_of(20, seed), **LONG | {"max_tokens": 200}) for seed in range(4)]
+    assert [a.json()["choices"] for a in found] == [a["choices"] for a in alone]
+
+
+def test_b6_a_pinned_request_waits_for_its_slot(live: Running, http: httpx.Client) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
+        until(live, lambda s: s.slots[0].state == "running")
+        second = pool.submit(post, live, chat_body("another", id_slot=0))
+        waiting = until(live, lambda s: len(s.waiting) == 1)
+        assert waiting.waiting[0].pin == 0
+        assert n_busy(waiting) == 1
+        assert first.result().status_code == second.result().status_code == 200
+    assert second.result().headers["x-mlx-stack-slot"] == "0"
+
+
+def test_x9_e11_a_client_that_leaves_frees_its_slot(live: Running, http: httpx.Client) -> None:
+    cancelled = live.service.engine.snapshot().counters.n_cancelled
+    with http.stream("POST", PATH, json=chat_body(stream=True, **LONG)) as answer:
+        lines = answer.iter_lines()
+        for _ in range(8):
+            next(lines)
+        steps = live.service.engine.snapshot().counters.n_generated_tokens
+    after = until(live, lambda s: n_busy(s) == 0)
+    assert after.counters.n_cancelled == cancelled + 1
+    assert after.counters.n_generated_tokens - steps < 16
+    again = http.post(PATH, json=chat_body())
+    assert int(again.headers["x-mlx-stack-cache-prefix-tokens"]) > 5, "its KV stays as cache"
+
+
+def test_x9_a_client_that_leaves_without_a_stream(live: Running, http: httpx.Client) -> None:
+    cancelled = live.service.engine.snapshot().counters.n_cancelled
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(live.url + PATH, json=chat_body(**LONG), timeout=0.3)
+    after = until(live, lambda s: n_busy(s) == 0)
+    assert after.counters.n_cancelled == cancelled + 1
+
+
+def test_x9_a_client_that_leaves_the_queue(live: Running, http: httpx.Client) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
+        until(live, lambda s: s.slots[0].state == "running")
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(live.url + PATH, json=chat_body("second", id_slot=0), timeout=0.3)
+        until(live, lambda s: not s.waiting)
+        assert first.result().status_code == 200
+
+
+def test_x9_a_client_that_leaves_before_its_stream_began(live: Running, http: httpx.Client) -> None:
+    body = chat_body("second", id_slot=0, stream=True)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, live, chat_body(id_slot=0, max_tokens=980, ignore_eos=True))
+        until(live, lambda s: s.slots[0].state == "running")
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(live.url + PATH, json=body, timeout=0.3)
+        until(live, lambda s: not s.waiting)
+        assert n_busy(live.service.engine.snapshot()) == 1
+        assert first.result().status_code == 200
+
+
+def test_x20_headers_come_within_a_second_though_it_waits(
+    live: Running, http: httpx.Client
+) -> None:
+    """With the slot taken, a stream begins with a heartbeat instead of cache numbers."""
+    body = chat_body("second", id_slot=0, stream=True, stream_options={"include_usage": True})
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, live, chat_body(id_slot=0, max_tokens=980, ignore_eos=True))
+        until(live, lambda s: s.slots[0].state == "running")
+        began = time.monotonic()
+        with http.stream("POST", PATH, json=body) as answer:
+            took = time.monotonic() - began
+            text = "".join(answer.iter_text())
+        first.result()
+    assert answer.status_code == 200
+    assert took < 2
+    if "x-mlx-stack-slot" not in answer.headers:
+        assert ": keepalive 0/" in text
+    assert '"cached_tokens":' in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_e12_asks_of_one_agent_run_one_after_another(live: Running, http: httpx.Client) -> None:
+    def ask(seed: int) -> dict[str, Any]:
+        return chat_body(prompt_of(20, seed), session_id="same", max_tokens=100, ignore_eos=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(post, live, ask(seed)) for seed in range(2)]
+        most = 0
+        while not all(answer.done() for answer in answers):
+            most = max(most, n_busy(live.service.engine.snapshot()))
+            time.sleep(0.001)
+    assert [answer.result().status_code for answer in answers] == [200, 200]
+    assert most == 1
+
+
+def test_b12_a_decoding_slot_shows_its_progress(live: Running, http: httpx.Client) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(post, live, chat_body(id_slot=1, **LONG))
+        until(live, lambda s: s.slots[1].n_decoded > 5)
+        one = http.get("/slots").json()[1]
+        until(live, lambda s: s.slots[1].n_decoded > 100)
+        two = http.get("/slots").json()[1]
+        running.result()
+    assert one["is_processing"] is two["is_processing"] is True
+    assert two["next_token"][0]["n_decoded"] > one["next_token"][0]["n_decoded"]
+    assert one["id_task"] == two["id_task"] > 0

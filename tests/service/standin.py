@@ -1,0 +1,101 @@
+"""A stand-in for the engine, for what a healthy one never does: load for ever, hang, die.
+
+It speaks the same events in the same order, from a thread of its own, and says the tokens it
+was told to say.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from mlxstack.core.act import Act, Done
+from mlxstack.core.ask import Ask
+from mlxstack.core.errors import Busy, Conflict
+from mlxstack.core.event import (
+    Chosen,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Queued,
+    Seated,
+    Work,
+)
+from mlxstack.core.identity import Identity
+from mlxstack.core.model import ModelFacts
+from mlxstack.core.snapshot import Snapshot
+
+Deliver = Callable[[tuple[Event, ...]], None]
+
+FACTS = ModelFacts(
+    id="standin",
+    path="",
+    identity=Identity("standin", "0"),
+    architecture="none",
+    n_vocab=1024,
+    n_ctx_train=1024,
+    n_params=0,
+    n_bytes=0,
+    eos=frozenset({2}),
+)
+
+
+class StandIn:
+    """`script` are the tokens of every answer; None hangs before the first one."""
+
+    def __init__(self, tokenizer: Any, script: Sequence[int] | None = ()) -> None:
+        self.tokenizer = tokenizer
+        self.loading: Future[ModelFacts] = Future()
+        self.script = script
+        self.silent_s = 0.0
+        self.is_dead = False
+        self.is_full = False
+        self.asked: list[Ask] = []
+        self.cancelled: list[str] = []
+        self.deliver: Deliver = lambda _: None
+
+    def start(self) -> Future[ModelFacts]:
+        return self.loading
+
+    def submit(self, ask: Ask) -> None:
+        self.asked.append(ask)
+        if self.is_full:
+            self._later((Failed(ask.id, Busy("the queue is full", 3)),))
+            return
+        seated = (Queued(ask.id, 0), Seated(ask.id, 0, 0))
+        if self.script is None:
+            self._later(seated)
+            return
+        n = len(ask.tokens)
+        said = tuple(Chosen(ask.id, token) for token in self.script)
+        work = Work(n_prompt=n, n_generated=len(said))
+        last = Finished(ask.id, FinishReason.EOS, work)
+        self._later((*seated, Progress(ask.id, n, n), *said, last))
+
+    def cancel(self, ask_id: str) -> None:
+        self.cancelled.append(ask_id)
+        self._later((Finished(ask_id, FinishReason.CANCELLED, Work()),))
+
+    def act(self, act: Act) -> Future[Done]:
+        future: Future[Done] = Future()
+        future.set_exception(Conflict("a stand-in has no slots"))
+        return future
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot()
+
+    def stalled_s(self) -> float:
+        return self.silent_s
+
+    def is_alive(self) -> bool:
+        return not self.is_dead
+
+    def stop(self, drain_s: float) -> Future[None]:
+        stopped: Future[None] = Future()
+        stopped.set_result(None)
+        return stopped
+
+    def _later(self, events: tuple[Event, ...]) -> None:
+        threading.Thread(target=self.deliver, args=(events,)).start()
