@@ -10,7 +10,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.leaving import Gone
-from mlxstack.api.native import completion, events, slots, status, words
+from mlxstack.api.native import cache, completion, events, slots, status, words
 from mlxstack.api.native.metrics import metrics_route
 from mlxstack.api.openai import completions, embeddings, models, routes
 from mlxstack.api.request_id import name_response
@@ -24,6 +24,7 @@ ROUTES = (
     *status.ROUTES,
     *events.ROUTES,
     *slots.ROUTES,
+    *cache.ROUTES,
     *words.ROUTES,
     *completion.ROUTES,
 )

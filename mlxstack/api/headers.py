@@ -1,6 +1,7 @@
 """Response headers that tell what the caches did for a request."""
 
 from mlxstack.core.ask import Ask
+from mlxstack.core.event import Miss
 from mlxstack.service.parts import Part, Started
 
 PREFIX = "x-mlx-stack-"
@@ -24,7 +25,7 @@ def cache_headers(ask: Ask, first: Part, saved_s: float) -> dict[str, str]:
     agent = {PREFIX + "agent": ask.agent} if ask.agent else {}
     if not isinstance(first, Started):
         return agent
-    miss = {PREFIX + "cache-miss-reason": _line(first.miss.reason)} if first.miss else {}
+    miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}
     return {
         PREFIX + "cache-hit": "true" if first.n_cached else "false",
         PREFIX + "cache-prefix-tokens": str(first.n_cached),
@@ -34,6 +35,10 @@ def cache_headers(ask: Ask, first: Part, saved_s: float) -> dict[str, str]:
         **miss,
         **agent,
     }
+
+
+def _reason(miss: Miss) -> str:
+    return miss.reason if miss.at is None else f"{miss.reason} at token {miss.at}"
 
 
 def _line(text: str) -> str:

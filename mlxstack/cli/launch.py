@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from mlxstack.cli import fitting
+from mlxstack.cli.show import note
 from mlxstack.client import Client, Health, Unreachable
 from mlxstack.core.errors import Broken, Conflict
 from mlxstack.core.preset import Preset
@@ -50,6 +52,9 @@ def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
     make_home(home)
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
+    unchecked = fitting.check_memory(preset, home, os.environ)
+    if unchecked is not None:
+        note(f"warning: {unchecked}")
     write_json(home.preset_file(preset.name), preset)
     env = machine.preload(os.environ, machine.find_openblas())
     return Plan(

@@ -6,9 +6,24 @@ from typing import Annotated
 import typer
 
 from mlxstack import __version__
-from mlxstack.cli import doctor, down, logs, presets, serve, slots, status, up
+from mlxstack.cli import (
+    cache,
+    doctor,
+    down,
+    env,
+    install,
+    logs,
+    plan,
+    presets,
+    serve,
+    slots,
+    status,
+    up,
+)
 from mlxstack.cli.exits import Exit, exit_of
 from mlxstack.core.errors import StackError
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="mlx-stack",
@@ -42,9 +57,16 @@ app.command("restart")(up.restart)
 app.command("status")(status.status)
 app.command("ps")(status.ps)
 app.command("logs")(logs.logs)
-app.command("presets")(presets.presets)
+app.add_typer(presets.app, name="presets")
+app.command("env")(env.env)
+app.command("run", context_settings=PASS_ON)(env.run)
+app.command("plan")(plan.plan)
+app.command("spec")(plan.spec)
+app.command("install")(install.install)
+app.command("uninstall")(install.uninstall)
 app.command("doctor")(doctor.doctor)
 app.add_typer(slots.app, name="slots")
+app.add_typer(cache.app, name="cache")
 app.command("serve", hidden=True)(serve.serve)
 
 

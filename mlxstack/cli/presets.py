@@ -1,15 +1,70 @@
-"""`presets`: what can be started, and when to use it."""
+"""`presets`: what can be started, when to use it, and what exactly is in one."""
 
 import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mlxstack.cli.show import as_json, note, table
-from mlxstack.cli.up import Json
+from mlxstack.cli.up import Json, Set, preset_names
+
+if TYPE_CHECKING:
+    from mlxstack.host.presets import Loaded
+
+DEFAULT = "default"
+
+app = typer.Typer(help="List presets, show one, print their JSON schema.", rich_markup_mode=None)
 
 
-def presets(json: Json = False) -> None:
+@app.callback(invoke_without_command=True)
+def presets(
+    context: typer.Context,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of preset files.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """List the presets: your own and the builtin ones."""
+    if context.invoked_subcommand is not None:
+        return
+    if schema:
+        from mlxstack.host.shape import json_schema
+
+        as_json(json_schema())
+        return
+    _list(json)
+
+
+@app.command("list")
+def list_presets(json: Json = False) -> None:
+    """The same as without a verb."""
+    _list(json)
+
+
+@app.command("show")
+def show_preset(
+    preset: Annotated[
+        str,
+        typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+    ],
+    sets: Set = None,
+    json: Json = False,
+) -> None:
+    """Show every value of a preset and where it comes from: file and line, variable, default."""
+    from pathlib import Path
+
+    from mlxstack.cli import launch
+    from mlxstack.host.paths import home_from
+
+    wanted = launch.Wanted(preset, tuple(sets or ()), Path.cwd())
+    loaded = launch.resolve(wanted, home_from(os.environ))
+    if json:
+        as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
+    else:
+        table(("KEY", "VALUE", "FROM"), _rows(loaded))
+
+
+def _list(json: bool) -> None:
     from mlxstack.cli.catalog import catalog
     from mlxstack.host.paths import home_from
 
@@ -26,4 +81,32 @@ def presets(json: Json = False) -> None:
     for one in shelf:
         if one.error is not None:
             note(f"warning: {one.error}")
-    typer.echo("\nmlx-stack up PRESET starts one; --dry-run shows everything in it")
+    typer.echo("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
+
+
+def _rows(loaded: "Loaded") -> list[tuple[object, ...]]:
+    import msgspec
+
+    from mlxstack.host.shape import leaves
+
+    values = msgspec.to_builtins(loaded.preset)
+    rows: list[tuple[object, ...]] = []
+    for keys in leaves():
+        value = values
+        for key in keys:
+            value = value[key]
+        name = ".".join(keys)
+        rows.append((name, _shown(value), _origin(loaded.origins, name)))
+    return rows
+
+
+def _shown(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _origin(origins: dict[str, str], name: str) -> str:
+    """Who gave the value itself, or the first thing inside of it."""
+    within = (origin for key, origin in origins.items() if key.startswith((f"{name}.", f"{name}[")))
+    return origins.get(name) or next(within, DEFAULT)

@@ -23,8 +23,19 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def preset_names(incomplete: str) -> list[str]:
+    """The presets whose names begin so, for the completion of a shell."""
+    from mlxstack.host.paths import home_from
+    from mlxstack.host.presets import listed
+
+    return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
+
+
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
-    preset: Annotated[str, typer.Argument(help="A preset's name, or a path to one.")],
+    preset: Annotated[
+        str,
+        typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+    ],
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     foreground: Annotated[
@@ -72,6 +83,7 @@ def restart(
 ) -> None:
     """Stop a service and start it again from its preset, read anew."""
     from mlxstack.cli import launch
+    from mlxstack.cli.fitting import check_memory
     from mlxstack.cli.target import known_service
     from mlxstack.host import services
     from mlxstack.host.paths import home_from
@@ -81,6 +93,7 @@ def restart(
     plan = state.plan
     wanted = launch.Wanted(plan.preset, plan.overrides, Path(plan.cwd))
     loaded = launch.resolve(wanted, home)
+    check_memory(loaded.preset, home, os.environ)
     if _owner(plan.name, home) is not None:
         services.stop(home, state, plan.patience.grace_s + 1.0)
     _start(launch.prepare(wanted, loaded, home), loaded.preset, json)

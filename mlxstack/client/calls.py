@@ -80,6 +80,14 @@ class Client:
         """Any other JSON resource, decoded as `kind`."""
         return await self._get(path, kind)
 
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Any other POST with a JSON body and a JSON object as its answer."""
+        return decode((await self._checked("POST", path, body)).content, dict[str, Any])
+
+    async def delete(self, path: str) -> None:
+        """Any DELETE."""
+        await self._checked("DELETE", path)
+
     async def save_slot(self, slot: int, filename: str) -> SlotSaved:
         """Write the context of a slot to a slot file."""
         return await self._act(slot, "save", {"filename": filename}, SlotSaved)

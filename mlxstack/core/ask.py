@@ -37,8 +37,9 @@ class Ask(Struct, frozen=True):
     """A prompt of tokens and how to go on from it.
 
     `slot` pins the ask to a seat. `agent` names an explicit agent, whose asks run one after
-    another. `cuts` are token positions worth a checkpoint, ascending. `deadline` and `arrived`
-    are seconds of the monotonic clock. `salt` separates tenants' caches.
+    another; `hint` is a client's own name for the conversation, which may say where to look
+    first but never makes anybody wait. `cuts` are token positions worth a checkpoint, ascending.
+    `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Ask(Struct, frozen=True):
     eos: frozenset[int] = frozenset()
     slot: int | None = None
     agent: str | None = None
+    hint: str | None = None
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
     cuts: tuple[int, ...] = ()

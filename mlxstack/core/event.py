@@ -40,10 +40,15 @@ class Work(Struct, frozen=True):
 
 
 class Miss(Struct, frozen=True):
-    """Why less was reused than could have been. `at` is the token where the prompt diverged."""
+    """Why less was reused than could have been.
+
+    `at` is the token where the prompt diverged; `instead` are the tokens with which the prompt
+    that it was compared to goes on.
+    """
 
     reason: str
     at: int | None = None
+    instead: tuple[int, ...] = ()
 
 
 class Queued(Struct, frozen=True):

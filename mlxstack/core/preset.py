@@ -48,7 +48,6 @@ class SlotSpec(Strict, frozen=True):
     count: Annotated[int, Meta(ge=1, le=256)] = 3
     n_ctx: Annotated[int, Meta(ge=64)] = 8192
     save_path: str | None = None
-    linger_s: Annotated[float, Meta(ge=0)] = 1.0
 
 
 class KVSpec(Strict, frozen=True):

@@ -26,6 +26,9 @@ from mlxstack.policy.records import Cut, Match, Place, Step, Trail
 from mlxstack.policy.restore import Clues, Option, Plan, State
 
 MOST_AGENTS = 512
+SHOWN = 24
+"""Tokens of the earlier prompt that explain a miss."""
+
 SLACK = 0.05
 """Share of the budget freed beyond what is needed, so that not every turn has to evict."""
 
@@ -65,7 +68,7 @@ class Memory:
             options += [_live(slots[i], Source.FORK, i, ask, block) for i in others]
             options += self._stored(ask, slots[slot])
         plan = restore.plan(len(ask.tokens), options)
-        return plan, restore.why(plan, options, clues)
+        return plan, self._told(restore.why(plan, options, clues), ask, slots)
 
     def missing(self, plan: Plan) -> list[str]:
         """Keys of the plan that are on disk only."""
@@ -190,6 +193,13 @@ class Memory:
         if key not in self.index.nodes:
             self._transient.discard(key)
             self._ends.get(records.end_of(node.record), {}).pop(key, None)
+
+    def _told(self, miss: Miss | None, ask: Ask, slots: Sequence[Context]) -> Miss | None:
+        """The miss, with what the prompt would have had to go on with."""
+        if miss is None or miss.at is None:
+            return miss
+        before = self._before(ask, slots)
+        return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
     def _stored(self, ask: Ask, template: Context) -> Iterable[Option]:
         chain = self._chain(ask.tokens, ask.salt)

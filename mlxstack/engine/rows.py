@@ -42,6 +42,10 @@ class Rows(mx.array):
         """As `mx.array.swapaxes`."""
         return Rows([array.swapaxes(one, other) for array in self.arrays])
 
+    def astype(self, dtype: mx.Dtype) -> "Rows":  # type: ignore[override]
+        """As `mx.array.astype`."""
+        return Rows([array.astype(dtype) for array in self.arrays])
+
     def __rmatmul__(self, left: mx.array) -> "Rows":
         return Rows([left[i : i + 1] @ array for i, array in enumerate(self.arrays)])
 

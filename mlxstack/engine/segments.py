@@ -24,6 +24,7 @@ DTYPES = {
     mx.bfloat16: "BF16",
     mx.uint32: "U32",
     mx.int32: "I32",
+    mx.int64: "I64",
     mx.uint8: "U8",
 }
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}

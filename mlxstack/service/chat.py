@@ -95,6 +95,7 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             eos=frozenset() if options.ignore_eos else service.facts.eos,
             slot=options.slot,
             agent=options.agent,
+            hint=options.hint,
             priority=options.priority,
             use_cache=options.use_cache,
             cuts=prompt.cuts,

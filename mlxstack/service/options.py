@@ -46,7 +46,7 @@ class Options(Struct, frozen=True):
     """Everything about a request that is not its words.
 
     `max_tokens` None runs until the model ends or the context is full. `slot` pins; `agent` is
-    an explicit agent. `is_one_call` ends the reply after its first tool call, whose id begins
+    an explicit agent, `hint` a client's name for the conversation. `is_one_call` ends the reply after its first tool call, whose id begins
     with `call_prefix`. `has_progress` wants the prompt's progress as parts.
     """
 
@@ -57,6 +57,7 @@ class Options(Struct, frozen=True):
     ignore_eos: bool = False
     slot: int | None = None
     agent: str | None = None
+    hint: str | None = None
     use_cache: bool = True
     calling: Calling = Calling.AUTO
     call_prefix: str = "call_"

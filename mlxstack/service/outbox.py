@@ -3,8 +3,10 @@
 import asyncio
 from contextlib import suppress
 
+from mlxstack.core.ask import Ask
 from mlxstack.core.errors import StackError
 from mlxstack.core.event import Event, Failed
+from mlxstack.service.journal import Journal
 
 
 class Outbox:
@@ -13,6 +15,7 @@ class Outbox:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self.journal = Journal()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Events go to this loop from now on."""
@@ -26,10 +29,11 @@ class Outbox:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._fan_out, events)
 
-    def open(self, ask: str) -> asyncio.Queue[Event]:
+    def open(self, ask: Ask) -> asyncio.Queue[Event]:
         """The queue of one ask."""
-        self._queues[ask] = asyncio.Queue()
-        return self._queues[ask]
+        self.journal.begin(ask)
+        self._queues[ask.id] = asyncio.Queue()
+        return self._queues[ask.id]
 
     def close(self, ask: str) -> None:
         """Nobody waits for this ask any more."""
@@ -42,6 +46,7 @@ class Outbox:
 
     def _fan_out(self, events: tuple[Event, ...]) -> None:
         for event in events:
+            self.journal.note(event)
             queue = self._queues.get(event.ask)
             if queue is not None:
                 queue.put_nowait(event)

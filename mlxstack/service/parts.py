@@ -85,11 +85,12 @@ class Ended(Struct, frozen=True):
     notes: tuple[Note, ...] = ()
 
 
-Part = Started | Progressed | Quiet | Reasoning | Content | Called | Ended
+Spoken = Reasoning | Content | Called
+Part = Started | Progressed | Quiet | Spoken | Ended
 
 
 class Reply(Struct, frozen=True):
-    """A whole reply."""
+    """A whole reply: sorted by kind, and as `spoken` in the order in which it was said."""
 
     started: Started
     ended: Ended
@@ -97,29 +98,33 @@ class Reply(Struct, frozen=True):
     content: str = ""
     calls: tuple[Called, ...] = ()
     notes: tuple[Note, ...] = ()
+    spoken: tuple[Spoken, ...] = ()
 
 
 async def gather(parts: AsyncIterable[Part]) -> Reply:
     """The whole reply, once its last part has come."""
     started: Started | None = None
-    spoken: list[Reasoning | Content] = []
-    calls: list[Called] = []
+    spoken: list[Spoken] = []
     async for part in parts:
         match part:
             case Started():
                 started = part
-            case Reasoning() | Content():
+            case Reasoning() | Content() | Called():
                 spoken.append(part)
-            case Called():
-                calls.append(part)
-            case Ended() as ended:
+            case Ended():
                 assert started is not None
-                return Reply(
-                    started=started,
-                    ended=ended,
-                    reasoning="".join(p.text for p in spoken if isinstance(p, Reasoning)),
-                    content="".join(p.text for p in spoken if isinstance(p, Content)),
-                    calls=tuple(calls),
-                    notes=tuple(n for p in (*spoken, ended) for n in p.notes),
-                )
+                return _whole(started, spoken, part)
     raise AssertionError("a reply always ends with Ended or with an error")
+
+
+def _whole(started: Started, spoken: list[Spoken], ended: Ended) -> Reply:
+    noted = [part for part in spoken if not isinstance(part, Called)]
+    return Reply(
+        started=started,
+        ended=ended,
+        reasoning="".join(part.text for part in noted if isinstance(part, Reasoning)),
+        content="".join(part.text for part in noted if isinstance(part, Content)),
+        calls=tuple(part for part in spoken if isinstance(part, Called)),
+        notes=tuple(note for part in (*noted, ended) for note in part.notes),
+        spoken=tuple(spoken),
+    )

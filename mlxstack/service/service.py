@@ -10,19 +10,23 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, Protocol
 
-from mlxstack.core.act import Act, Done
+from mlxstack.core.act import Act, Chore, Done
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Broken, Loading, SetupError, StackError
 from mlxstack.core.event import Event, Failed, Finished, Seated
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
+from mlxstack.service.journal import Journal
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.words import Words
 
 log = logging.getLogger("mlxstack.service")
 
-STALLED_S = 120.0
+STALLED_S = 10.0
+"""So long without a turn, with work to do, and the service does not call itself healthy."""
+GIVE_UP_S = 120.0
+"""So long, and everybody who waits is told."""
 WATCH_S = 1.0
 LAST_TURN_S = 5.0
 
@@ -46,6 +50,7 @@ class Engine(Protocol):
     def submit(self, ask: Ask) -> None: ...
     def cancel(self, ask_id: str) -> None: ...
     def act(self, act: Act) -> Future[Done]: ...
+    def tend(self, chore: Chore) -> Future[Any]: ...
     def snapshot(self) -> Snapshot: ...
     def stalled_s(self) -> float: ...
     def is_alive(self) -> bool: ...
@@ -106,6 +111,11 @@ class Service:
         return self.preset.model.alias or plain(self.preset.model.id)
 
     @property
+    def journal(self) -> Journal:
+        """The last requests and misses."""
+        return self._outbox.journal
+
+    @property
     def n_ctx(self) -> int:
         """Tokens per slot, as the engine serves them."""
         views = self.engine.snapshot().slots
@@ -127,7 +137,7 @@ class Service:
 
     @property
     def health(self) -> Health:
-        """LOADING, OK, STALLED after two silent minutes with work, BROKEN, or STOPPING."""
+        """LOADING, OK, STALLED after ten silent seconds with work, BROKEN, or STOPPING."""
         if self._health is Health.OK and self.engine.stalled_s() > STALLED_S:
             return Health.STALLED
         return self._health
@@ -144,6 +154,7 @@ class Service:
             self._health = Health.BROKEN
             raise
         self._facts, self._words = facts, words
+        self.journal.decode = words.decode
         if self._health is Health.LOADING:
             self._health = Health.OK
         self._watch = asyncio.create_task(self._watch_engine())
@@ -168,7 +179,7 @@ class Service:
     def open(self, ask: Ask) -> Iterator[Ticket]:
         """Submit an ask; leaving before its end cancels it."""
         self.require()
-        ticket = Ticket(ask, self._outbox.open(ask.id), self.engine)
+        ticket = Ticket(ask, self._outbox.open(ask), self.engine)
         try:
             self.engine.submit(ask)
             yield ticket
@@ -202,7 +213,7 @@ class Service:
             if not self.engine.is_alive():
                 self._health = Health.BROKEN
                 self._give_up("the engine's thread has died")
-            elif self.engine.stalled_s() > STALLED_S:
+            elif self.engine.stalled_s() > GIVE_UP_S:
                 silent = self.engine.stalled_s()
                 self._give_up(f"the engine has not finished a turn for {silent:.0f} s")
 

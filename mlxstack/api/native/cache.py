@@ -1,0 +1,99 @@
+"""The KV memory through the door: look at it, name and warm prefixes, clear it, ask why."""
+
+from typing import Any
+
+from litestar import delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import Struct
+
+from mlxstack.api.given import TheService
+from mlxstack.api.openai import convert
+from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
+from mlxstack.core.errors import BadRequest, NotFound
+from mlxstack.core.frame import CacheView, RequestView
+from mlxstack.service import memory
+from mlxstack.service.service import Service
+from mlxstack.text.prompt import Spelling
+
+
+class PrefixBody(Struct):
+    """A prefix by one of its three forms; `messages` as in a chat request, tools included."""
+
+    name: str = ""
+    text: str | None = None
+    tokens: list[int] | None = None
+    messages: list[Turn] | None = None
+    tools: list[ToolSpec] | None = None
+
+
+@get("/cache")
+async def show_cache(service: TheService, limit: FromQuery[int] = 20) -> CacheView:
+    """Budget, entries, hit rates, top prefixes, last misses."""
+    return await memory.look(service, min(max(limit, 1), 1000))
+
+
+@get("/requests")
+async def list_requests(service: TheService) -> tuple[RequestView, ...]:
+    """The last finished requests, the newest first."""
+    return service.journal.requests()
+
+
+@get("/requests/{name:str}")
+async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
+    """The newest request with this id, or of this agent: what was reused, and why not more."""
+    found = service.journal.find(name)
+    if found is None:
+        raise NotFound(f"no request and no agent of the last ones is called {name}")
+    return found
+
+
+@post("/cache/prefixes", status_code=200)
+async def register_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, Any]:
+    """Compute a prefix, keep it under a name."""
+    pinned = await memory.pin(service, data.name, await _tokens(service, data))
+    return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
+
+
+@delete("/cache/prefixes/{name:str}", status_code=200)
+async def release_prefix(service: TheService, name: FromPath[str]) -> dict[str, str]:
+    """Let go of a named prefix."""
+    await memory.unpin(service, name)
+    return {"name": name}
+
+
+@post("/cache/warm", status_code=200)
+async def warm_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, int]:
+    """Compute a prefix without naming it."""
+    tokens = await _tokens(service, data)
+    await memory.warm(service, tokens)
+    return {"n_tokens": len(tokens)}
+
+
+@post("/cache/clear", status_code=200)
+async def clear_cache(service: TheService) -> dict[str, int]:
+    """Forget what is parked in memory and neither in use nor pinned."""
+    return {"n_bytes": (await memory.clear(service)).n_bytes}
+
+
+async def _tokens(service: Service, data: PrefixBody) -> tuple[int, ...]:
+    given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
+    if len(given) != 1:
+        raise BadRequest("give exactly one of text, tokens and messages", "text")
+    if data.tokens is not None:
+        service.words.check(data.tokens, "tokens")
+        return tuple(data.tokens)
+    if data.text is not None:
+        return await service.words.tokenize(data.text, Spelling(add_special=False))
+    body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
+    return (await service.words.prompt(convert.conversation(body))).tokens
+
+
+ROUTES = (
+    show_cache,
+    list_requests,
+    show_request,
+    register_prefix,
+    release_prefix,
+    warm_prefix,
+    clear_cache,
+)

@@ -1,0 +1,125 @@
+"""`install` and `uninstall`: a service that starts with the computer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.show import as_json, note
+from mlxstack.cli.up import Json, Set, preset_names
+
+if TYPE_CHECKING:
+    from mlxstack.host.presets import Loaded
+    from mlxstack.host.units import Job, Unit
+
+KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "MLX_STACK_MEMORY")
+UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
+
+Named = Annotated[
+    str,
+    typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+]
+
+
+def install(
+    preset: Named,
+    show: Annotated[bool, typer.Option("--print", help="Only print the unit.")] = False,
+    sets: Set = None,
+    json: Json = False,
+) -> None:
+    """Start a preset at every login: by launchd on macOS, by systemd on Linux."""
+    unit = _unit(preset, sets or [])
+    if show:
+        as_json(unit) if json else typer.echo(unit.text, nl=False)
+        return
+    _write(unit)
+    failed = _first_failure(unit.start)
+    if json:
+        as_json({"path": str(unit.path), "started": failed is None, "failed": failed})
+    elif failed is None:
+        typer.echo(f"{unit.path} is written and started; mlx-stack uninstall {preset} ends it")
+    if unit.remark:
+        note(unit.remark)
+    if failed is not None:
+        note(f"warning: {unit.path} is written, but not started: {failed}")
+        raise typer.Exit(1)
+
+
+def uninstall(preset: Named, json: Json = False) -> None:
+    """Stop a preset that was installed, and start it no more."""
+    from mlxstack.core.errors import NotFound
+
+    unit = _unit(preset, [])
+    if not unit.path.exists():
+        raise NotFound(f"`{preset}` is not installed: there is no {unit.path}")
+    failed = _first_failure(unit.stop)
+    unit.path.unlink()
+    if json:
+        as_json({"path": str(unit.path), "stopped": failed is None, "failed": failed})
+    else:
+        typer.echo(f"{unit.path} is removed")
+    if failed is not None:
+        note(f"warning: it may still run: {failed}")
+
+
+def _write(unit: "Unit") -> None:
+    """Put the file in its place; what an older one started is ended first."""
+    from mlxstack.host.paths import home_from, make_home
+    from mlxstack.host.state import write_atomic
+
+    make_home(home_from(os.environ))
+    if unit.path.exists():
+        _first_failure(unit.stop)
+    unit.path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(unit.path, unit.text.encode())
+
+
+def _unit(preset: str, sets: list[str]) -> "Unit":
+    from mlxstack.cli import launch
+    from mlxstack.host.paths import home_from
+    from mlxstack.host.units import unit_of
+
+    named = str(Path(preset).absolute()) if os.sep in preset else preset
+    home = home_from(os.environ)
+    loaded = launch.resolve(launch.Wanted(named, tuple(sets), Path.cwd()), home)
+    return unit_of(_job(named, sets, loaded), os.environ)
+
+
+def _job(named: str, sets: list[str], loaded: "Loaded") -> "Job":
+    from mlxstack.cli.launch import SAVING_S
+    from mlxstack.host.paths import home_from
+    from mlxstack.host.units import Job
+
+    home, preset = home_from(os.environ), loaded.preset
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    options = [word for text in sets for word in ("--set", text)]
+    command = (sys.executable, "-m", "mlxstack.cli.main", "up", named, "--foreground", *options)
+    return Job(
+        name=preset.name,
+        command=command,
+        cwd=str(Path.cwd() if sets else home.root),
+        env={"MLX_STACK_HOME": str(home.root), **kept},
+        log=str(home.supervisor_log(preset.name)),
+        stop_s=preset.server.drain_s + SAVING_S,
+    )
+
+
+def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
+    """Run them in order; what the first that failed said, None when all went well."""
+    for words in commands:
+        told = _run(words)
+        if told is not None:
+            return f"`{' '.join(words)}`: {told}"
+    return None
+
+
+def _run(words: tuple[str, ...]) -> str | None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except UNTOLD as why:
+        return str(why)
+    said = (done.stderr or done.stdout).strip()
+    return None if done.returncode == 0 else said or f"exit code {done.returncode}"

@@ -1,0 +1,144 @@
+"""`plan` and `spec`: what fits where, from config.json alone, before anything is downloaded."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.show import as_json
+from mlxstack.cli.up import Json, Set, preset_names
+
+if TYPE_CHECKING:
+    from mlxstack.cli.candidate import Candidate
+    from mlxstack.host.memory import Memory
+    from mlxstack.host.paths import Home
+    from mlxstack.policy.capacity import Load
+
+DEFAULT_AGENTS = 3
+
+Wanted = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PRESET | MODEL FOLDER | CONFIG.JSON]",
+        help="What to plan for; left out: every preset.",
+        autocompletion=preset_names,
+    ),
+]
+
+
+def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    wanted: Wanted = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Of a Mac with so much memory, such as 24GB.")
+    ] = None,
+    ctx: Annotated[
+        list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
+    ] = None,
+    agents: Annotated[int | None, typer.Option(min=1, help="Agents at the same time.")] = None,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="Rank the presets for this load.")
+    ] = False,
+    table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|defaults", help="Play imagined agents on imagined hardware."),
+    ] = None,
+    sets: Set = None,
+    json: Json = False,
+) -> None:
+    """Tell what a model weighs, what its contexts weigh, and how many agents fit.
+
+    Without a preset: the table of all presets, or with --agents the ranking for that load.
+    """
+    from mlxstack.cli.sizes import tokens_of
+    from mlxstack.host.memory import mac_memory, this_memory
+    from mlxstack.host.paths import home_from
+
+    home = home_from(os.environ)
+    contexts = [tokens_of(one) for one in ctx or ()]
+    if simulate is not None:
+        _simulate(simulate, json)
+        return
+    there = mac_memory(memory) if memory else this_memory(os.environ)
+    if wanted is not None and not (recommend or table):
+        _forecast(_candidate(wanted, home, sets), there, agents, contexts, json)
+    elif recommend or (agents is not None and not table):
+        _recommend(home, there, agents or DEFAULT_AGENTS, contexts, json)
+    else:
+        _table(home, contexts, json)
+
+
+def spec(
+    wanted: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET | MODEL FOLDER | CONFIG.JSON",
+            help="Whose geometry to print.",
+            autocompletion=preset_names,
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Print the KV geometry of a model: its kinds of layers, and bytes per token."""
+    from mlxstack.cli.forecast import spec_of
+    from mlxstack.cli.outlook import show_spec
+    from mlxstack.host.paths import home_from
+
+    found = spec_of(_candidate(wanted, home_from(os.environ), None))
+    as_json(found) if json else show_spec(found)
+
+
+def _candidate(wanted: str, home: "Home", sets: list[str] | None) -> "Candidate":
+    from mlxstack.cli.candidate import named
+    from mlxstack.host import overrides
+
+    over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets or ())]
+    return named(wanted, home, over)
+
+
+def _forecast(
+    candidate: "Candidate", there: "Memory", agents: int | None, contexts: list[int], json: bool
+) -> None:
+    from mlxstack.cli.forecast import CONTEXTS, forecast
+    from mlxstack.cli.outlook import show_forecast
+
+    load = _asked(candidate.load(there.half_bytes), agents, contexts)
+    found = forecast(candidate, there, load, contexts or CONTEXTS)
+    as_json(found) if json else show_forecast(found)
+
+
+def _asked(load: "Load", agents: int | None, contexts: list[int]) -> "Load":
+    from msgspec.structs import replace
+
+    n_slots = load.n_slots if agents is None else agents
+    return replace(load, n_slots=n_slots, n_ctx=max(contexts, default=load.n_ctx))
+
+
+def _recommend(
+    home: "Home", there: "Memory", n_agents: int, contexts: list[int], json: bool
+) -> None:
+    from mlxstack.cli.candidate import shipped
+    from mlxstack.cli.forecast import recommendation
+    from mlxstack.cli.outlook import advice_rows, show_advice
+
+    n_ctx = max(contexts, default=32 * 1024)
+    ranked = advice_rows(recommendation(shipped(home), there, n_agents, n_ctx), there)
+    if json:
+        as_json({"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": ranked})
+    else:
+        show_advice(ranked, there, n_agents, n_ctx)
+
+
+def _table(home: "Home", contexts: list[int], json: bool) -> None:
+    from mlxstack.cli.candidate import shipped
+    from mlxstack.cli.outlook import show_table, table_rows
+
+    rows = table_rows(shipped(home), contexts or [4096])
+    as_json({"models": rows}) if json else show_table(rows)
+
+
+def _simulate(scenario: str, json: bool) -> None:
+    from mlxstack.cli.scenario import outcome, read_scenario, show_outcome
+
+    found = outcome(read_scenario(scenario))
+    as_json(found) if json else show_outcome(found)

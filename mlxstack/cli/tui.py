@@ -1,0 +1,104 @@
+"""`tui`: watch a running service in the terminal; and the same as plain text."""
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.target import Target, target
+from mlxstack.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from mlxstack.tui.feed import Feed
+    from mlxstack.tui.theme import Look
+
+Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", help="Its API key; better in MLX_STACK_API_KEY, where ps cannot see it."),
+]
+Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
+Record = Annotated[Path | None, typer.Option("--record", help="Write what is seen to a tape.")]
+Replay = Annotated[
+    Path | None, typer.Option("--replay", help="Show a tape instead of a service.", exists=True)
+]
+Speed = Annotated[float, typer.Option("--speed", help="How many times as fast to replay.", min=0.1)]
+
+
+def tui(
+    url: Url = None,
+    key: Key = None,
+    name: Name = None,
+    record: Record = None,
+    replay: Replay = None,
+    speed: Speed = 1.0,
+) -> None:
+    """Watch a running service: slots, queue, cache, agents, requests. Leaving does not touch it."""
+    from mlxstack.host.paths import home_from
+    from mlxstack.tui.theme import look_from
+
+    if not sys.stdout.isatty():
+        raise SetupError(
+            "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"
+        )
+    home = home_from(os.environ)
+    look = look_from(home.root / "tui.json")
+    if replay is not None:
+        code = _play(replay, speed, look)
+    else:
+        code = asyncio.run(_attach(_target(url, key, name), record, look))
+    raise typer.Exit(code)
+
+
+def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:
+    """What the dashboard shows, as a page of text every `every_s` seconds, until Ctrl-C."""
+    asyncio.run(_print(_target(url, key, name), every_s))
+
+
+def _target(url: str | None, key: str | None, name: str | None) -> Target:
+    from mlxstack.host.paths import home_from
+
+    found = target(home_from(os.environ), name, url)
+    return Target(found.url, key or found.api_key)
+
+
+def _play(path: Path, speed: float, look: "Look") -> int:
+    from mlxstack.tui.app import Dashboard
+    from mlxstack.tui.tape import TapeFeed, ended, read_tape
+
+    app = Dashboard(TapeFeed(path.name, ended(read_tape(path)), speed), None, look)
+    app.run()
+    return app.return_code or 0
+
+
+async def _attach(where: Target, record: Path | None, look: "Look") -> int:
+    from mlxstack.client import Client
+    from mlxstack.tui.app import Dashboard
+    from mlxstack.tui.feed import LiveFeed
+    from mlxstack.tui.tape import Recording, new_tape
+
+    async with Client(where.url, where.api_key) as client:
+        live: Feed = LiveFeed(client)
+        if record is None:
+            app = Dashboard(live, client, look)
+            await app.run_async()
+        else:
+            with new_tape(record) as file:
+                app = Dashboard(Recording(live, file), client, look)
+                await app.run_async()
+        return app.return_code or 0
+
+
+async def _print(where: Target, every_s: float) -> None:
+    from mlxstack.client import Client
+    from mlxstack.tui.feed import LiveFeed
+    from mlxstack.tui.plain import pages
+
+    width = shutil.get_terminal_size((120, 40)).columns
+    async with Client(where.url, where.api_key) as client:
+        async for page in pages(LiveFeed(client), width, every_s):
+            typer.echo(f"{page}\n")

@@ -1,0 +1,102 @@
+"""Remembers the last requests and the last misses, for people who ask why."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.ask import Ask
+from mlxstack.core.event import Event, Failed, Finished, Miss, Seated
+from mlxstack.core.frame import MissView, RequestView
+
+MOST_REQUESTS = 200
+AROUND = 24
+"""Tokens of text shown before and after the place where a prompt diverged."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Entry(Struct, frozen=True):
+    """A finished request; `at` is Unix seconds, the miss with its text if it had one."""
+
+    view: RequestView
+    at: float
+    miss: MissView | None = None
+
+
+class Journal:
+    """Fed with every event on the event loop; keeps the last requests, newest last."""
+
+    def __init__(self) -> None:
+        self._asks: OrderedDict[str, Ask] = OrderedDict()
+        self._seats: dict[str, Seated] = {}
+        self._done: deque[Entry] = deque(maxlen=MOST_REQUESTS)
+        self.decode: Decode | None = None
+
+    def begin(self, ask: Ask) -> None:
+        """The ask was submitted."""
+        self._asks[ask.id] = ask
+
+    def note(self, event: Event) -> None:
+        """An event happened."""
+        if isinstance(event, Seated):
+            self._seats[event.ask] = event
+        elif isinstance(event, Finished | Failed):
+            ask = self._asks.pop(event.ask, None)
+            seat = self._seats.pop(event.ask, None)
+            if ask is not None:
+                self._done.append(self._entry(ask, seat, event))
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """The last requests, the newest first."""
+        now = time.time()
+        return tuple(
+            replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at))
+            for e in reversed(self._done)
+        )
+
+    def find(self, name: str) -> RequestView | None:
+        """The newest request with this id, or of this agent."""
+        return next((r for r in self.requests() if name in (r.id, r.agent)), None)
+
+    def _entry(self, ask: Ask, seat: Seated | None, end: Finished | Failed) -> Entry:
+        view = RequestView(
+            id=ask.id,
+            agent=ask.agent,
+            n_prompt=len(ask.tokens),
+            ended=end.reason.value if isinstance(end, Finished) else "failed",
+        )
+        if isinstance(end, Finished):
+            work = end.work
+            view = replace(
+                view,
+                n_cached=work.n_cached,
+                n_generated=work.n_generated,
+                queued_s=work.queued_s,
+                prefill_s=work.prefill_s,
+                decode_s=work.decode_s,
+                ttft_s=work.ttft_s,
+                saved_s=work.saved_s,
+            )
+        if seat is None:
+            return Entry(view, time.time())
+        view = replace(view, slot=seat.slot, source=seat.source)
+        miss = None if seat.miss is None else self._miss(ask, seat.miss)
+        return Entry(view, time.time(), miss)
+
+    def _miss(self, ask: Ask, miss: Miss) -> MissView:
+        shown = MissView(reason=miss.reason, at=miss.at, ask=ask.id, agent=ask.agent)
+        if miss.at is None or self.decode is None:
+            return shown
+        return replace(
+            shown,
+            text_shared=self.decode(ask.tokens[max(0, miss.at - AROUND) : miss.at]),
+            text_cached=self.decode(miss.instead),
+            text_sent=self.decode(ask.tokens[miss.at : miss.at + AROUND]),
+        )
+
+
+def _aged(miss: MissView | None, age_s: float) -> MissView | None:
+    return None if miss is None else replace(miss, age_s=age_s)

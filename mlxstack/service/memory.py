@@ -1,0 +1,75 @@
+"""Looks at the KV memory, names prefixes in it, warms them, clears it."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Unpin
+from mlxstack.core.ask import Ask, Priority
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.event import Finished
+from mlxstack.core.frame import CacheView
+from mlxstack.service.service import Service
+
+PATIENCE_S = 600.0
+
+
+async def look(service: Service, limit: int = 20) -> CacheView:
+    """The KV memory now, with the last misses."""
+    view: CacheView = await _tend(service, Look(limit))
+    misses = (request.miss for request in service.journal.requests())
+    return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
+
+
+async def pin(service: Service, name: str, tokens: Sequence[int]) -> Pinned:
+    """Compute what is not known of the prefix, then keep it under this name.
+
+    Raises BadRequest when it is shorter than a block, or does not fit a slot.
+    """
+    block = service.preset.prefix_cache.block_size
+    if not name:
+        raise BadRequest("a prefix needs a name", "name")
+    if len(tokens) < block:
+        raise BadRequest(f"the prefix has {len(tokens)} tokens; a block has {block}", "tokens")
+    if len(tokens) >= service.n_ctx:
+        raise BadRequest(
+            f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
+        )
+    await warm(service, tokens)
+    pinned: Pinned = await _tend(service, Pin(name, tuple(tokens)))
+    return pinned
+
+
+async def warm(service: Service, tokens: Sequence[int]) -> None:
+    """Prefill these tokens, behind everybody else."""
+    ask = Ask(
+        id=f"warm-{uuid.uuid4().hex}",
+        tokens=tuple(tokens),
+        max_tokens=1,
+        priority=Priority.LOW,
+        cuts=(len(tokens) - 1,),
+        arrived=time.monotonic(),
+    )
+    with service.open(ask) as ticket:
+        while not isinstance(await ticket.next(PATIENCE_S), Finished):
+            pass
+
+
+async def unpin(service: Service, name: str) -> None:
+    """Let go of a named prefix. Raises NotFound."""
+    await _tend(service, Unpin(name))
+
+
+async def clear(service: Service) -> Freed:
+    """Forget what is parked in memory and neither in use nor pinned."""
+    freed: Freed = await _tend(service, Clear())
+    return freed
+
+
+async def _tend(service: Service, chore: Chore) -> Any:
+    service.require()
+    return await asyncio.wrap_future(service.engine.tend(chore))

@@ -1,0 +1,111 @@
+"""The KV memory through HTTP and the command line (D9, D14, D16, D21, Z10)."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlxstack.cli.main import app
+from tests.api.running import Running
+
+WORDS = " ".join(f"word{n}" for n in range(120))
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"{name} things. " * 8}}
+    for name in ("read", "write", "search", "list")
+]
+
+
+def chat(http: httpx.Client, text: str, **more: object) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+    answer = http.post("/v1/chat/completions", json=body)
+    answer.raise_for_status()
+    return answer
+
+
+def test_d14_the_cache_tells_what_it_holds(http: httpx.Client) -> None:
+    before = http.get("/cache").json()
+    chat(http, WORDS)
+    hit = chat(http, WORDS)
+    after = http.get("/cache").json()
+    assert hit.headers["x-mlx-stack-cache-hit"] == "true"
+    assert after["hour"]["n_requests"] - before["hour"]["n_requests"] == 2
+    assert after["hour"]["n_hits"] - before["hour"]["n_hits"] == 1
+    assert 0 < after["memory_bytes"] <= after["memory_budget"]
+
+
+def test_d21_a_prefix_is_registered_pinned_and_released(http: httpx.Client) -> None:
+    system = [{"role": "system", "content": "You read the whole book. " + WORDS}]
+    done = http.post("/cache/prefixes", json={"name": "book-v1", "messages": system})
+    assert done.status_code == 200, done.text
+    assert done.json()["n_tokens"] >= 256
+    for slot in range(3):
+        http.post(f"/slots/{slot}?action=erase")
+    http.post("/cache/clear").raise_for_status()
+    asked = [*system, {"role": "user", "content": "Go on."}]
+    hit = http.post("/v1/chat/completions", json={"messages": asked, "max_tokens": 2})
+    assert int(hit.headers["x-mlx-stack-cache-prefix-tokens"]) >= 256
+    names = {p["name"]: p for p in http.get("/cache").json()["prefixes"]}
+    assert names["book-v1"]["is_pinned"]
+    assert names["book-v1"]["n_hits"] >= 1
+    assert http.delete("/cache/prefixes/book-v1").status_code == 200
+    assert http.delete("/cache/prefixes/book-v1").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "x"},
+        {"name": "x", "text": WORDS, "tokens": [1]},
+        {"name": "", "text": WORDS},
+        {"name": "x", "text": "too short"},
+        {"name": "x", "tokens": [10**9] * 300},
+        {"name": "x", "tokens": [1] * 5000},
+    ],
+)
+def test_a_prefix_that_cannot_be_kept_is_refused(
+    http: httpx.Client, body: dict[str, object]
+) -> None:
+    assert http.post("/cache/prefixes", json=body).status_code == 400
+
+
+def test_z10_a_changed_tool_order_is_named_with_its_text(http: httpx.Client) -> None:
+    chat(http, "Hello.", tools=TOOLS, session_id="order")
+    moved = chat(http, "Hello.", tools=TOOLS[::-1], session_id="order")
+    reason = moved.headers["x-mlx-stack-cache-miss-reason"]
+    assert reason.startswith("diverged at token ")
+    found = http.get("/requests/order").json()
+    assert found["miss"]["reason"] == "diverged"
+    assert "read" in found["miss"]["text_cached"]
+    assert "list" in found["miss"]["text_sent"]
+
+
+def test_cache_status_on_the_command_line(live: Running, http: httpx.Client) -> None:
+    chat(http, WORDS)
+    run = CliRunner().invoke(app, ["cache", "status", "--url", live.url])
+    assert run.exit_code == 0, run.output
+    for line in ("Prefix Cache Status", "Memory allocated:", "Entries:", "Hit rate (last hour):"):
+        assert line in run.output
+    as_json = CliRunner().invoke(app, ["cache", "status", "--url", live.url, "--json"])
+    assert json.loads(as_json.output)["is_enabled"] is True
+
+
+def test_cache_warm_and_why_on_the_command_line(
+    live: Running, http: httpx.Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "head.txt"
+    file.write_text("A head of many words. " + WORDS)
+    run = CliRunner().invoke(app, ["cache", "warm", "head", str(file), "--url", live.url])
+    assert run.exit_code == 0, run.output
+    top = CliRunner().invoke(app, ["cache", "top", "--url", live.url])
+    assert "head" in top.output
+    chat(http, "Why so slow?", session_id="asker")
+    why = CliRunner().invoke(app, ["cache", "why", "asker", "--url", live.url])
+    assert "prompt tokens reused" in why.output
+    assert CliRunner().invoke(app, ["cache", "unpin", "head", "--url", live.url]).exit_code == 0
+
+
+def test_cache_status_of_a_service_that_is_down_fails() -> None:
+    run = CliRunner().invoke(app, ["cache", "status", "--url", "http://127.0.0.1:9"])
+    assert run.exit_code != 0
