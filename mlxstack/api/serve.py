@@ -14,13 +14,17 @@ from mlxstack.api.app import create_app
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.service.assemble import assemble
+from mlxstack.service.duties import do
 from mlxstack.service.service import Service
 
 log = logging.getLogger("mlxstack.serve")
 
 BACKLOG = 2048
 # After the drain, streams need a moment to say why they ended.
-GRACE_S = 5
+GRACE_S = 2
+
+# EX_CONFIG of sysexits.h: starting again would not help.
+CANNOT_START = 78
 
 
 class Server(uvicorn.Server):
@@ -33,9 +37,12 @@ class Server(uvicorn.Server):
 
 
 def run(preset: Preset, home: Path) -> int:
-    """Serve until SIGTERM or SIGINT; 0, or 1 when the service could not start."""
+    """Serve until SIGTERM or SIGINT; 0, or 78 when trying again would not help it to start."""
     try:
         return asyncio.run(_run(preset, home))
+    except SetupError as error:
+        log.error("%s", error.message)
+        return CANNOT_START
     except StackError as error:
         log.error("%s", error.message)
         return 1
@@ -59,15 +66,18 @@ async def serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     waiting = asyncio.create_task(leaving.wait())
     loading = asyncio.create_task(service.start())
+    duties = asyncio.create_task(asyncio.sleep(0))
     try:
         await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             log.info("%s is ready", (await loading).id)
+            duties = asyncio.create_task(do(service))
             await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
     except StackError as error:
         log.error("%s", error.message)
-        return 1
+        return CANNOT_START if isinstance(error, SetupError) else 1
     finally:
+        duties.cancel()
         server.should_exit = True
         waiting.cancel()
         await service.stop(service.preset.server.drain_s)

@@ -81,7 +81,13 @@ class Clear(Struct, frozen=True):
     """Forget all parked KV in memory that is neither in use nor pinned."""
 
 
-Chore = Look | Pin | Unpin | Clear
+class Relieve(Struct, frozen=True):
+    """The computer runs short of memory: 1 drops cold parked KV, 2 everything not in use."""
+
+    level: int
+
+
+Chore = Look | Pin | Unpin | Clear | Relieve
 
 
 class Pinned(Struct, frozen=True):

@@ -100,3 +100,10 @@ class Damaged(StackError):
 
 class SetupError(StackError):
     """The preset or the machine cannot start this service."""
+
+
+def in_words(error: Exception, what: str) -> StackError:
+    """A StackError as it is; anything else as Broken: the engine failed on `what`."""
+    if isinstance(error, StackError):
+        return error
+    return Broken(f"the engine failed on {what}: {type(error).__name__}: {error}")

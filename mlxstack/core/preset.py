@@ -123,6 +123,20 @@ class PrefixCacheSpec(Strict, frozen=True):
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
 
+class Persist(StrEnum):
+    """When an explicit agent's KV goes to disk."""
+
+    AFTER_TURN = "after_turn"
+    ON_PARK = "on_park"
+    NEVER = "never"
+
+
+class AgentsSpec(Strict, frozen=True):
+    """`persist: after_turn` writes what a turn added, so that even a crash loses nothing."""
+
+    persist: Persist = Persist.AFTER_TURN
+
+
 class SamplingSpec(Strict, frozen=True):
     """Defaults for requests that say nothing; None falls to the model's generation_config."""
 
@@ -164,6 +178,7 @@ class Preset(Strict, frozen=True):
     pace: PaceSpec = field(default_factory=PaceSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
+    agents: AgentsSpec = field(default_factory=AgentsSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     template: dict[str, Any] = field(default_factory=dict)

@@ -10,10 +10,18 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
+from msgspec import Struct
 
 from mlxstack.engine.rows import KVView, Rows, row_of
 
 _original = base.scaled_dot_product_attention
+
+
+class Precision(Struct, frozen=True):
+    """How keys and values are quantised, as mlx-lm asks a cache for it."""
+
+    group_size: int
+    bits: int
 
 
 def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
@@ -27,11 +35,16 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
 ) -> mx.array:
     """Attention of (B, heads, 1, dim) queries, each over its own row's keys, without padding.
 
-    With an ordinary cache this is mlx-lm's own function, called unchanged.
+    With an ordinary cache this is mlx-lm's own function, called unchanged, but for layers that
+    read another layer's quantised KV and have no cache which says so.
     """
     if not isinstance(keys, Rows):
+        read = _precision(queries, keys, cache)
+        if read is not cache:
+            # mlx-lm scales the queries of quantised attention in place.
+            queries = queries[:]
         alone: mx.array = _original(
-            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+            queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
         )
         return alone
     outputs = [
@@ -39,7 +52,9 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
             queries[i : i + 1],
             keys[i],
             values[i],
-            cache=cache.caches[i] if isinstance(cache, KVView) else None,
+            cache=_precision(
+                queries, keys[i], cache.caches[i] if isinstance(cache, KVView) else None
+            ),
             scale=scale,
             mask=row_of(mask, i),
             sinks=sinks,
@@ -47,6 +62,15 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
         for i in range(len(keys))
     ]
     return mx.concatenate(outputs, axis=0)
+
+
+def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
+    """What tells mlx-lm how the keys are quantised: the cache, or else what the shapes say."""
+    if hasattr(cache, "bits") or not isinstance(keys, tuple | list):
+        return cache
+    packed, scales, _ = keys
+    dim = queries.shape[-1]
+    return Precision(dim // scales.shape[-1], packed.shape[-1] * 32 // dim)
 
 
 def install() -> None:

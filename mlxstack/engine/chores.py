@@ -3,7 +3,9 @@
 import time
 from typing import Any
 
-from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Unpin
+import mlx.core as mx
+
+from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Relieve, Unpin
 from mlxstack.core.errors import NotFound
 from mlxstack.core.frame import CacheView, PrefixView, Sums
 from mlxstack.engine.ledger import Ledger
@@ -28,6 +30,10 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
             return None
         case Clear():
             return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
+        case Relieve():
+            freed = seating.memory.make_room(seating.live_bytes, Pressure(chore.level))
+            mx.clear_cache()
+            return Freed(freed)
 
 
 def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot
-from mlxstack.core.errors import BadRequest, Broken, StackError
+from mlxstack.core.errors import BadRequest, StackError, in_words
 from mlxstack.engine.archive import Archive, Fetched, Post
 from mlxstack.engine.context import Context
 from mlxstack.engine.turns import Turns
@@ -76,8 +76,7 @@ class Errands:
         self._turns.release(act.slot)
         if not isinstance(error, StackError):
             log.exception("an errand broke", exc_info=error)
-            error = Broken(f"the engine failed on this: {type(error).__name__}: {error}")
-        future.set_exception(error)
+        future.set_exception(in_words(error, "this slot action"))
 
 
 def _chain(one: "Future[Any]", other: "Future[Any]") -> None:

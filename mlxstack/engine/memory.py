@@ -95,11 +95,23 @@ class Memory:
     def park(self, context: Context, now: float) -> Shelved:
         """Keep a copy of what is not known yet of this context, in memory."""
         shelved = self.shelve(context, now)
-        self._transient.difference_update(shelved.new)
+        self._transient.difference_update((*shelved.segments, *shelved.checkpoints))
+        self._recall(context, shelved, now)
         if context.agent is not None and shelved.segments:
             mark = shelved.checkpoints[-1] if shelved.checkpoints else None
             self.owners.claim(context.agent, shelved.segments[-1], mark)
         return shelved
+
+    def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
+        """What of the context lies on disk only comes to memory too, without reading it."""
+        for key in shelved.segments:
+            record = self.index.nodes[key].record
+            is_whole = isinstance(record, records.Segment) and record.end <= len(context)
+            if key not in self._kept and is_whole and isinstance(record, records.Segment):
+                self.keep(key, segments.pack(context, record.start, record.end), now)
+        for part, key in zip(context.checkpoints, shelved.checkpoints, strict=True):
+            if key not in self._kept:
+                self.keep(key, part, now)
 
     def shelve(self, context: Context, now: float) -> Shelved:
         """Put what is not known yet of this context into the index, to be written and let go."""

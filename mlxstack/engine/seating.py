@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mlxstack.core.ask import Ask
 from mlxstack.core.event import Miss, Source
+from mlxstack.core.preset import Persist
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.memory import Memory
@@ -17,7 +18,10 @@ RESERVE = 512
 class Seating:
     """The slots with the KV memory behind them. Belongs to the MLX thread."""
 
-    def __init__(self, slots: Sequence[Context], memory: Memory, archive: Archive) -> None:
+    def __init__(
+        self, slots: Sequence[Context], memory: Memory, archive: Archive, persist: Persist
+    ) -> None:
+        self._persist = persist
         self.slots = slots
         self.memory = memory
         self.archive = archive
@@ -71,8 +75,14 @@ class Seating:
         if not spec.enabled or not context.is_storable:
             return
         shelved = self.memory.park(context, time.monotonic())
-        if spec.disk.enabled:
+        is_kept = context.agent is None or self._persist is not Persist.NEVER
+        if spec.disk.enabled and is_kept:
             self.archive.write_through(shelved.new)
+
+    def end_turn(self, slot: int) -> None:
+        """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
+        if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
+            self.store(self.slots[slot])
 
     def make_room(self, idle: Sequence[int]) -> None:
         """Bring live and parked bytes under the budget; `idle` slots may go, in this order."""

@@ -167,7 +167,7 @@ class Engine:
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
         slots = [Context(maker) for _ in range(preset.slots.count)]
-        seating = Seating(slots, memory, self._archive)
+        seating = Seating(slots, memory, self._archive, preset.agents.persist)
         self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits_of(preset))
         self._errands = Errands(self._turns, self._archive, self._post, self._publish)
         self._turns.batch.is_batching = verdict.is_batching

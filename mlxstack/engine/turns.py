@@ -11,7 +11,7 @@ import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import Broken, Busy, StackError
+from mlxstack.core.errors import Busy, StackError, in_words
 from mlxstack.core.event import (
     Chosen,
     Event,
@@ -125,7 +125,7 @@ class Turns:
             self._prefill(next_bite.slot, next_bite.n_tokens)
         self.flush(deliver)
         if self._n_turns % ROOM_EVERY == 0:
-            self.seating.make_room(self._idle_slots())
+            self.seating.make_room(desks.idle_slots(self._desk))
         if self._n_turns % CLEAR_EVERY == 0:
             mx.clear_cache()
 
@@ -205,11 +205,6 @@ class Turns:
             self._desk = desks.loaded(self._desk, slot)
             self._guard(ask_id, partial(self._place, live, slot))
 
-    def _idle_slots(self) -> list[int]:
-        """Idle slots, the longest unused first."""
-        idle = [s for s in self._desk.seats if s.state is SeatState.IDLE and s.n_tokens]
-        return [seat.id for seat in sorted(idle, key=lambda seat: seat.last_used)]
-
     def _prefill(self, slot: int, n_tokens: int) -> None:
         seat = self._desk.seat(slot)
         assert seat.ticket is not None
@@ -273,6 +268,7 @@ class Turns:
         self._desk = desks.leave_queue(self._desk, live.ask.id)
         if live.slot is not None:
             self.batch.leave(live.slot)
+            self.seating.end_turn(live.slot)
             self._last[live.slot] = live
             self._desk = desks.release(self._desk, live.slot, len(self.slots[live.slot]), now)
             self.ledger.served(live.work(now), now - live.seated_at)
@@ -290,20 +286,16 @@ class Turns:
             live = self._live[ask_id]
             if live.slot is not None:
                 self.slots[live.slot].clear()
-            self._end(live, Failed(ask_id, _in_words(error)))
+            self._end(live, Failed(ask_id, in_words(error, "this request")))
 
     def _break(self, slots: list[int], error: Exception) -> None:
         for slot in slots:
             ticket = self._desk.seat(slot).ticket
             if ticket is not None:
                 self.slots[slot].clear()
-                self._end(self._live[ticket.ask], Failed(ticket.ask, _in_words(error)))
+                self._end(
+                    self._live[ticket.ask], Failed(ticket.ask, in_words(error, "this request"))
+                )
 
     def _say(self, event: Event) -> None:
         self._events.append(event)
-
-
-def _in_words(error: Exception) -> StackError:
-    if isinstance(error, StackError):
-        return error
-    return Broken(f"the engine failed on this request: {type(error).__name__}: {error}")

@@ -87,6 +87,12 @@ class Desk(Struct, frozen=True):
         return sum(seat.state in ACTIVE for seat in self.seats)
 
 
+def idle_slots(desk: Desk) -> list[int]:
+    """Slots that are idle but not empty, the longest unused first."""
+    idle = [s for s in desk.seats if s.state is SeatState.IDLE and s.n_tokens]
+    return [seat.id for seat in sorted(idle, key=lambda seat: seat.last_used)]
+
+
 def empty_desk(n_slots: int) -> Desk:
     """A desk of `n_slots` idle, empty seats."""
     return Desk(seats=tuple(Seat(id=i) for i in range(n_slots)))

@@ -12,7 +12,7 @@ from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.event import Seated
 from mlxstack.service.ear import Ear, Hearing
 from mlxstack.service.options import Bounds, Calling, Options, check, room, sampling
-from mlxstack.service.parts import Part
+from mlxstack.service.parts import Ended, Part
 from mlxstack.service.service import Service
 from mlxstack.text.prompt import Prompt
 from mlxstack.text.speech import Manner
@@ -76,6 +76,8 @@ async def reply(
             if ear.is_enough:
                 ticket.cancel()
             for part in parts or ([ear.quiet()] if clock() >= due else []):
+                if isinstance(part, Ended):
+                    service.n_unparsed += part.n_unparsed
                 yield part
                 due = clock() + beat_s
 
@@ -84,8 +86,12 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
     _refuse_if_full(service)
     tokens = prompt.tokens + hearing.forced
     now = time.monotonic()
-    wished = options.max_tokens or service.preset.sampling.max_tokens
-    max_tokens = room(len(tokens), wished, service.n_ctx)
+    wished = options.max_tokens
+    if wished is None:
+        wished = service.preset.sampling.max_tokens
+    # The engine always samples one token; a prefill does not say it.
+    is_prefill = wished == 0
+    max_tokens = room(len(tokens), 1 if is_prefill else wished, service.n_ctx)
     return Order(
         ask=Ask(
             id=options.id,
@@ -109,6 +115,7 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             may_fill_context=wished is None or wished > max_tokens,
             is_one_call=options.is_one_call,
             has_progress=options.has_progress,
+            is_prefill=is_prefill,
         ),
     )
 

@@ -39,7 +39,7 @@ class Hearing(Struct, frozen=True):
     """How a reply is to be heard.
 
     `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the caller
-    set no limit below the room that was left.
+    set no limit below the room that was left. `is_prefill`: only the prompt is to be computed.
     """
 
     manner: Manner
@@ -48,6 +48,7 @@ class Hearing(Struct, frozen=True):
     may_fill_context: bool = False
     is_one_call: bool = False
     has_progress: bool = False
+    is_prefill: bool = False
 
 
 class Ear:
@@ -108,6 +109,9 @@ class Ear:
         """The first token tells that the prompt is done; the end of a text is no token of it."""
         n_prompt = len(self._ask.tokens)
         done = self._progress(n_prompt) if self._n_done < n_prompt else []
+        if self._hearing.is_prefill:
+            self.is_enough = True
+            return done
         self._n_heard += 1
         if chosen.token not in self._ask.eos:
             self._notes.append(Note(chosen.token, chosen.logprob, chosen.top))
@@ -141,9 +145,10 @@ class Ear:
         return notes
 
     def _finish(self, finished: Finished) -> list[Part]:
-        parts = [] if self.is_enough else self._parts(self._speech.finish(finished.reason))
+        is_over = self.is_enough or self._hearing.is_prefill
+        parts = [] if is_over else self._parts(self._speech.finish(finished.reason))
         work = finished.work
-        if self.is_enough:
+        if is_over:
             work = structs.replace(work, n_generated=self._n_heard)
         ended = Ended(
             ending=self._ending(finished.reason),
@@ -152,6 +157,7 @@ class Ear:
             n_reasoning=self._speech.n_reasoning,
             word=self._speech.stop,
             notes=self._take_notes(),
+            n_unparsed=self._speech.n_unparsed,
         )
         log.info(
             "%s slot=%d prompt=%d cached=%d generated=%d ttft=%.3fs ended=%s",
@@ -164,7 +170,7 @@ class Ear:
         if self._speech.stop is not None:
             return Ending.WORD
         if self.is_enough:
-            return Ending.EOS
+            return Ending.LENGTH if self._hearing.is_prefill else Ending.EOS
         if reason is FinishReason.CANCELLED:
             raise Busy("the request was cancelled by the service, which may be stopping")
         if reason is FinishReason.LENGTH and self._hearing.may_fill_context:

@@ -1,24 +1,75 @@
 """Draws what a watcher of this service sees now."""
 
 import time
+from concurrent.futures import Future
 from functools import cache
+from typing import Any
+
+from msgspec.structs import replace
 
 from mlxstack import __version__
-from mlxstack.core.frame import Frame, ServiceFacts
+from mlxstack.core.act import Look
+from mlxstack.core.frame import CacheView, Frame, RequestView, ServiceFacts
+from mlxstack.core.snapshot import Counters
 from mlxstack.host.machine import machine
 from mlxstack.service.service import Health, Service
 
+MOST_PREFIXES = 20
+MOST_REQUESTS = 50
+LOOK_S = 2.0
+REST_S = 15.0
 
-def frame_of(service: Service) -> Frame:
+
+def frame_of(service: Service, memory: CacheView | None = None) -> Frame:
     """Cheap, and possible at any time, also while the model loads or after it broke."""
     snapshot = service.engine.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
+    requests = service.journal.requests()
     return Frame(
         at=time.time(),
         service=_facts(service),
         snapshot=snapshot,
         snapshot_age_s=max(0.0, age_s),
+        cache=None if memory is None else _with_misses(memory, requests),
+        requests=requests[:MOST_REQUESTS],
     )
+
+
+class Sight:
+    """What one watcher sees. The KV memory is looked at rarely: that takes a turn of the engine.
+
+    Nothing waits for the answer, so that a stuck engine is seen as stuck.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._memory: CacheView | None = None
+        self._coming: Future[Any] | None = None
+        self._asked_at = -REST_S
+        self._counters = Counters()
+
+    def frame(self) -> Frame:
+        """The frame of now, with the latest answer of the KV memory."""
+        if self._coming is not None and self._coming.done():
+            if self._coming.exception() is None:
+                self._memory = self._coming.result()
+            self._coming = None
+        if self._coming is None and self._is_due(time.monotonic()):
+            self._coming = self._service.engine.tend(Look(MOST_PREFIXES))
+        return frame_of(self._service, self._memory)
+
+    def _is_due(self, now: float) -> bool:
+        counters = self._service.engine.snapshot().counters
+        pause_s = REST_S if counters == self._counters else LOOK_S
+        if self._service.health is not Health.OK or now < self._asked_at + pause_s:
+            return False
+        self._asked_at, self._counters = now, counters
+        return True
+
+
+def _with_misses(memory: CacheView, requests: tuple[RequestView, ...]) -> CacheView:
+    misses = tuple(one.miss for one in requests if one.miss is not None)
+    return replace(memory, misses=misses[:MOST_PREFIXES])
 
 
 def _facts(service: Service) -> ServiceFacts:

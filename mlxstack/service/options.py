@@ -45,9 +45,10 @@ class Calling(StrEnum):
 class Options(Struct, frozen=True):
     """Everything about a request that is not its words.
 
-    `max_tokens` None runs until the model ends or the context is full. `slot` pins; `agent` is
-    an explicit agent, `hint` a client's name for the conversation. `is_one_call` ends the reply after its first tool call, whose id begins
-    with `call_prefix`. `has_progress` wants the prompt's progress as parts.
+    `max_tokens` None runs until the model ends or the context is full, 0 only computes the
+    prompt. `slot` pins; `agent` is an explicit agent, `hint` a client's name for the
+    conversation. `is_one_call` ends the reply after its first tool call, whose id begins with
+    `call_prefix`. `has_progress` wants the prompt's progress as parts.
     """
 
     id: str

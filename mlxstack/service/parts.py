@@ -75,7 +75,10 @@ class Ending(StrEnum):
 
 
 class Ended(Struct, frozen=True):
-    """The last part. `word` is the stop string that was met; `notes` are left-over tokens."""
+    """The last part. `word` is the stop string that was met; `notes` are left-over tokens.
+
+    `n_unparsed` counts tool calls that made no sense and became text.
+    """
 
     ending: Ending
     work: Work
@@ -83,6 +86,7 @@ class Ended(Struct, frozen=True):
     n_reasoning: int = 0
     word: str | None = None
     notes: tuple[Note, ...] = ()
+    n_unparsed: int = 0
 
 
 Spoken = Reasoning | Content | Called

@@ -92,13 +92,17 @@ class Ticket:
 
 
 class Service:
-    """The one engine of this process, seen from asyncio."""
+    """The one engine of this process, seen from asyncio.
+
+    `n_unparsed` counts tool calls of all replies that made no sense.
+    """
 
     def __init__(self, preset: Preset, outbox: Outbox, engine: Engine) -> None:
         self.preset = preset
         self.engine = engine
         self.started_at = time.time()
         self.last_in_slot: dict[int, Ask] = {}
+        self.n_unparsed = 0
         self._outbox = outbox
         self._facts: ModelFacts | None = None
         self._words: Words | None = None

@@ -79,7 +79,7 @@ def test_e16_sigterm_lets_running_requests_finish(model_folder: Path, tmp_path: 
 def test_a_missing_model_is_one_clear_line(tmp_path: Path) -> None:
     preset = Preset(model=ModelSpec(id=str(tmp_path / "none")), server=ServerSpec(port=0))
     with process(preset, tmp_path) as found:
-        assert found.wait(60) == 1
+        assert found.wait(60) == 78
         said = found.stderr.read() if found.stderr else ""
     errors = [line for line in said.splitlines() if line.startswith("ERROR")]
     assert len(errors) == 1
@@ -92,7 +92,7 @@ def test_a15_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         preset = Preset(model=ModelSpec(id="demo"), server=ServerSpec(port=port))
         with process(preset, tmp_path) as found:
-            assert found.wait(60) == 1
+            assert found.wait(60) == 78
             said = found.stderr.read() if found.stderr else ""
     assert f"127.0.0.1:{port}" in said
     assert "server.port" in said

@@ -133,8 +133,11 @@ def test_d1_without_prefix_cache_nothing_is_shared(model_of: ModelOf, tmp_path: 
 
 
 def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Path) -> None:
+    import gc
+
     import mlx.core as mx
 
+    gc.collect()
     budget = 4_000_000
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
     preset = with_cache(preset, memory_budget_pct=50)

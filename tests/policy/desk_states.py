@@ -2,9 +2,22 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from mlxstack.core.ask import Priority
-from mlxstack.policy.desk import Desk, Ticket, advance, arrive, empty_desk, release, sit
+from mlxstack.policy.desk import (
+    Desk,
+    Seat,
+    SeatState,
+    Ticket,
+    advance,
+    arrive,
+    empty_desk,
+    release,
+    sit,
+)
 from mlxstack.policy.scheduler import Action, Give, Limits, Run, decide
+from mlxstack.policy.seats import Promise
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
@@ -58,3 +71,32 @@ def serve_one_by_one(desk: Desk, now: float = 0.0) -> list[str]:
         ((ask, slot),) = given(actions)
         order.append(ask)
         desk = release(desk, slot, 100, now)
+
+
+def is_agents_turn(desk: Desk, ticket: Ticket) -> bool:
+    """No other ask of this explicit agent is being served or came earlier."""
+    if ticket.agent is None:
+        return True
+    seated = [s.ticket for s in desk.seats if s.ticket]
+    mine = [t for t in desk.waiting if t.agent == ticket.agent]
+    is_first = min(mine, key=lambda t: t.arrived) == ticket
+    return is_first and all(t.agent != ticket.agent for t in seated)
+
+
+def open_seats(desk: Desk, ticket: Ticket) -> set[int]:
+    """Idle seats that this ticket may take: its pin, and none with an older errand."""
+    barred = {e.slot for e in desk.errands if e.arrived < ticket.arrived}
+    idle = {s.id for s in desk.seats if s.state is SeatState.IDLE} - barred
+    return idle if ticket.pin is None else idle & {ticket.pin}
+
+
+def heads_for(desk: Desk, ticket: Ticket, promise: Promise) -> list[Seat]:
+    """Seats that have yet to compute or to load what this ticket needs too."""
+    busy = [s for s in desk.seats if s.state in (SeatState.LOADING, SeatState.PREFILLING)]
+    return [s for s in busy if s.ticket and promise(ticket.ask, s.ticket.ask) > s.position]
+
+
+def put(desk: Desk, seat: Seat) -> Desk:
+    """The desk with this seat in place of the one of its id."""
+    seats = tuple(seat if s.id == seat.id else s for s in desk.seats)
+    return replace(desk, seats=seats)

@@ -4,8 +4,20 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from mlxstack.policy.desk import Desk, Errand, SeatState, Ticket, advance, arrive, release, request
+from mlxstack.policy.desk import (
+    Desk,
+    Errand,
+    SeatState,
+    Ticket,
+    advance,
+    arrive,
+    load,
+    loaded,
+    release,
+    request,
+)
 from mlxstack.policy.scheduler import Expire, Limits, Prefill, choose_bite, decide, is_full
+from mlxstack.policy.seats import Promise
 from mlxstack.policy.speed import Speed
 from tests.policy.desk_states import (
     HIGH,
@@ -245,3 +257,39 @@ def test_e1_the_last_prompt_token_belongs_to_decode() -> None:
 def test_deciding_is_a_function_of_its_arguments() -> None:
     desk: Desk = desk_of(2, ticket("a"), ticket("b", 1), ticket("c", 2))
     assert decide(desk, 3.0, Limits(), nothing) == decide(desk, 3.0, Limits(), nothing)
+
+
+def head_of(n: int) -> Promise:
+    """Everybody's prompt begins with the same `n` tokens."""
+    return lambda ask, other: n
+
+
+def test_z5_a_team_lets_one_compute_the_shared_head_and_then_forks_it() -> None:
+    desk = desk_of(3, *(ticket(str(n), n, n_prompt=3000) for n in range(3)))
+    desk, actions = decide(desk, 5.0, Limits(), nothing, head_of(2048))
+    assert given(actions) == [("0", 0)]
+    desk, actions = decide(advance(desk, 0, 2047), 6.0, Limits(), nothing, head_of(2048))
+    assert given(actions) == []
+    desk, actions = decide(advance(desk, 0, 2048), 7.0, Limits(), nothing, head_of(2048))
+    assert given(actions)[0] == ("1", 1), "the second begins at the head's end by forking"
+
+
+def test_z5_strangers_do_not_wait_for_the_team() -> None:
+    desk, _ = turn(desk_of(2, ticket("team", 0, n_prompt=3000)))
+    desk = arrive(desk, ticket("stranger", 1))
+    assert given(decide(desk, 2.0, Limits(), nothing, head_of(0))[1]) == [("stranger", 1)]
+
+
+def test_z5_a_head_that_is_read_from_disk_is_waited_for() -> None:
+    desk, _ = turn(desk_of(2, ticket("0", 0, n_prompt=3000)))
+    desk = arrive(load(desk, 0), ticket("1", 1, n_prompt=3000))
+    assert decide(desk, 2.0, Limits(), nothing, head_of(2048))[1] == []
+    desk = advance(loaded(desk, 0), 0, 2048)
+    assert given(decide(desk, 3.0, Limits(), nothing, head_of(2048))[1]) == [("1", 1)]
+
+
+def test_a_seat_that_loads_holds_its_row_and_gets_no_bites() -> None:
+    desk, _ = turn(desk_of(2, ticket("a"), ticket("b", 1)), limits=Limits(max_active=1))
+    desk = load(desk, 0)
+    assert desk.n_active == 1
+    assert choose_bite(desk, Speed(), Limits().pace) == (desk, None)

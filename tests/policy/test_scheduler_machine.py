@@ -1,4 +1,4 @@
-"""Random histories of the scheduler: arrivals, cancels, pins, parks, errands, memory pressure."""
+"""Random histories of the scheduler: arrivals, cancels, pins, parks, disk, memory pressure."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,20 +13,8 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from mlxstack.core.ask import Priority
-from mlxstack.policy.desk import (
-    ACTIVE,
-    Desk,
-    Errand,
-    Seat,
-    SeatState,
-    Ticket,
-    advance,
-    arrive,
-    empty_desk,
-    leave_queue,
-    release,
-    request,
-)
+from mlxstack.policy import desk as desks
+from mlxstack.policy.desk import ACTIVE, Desk, Errand, Seat, SeatState, Ticket
 from mlxstack.policy.pacing import FINEST
 from mlxstack.policy.scheduler import (
     Action,
@@ -40,26 +28,12 @@ from mlxstack.policy.scheduler import (
 )
 from mlxstack.policy.speed import Speed, observe_prefill
 from mlxstack.policy.waiting import urgency
+from tests.policy.desk_states import heads_for, is_agents_turn, open_seats, put
 
 AGING = 0.1
 TPS = 1000.0
-
-
-def is_agents_turn(desk: Desk, ticket: Ticket) -> bool:
-    """No other ask of this explicit agent is being served or came earlier."""
-    if ticket.agent is None:
-        return True
-    seated = [s.ticket for s in desk.seats if s.ticket]
-    mine = [t for t in desk.waiting if t.agent == ticket.agent]
-    is_first = min(mine, key=lambda t: t.arrived) == ticket
-    return is_first and all(t.agent != ticket.agent for t in seated)
-
-
-def open_seats(desk: Desk, ticket: Ticket) -> set[int]:
-    """Idle seats that this ticket may take: its pin, and none with an older errand."""
-    barred = {e.slot for e in desk.errands if e.arrived < ticket.arrived}
-    idle = {s.id for s in desk.seats if s.state is SeatState.IDLE} - barred
-    return idle if ticket.pin is None else idle & {ticket.pin}
+HEAD = 600
+"""Prompts of one team share so many first tokens."""
 
 
 class Histories(RuleBasedStateMachine):
@@ -72,10 +46,12 @@ class Histories(RuleBasedStateMachine):
     )
     def open(self, n_slots: int, max_active: int, max_waiting: int) -> None:
         self.now = 100.0
-        self.desk = empty_desk(n_slots)
+        self.desk = desks.empty_desk(n_slots)
         self.limits = Limits(max_active=max_active, max_waiting=max_waiting, aging_per_s=AGING)
         self.speed = Speed()
         self.shares: dict[str, float] = {}
+        self.teams: dict[str, str | None] = {}
+        self.on_disk: set[str] = set()
         self.admitted: set[str] = set()
         self.ended: dict[str, str] = {}
         self.requested: set[str] = set()
@@ -93,6 +69,8 @@ class Histories(RuleBasedStateMachine):
         patience=st.none() | st.floats(0.5, 60),
         late=st.sampled_from((0.0, 0.0, 0.7)),
         share=st.sampled_from((0.0, 0.6, 1.0)),
+        team=st.none() | st.just("blue"),
+        is_on_disk=st.booleans(),
     )
     def somebody_asks(
         self,
@@ -104,6 +82,8 @@ class Histories(RuleBasedStateMachine):
         patience: float | None,
         late: float,
         share: float,
+        team: str | None,
+        is_on_disk: bool,
     ) -> str:
         """`late` is how long the ask took from the door to the queue."""
         ask = self.new_id()
@@ -122,7 +102,9 @@ class Histories(RuleBasedStateMachine):
             return ask
         self.admitted.add(ask)
         self.shares[ask] = share
-        self.desk = arrive(self.desk, ticket)
+        self.teams[ask] = team
+        self.on_disk |= {ask} if is_on_disk else set()
+        self.desk = desks.arrive(self.desk, ticket)
         return ask
 
     @rule(ask=asks)
@@ -134,14 +116,20 @@ class Histories(RuleBasedStateMachine):
     def an_errand_is_requested(self, slot: int) -> None:
         errand = Errand(self.new_id(), slot % len(self.desk.seats), self.now)
         self.requested.add(errand.id)
-        self.desk = request(self.desk, errand)
+        self.desk = desks.request(self.desk, errand)
 
     @precondition(lambda self: any(s.state is SeatState.HELD for s in self.desk.seats))
     @rule(n_tokens=st.sampled_from((0, 500)))
     def an_errand_ends(self, n_tokens: int) -> None:
         """Saved, parked (nothing is left) or restored."""
         slot = next(s.id for s in self.desk.seats if s.state is SeatState.HELD)
-        self.desk = release(self.desk, slot, n_tokens, self.now)
+        self.desk = desks.release(self.desk, slot, n_tokens, self.now)
+
+    @precondition(lambda self: any(s.state is SeatState.LOADING for s in self.desk.seats))
+    @rule()
+    def the_disk_answers(self) -> None:
+        slot = next(s.id for s in self.desk.seats if s.state is SeatState.LOADING)
+        self.desk = desks.advance(desks.loaded(self.desk, slot), slot, 0)
 
     @rule(seconds=st.floats(0.01, 15))
     def time_passes(self, seconds: float) -> None:
@@ -162,7 +150,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def a_turn(self) -> None:
         before = self.desk
-        self.desk, actions = decide(before, self.now, self.limits, self.match)
+        self.desk, actions = decide(before, self.now, self.limits, self.match, self.promise)
         self.check_order(before, actions)
         self.check_nothing_is_left_undone()
         for action in actions:
@@ -174,8 +162,7 @@ class Histories(RuleBasedStateMachine):
                 case Run(errand):
                     self.done.add(errand.id)
                 case Give(ticket, slot):
-                    n_shared = self.n_shared(ticket.ask, before.seat(slot))
-                    self.desk = advance(self.desk, slot, min(n_shared, ticket.n_prompt - 1))
+                    self.take(ticket, before.seat(slot))
         self.bite()
 
     # What must be true
@@ -202,7 +189,7 @@ class Histories(RuleBasedStateMachine):
         for action in actions:
             match action:
                 case Expire(ticket):
-                    desk = leave_queue(desk, ticket.ask)
+                    desk = desks.leave_queue(desk, ticket.ask)
                 case Run(errand):
                     assert desk.seat(errand.slot).state is SeatState.IDLE
                     rest = tuple(e for e in desk.errands if e.id != errand.id)
@@ -211,14 +198,14 @@ class Histories(RuleBasedStateMachine):
                 case Give(ticket, slot):
                     assert desk.n_active < self.limits.max_active
                     assert slot in open_seats(desk, ticket)
-                    assert is_agents_turn(desk, ticket)
+                    assert self.can_go(desk, ticket)
                     for other in desk.waiting:
-                        if open_seats(desk, other) and is_agents_turn(desk, other):
+                        if self.can_go(desk, other):
                             assert self.rank(ticket) <= self.rank(other)
                     taken = replace(
                         desk.seat(slot), state=SeatState.PREFILLING, ticket=ticket, n_passed=0
                     )
-                    desk = put(leave_queue(desk, ticket.ask), taken)
+                    desk = put(desks.leave_queue(desk, ticket.ask), taken)
 
     def check_nothing_is_left_undone(self) -> None:
         """Work conserving; errands run; deadlines hold; deciding again changes nothing."""
@@ -226,12 +213,12 @@ class Histories(RuleBasedStateMachine):
         assert all(t.deadline is None or t.deadline > self.now for t in desk.waiting)
         if desk.n_active < self.limits.max_active:
             for ticket in desk.waiting:
-                assert not (open_seats(desk, ticket) and is_agents_turn(desk, ticket))
+                assert not self.can_go(desk, ticket)
         for errand in desk.errands:
             if desk.seat(errand.slot).state is SeatState.IDLE:
                 pinned = [t for t in desk.waiting if t.pin == errand.slot]
                 assert any(t.arrived < errand.arrived for t in pinned)
-        again, actions = decide(desk, self.now, self.limits, self.match)
+        again, actions = decide(desk, self.now, self.limits, self.match, self.promise)
         assert again == desk
         assert all(isinstance(a, Expire) for a in actions)
 
@@ -247,7 +234,9 @@ class Histories(RuleBasedStateMachine):
                 if seat.state is SeatState.RUNNING and seat.ticket:
                     self.end(seat.ticket.ask, "served")
                 elif seat.state is SeatState.HELD:
-                    self.desk = release(self.desk, seat.id, seat.n_tokens, self.now)
+                    self.desk = desks.release(self.desk, seat.id, seat.n_tokens, self.now)
+                elif seat.state is SeatState.LOADING:
+                    self.the_disk_answers()
         assert set(self.ended) == self.admitted
         assert self.done == self.requested
 
@@ -263,6 +252,22 @@ class Histories(RuleBasedStateMachine):
     def match(self, ask: str, slot: int) -> int:
         return self.n_shared(ask, self.desk.seat(slot))
 
+    def promise(self, ask: str, other: str) -> int:
+        return HEAD if self.teams[ask] and self.teams[ask] == self.teams[other] else 0
+
+    def can_go(self, desk: Desk, ticket: Ticket) -> bool:
+        """A seat, the agent's turn, and nobody of the team who computes the shared head."""
+        may_sit = bool(open_seats(desk, ticket)) and is_agents_turn(desk, ticket)
+        return may_sit and not heads_for(desk, ticket, self.promise)
+
+    def take(self, ticket: Ticket, seat: Seat) -> None:
+        """Read from disk first, or go on from what the seat shares."""
+        if ticket.ask in self.on_disk:
+            self.desk = desks.load(self.desk, seat.id)
+        else:
+            n_shared = min(self.n_shared(ticket.ask, seat), ticket.n_prompt - 1)
+            self.desk = desks.advance(self.desk, seat.id, n_shared)
+
     def n_shared(self, ask: str, seat: Seat) -> int:
         return int(self.shares[ask] * seat.n_tokens)
 
@@ -275,19 +280,14 @@ class Histories(RuleBasedStateMachine):
         seat = self.desk.seat(bite.slot)
         assert 1 <= bite.n_tokens <= max(FINEST, seat.n_left)
         self.speed = observe_prefill(self.speed, seat.position, bite.n_tokens, bite.n_tokens / TPS)
-        self.desk = advance(self.desk, bite.slot, seat.position + bite.n_tokens)
+        self.desk = desks.advance(self.desk, bite.slot, seat.position + bite.n_tokens)
 
     def end(self, ask: str, how: str) -> None:
         seat = self.desk.find(ask)
-        self.desk = leave_queue(self.desk, ask)
+        self.desk = desks.leave_queue(self.desk, ask)
         if seat is not None:
-            self.desk = release(self.desk, seat.id, seat.position, self.now)
+            self.desk = desks.release(self.desk, seat.id, seat.position, self.now)
         self.ended[ask] = how
-
-
-def put(desk: Desk, seat: Seat) -> Desk:
-    seats = tuple(seat if s.id == seat.id else s for s in desk.seats)
-    return replace(desk, seats=seats)
 
 
 TestHistories = Histories.TestCase

@@ -1,0 +1,92 @@
+"""What a service does by itself while it runs: warm prefixes, watch memory, log a summary."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from mlxstack.core.act import Relieve
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest, StackError
+from mlxstack.core.preset import WarmPrefix
+from mlxstack.host import pressure
+from mlxstack.host.pressure import Level
+from mlxstack.service import memory
+from mlxstack.service.service import Service
+from mlxstack.text.prompt import Spelling
+
+log = logging.getLogger("mlxstack.duties")
+
+LOOK_S = 5.0
+
+
+async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
+    """Until cancelled. `level` tells how short of memory the computer is."""
+    spec = service.preset.prefix_cache
+    async with asyncio.TaskGroup() as group:
+        if spec.warm_on_startup:
+            group.create_task(warm_all(service))
+        if spec.metrics.enabled:
+            group.create_task(summarise(service, spec.metrics.log_interval))
+        group.create_task(watch_memory(service, level, LOOK_S))
+
+
+async def warm_all(service: Service) -> None:
+    """Compute and pin the preset's prefixes; one that cannot be is named in the log."""
+    for prefix in service.preset.prefix_cache.warm_prefixes:
+        try:
+            tokens = await _tokens(service, prefix)
+            pinned = await memory.pin(service, prefix.name, tokens)
+            log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
+        except (OSError, ValueError, StackError) as error:
+            log.warning("the prefix %s was not warmed: %s", prefix.name, error)
+
+
+async def summarise(service: Service, interval_s: float) -> None:
+    """One line of numbers every `interval_s` seconds. No text of anybody."""
+    while True:
+        await asyncio.sleep(interval_s)
+        view, counters = await memory.look(service, 1), service.engine.snapshot().counters
+        log.info(
+            "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
+            "memory=%d/%d entries=%d evicted=%d",
+            view.hour.n_requests, view.hour.n_hits, view.hour.n_prompt, view.hour.n_cached,
+            counters.n_generated_tokens, view.hour.saved_s, view.memory_bytes,
+            view.memory_budget or 0, view.n_entries, view.n_evicted,
+        )  # fmt: skip
+
+
+async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:
+    """When the computer runs short of memory, cold KV goes first, pinned KV never."""
+    while True:
+        now = await asyncio.to_thread(level)
+        if now is not Level.CALM:
+            freed = await asyncio.wrap_future(service.engine.tend(Relieve(now)))
+            if freed.n_bytes:
+                log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
+        await asyncio.sleep(interval_s)
+
+
+async def _tokens(service: Service, prefix: WarmPrefix) -> tuple[int, ...]:
+    if prefix.tokens_file is not None:
+        tokens = json.loads(await _read(prefix.tokens_file))
+        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+            raise BadRequest(f"{prefix.tokens_file} is no JSON list of token ids")
+        service.words.check(tokens, "tokens_file")
+        return tuple(tokens)
+    if prefix.text_file is not None:
+        text = await _read(prefix.text_file)
+        return await service.words.tokenize(text, Spelling(add_special=False))
+    messages = json.loads(await _read(prefix.messages_file or ""))
+    turns = tuple(Message(Role(m["role"]), str(m.get("content") or "")) for m in messages)
+    prompt = await service.words.prompt(Conversation(turns, add_generation_prompt=False))
+    return prompt.tokens
+
+
+async def _read(path: str) -> str:
+    return await asyncio.to_thread(_text, path)
+
+
+def _text(path: str) -> str:
+    return Path(path).expanduser().read_text()

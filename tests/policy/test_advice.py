@@ -1,0 +1,77 @@
+"""What is proposed when something does not fit, and which model is preferred."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mlxstack.policy.advice import Option, Verdict, Wish, advise, nearest, precisions
+from mlxstack.policy.capacity import Load, fits, need
+from mlxstack.policy.geometry import Geometry, Layer, LayerKind, quantized
+
+GIB = 2**30
+FULL = Layer(LayerKind.FULL, 8, 128, 8, 128)
+LLAMA = Geometry(layers=(FULL,) * 32)
+ODD = Geometry(layers=(Layer(LayerKind.FULL, 8, 80, 8, 80),) * 32)
+LOAD = Load(geometry=LLAMA, weights=5 * GIB, n_slots=3, n_ctx=32768)
+
+
+def test_a6_the_least_painful_change_comes_first() -> None:
+    memory = need(LOAD).total - 1
+    first, *_, shorter = nearest(LOAD, memory)
+    assert first == Option(3, 32768, 8)
+    assert shorter == Option(3, 31744, 16)
+    assert Option(2, 32768, 16) in nearest(LOAD, memory)
+
+
+def test_a6_when_no_single_change_helps_both_sizes_shrink() -> None:
+    assert nearest(LOAD, 5 * GIB + 300 * 2**20) == (Option(1, 1024, 16),)
+    assert nearest(LOAD, 5 * GIB) == ()
+
+
+def test_a6_heads_that_cannot_be_quantised_are_not_proposed_so() -> None:
+    assert [one.geometry.bits for one in precisions(replace(LOAD, geometry=ODD))] == [16]
+    dense = replace(LOAD, geometry=quantized(LLAMA, 8))
+    assert [one.geometry.bits for one in precisions(dense)] == [8, 4]
+
+
+@given(
+    weights=st.integers(0, 20 * GIB),
+    n_slots=st.integers(1, 20),
+    n_ctx=st.integers(64, 200_000),
+    memory=st.integers(0, 40 * GIB),
+    geometry=st.sampled_from([LLAMA, ODD]),
+)
+def test_a6_whatever_is_proposed_fits(
+    weights: int, n_slots: int, n_ctx: int, memory: int, geometry: Geometry
+) -> None:
+    load = Load(geometry=geometry, weights=weights, n_slots=n_slots, n_ctx=n_ctx)
+    for one in nearest(load, memory):
+        changed = quantized(geometry, one.bits)
+        assert fits(replace(load, geometry=changed, n_slots=one.n_slots, n_ctx=one.n_ctx), memory)
+        assert one.n_slots <= n_slots
+        assert one.n_ctx <= n_ctx
+
+
+def test_a14_what_fits_goes_before_what_does_not_and_large_before_small() -> None:
+    def wish(name: str, weights: int, n_trained: int = 0) -> Wish:
+        return Wish(name, replace(LOAD, weights=weights), n_trained)
+
+    wishes = [
+        wish("huge", 90 * GIB),
+        wish("four", 26 * GIB),
+        wish("small", 2 * GIB),
+        wish("eight", 23 * GIB),
+        wish("short", 9 * GIB, 8192),
+    ]
+    found = advise(wishes, 30 * GIB)
+    assert [one.name for one in found] == ["eight", "small", "four", "short", "huge"]
+    assert [one.verdict for one in found] == [
+        Verdict.FITS,
+        Verdict.FITS,
+        Verdict.NEEDS_4_BIT,
+        Verdict.NOT_TRAINED,
+        Verdict.TOO_LARGE,
+    ]
+    assert [one.load.geometry.bits for one in found] == [8, 16, 4, 16, 16]
+    assert found[0].n_agents >= 3
+    assert found[-1].n_agents == 0
