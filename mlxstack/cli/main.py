@@ -13,6 +13,7 @@ from mlxstack.cli import (
     env,
     install,
     logs,
+    mode,
     plan,
     presets,
     serve,
@@ -65,6 +66,7 @@ app.command("spec")(plan.spec)
 app.command("install")(install.install)
 app.command("uninstall")(install.uninstall)
 app.command("doctor")(doctor.doctor)
+app.add_typer(mode.app, name="mode")
 app.add_typer(slots.app, name="slots")
 app.add_typer(cache.app, name="cache")
 app.command("serve", hidden=True)(serve.serve)

@@ -10,10 +10,10 @@ PIPE_WIDTH = 200
 
 
 def as_json(value: object) -> None:
-    """`value` as indented JSON on stdout."""
+    """`value` as indented JSON on stdout; what JSON has no form for, such as a path, as text."""
     import msgspec
 
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
 def note(text: str) -> None:

@@ -7,7 +7,7 @@ import psutil
 from msgspec import Struct
 
 from mlxstack.client import Client, Health, Unreachable
-from mlxstack.host import services
+from mlxstack.host import modes, services
 from mlxstack.host.machine import machine
 from mlxstack.host.paths import Home
 from mlxstack.host.state import Phase, State, owner, read_state
@@ -81,9 +81,18 @@ def survey(home: Home) -> Survey:
         n_cores=here.n_cores,
         memory_bytes=here.total_bytes,
         memory_available_bytes=here.available_bytes,
-        mode=f"none; running: {', '.join(alive)}" if alive else "none; nothing runs",
+        mode=_mode(modes.active(home), alive),
         services=tuple(seen),
     )
+
+
+def _mode(active: modes.Active | None, alive: list[str]) -> str:
+    if not alive:
+        return "none; nothing runs"
+    if active is None or not set(active.services) & set(alive):
+        return f"none; running: {', '.join(alive)}"
+    missing = [name for name in active.services if name not in alive]
+    return f"{active.name}, but {', '.join(missing)} does not run" if missing else active.name
 
 
 def processes(home: Home) -> list[ProcessSeen]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.target import Target, target
 from mlxstack.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from mlxstack.cli.target import Target
     from mlxstack.tui.feed import Feed
     from mlxstack.tui.theme import Look
 
@@ -59,7 +59,8 @@ def watch(url: str | None, key: str | None, name: str | None, every_s: float) ->
     asyncio.run(_print(_target(url, key, name), every_s))
 
 
-def _target(url: str | None, key: str | None, name: str | None) -> Target:
+def _target(url: str | None, key: str | None, name: str | None) -> "Target":
+    from mlxstack.cli.target import Target, target
     from mlxstack.host.paths import home_from
 
     found = target(home_from(os.environ), name, url)
@@ -75,7 +76,7 @@ def _play(path: Path, speed: float, look: "Look") -> int:
     return app.return_code or 0
 
 
-async def _attach(where: Target, record: Path | None, look: "Look") -> int:
+async def _attach(where: "Target", record: Path | None, look: "Look") -> int:
     from mlxstack.client import Client
     from mlxstack.tui.app import Dashboard
     from mlxstack.tui.feed import LiveFeed
@@ -93,7 +94,7 @@ async def _attach(where: Target, record: Path | None, look: "Look") -> int:
         return app.return_code or 0
 
 
-async def _print(where: Target, every_s: float) -> None:
+async def _print(where: "Target", every_s: float) -> None:
     from mlxstack.client import Client
     from mlxstack.tui.feed import LiveFeed
     from mlxstack.tui.plain import pages

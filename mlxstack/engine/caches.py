@@ -47,6 +47,14 @@ class CacheMaker:
         return cache.to_quantized(group_size=group_size, bits=bits)
 
 
+def growth_of(model: Any, maker: CacheMaker) -> int:
+    """Bytes that one token adds to the layers that keep every token."""
+    caches = maker.make(maker.turning_point)
+    model(mx.array([[0, 0]]), cache=caches)
+    leaves = [leaf for leaf in layers.leaves(caches) if layers.is_sliceable(leaf)]
+    return sum(part.nbytes for leaf in leaves for part in layers.span(leaf, 0, 1))
+
+
 def describe(caches: list[Any]) -> str:
     """Kind, heads, dims and dtype of every layer's cache, as it stands after some tokens."""
     return ";".join(

@@ -74,12 +74,6 @@ class Context:
         live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
         return live + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
 
-    @property
-    def growth(self) -> int:
-        """Bytes that one more token adds to the layers that keep every token."""
-        leaves = [leaf for leaf in self.leaves if layers.is_sliceable(leaf)]
-        return sum(part.nbytes for leaf in leaves for part in layers.span(leaf, 0, 1))
-
     def clear(self) -> None:
         """Forget everything."""
         self.caches = self._maker.make()

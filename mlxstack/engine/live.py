@@ -55,8 +55,8 @@ class Live:
         )
 
 
-def ticket_of(ask: Ask) -> Ticket:
-    """What the scheduler needs to know of an ask."""
+def ticket_of(ask: Ask, n_bytes: int) -> Ticket:
+    """What the scheduler needs to know of an ask that will take `n_bytes` of live KV."""
     return Ticket(
         ask=ask.id,
         n_prompt=len(ask.tokens),
@@ -65,4 +65,5 @@ def ticket_of(ask: Ask) -> Ticket:
         pin=ask.slot,
         agent=ask.agent,
         deadline=ask.deadline,
+        n_bytes=n_bytes,
     )

@@ -1,24 +1,25 @@
 """How much of a waiting prompt each slot's context shares, compared once per change."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mlxstack.core.ask import Ask
 from mlxstack.engine.context import Context
+from mlxstack.engine.live import Live
 from mlxstack.policy.prefix import common_prefix
 
 
 class Matches:
     """Remembers comparisons; a context that changed has another version."""
 
-    def __init__(self, slots: Sequence[Context], block: int) -> None:
+    def __init__(self, slots: Sequence[Context], live: Mapping[str, Live], block: int) -> None:
         self._slots = slots
+        self._live = live
         self._block = block
         self._promises: dict[tuple[str, str], int] = {}
         self._known: dict[tuple[str, int, int], int] = {}
 
-    def shared(self, ask: Ask, slot: int) -> int:
+    def shared(self, ask_id: str, slot: int) -> int:
         """First tokens of the prompt that stand in the slot; 0 under another salt."""
-        context = self._slots[slot]
+        ask, context = self._live[ask_id].ask, self._slots[slot]
         if ask.salt != context.salt:
             return 0
         key = (ask.id, slot, context.version)
@@ -26,11 +27,12 @@ class Matches:
             self._known[key] = common_prefix(context.tokens, ask.tokens)
         return self._known[key]
 
-    def promised(self, ask: Ask, other: Ask) -> int:
-        """Up to where computing `other` computes `ask` too, if that is worth a wait.
+    def promised(self, ask_id: str, other_id: str) -> int:
+        """Up to where computing the other one computes this ask too, if that is worth a wait.
 
         A context that can be cut is forked in whole blocks, any other one at its next cuts.
         """
+        ask, other = self._live[ask_id].ask, self._live[other_id].ask
         if ask.salt != other.salt or not (ask.use_cache and other.use_cache):
             return 0
         key = (ask.id, other.id)
@@ -41,7 +43,7 @@ class Matches:
                 position = n_common - n_common % self._block
             else:
                 position = max((cut for cut in other.cuts if cut <= n_common), default=0)
-            known = max(self.shared(ask, i) for i in range(len(self._slots)))
+            known = max(self.shared(ask.id, i) for i in range(len(self._slots)))
             self._promises[key] = position if position >= known + self._block else 0
         return self._promises[key]
 

@@ -85,13 +85,14 @@ class KVView:
         return None if all(mask is None for mask in masks) else Rows(masks)
 
 
-class StateView:
-    """A layer's recurrent state: gathered when read, scattered when written. Fixed size."""
+class StateView(ArraysCache):  # type: ignore[misc]
+    """A layer's recurrent state: gathered when read, scattered when written. Fixed size.
 
-    lengths = None
-    left_padding = None
+    Of mlx-lm's class, because some models write their state to nothing else.
+    """
 
     def __init__(self, caches: Sequence[ArraysCache]) -> None:
+        super().__init__(len(caches[0].cache))
         self.caches = list(caches)
 
     def __getitem__(self, index: int) -> mx.array | None:

@@ -3,13 +3,19 @@
 import time
 from collections.abc import Callable, Sequence
 
+import mlx.core as mx
+
 from mlxstack.core.ask import Ask
+from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Miss, Source
 from mlxstack.core.preset import Persist
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.memory import Memory
 from mlxstack.policy.restore import Plan
+
+ROOM_EVERY = 16
+CLEAR_EVERY = 256
 
 RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
@@ -25,12 +31,24 @@ class Seating:
         self.slots = slots
         self.memory = memory
         self.archive = archive
-        self._growth = 0
+        self.growth = 0
+        """Bytes that one token adds to a live context."""
 
     @property
     def live_bytes(self) -> int:
         """Bytes of all live contexts."""
         return sum(context.n_bytes for context in self.slots)
+
+    def need(self, ask: Ask) -> int:
+        """Bytes of live KV for the prompt and the beginning of its answer."""
+        return self.growth * (len(ask.tokens) + min(ask.max_tokens, RESERVE))
+
+    def too_big(self, ask: Ask) -> OutOfMemory:
+        """Why this ask cannot be served at all, with the numbers."""
+        return OutOfMemory(
+            f"a prompt of {len(ask.tokens)} tokens needs {self.need(ask)} bytes of KV, the whole "
+            f"budget is {self.memory.budget}; raise prefix_cache.memory_budget_pct or use kv.bits 8"
+        )
 
     def plan(self, ask: Ask, slot: int) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
@@ -49,7 +67,6 @@ class Seating:
         What it held before and the prompt does not continue is parked, unless it is short.
         """
         mine, now = self.slots[slot], time.monotonic()
-        self._growth = max(self._growth, mine.growth)
         kept = plan.position if plan.source is Source.SLOT else 0
         if len(mine) - kept >= self.memory.spec.block_size:
             self.park(mine)
@@ -67,7 +84,7 @@ class Seating:
         mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
         self.memory.remember(ask)
         ahead = len(ask.tokens) + RESERVE - plan.position
-        self.memory.make_room(self.live_bytes + self._growth * ahead)
+        self.memory.make_room(self.live_bytes + self.growth * ahead)
 
     def park(self, context: Context) -> None:
         """Keep what the memory does not know yet of this context, and write it to disk."""
@@ -83,6 +100,13 @@ class Seating:
         """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self.store(self.slots[slot])
+
+    def tidy(self, turn: int, idle: Sequence[int]) -> None:
+        """Now and then: keep to the budget, give unused buffers back."""
+        if turn % ROOM_EVERY == 0:
+            self.make_room(idle)
+        if turn % CLEAR_EVERY == 0:
+            mx.clear_cache()
 
     def make_room(self, idle: Sequence[int]) -> None:
         """Bring live and parked bytes under the budget; `idle` slots may go, in this order."""

@@ -24,7 +24,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.engine import chores, loader
 from mlxstack.engine.archive import Archive
-from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
 from mlxstack.engine.errands import Errands
@@ -168,7 +168,9 @@ class Engine:
             self._archive.open()
         slots = [Context(maker) for _ in range(preset.slots.count)]
         seating = Seating(slots, memory, self._archive, preset.agents.persist)
-        self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits_of(preset))
+        seating.growth = growth_of(loaded.model, maker)
+        limits = limits_of(preset, self._budget)
+        self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits)
         self._errands = Errands(self._turns, self._archive, self._post, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
@@ -225,8 +227,8 @@ class Engine:
         )
 
 
-def limits_of(preset: Preset) -> Limits:
-    """The scheduler's limits as the preset states them."""
+def limits_of(preset: Preset, budget: int) -> Limits:
+    """The scheduler's limits as the preset states them; `budget` is bytes of KV."""
     block = preset.prefix_cache.block_size
     pace = Pace(
         max_stall_s=preset.pace.max_stall_ms / 1000, max_bite=preset.pace.max_bite, block=block
@@ -234,6 +236,7 @@ def limits_of(preset: Preset) -> Limits:
     return Limits(
         max_active=preset.batch.max_size if preset.batch.enabled else 1,
         max_waiting=preset.queue.max_waiting,
+        max_bytes=budget,
         aging_per_s=preset.pace.aging_per_s,
         pace=pace,
     )

@@ -39,9 +39,6 @@ from mlxstack.policy.desk import SeatState, Ticket
 from mlxstack.policy.restore import Plan
 from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
 
-CLEAR_EVERY = 256
-ROOM_EVERY = 16
-
 MOST_LOADS = 3
 """An ask goes to the disk so many times; then it computes."""
 
@@ -63,7 +60,7 @@ class Turns:
         self._live: dict[str, Live] = {}
         self._last: dict[int, Live] = {}
         self._errands: dict[str, Errand] = {}
-        self._matches = Matches(self.slots, limits.pace.block)
+        self._matches = Matches(self.slots, self._live, limits.pace.block)
         self.ledger = Ledger()
         self._events: list[Event] = []
         self._n_turns = 0
@@ -75,12 +72,14 @@ class Turns:
 
     def submit(self, ask: Ask) -> None:
         """The ask joins the queue, or is refused at once when that is full."""
-        ticket = ticket_of(ask)
+        ticket = ticket_of(ask, self.seating.need(ask))
+        if ticket.n_bytes > self.seating.memory.budget:
+            self._refuse(ask, self.seating.too_big(ask))
+            return
         if is_full(self._desk, ticket, time.monotonic(), self._limits):
-            self.ledger.count(n_refused=1)
             wait = waiting.retry_after(self._desk, self.ledger.seconds_per_ask)
             n = len(self._desk.waiting)
-            self._say(Failed(ask.id, Busy(f"all slots are busy and {n} requests wait", wait)))
+            self._refuse(ask, Busy(f"all slots are busy and {n} requests wait", wait))
             return
         self._live[ask.id] = Live(ask)
         self.ledger.count(n_asks=1)
@@ -124,10 +123,7 @@ class Turns:
             self.flush(deliver)
             self._prefill(next_bite.slot, next_bite.n_tokens)
         self.flush(deliver)
-        if self._n_turns % ROOM_EVERY == 0:
-            self.seating.make_room(desks.idle_slots(self._desk))
-        if self._n_turns % CLEAR_EVERY == 0:
-            mx.clear_cache()
+        self.seating.tidy(self._n_turns, desks.idle_slots(self._desk))
 
     def flush(self, deliver: Deliver) -> None:
         """Hand over the events so far."""
@@ -142,8 +138,10 @@ class Turns:
             self._end(live, Failed(live.ask.id, error))
         for context in self.slots:
             context.clear()
-        for slot, context in enumerate(self.slots):
-            self._desk = desks.release(self._desk, slot, len(context), time.monotonic())
+        for seat in self._desk.seats:
+            # A held slot is released by its errand.
+            if seat.state is not SeatState.HELD:
+                self.release(seat.id)
         mx.clear_cache()
 
     def snapshot(self) -> Snapshot:
@@ -158,7 +156,8 @@ class Turns:
 
     def _seat_people(self) -> None:
         now = time.monotonic()
-        self._desk, actions = decide(self._desk, now, self._limits, self._shared, self._promised)
+        shared, promised = self._matches.shared, self._matches.promised
+        self._desk, actions = decide(self._desk, now, self._limits, shared, promised)
         for action in actions:
             if isinstance(action, Give):
                 self._guard(action.ticket.ask, partial(self._seat, action.ticket, action.slot))
@@ -167,12 +166,6 @@ class Turns:
                 self._end(self._live[action.ticket.ask], Failed(action.ticket.ask, late))
             elif isinstance(action, Run):
                 self._errands.pop(action.errand.id)(self.slots[action.errand.slot])
-
-    def _shared(self, ask_id: str, slot: int) -> int:
-        return self._matches.shared(self._live[ask_id].ask, slot)
-
-    def _promised(self, ask_id: str, other_id: str) -> int:
-        return self._matches.promised(self._live[ask_id].ask, self._live[other_id].ask)
 
     def _seat(self, ticket: Ticket, slot: int) -> None:
         live = self._live[ticket.ask]
@@ -296,6 +289,10 @@ class Turns:
                 self._end(
                     self._live[ticket.ask], Failed(ticket.ask, in_words(error, "this request"))
                 )
+
+    def _refuse(self, ask: Ask, error: StackError) -> None:
+        self.ledger.count(n_refused=1)
+        self._say(Failed(ask.id, error))
 
     def _say(self, event: Event) -> None:
         self._events.append(event)

@@ -5,12 +5,25 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec.inspect as mi
+import msgspec.json
 import yaml
 
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.host.marked import Keys
 
 PRESET = mi.type_info(Preset)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema (2020-12) of a preset file, for editors; `extends` belongs to files only."""
+    schema = msgspec.json.schema(Preset)
+    form = schema["$defs"][Preset.__name__]
+    extends = {"type": "string", "description": "Name or path of the preset that this one changes."}
+    form["properties"] = {"extends": extends, **form["properties"]}
+    form["anyOf"] = [{"required": ["model"]}, {"required": ["extends"]}]
+    for section in (form, schema["$defs"][ModelSpec.__name__]):
+        section.pop("required", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:

@@ -25,7 +25,10 @@ ACTIVE = frozenset((SeatState.LOADING, SeatState.PREFILLING, SeatState.RUNNING))
 
 
 class Ticket(Struct, frozen=True):
-    """An ask that waits. `pin` is the slot it insists on; `agent` an explicit agent."""
+    """An ask that waits. `pin` is the slot it insists on; `agent` an explicit agent.
+
+    `n_bytes` of live KV is what it is expected to need.
+    """
 
     ask: str
     n_prompt: int
@@ -34,6 +37,7 @@ class Ticket(Struct, frozen=True):
     pin: int | None = None
     agent: str | None = None
     deadline: float | None = None
+    n_bytes: int = 0
 
 
 class Errand(Struct, frozen=True):
@@ -80,6 +84,11 @@ class Desk(Struct, frozen=True):
     def find(self, ask: str) -> Seat | None:
         """The seat in which this ask is being served, if any."""
         return next((s for s in self.seats if s.ticket and s.ticket.ask == ask), None)
+
+    @property
+    def active_bytes(self) -> int:
+        """Live KV that the asks in the seats are expected to need."""
+        return sum(s.ticket.n_bytes for s in self.seats if s.ticket and s.state in ACTIVE)
 
     @property
     def n_active(self) -> int:

@@ -20,10 +20,14 @@ from mlxstack.policy.speed import Speed
 
 
 class Limits(Struct, frozen=True):
-    """`max_active` seats prefill or decode at once; `max_waiting` tickets queue at most."""
+    """`max_active` seats prefill or decode at once; `max_waiting` tickets queue at most.
+
+    `max_bytes` of live KV fit beside each other; None is no bound.
+    """
 
     max_active: int = 8
     max_waiting: int = 64
+    max_bytes: int | None = None
     aging_per_s: float = 0.1
     pace: Pace = Pace()
 
@@ -69,7 +73,8 @@ def decide(
     """Who leaves the queue, which errands run, who is seated. Prefill is `choose_bite`'s.
 
     Work conserving: while a row of the batch is free and a seat without an older errand is idle,
-    no ticket waits but for its pin, its agent, or a prompt that a slot is computing for it.
+    no ticket waits but for its pin, its agent, a prompt that a slot is computing for it, or
+    memory.
     Deciding again at once changes nothing.
     """
     actions: list[Action] = []
@@ -84,6 +89,9 @@ def decide(
     while _has_room(desk, limits) and (ticket := next(tickets, None)):
         if is_awaiting(desk, ticket, promise):
             continue
+        if not _fits(desk, ticket, limits):
+            # Nobody smaller slips past, or a large prompt would wait for ever.
+            break
         slot = choose(desk, ticket, match, _barred(desk, ticket))
         if slot is not None:
             desk = sit(desk, ticket, slot)
@@ -105,6 +113,13 @@ def choose_bite(desk: Desk, speed: Speed, pace: Pace) -> tuple[Desk, Prefill | N
 def _has_room(desk: Desk, limits: Limits) -> bool:
     is_idle = any(seat.state is SeatState.IDLE for seat in desk.seats)
     return is_idle and desk.n_active < limits.max_active
+
+
+def _fits(desk: Desk, ticket: Ticket, limits: Limits) -> bool:
+    """Whether its KV fits beside the active ones; alone it is never kept waiting."""
+    if limits.max_bytes is None or not desk.n_active:
+        return True
+    return desk.active_bytes + ticket.n_bytes <= limits.max_bytes
 
 
 def _is_first(desk: Desk, errand: Errand) -> bool:

@@ -61,7 +61,7 @@ def wait_for(url: str) -> None:
 
 def test_e16_sigterm_lets_running_requests_finish(model_folder: Path, tmp_path: Path) -> None:
     port = free_port()
-    preset = tiny_preset(model_folder, server=ServerSpec(port=port))
+    preset = tiny_preset(model_folder, server=ServerSpec(port=port, drain_s=60))
     url = f"http://127.0.0.1:{port}"
     with process(preset, tmp_path) as found:
         wait_for(url)

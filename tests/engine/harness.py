@@ -27,6 +27,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}
+        self.log: list[Event] = []
         self._queue: SimpleQueue[Event] = SimpleQueue()
 
     def deliver(self, events: tuple[Event, ...]) -> None:
@@ -42,6 +43,7 @@ class Listener:
             except Empty:
                 raise AssertionError(f"nothing came; so far {self.events}") from None
             self.events.setdefault(event.ask, []).append(event)
+            self.log.append(event)
 
 
 class Driver:

@@ -319,3 +319,30 @@ def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
         driver.engine.cancel(first)
         driver.finish(second)
         assert driver.tokens(second) == driver.cold(head + prompt(6, seed=3), 4)
+
+
+def test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    from mlxstack.core.errors import OutOfMemory
+
+    preset = with_cache(preset_of(model_of("tiny"), prefix_cache=NO_DISK), memory_budget_pct=50)
+    with running(preset, tmp_path, memory_bytes=2_000_000) as driver:
+        with pytest.raises(OutOfMemory, match="budget is 1000000"):
+            driver.finish(driver.submit(prompt(900), 100))
+        driver.answer(prompt(50), 4)
+
+
+def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_path: Path) -> None:
+    from mlxstack.core.event import Finished, Seated
+
+    preset = with_cache(preset_of(model_of("tiny"), prefix_cache=NO_DISK), memory_budget_pct=50)
+    with running(preset, tmp_path, memory_bytes=6_000_000) as driver:
+        asks = [driver.submit(prompt(700, seed=n), 40) for n in range(3)]
+        for ask in asks:
+            driver.finish(ask)
+        order = [event for event in driver.listener.log if isinstance(event, Seated | Finished)]
+        n_active = 0
+        for event in order:
+            n_active += 1 if isinstance(event, Seated) else -1
+            assert n_active <= 1

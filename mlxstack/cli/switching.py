@@ -1,0 +1,167 @@
+"""Switches to a mode: check everything, stop, start, and go back when a member fails."""
+
+import os
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.cli import candidate, launch
+from mlxstack.cli.launch import Wanted
+from mlxstack.cli.survey import Condition, survey
+from mlxstack.core.errors import BadRequest, Broken, SetupError
+from mlxstack.core.preset import Preset
+from mlxstack.host import modes, services
+from mlxstack.host.machine import amount
+from mlxstack.host.memory import Memory, this_memory
+from mlxstack.host.modes import Active
+from mlxstack.host.paths import Home
+from mlxstack.host.presets import Loaded
+from mlxstack.host.state import Plan, read_json, write_json
+from mlxstack.policy.capacity import need
+from mlxstack.policy.modes import Change, Now, difference
+
+Say = Callable[[str], None]
+
+
+class Part(Struct, frozen=True):
+    """A member of a mode, resolved."""
+
+    wanted: Wanted
+    loaded: Loaded
+
+    @property
+    def preset(self) -> Preset:
+        """What it is to serve."""
+        return self.loaded.preset
+
+
+class Before(Struct, frozen=True):
+    """A service that ran before the switch, with all that starts it again."""
+
+    plan: Plan
+    preset: Preset
+
+
+def parts_of(name: str, home: Home) -> list[Part]:
+    """The members of a mode. Raises SetupError when they cannot run together."""
+    source = modes.listed(home).get(name)
+    mode = modes.load(name, home)
+    folder = source.parent if source is not None else home.presets
+    wanted = [Wanted(one.preset, one.options, folder) for one in mode.members]
+    parts = [Part(one, launch.resolve(one, home)) for one in wanted]
+    _refuse_twins("name", [part.preset.name for part in parts])
+    _refuse_twins("server.port", [part.preset.server.port for part in parts])
+    return parts
+
+
+def check_sum(parts: list[Part], memory: Memory) -> None:
+    """Raises SetupError when the members do not fit together, though each may alone.
+
+    A member of which nothing is known beforehand counts nothing.
+    """
+    sizes = {part.preset.name: _size(part.preset, memory) for part in parts}
+    total = sum(sizes.values())
+    if total > memory.usable:
+        told = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
+        raise SetupError(
+            f"the members of this mode do not fit together: {amount(total)} are needed ({told}), "
+            f"{memory.owner} has {amount(memory.usable)} for models; give them fewer or shorter "
+            "slots by `set`, or leave one out"
+        )
+
+
+def switch(name: str, home: Home, say: Say) -> Change:
+    """Make the members of a mode the services that run. Raises Broken after going back."""
+    parts = parts_of(name, home)
+    check_sum(parts, this_memory(os.environ))
+    before, active = _running(home), modes.active(home)
+    change = difference(_state_of(before, parts, home), [part.preset.name for part in parts])
+    try:
+        _apply(change, parts, home, say)
+    except BaseException as why:
+        _go_back(before, change, home, say)
+        modes.mark_active(home, active)
+        if isinstance(why, Exception):
+            raise Broken(f"mode `{name}` could not start, all is as before: {why}") from why
+        raise
+    modes.mark_active(home, Active(name, tuple(part.preset.name for part in parts)))
+    return change
+
+
+def _apply(change: Change, parts: list[Part], home: Home, say: Say) -> None:
+    for name in change.stop:
+        _stop(name, home, say)
+    for part in parts:
+        if part.preset.name in change.start:
+            services.sweep(home, part.preset.name)
+            plan = launch.prepare(part.wanted, part.loaded, home)
+            _start(plan, part.preset, say)
+
+
+def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None:
+    for name in change.start:
+        _stop(name, home, say)
+    alive = {state.plan.name for state in services.running(home)}
+    for one in before:
+        if one.plan.name not in alive:
+            write_json(home.preset_file(one.plan.name), one.preset)
+            _start(one.plan, one.preset, say)
+
+
+def _start(plan: Plan, preset: Preset, say: Say) -> None:
+    say(f"starting {plan.name}")
+    launch.start(plan, preset.server.startup_timeout_s, lambda _: None)
+
+
+def _stop(name: str, home: Home, say: Say) -> None:
+    for state in services.running(home):
+        if state.plan.name == name:
+            say(f"stopping {name}")
+            services.stop(home, state, state.plan.patience.grace_s + 1.0)
+
+
+def _running(home: Home) -> list[Before]:
+    found = []
+    for state in services.running(home):
+        preset = read_json(home.preset_file(state.plan.name), Preset)
+        if preset is not None:
+            found.append(Before(state.plan, preset))
+    return found
+
+
+def _state_of(before: list[Before], parts: list[Part], home: Home) -> dict[str, Now]:
+    healthy = {one.name for one in survey(home).services if one.state is Condition.HEALTHY}
+    wanted = {part.preset.name: part.preset for part in parts}
+    return {
+        one.plan.name: Now.RIGHT
+        if one.plan.name in healthy and _is_same(one.preset, wanted.get(one.plan.name))
+        else Now.STALE
+        for one in before
+    }
+
+
+def _is_same(running: Preset, wanted: Preset | None) -> bool:
+    """Port 0 means any."""
+    if wanted is None:
+        return False
+    if not wanted.server.port:
+        server = msgspec.structs.replace(wanted.server, port=running.server.port)
+        wanted = msgspec.structs.replace(wanted, server=server)
+    return running == wanted
+
+
+def _size(preset: Preset, memory: Memory) -> int:
+    try:
+        return need(candidate.of_preset(preset).load(memory.half_bytes)).total
+    except (SetupError, BadRequest):
+        return 0
+
+
+def _refuse_twins(key: str, values: list[str] | list[int]) -> None:
+    for value in values:
+        if value and list(values).count(value) > 1:
+            raise SetupError(
+                f"two members of this mode have {key} {value}; give one of them another, "
+                f"such as `set: {{{key}: ...}}`"
+            )

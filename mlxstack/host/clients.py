@@ -1,0 +1,176 @@
+"""What a coding agent's client must be told to use a service of ours: variables and files.
+
+Claude Code, Codex and opencode as measured with versions 2.1.329, 0.169 and 1.18. Files go into
+a folder of ours; a user's own settings are never touched.
+"""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+KEY_VARIABLE = "MLX_STACK_CLIENT_KEY"
+NO_KEY = "none-needed"
+CLAUDE_COMPACT_TOKENS = 33_000
+CLAUDE_LEAST_TOKENS = 65_536
+"""What Claude Code keeps free of the context before it compacts, and what is comfortable."""
+
+MAX_OUTPUT_TOKENS = 32_000
+
+
+class Endpoint(Struct, frozen=True):
+    """A service: `url` without a path, the `model` name it answers to, tokens per slot."""
+
+    url: str
+    model: str
+    n_ctx: int
+    api_key: str | None = None
+
+    @property
+    def key(self) -> str:
+        """A key to send: clients refuse to start without one."""
+        return self.api_key or NO_KEY
+
+    @property
+    def max_output(self) -> int:
+        """Tokens that an answer may have, so that most of the context is left to the prompt."""
+        return min(MAX_OUTPUT_TOKENS, self.n_ctx // 4)
+
+
+class Setup(Struct, frozen=True):
+    """`variables` to set, names to `unset`, `files` to write (text by path).
+
+    `program` is what `run` starts; empty when the person names it. `caution` is for people.
+    """
+
+    variables: dict[str, str]
+    unset: tuple[str, ...] = ()
+    files: dict[str, str] = {}
+    program: str = ""
+    caution: str | None = None
+
+
+def claude(service: Endpoint, folder: Path) -> Setup:
+    """Claude Code: without the context size it assumes a million tokens and never compacts."""
+    del folder
+    is_small = service.n_ctx < CLAUDE_LEAST_TOKENS
+    return Setup(
+        variables={
+            "ANTHROPIC_BASE_URL": service.url,
+            "ANTHROPIC_AUTH_TOKEN": service.key,
+            "ANTHROPIC_MODEL": service.model,
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": service.model,
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(service.n_ctx),
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+        unset=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"),
+        program="claude",
+        caution=f"Claude Code compacts {CLAUDE_COMPACT_TOKENS} tokens before the end of the "
+        f"context, and a slot has {service.n_ctx}; give slots.n_ctx {CLAUDE_LEAST_TOKENS} or more"
+        if is_small
+        else None,
+    )
+
+
+def codex(service: Endpoint, folder: Path) -> Setup:
+    """Codex: a provider in a CODEX_HOME of ours; it speaks the Responses API only."""
+    text = (
+        f"model = {_toml(service.model)}\n"
+        f'model_provider = "mlx-stack"\n'
+        f"model_context_window = {service.n_ctx}\n"
+        "\n"
+        f"[model_providers.mlx-stack]\n"
+        f'name = "mlx-stack"\n'
+        f"base_url = {_toml(service.url + '/v1')}\n"
+        f"env_key = {_toml(KEY_VARIABLE)}\n"
+        f'wire_api = "responses"\n'
+    )
+    return Setup(
+        variables={"CODEX_HOME": str(folder), KEY_VARIABLE: service.key},
+        files={str(folder / "config.toml"): text},
+        program="codex",
+    )
+
+
+def opencode(service: Endpoint, folder: Path) -> Setup:
+    """opencode: a provider in a file of ours, merged over the user's own settings."""
+    limit = {"context": service.n_ctx, "output": service.max_output}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "mlx-stack",
+        "options": {"baseURL": f"{service.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
+        "models": {service.model: {"name": service.model, "limit": limit}},
+    }
+    settings = {
+        "$schema": "https://opencode.ai/config.json",
+        "provider": {"mlx-stack": provider},
+        "model": f"mlx-stack/{service.model}",
+        "small_model": f"mlx-stack/{service.model}",
+    }
+    file = str(folder / "opencode.json")
+    return Setup(
+        variables={"OPENCODE_CONFIG": file, KEY_VARIABLE: service.key},
+        files={file: json.dumps(settings, indent=2) + "\n"},
+        program="opencode",
+    )
+
+
+def aider(service: Endpoint, folder: Path) -> Setup:
+    """aider: an OpenAI endpoint, and the sizes of a model that it does not know."""
+    name = f"openai/{service.model}"
+    sizes = {"max_input_tokens": service.n_ctx, "max_output_tokens": service.max_output}
+    costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
+    file = str(folder / "models.json")
+    about = {name: {**sizes, **costs, "litellm_provider": "openai", "mode": "chat"}}
+    return Setup(
+        variables={
+            "OPENAI_API_BASE": f"{service.url}/v1",
+            "OPENAI_API_KEY": service.key,
+            "AIDER_MODEL": name,
+            "AIDER_WEAK_MODEL": name,
+            "AIDER_MODEL_METADATA_FILE": file,
+        },
+        files={file: json.dumps(about, indent=2) + "\n"},
+        program="aider",
+    )
+
+
+def openai(service: Endpoint, folder: Path) -> Setup:
+    """Anything that uses an OpenAI SDK."""
+    del folder
+    return Setup(
+        variables={
+            "OPENAI_BASE_URL": f"{service.url}/v1",
+            "OPENAI_API_KEY": service.key,
+            "OPENAI_MODEL": service.model,
+        }
+    )
+
+
+CLIENTS: dict[str, Callable[[Endpoint, Path], Setup]] = {
+    "claude": claude,
+    "codex": codex,
+    "opencode": opencode,
+    "aider": aider,
+    "openai": openai,
+}
+
+
+def as_shell(setup: Setup) -> str:
+    """A script for `eval "$(mlx-stack env NAME)"`, readable enough to copy from."""
+    lines = []
+    for path, text in setup.files.items():
+        lines += [
+            f"mkdir -p -m 700 {shlex.quote(str(Path(path).parent))}",
+            f"printf '%s' {shlex.quote(text)} > {shlex.quote(path)}",
+        ]
+    if setup.unset:
+        lines.append(f"unset {' '.join(setup.unset)}")
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in setup.variables.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text)

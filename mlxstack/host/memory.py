@@ -1,0 +1,85 @@
+"""How much memory there is for models: on this computer, or on one that is only imagined."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+
+VARIABLE = "MLX_STACK_MEMORY"
+AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+CUDA_PACKAGES = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
+
+LARGE_MAC_BYTES = 36 * 2**30
+SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
+"""What macOS lets the GPU wire of the memory, below and from 36 GiB on."""
+
+LINUX_SHARE = 0.9
+"""The rest is for the system and for what else runs."""
+
+
+class Memory(Struct, frozen=True):
+    """Bytes: `usable` of `total` may be taken by models; `half_bytes` is the size that numbers
+    of half precision have there (4 where MLX computes on a CPU, which widens them)."""
+
+    total: int
+    usable: int
+    half_bytes: int
+    owner: str
+
+
+def this_memory(env: Mapping[str, str]) -> Memory:
+    """Of this computer; `MLX_STACK_MEMORY=24GB` says another total. Raises SetupError."""
+    given = env.get(VARIABLE)
+    total = bytes_of(given) if given else psutil.virtual_memory().total
+    half_bytes = 4 if _computes_on_cpu() else 2
+    owner = f"this machine ({VARIABLE}={given})" if given else "this machine"
+    if sys.platform == "darwin":
+        wired = None if given else _wired_limit()
+        return Memory(total, wired or mac_share(total), half_bytes, owner)
+    return Memory(total, int(total * LINUX_SHARE), half_bytes, owner)
+
+
+def mac_memory(text: str) -> Memory:
+    """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
+    total = bytes_of(text)
+    return Memory(total, mac_share(total), 2, f"a Mac with {text}")
+
+
+def mac_share(total: int) -> int:
+    """The bytes of `total` that the GPU of a Mac may use, unless its owner changed that."""
+    share = LARGE_MAC_SHARE if total >= LARGE_MAC_BYTES else SMALL_MAC_SHARE
+    return int(total * share)
+
+
+def bytes_of(text: str) -> int:
+    """`24GB`, `24 GiB`, `24g` and `24576M` all mean the same, as memory is sold."""
+    found = AMOUNT.fullmatch(text.strip())
+    if found is None:
+        raise SetupError(f"`{text}` is not an amount of memory; write it as 24GB or 512MB")
+    return int(float(found[1]) * 1024 ** POWERS[found[2].upper()])
+
+
+def _wired_limit() -> int:
+    """What the owner of a Mac set by `sysctl iogpu.wired_limit_mb`; 0 when nothing."""
+    command = ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return int(told) * 2**20 if told.isdigit() else 0
+
+
+def _computes_on_cpu() -> bool:
+    return sys.platform != "darwin" and not any(_is_installed(one) for one in CUDA_PACKAGES)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""Modes: named sets of presets that run together, read as strictly as presets are."""
+
+from pathlib import Path
+
+import msgspec
+import msgspec.inspect
+import yaml
+from msgspec import Struct
+
+from mlxstack.core.errors import Conflict, SetupError
+from mlxstack.core.preset import ServerSpec
+from mlxstack.host import presets, shape
+from mlxstack.host.marked import dotted, read_yaml
+from mlxstack.host.overrides import Override, from_option
+from mlxstack.host.paths import Home, make_private
+from mlxstack.host.state import read_json, write_atomic, write_json
+
+FOLDER = "modes"
+Value = str | int | float | bool | None
+
+
+class Member(Struct, frozen=True, omit_defaults=True):
+    """A preset by name or path, and keys of it that are different in this mode."""
+
+    preset: str
+    set: dict[str, Value] = {}
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The changes as `--set` takes them."""
+        return tuple(f"{key}={_typed(value)}" for key, value in self.set.items())
+
+    @property
+    def overrides(self) -> list[Override]:
+        """The changes as presets take them. Raises SetupError."""
+        return [from_option(text) for text in self.options]
+
+
+class Mode(Struct, frozen=True, omit_defaults=True):
+    """Members start in this order."""
+
+    members: tuple[Member, ...]
+    when_to_use: str = ""
+
+
+class Active(Struct, frozen=True):
+    """The mode that was switched to last, and its services."""
+
+    name: str
+    services: tuple[str, ...]
+
+
+def listed(home: Home) -> dict[str, Path]:
+    """Every mode by name; a user's own goes before a builtin one of the same name."""
+    found: dict[str, Path] = {}
+    for folder in (presets.builtin_folder() / FOLDER, home.presets / FOLDER):
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        found |= {file.stem: file for file in files if file.suffix in presets.ENDINGS}
+    return found
+
+
+def load(name: str, home: Home) -> Mode:
+    """Read and check. Raises SetupError naming the file and the line."""
+    known = listed(home)
+    if name not in known:
+        raise SetupError(f"no mode is called `{name}`{shape.suggestion(name, known)}")
+    document = read_yaml(known[name])
+    form = msgspec.inspect.type_info(Mode)
+    for keys in shape.unknown(document.values, form):
+        above = shape.at(keys[:-1], form) or form
+        near = shape.suggestion(str(keys[-1]), shape.children(above))
+        raise SetupError(f"{document.mark(keys)}: unknown key `{dotted(keys)}`{near}")
+    try:
+        mode = msgspec.convert(document.values, Mode)
+    except msgspec.ValidationError as why:
+        raise SetupError(f"{known[name]}: {why}") from why
+    if not mode.members:
+        raise SetupError(f"{known[name]}: a mode needs at least one member")
+    return mode
+
+
+def create(name: str, wanted: list[str], when_to_use: str, home: Home) -> Path:
+    """Write a mode of these presets; those that share a port get ports of their own.
+
+    Raises SetupError for a wrong preset or name, Conflict when the mode is there already.
+    """
+    if not presets.NAME.fullmatch(name):
+        raise SetupError(f"`{name}` cannot be the name of a mode; use letters, digits and dashes")
+    path = home.presets / FOLDER / f"{name}.yaml"
+    if path.exists():
+        raise Conflict(f"{path} exists already; remove it, or choose another name")
+    taken: set[int] = set()
+    members = []
+    for preset in wanted:
+        port = presets.load(preset, home).preset.server.port
+        free = next(n for n in range(port or ServerSpec().port, 65536) if n not in taken)
+        members.append(Member(preset, {"server.port": free} if free != port else {}))
+        taken.add(free)
+    make_private(path.parent)
+    text = yaml.safe_dump(msgspec.to_builtins(Mode(tuple(members), when_to_use)), sort_keys=False)
+    write_atomic(path, text.encode())
+    return path
+
+
+def active(home: Home) -> Active | None:
+    """The mode that was switched to last; None when there was none."""
+    return read_json(_file(home), Active)
+
+
+def mark_active(home: Home, now: Active | None) -> None:
+    """Remember the mode that runs."""
+    if now is None:
+        _file(home).unlink(missing_ok=True)
+    else:
+        write_json(_file(home), now)
+
+
+def _file(home: Home) -> Path:
+    return home.run / "mode"
+
+
+def _typed(value: Value) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()

@@ -1,0 +1,137 @@
+"""Services that start with the computer: launchd agents on macOS, systemd user units on Linux."""
+
+import os
+import plistlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+
+SPARE_S = 5.0
+"""Seconds beyond the drain before the system kills what is left."""
+
+LABEL = "mlx-stack"
+RETRY_S = 30
+HOPELESS_CODES = (2, 4, 5)
+"""Exit codes of `up` that another try cannot mend: usage, taken, setup (see cli/exits.py)."""
+
+
+class Job(Struct, frozen=True):
+    """What is to run at login: `command` in folder `cwd` with `env`; `stop_s` seconds to drain.
+
+    `log` takes what is said outside of the service's own log.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    log: str
+    stop_s: float
+
+
+class Unit(Struct, frozen=True):
+    """A file for the system's own supervisor, and the commands that start and end it."""
+
+    path: Path
+    text: str
+    start: tuple[tuple[str, ...], ...]
+    stop: tuple[tuple[str, ...], ...]
+    remark: str = ""
+
+
+def unit_of(job: Job, env: Mapping[str, str], platform: str = sys.platform) -> Unit:
+    """The unit of a job on this system. Raises SetupError where there is no kind for it."""
+    if platform == "darwin":
+        return launchd(job, Path(env.get("HOME") or "~").expanduser(), os.getuid())
+    if platform == "linux":
+        config = env.get("XDG_CONFIG_HOME") or str(Path(env.get("HOME") or "~") / ".config")
+        return systemd(job, Path(config).expanduser())
+    raise SetupError(f"services are installed on macOS and Linux, not on {platform}")
+
+
+def launchd(job: Job, home: Path, user: int) -> Unit:
+    """A launchd agent. `Interactive` keeps macOS from slowing it down as a background job."""
+    label = f"{LABEL}.{job.name}"
+    path = home / "Library" / "LaunchAgents" / f"{label}.plist"
+    content = {
+        "Label": label,
+        "ProgramArguments": list(job.command),
+        "WorkingDirectory": job.cwd,
+        "EnvironmentVariables": job.env,
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": RETRY_S,
+        "ExitTimeOut": int(job.stop_s + SPARE_S),
+        "ProcessType": "Interactive",
+        "Umask": 0o077,
+        "StandardOutPath": "/dev/null",
+        "StandardErrorPath": job.log,
+    }
+    domain = f"gui/{user}"
+    return Unit(
+        path=path,
+        text=plistlib.dumps(content, sort_keys=False).decode(),
+        start=(("launchctl", "bootstrap", domain, str(path)),),
+        stop=(("launchctl", "bootout", f"{domain}/{label}"),),
+    )
+
+
+def systemd(job: Job, config: Path) -> Unit:
+    """A systemd user unit. Only the supervisor gets SIGTERM, so that it drains its worker."""
+    name = f"{LABEL}-{job.name}.service"
+    lines = [
+        "[Unit]",
+        f"Description=mlx-stack: {_plain(job.name)}",
+        f"StartLimitIntervalSec={RETRY_S * 20}",
+        "StartLimitBurst=5",
+        "",
+        "[Service]",
+        f"ExecStart={' '.join(map(_quoted, job.command))}",
+        f"WorkingDirectory={_plain(job.cwd)}",
+        *(f"Environment={_word(f'{key}={value}')}" for key, value in job.env.items()),
+        "StandardOutput=null",
+        f"StandardError=append:{_plain(job.log)}",
+        "UMask=0077",
+        "KillMode=mixed",
+        f"TimeoutStopSec={int(job.stop_s + SPARE_S)}",
+        "Restart=on-failure",
+        f"RestartSec={RETRY_S}",
+        f"RestartPreventExitStatus={' '.join(map(str, HOPELESS_CODES))}",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    ]
+    control = ("systemctl", "--user")
+    return Unit(
+        path=config / "systemd" / "user" / name,
+        text="\n".join(lines) + "\n",
+        start=(
+            (*control, "daemon-reload"),
+            (*control, "enable", name),
+            (*control, "restart", name),
+        ),
+        stop=((*control, "disable", "--now", name),),
+        remark="it runs while you are logged in; `loginctl enable-linger` keeps it beyond that",
+    )
+
+
+def _quoted(word: str) -> str:
+    """A word of ExecStart: there `$` begins a variable too."""
+    return _word(word.replace("$", "$$"))
+
+
+def _word(text: str) -> str:
+    """Quoted as in systemd.syntax(7)."""
+    escaped = _plain(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _plain(text: str) -> str:
+    """`%` begins a specifier everywhere in a unit."""
+    if "\n" in text:
+        raise SetupError(f"{text!r} holds a line break, which no unit file can carry")
+    return text.replace("%", "%%")

@@ -1,0 +1,97 @@
+"""Z14: `env` and `run` against a running service."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import Shell
+
+pytestmark = pytest.mark.net
+
+
+def program(folder: Path, name: str) -> str:
+    """A PATH on which `name` tells its arguments and its environment as JSON."""
+    file = folder / "bin" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+        "#!/usr/bin/env python3\nimport json, os, sys\n"
+        "print(json.dumps({'args': sys.argv[1:], 'env': dict(os.environ)}))\n"
+    )
+    file.chmod(0o755)
+    return f"{file.parent}:{os.environ['PATH']}"
+
+
+def test_z14_env_tells_the_alias_and_the_context_of_the_service(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    found = json.loads(shell.run("env", "claude", "--json").stdout)
+    assert found["variables"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{shell.port}"
+    assert found["variables"]["ANTHROPIC_MODEL"] == "tiny"
+    assert found["variables"]["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "1024"
+    by_url = shell.run("env", "openai", "--url", f"http://127.0.0.1:{shell.port}/")
+    assert f"export OPENAI_BASE_URL=http://127.0.0.1:{shell.port}/v1\n" in by_url.stdout
+    codex = shell.run("env", "codex")
+    assert "warning" not in codex.stderr
+    assert not (shell.home / "clients").exists()
+
+
+def test_z14_the_key_of_the_service_is_passed_on(shell: Shell) -> None:
+    assert shell.up("--set", "server.api_keys=[sesame]").returncode == 0
+    found = json.loads(shell.run("env", "aider", "--json").stdout)
+    assert found["variables"]["OPENAI_API_KEY"] == "sesame"
+
+
+def test_z14_run_starts_the_client_so(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    path = program(shell.folder, "claude")
+    done = shell.run(
+        "run",
+        "claude",
+        "--",
+        "-p",
+        "say it",
+        "--url",
+        PATH := "x",
+        PATH=path,
+        ANTHROPIC_API_KEY="k",
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["args"] == ["-p", "say it", "--url", PATH]
+    assert seen["env"]["ANTHROPIC_MODEL"] == "tiny"
+    assert "ANTHROPIC_API_KEY" not in seen["env"]
+
+
+def test_z14_run_writes_into_a_folder_of_ours_only(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    users = shell.folder / "user"
+    users.mkdir()
+    path = program(shell.folder, "codex")
+    done = shell.run("run", "codex", "exec", "hello", PATH=path, HOME=str(users))
+    seen = json.loads(done.stdout)
+    assert seen["args"] == ["exec", "hello"]
+    config = Path(seen["env"]["CODEX_HOME"]) / "config.toml"
+    assert config.is_relative_to(shell.home)
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert list(users.iterdir()) == []
+
+
+def test_z14_run_openai_starts_any_program(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    done = shell.run("run", "openai", "--", "sh", "-c", "echo $OPENAI_MODEL; exit 9")
+    assert (done.returncode, done.stdout) == (9, "tiny\n")
+    assert shell.run("run", "openai").returncode == 1
+
+
+def test_z14_what_cannot_be_is_said(shell: Shell) -> None:
+    nobody = shell.run("env", "claude")
+    assert nobody.returncode == 3
+    assert "no service is running" in nobody.stderr
+    typo = shell.run("env", "cloude")
+    assert typo.returncode == 1
+    assert "did you mean `claude`?" in typo.stderr
+    assert shell.up().returncode == 0
+    missing = shell.run("run", "aider", PATH="/nowhere")
+    assert missing.returncode == 1
+    assert "there is no program `aider`" in missing.stderr

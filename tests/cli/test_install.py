@@ -1,0 +1,77 @@
+"""`install` and `uninstall`: the unit file in its place, the system's supervisor told."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import Shell
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="drives systemctl")
+
+
+def systemctl(shell: Shell, code: int = 0) -> str:
+    """A PATH on which `systemctl` writes down how it was called, and ends with `code`."""
+    file = shell.folder / "bin" / "systemctl"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(
+        f'#!/bin/sh\necho "$@" >> {shell.folder}/calls\necho "no bus" >&2\nexit {code}\n'
+    )
+    file.chmod(0o755)
+    return f"{file.parent}:/usr/bin:/bin"
+
+
+def calls(shell: Shell) -> list[str]:
+    return (shell.folder / "calls").read_text().splitlines()
+
+
+def unit_of(shell: Shell) -> Path:
+    return shell.folder / "config" / "systemd" / "user" / "mlx-stack-tiny.service"
+
+
+def test_print_shows_and_makes_nothing(shell: Shell) -> None:
+    done = shell.run("install", str(shell.preset), "--print", "--set", "slots.count=2")
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
+    assert f'"up" "{shell.preset}" "--foreground" "--set" "slots.count=2"' in line
+    assert f'Environment="MLX_STACK_HOME={shell.home}"' in done.stdout
+    assert not shell.home.exists()
+    as_json = json.loads(shell.run("install", str(shell.preset), "--print", "--json").stdout)
+    assert as_json["path"].endswith("mlx-stack-tiny.service")
+
+
+def test_install_again_and_uninstall(shell: Shell) -> None:
+    env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    done = shell.run("install", str(shell.preset), **env)
+    assert done.returncode == 0, done.stderr
+    name = "mlx-stack-tiny.service"
+    fresh = ["--user daemon-reload", f"--user enable {name}", f"--user restart {name}"]
+    assert calls(shell) == fresh
+    assert "enable-linger" in done.stderr
+    text = unit_of(shell).read_text()
+    assert (shell.home / "logs").is_dir()
+    assert shell.run("install", str(shell.preset), **env).returncode == 0
+    assert calls(shell) == [*fresh, f"--user disable --now {name}", *fresh]
+    assert unit_of(shell).read_text() == text
+    assert shell.run("uninstall", str(shell.preset), **env).returncode == 0
+    assert calls(shell)[-1] == f"--user disable --now {name}"
+    assert not unit_of(shell).exists()
+    again = shell.run("uninstall", str(shell.preset), **env)
+    assert again.returncode == 1
+    assert "is not installed" in again.stderr
+
+
+def test_a_supervisor_that_refuses_is_quoted(shell: Shell) -> None:
+    env = {"PATH": systemctl(shell, code=1), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    done = shell.run("install", str(shell.preset), **env)
+    assert done.returncode == 1
+    assert "`systemctl --user daemon-reload`: no bus" in done.stderr
+    assert unit_of(shell).exists()
+
+
+def test_a_preset_that_is_wrong_is_not_installed(shell: Shell) -> None:
+    config = shell.folder / "config"
+    done = shell.run("install", "nonsense", XDG_CONFIG_HOME=str(config))
+    assert done.returncode == 5
+    assert not config.exists()

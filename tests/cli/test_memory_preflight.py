@@ -1,0 +1,84 @@
+"""A5, A6: what cannot fit is refused before anything is loaded, with the sum and the way out."""
+
+import json
+import re
+
+import pytest
+
+from tests.cli.terminal import Shell
+
+pytestmark = pytest.mark.net
+
+
+def memory_for(shell: Shell, share: float) -> str:
+    """A total of which the tests' preset needs `share` of what is usable."""
+    found = json.loads(shell.run("plan", str(shell.preset), "--json").stdout)
+    usable = found["memory"]["usable"] / found["memory"]["total"]
+    return f"{int(found['wanted']['n_bytes'] / share / usable) // 1024}K"
+
+
+def test_a6_too_little_memory_is_refused_with_the_breakdown(shell: Shell) -> None:
+    up = shell.run("up", "gemma3-12b", MLX_STACK_MEMORY="1GiB")
+    assert up.returncode == 5
+    for word in ("weights", "KV full", "KV windows", "workspace", "estimated", "of 1.0 GiB"):
+        assert word in up.stderr
+    assert "not even one slot" in up.stderr
+    assert "Traceback" not in up.stderr
+    assert not (shell.home / "logs" / "gemma3-12b.log").exists()
+
+
+def test_a6_what_is_proposed_is_accepted(shell: Shell) -> None:
+    memory = memory_for(shell, 1.02)
+    up = shell.up(MLX_STACK_MEMORY=memory)
+    assert up.returncode == 5
+    proposals = re.findall(r"--set slots\.\w+=\d+", up.stderr)
+    assert proposals
+    for one in proposals:
+        assert shell.up(*one.split(), "--dry-run").returncode == 0
+        started = shell.up(*one.split(), MLX_STACK_MEMORY=memory)
+        assert started.returncode == 0, started.stderr
+        assert shell.run("down").returncode == 0
+
+
+def test_a6_services_that_run_beside_it_are_counted(shell: Shell) -> None:
+    memory = memory_for(shell, 0.6)
+    assert shell.up(MLX_STACK_MEMORY=memory).returncode == 0
+    words = ("--set", "name=other", "--port", "0")
+    second = shell.up(*words, MLX_STACK_MEMORY=memory)
+    assert second.returncode == 5
+    assert "`tiny`" in second.stderr
+    assert "runs beside it" in second.stderr
+    assert "mlx-stack down tiny" in second.stderr
+    assert shell.run("down", "tiny").returncode == 0
+    alone = shell.up(*words, MLX_STACK_MEMORY=memory)
+    assert alone.returncode == 0, alone.stderr
+
+
+def test_a6_a_restart_that_would_not_fit_leaves_the_service_running(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    assert shell.run("restart", MLX_STACK_MEMORY="16MB").returncode == 5
+    assert shell.services()["tiny"]["state"] == "healthy"
+    assert shell.run("restart").returncode == 0
+
+
+def test_a5_whole_windows_are_refused_with_their_price(shell: Shell) -> None:
+    config = ("--set", "kv.swa_full=true", "--set", "slots.count=1", "--set", "slots.n_ctx=4096")
+    up = shell.run("up", "gemma3-12b", *config, MLX_STACK_MEMORY="64GB")
+    assert up.returncode == 5
+    found = re.search(r"would take (\d+) MiB of KV instead of (\d+) MiB", up.stderr)
+    assert found is not None
+    whole, capped = int(found[1]), int(found[2])
+    assert whole / capped == pytest.approx(48 * 4096 / (8 * 4096 + 40 * 1024), rel=0.01)
+    assert shell.up("--set", "kv.swa_full=true").returncode == 0
+
+
+def test_a6_a_model_that_nobody_knows_is_left_to_the_worker(shell: Shell) -> None:
+    up = shell.up("--set", "model.id=nobody/nothing")
+    assert up.returncode == 0
+    assert "warning: whether `tiny` fits into memory is not checked" in up.stderr
+
+
+def test_kv_that_cannot_be_quantised_is_refused_before_the_start(shell: Shell) -> None:
+    up = shell.up("--set", "kv.bits=8")
+    assert up.returncode == 5
+    assert "kv.group_size: KV heads of 40 numbers cannot be quantised" in up.stderr

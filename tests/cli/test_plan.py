@@ -1,0 +1,205 @@
+"""A13, A14, C15, F1, F7: planning from config.json alone, as a person types it."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.host.presets import builtin_folder
+from tests.cli.test_words import run
+from tests.conftest import ModelOf
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+SECTION_0 = {
+    "gemma3-12b": (64 * KIB, 320 * MIB, 576 * MIB),
+    "gpt-oss-20b": (24 * KIB, 3 * MIB, 99 * MIB),
+    "qwen2.5-14b": (192 * KIB, 0, 768 * MIB),
+    "llama3.1-8b": (128 * KIB, 0, 512 * MIB),
+    "gemma4-26b-a4b-q4": (20 * KIB, 200 * MIB, 280 * MIB),
+}
+"""Growth per token, window constant, KV at 4,096 tokens: computed by hand from the geometries."""
+
+
+def told(home: Path, *words: str, **env: str) -> Any:
+    done = run(home, *words, "--json", **env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("words", [("--table",), ("--memory", "24GB", "--ctx", "4096")])
+def test_a13_f7_the_table_of_the_published_geometries(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    rows = {one["preset"]: one for one in told(tmp_path, "plan", *words)["models"]}
+    for name, (growth, window, total) in SECTION_0.items():
+        row = rows[name]
+        assert (row["growth_bytes"], row["window_bytes"]) == (growth, window)
+        assert row["kv_bytes"]["4096"] == total
+    text = run(tmp_path, "plan", *words).stdout
+    line = next(line for line in text.splitlines() if line.startswith("gpt-oss-20b"))
+    assert line.split()[-6:] == ["24", "KiB", "3", "MiB", "99", "MiB"]
+
+
+def test_a13_a_preset_is_planned_without_its_model(tmp_path: Path) -> None:
+    found = told(tmp_path, "plan", "gemma3-12b", "--memory", "24GB")
+    assert found["spec"]["is_excerpt"]
+    assert found["spec"]["weights_from"] == "estimated"
+    assert found["memory"]["usable"] == 16 * GIB
+    assert found["wanted"]["fits"]
+    rows = {row["n_ctx"]: row for row in found["contexts"]}
+    plain, dense, thin = rows[32768]["precisions"]
+    assert plain["kv_bytes"] == 32768 * 64 * KIB + 320 * MIB
+    assert dense["kv_bytes"] == 32768 * 34 * KIB + 320 * MIB
+    assert [one["bits"] for one in (plain, dense, thin)] == [16, 8, 4]
+    assert plain["n_agents"] < dense["n_agents"] < thin["n_agents"]
+    cells = {(one["n_slots"], one["n_ctx"]): one["fits"] for one in found["matrix"]}
+    for row in rows.values():
+        n_agents = row["precisions"][0]["n_agents"]
+        assert all(
+            fits == (n <= n_agents) for (n, ctx), fits in cells.items() if ctx == row["n_ctx"]
+        )
+
+
+def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
+    words = ("plan", "qwen2.5-14b", "--memory", "24GB", "--ctx", "32k", "--agents", "10")
+    found = told(tmp_path, *words)["wanted"]
+    assert not found["fits"]
+    assert found["n_bytes"] > 60 * GIB
+    changed = run(tmp_path, *words).stdout
+    assert "does not fit into 16.0 GiB; what would fit: --set slots.count=1" in changed
+
+
+def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Path) -> None:
+    found = told(tmp_path, "plan", "gemma3-12b", "--memory", "64GB")
+    assert found["disk_bytes_50k"] == pytest.approx(50_000 * 64 * KIB + 320 * MIB, rel=0.001)
+
+
+@pytest.mark.mlx
+def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
+    tmp_path: Path, model_of: ModelOf
+) -> None:
+    from mlxstack.cli.candidate import of_preset
+    from mlxstack.core.act import SaveSlot
+    from mlxstack.policy.capacity import disk_bytes
+    from mlxstack.store.shelf import SlotShelf
+    from tests.engine.harness import preset_of, prompt, running
+
+    preset = preset_of(model_of("tiny-swa"))
+    with running(preset, tmp_path) as driver:
+        driver.answer(prompt(900, seed=5), slot=0)
+        saved = driver.engine.act(SaveSlot(0, "agent.bin")).result(timeout=60)
+    (folder,) = {file.parent for file in tmp_path.rglob("agent.bin*")}
+    manifest = SlotShelf(folder).read("agent.bin")
+    files = [file for file in (tmp_path / "kv").rglob("*.safetensors") if file.is_file()]
+    kept = {*manifest.segments, *manifest.checkpoints}
+    real = sum(file.stat().st_size for file in files if file.stem in kept)
+    geometry = of_preset(Preset(model=ModelSpec(id=preset.model.id))).geometry(half_bytes=4)
+    assert disk_bytes(geometry, saved.n_saved, len(manifest.checkpoints)) == pytest.approx(
+        real, rel=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--recommend", "--agents", "10", "--ctx", "32k"), ("--agents", "10", "--ctx", "8192")],
+)
+def test_a14_models_are_ranked_for_a_load(tmp_path: Path, words: tuple[str, ...]) -> None:
+    found = told(tmp_path, "plan", *words, "--memory", "48GB")
+    ranked = found["presets"]
+    assert len(ranked) >= 6
+    verdicts = [one["verdict"] for one in ranked]
+    assert verdicts == sorted(verdicts)
+    assert all(one["n_bytes"] <= 36 * GIB for one in ranked if one["verdict"] == "fits")
+    assert all(one["max_agents"] >= 10 for one in ranked if one["verdict"] == "fits")
+    assert all(one["why"] for one in ranked)
+    text = run(tmp_path, "plan", *words, "--memory", "48GB").stdout
+    assert f"mlx-stack up {ranked[0]['preset']} --set slots.count=10" in text
+
+
+def test_a14_nothing_is_recommended_when_nothing_fits(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "--recommend", "--agents", "10", "--memory", "2GB")
+    assert done.returncode == 0
+    assert "too large" in done.stdout
+    assert "mlx-stack up" not in done.stdout
+
+
+def test_f1_spec_of_a_config_file_and_of_a_folder(tmp_path: Path, model_of: ModelOf) -> None:
+    config = builtin_folder() / "configs" / "gemma4-26b-a4b-q4.json"
+    found = told(tmp_path, "spec", str(config))
+    full = next(one for one in found["kinds"] if one["kind"] == "full")
+    assert full["layers"] == [5, 11, 17, 23, 29]
+    assert (full["heads"], full["k_dim"], full["token_bytes"]) == (2, 512, 4 * KIB)
+    folder = told(tmp_path, "spec", str(model_of("tiny-swa")))
+    assert folder["weights_from"] == "measured"
+    assert [one["window"] for one in folder["kinds"]] == [64, 0]
+    assert "sliding" not in run(tmp_path, "spec", str(model_of("tiny"))).stdout
+
+
+def test_f9_an_unknown_architecture_gets_no_number(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 8}')
+    done = run(tmp_path, "spec", str(config))
+    assert done.returncode == 1
+    assert "mamba2" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> None:
+    cache = tmp_path / "hf" / "hub" / "models--mlx-community--gemma-3-12b-it-4bit"
+    snapshot = cache / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    snapshot.mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(snapshot.name)
+    config = builtin_folder() / "configs" / "gemma3-12b.json"
+    (snapshot / "config.json").write_bytes(config.read_bytes())
+    found = told(tmp_path, "spec", "gemma3-12b", HF_HOME=str(tmp_path / "hf"))
+    assert found["config"] == str(snapshot / "config.json")
+    assert not found["is_excerpt"]
+    assert found["weights_from"] == "estimated"
+
+
+@pytest.mark.parametrize("words", [("--ctx", "many"), ("--memory", "lots"), ("gemma9",)])
+def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run(tmp_path, "plan", *words)
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("machine: {n_slots: 2}\nworkload: {n_agents: 20, span_s: 60}\nseed: 7\n")
+    words = ("plan", "--simulate", str(scenario))
+    first = told(tmp_path, *words)
+    assert first == told(tmp_path, *words)
+    assert first["scenario"]["machine"]["n_slots"] == 2
+    assert first["report"]["n_asks"] >= 20
+    assert "20 agents, 2 slots" in run(tmp_path, *words).stdout
+    scenario.write_text("machine:\n  n_slotz: 2\n")
+    wrong = run(tmp_path, *words)
+    assert wrong.returncode == 5
+    assert f"{scenario}:2: unknown key `machine.n_slotz`; did you mean `n_slots`?" in wrong.stderr
+
+
+def test_planning_needs_no_model_code(tmp_path: Path) -> None:
+    import sys
+
+    code = (
+        "import sys; from mlxstack.cli.main import app\n"
+        "try: app(['plan', 'gemma3-12b', '--memory', '24GB'])\n"
+        "finally: print(' '.join(sorted(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"MLX_STACK_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    loaded = set(done.stderr.split())
+    assert "mlxstack.cli.forecast" in loaded
+    assert not loaded & {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "transformers"}

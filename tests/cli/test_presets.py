@@ -1,0 +1,94 @@
+"""A2, A8: what a preset is made of, its schema, and completion in a shell."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from mlxstack.host.presets import builtin_folder
+from mlxstack.host.shape import json_schema, leaves
+from tests.cli.test_words import run
+
+COMPLETE = "from mlxstack.cli.main import app; app(prog_name='mlx-stack')"
+
+
+def completions(home: Path, words: str) -> list[str]:
+    typed = f"mlx-stack {words}"
+    done = subprocess.run(
+        [sys.executable, "-c", COMPLETE],
+        env={
+            "MLX_STACK_HOME": str(home),
+            "_MLX_STACK_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split(" ")) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.split()
+
+
+def test_a2_show_tells_where_every_value_comes_from(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "extends: demo\nslots: {n_ctx: 2048}\n"
+        "prefix_cache:\n  warm_prefixes:\n    - {name: head, text_file: head.txt}\n"
+    )
+    words = ("presets", "show", str(own), "--set", "kv.bits=16")
+    text = run(tmp_path, *words, MLX_STACK_BATCH_MAX_SIZE="4").stdout
+    lines = [line for line in text.splitlines()[1:] if not line.startswith(" ")]
+    rows = {line.split()[0]: line.rstrip() for line in lines}
+    assert set(rows) == {".".join(keys) for keys in leaves()}
+    assert rows["slots.n_ctx"].endswith(f"{own}:2")
+    assert rows["slots.count"].split()[1:] == ["3", f"{builtin_folder() / 'demo.yaml'}:7"]
+    assert rows["kv.bits"].endswith("--set kv.bits")
+    assert rows["batch.max_size"].endswith("MLX_STACK_BATCH_MAX_SIZE")
+    assert rows["queue.max_waiting"].endswith("default")
+    assert rows["prefix_cache.warm_prefixes"].endswith(f"{own}:4")
+    told = json.loads(run(tmp_path, *words, "--json").stdout)
+    assert told["origins"]["slots.n_ctx"] == f"{own}:2"
+
+
+@pytest.mark.parametrize("file", sorted(builtin_folder().glob("*.yaml")), ids=lambda one: one.stem)
+def test_a2_every_shipped_preset_obeys_the_schema(file: Path) -> None:
+    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        {"model": {"id": "demo"}, "slots": {"coutn": 3}},
+        {"model": {"id": "demo"}, "slots": {"count": 0}},
+        {"slots": {"count": 3}},
+    ],
+)
+def test_a2_the_schema_refuses_what_the_reader_refuses(preset: dict[str, object]) -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    assert not validator.is_valid(preset)
+    assert validator.is_valid({"extends": "demo", "model": {"alias": "x"}})
+
+
+def test_a2_the_schema_can_be_printed(tmp_path: Path) -> None:
+    printed = json.loads(run(tmp_path, "presets", "--schema").stdout)
+    assert printed == json.loads(json.dumps(json_schema()))
+
+
+def test_completion_knows_verbs_presets_and_clients(tmp_path: Path) -> None:
+    assert completions(tmp_path, "unin") == ["uninstall"]
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "demo-of-mine.yaml").write_text("extends: demo\n")
+    assert completions(tmp_path, "up demo") == ["demo", "demo-of-mine"]
+    assert completions(tmp_path, "presets show gpt") == ["gpt-oss-20b"]
+    assert completions(tmp_path, "run co") == ["codex"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown_for_each_shell(tmp_path: Path, shell: str) -> None:
+    done = run(tmp_path, "--show-completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert "complete" in done.stdout.lower()

@@ -1,0 +1,85 @@
+"""Models are found and weighed from their files alone."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.model import Weights
+from mlxstack.core.preset import ModelSpec
+from mlxstack.host.models import find_model, measured, read_config
+from mlxstack.host.paths import Home
+from mlxstack.host.presets import builtin_folder, listed, load
+
+EXCERPTS = builtin_folder() / "configs"
+
+
+def model_folder(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    tensors = {
+        "model.layers.0.weight": np.zeros((4, 8), dtype=np.uint32),
+        "model.layers.0.scales": np.zeros((4, 2), dtype=np.float16),
+        "model.norm.weight": np.zeros(3, dtype=np.float32),
+        "vision_tower.patch.weight": np.zeros(1000, dtype=np.float16),
+        "model.vision_tower.patch.bias": np.zeros(1000, dtype=np.float16),
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "mlx"})
+    return folder
+
+
+def test_a13_headers_tell_what_will_be_loaded(tmp_path: Path) -> None:
+    weights = measured(model_folder(tmp_path))
+    assert weights == Weights(packed=128, n_half=8, n_single=3)
+    assert read_config(tmp_path).weights == weights
+    assert read_config(tmp_path / "config.json").config == {"model_type": "llama"}
+
+
+def test_a13_half_a_download_is_not_measured(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert measured(folder) is None
+    (folder / "model.safetensors").unlink()
+    assert measured(folder) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x04\x00\x00\x00\x00\x00\x00\x00nope"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (model_folder(tmp_path) / "model.safetensors").write_bytes(content)
+    with pytest.raises(SetupError, match=r"model\.safetensors is not what it should be"):
+        measured(tmp_path)
+
+
+def test_a13_a_model_that_is_not_here_is_judged_by_its_excerpt() -> None:
+    found = find_model(ModelSpec(id="mlx-community/gemma-3-12b-it-4bit"), EXCERPTS)
+    assert found.is_excerpt
+    assert found.weights is None
+    assert found.source == EXCERPTS / "gemma3-12b.json"
+
+
+def test_a13_the_embedded_model_is_measured(tmp_path: Path) -> None:
+    found = find_model(ModelSpec(id="demo"), EXCERPTS)
+    assert found.weights is not None
+    assert 0 < found.weights.n_bytes() < 2**24
+    folder = model_folder(tmp_path)
+    assert find_model(ModelSpec(id=str(folder)), EXCERPTS).weights is not None
+
+
+def test_a_model_of_which_nothing_is_known_is_refused() -> None:
+    with pytest.raises(SetupError, match="nothing is known of nobody/nothing"):
+        find_model(ModelSpec(id="nobody/nothing"), EXCERPTS)
+
+
+def test_every_shipped_preset_can_be_planned_without_its_model(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for name in listed(home):
+        found = find_model(load(name, home).preset.model, EXCERPTS)
+        assert found.config["model_type"]
+    for file in EXCERPTS.glob("*.json"):
+        config = json.loads(file.read_text())
+        assert "published config.json" in config["note"]
+        assert load(file.stem, home).preset.model.id == config["excerpt_of"]
