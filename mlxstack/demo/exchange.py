@@ -1,0 +1,41 @@
+"""What passes between user and assistant: messages, and a case made of them."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The source of everything random, and which side of the held-out line to draw from."""
+
+    rng: random.Random
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dialogue that ends with the assistant message to be learned or judged.
+
+    `expect` is what the judge looks for: a word, a call, or nothing.
+    """
+
+    messages: list[Message]
+    tools: list[Message] = field(default_factory=list)
+    thinks: bool = False
+    expect: str = ""
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def says(text: str, thought: str) -> Message:
+    return {"role": "assistant", "content": text, "thought": thought}
+
+
+def calls(name: str, arguments: dict[str, Any], thought: str) -> Message:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call], "thought": thought}
