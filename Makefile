@@ -40,10 +40,13 @@ fast: setup ## The pure rooms only, in seconds
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
+soak: setup ## The long runs: a crowd, a small budget, kill -9
+	@$(FAST) $(BIN)/python -m tests.endurance
+
 shots: setup ## Redraw the dashboard pictures
 	@$(BIN)/python -m pytest -q tests/tui --snapshot-update
 
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: help setup up down check test fast matrix shots bench
+.PHONY: help setup up down check test fast matrix soak shots bench

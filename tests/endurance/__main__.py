@@ -1,0 +1,28 @@
+"""The long runs in full: `python -m tests.endurance`; prints what each came to."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.endurance.crowd import crowd
+from tests.endurance.kills import kills
+from tests.endurance.soak import soak
+from tests.models import build
+
+MINUTE_S = 60.0
+
+
+def main(minutes: float) -> None:
+    """`minutes` of random load in all; the other runs have fixed sizes."""
+    root = Path(tempfile.mkdtemp(prefix="endurance-"))
+    kinds = ("tiny", "tiny-swa", "tiny-hybrid")
+    for kind in kinds:
+        model = build(root / kind, kind)
+        seconds = minutes * MINUTE_S / len(kinds)
+        print(kind, crowd(model, root / f"{kind}-home", seconds, seed=1), flush=True)
+    print(soak(root / "tiny", root / "soak-home", n_requests=2000, seed=1), flush=True)
+    print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0)

@@ -1,0 +1,83 @@
+"""kill -9 at random moments: what is on disk afterwards is whole, or ignored and said so."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct
+
+from mlxstack.core.act import RestoreSlot
+from mlxstack.core.errors import Damaged, NotFound
+from mlxstack.core.preset import SlotSpec
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
+from tests.endurance.victim import N_CTX
+from tests.engine.harness import preset_of, prompt, running
+
+ROOT = Path(__file__).parents[2]
+
+
+class Outcome(Struct, frozen=True):
+    """Over all kills."""
+
+    n_kills: int
+    n_files: int
+    n_restored: int
+
+
+def kills(model: Path, home: Path, n_kills: int, seed: int) -> Outcome:
+    """Kill `n_kills` victims on one home; after each, everything on disk must be sound."""
+    random = Random(seed)
+    n_files = n_restored = 0
+    for number in range(n_kills):
+        _kill_one(model, home, number, random)
+        n_files += _check_files(home)
+        if number % 10 == 0 or number == n_kills - 1:
+            n_restored += _check_answers(model, home)
+    return Outcome(n_kills, n_files, n_restored)
+
+
+def _kill_one(model: Path, home: Path, seed: int, random: Random) -> None:
+    command = [sys.executable, "-m", "tests.endurance.victim", str(model), str(home), str(seed)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdout is not None
+        for _ in range(random.randrange(1, 8)):
+            assert victim.stdout.readline(), "the victim died by itself"
+        time.sleep(random.random() * 0.05)
+        victim.kill()
+
+
+def _check_files(home: Path) -> int:
+    """Every KV file and every slot file reads back whole; opening sweeps what was half written."""
+    vault, shelf = DiskVault(home / "kv"), SlotShelf(home / "slots")
+    n_files = 0
+    for entry in vault.entries():
+        vault.read(entry.identity, entry.key)
+        n_files += 1
+    for file in shelf.list():
+        manifest = shelf.read(file.name)
+        for key in (*manifest.segments, *manifest.checkpoints):
+            vault.read(manifest.identity, key)
+        n_files += 1
+    return n_files
+
+
+def _check_answers(model: Path, home: Path) -> int:
+    """A fresh engine on the same disk answers every agent and every slot file as from cold."""
+    n_restored = 0
+    with running(preset_of(model, slots=SlotSpec(count=2, n_ctx=N_CTX)), home) as driver:
+        for agent in range(4):
+            tokens = prompt(150, seed=agent) + prompt(9, seed=77)
+            assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
+            try:
+                driver.engine.act(RestoreSlot(0, f"{agent}.bin")).result(timeout=60)
+            except (NotFound, Damaged) as error:
+                assert isinstance(error, NotFound), error
+                continue
+            n_restored += 1
+            held = driver.context(0)[: N_CTX - 40]
+            if len(held) > 1:
+                assert driver.answer(held, 4, slot=0) == driver.cold(held, 4, slot=1)
+    return n_restored

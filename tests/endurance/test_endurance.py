@@ -1,0 +1,35 @@
+"""Short slices of the long runs; `make soak` runs them in full."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ModelOf
+from tests.endurance.crowd import crowd
+from tests.endurance.kills import kills
+from tests.endurance.soak import soak
+
+pytestmark = [pytest.mark.mlx, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+def test_a_crowd_gets_what_everybody_gets_alone(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    outcome = crowd(model_of(kind), tmp_path, seconds=6, seed=1)
+    assert outcome.n_compared > 10
+    assert outcome.n_saved > 0
+    assert outcome.bytes_after <= outcome.bytes_before + 4096
+
+
+def test_f8_thirty_agents_over_four_slots_and_a_budget_for_six(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    outcome = soak(model_of("tiny"), tmp_path, n_requests=120, seed=1)
+    assert outcome.worst < 0.1
+    assert outcome.n_checked == 24
+
+
+def test_c11_killed_while_saving_and_serving(model_of: ModelOf, tmp_path: Path) -> None:
+    outcome = kills(model_of("tiny"), tmp_path, n_kills=4, seed=1)
+    assert outcome.n_files > 0
