@@ -14,6 +14,9 @@ from mlxstack.policy.records import Trail
 
 MOST_CHECKPOINTS = 8
 
+COUNT_EVERY = 64
+"""Tokens after which the bytes are counted anew: walking through all layers is not free."""
+
 
 class Checkpoint(Struct, frozen=True):
     """The stateful layers, in order, after exactly `position` tokens."""
@@ -42,6 +45,7 @@ class Context:
         self.tokens: list[int] = []
         self.checkpoints: list[Checkpoint] = []
         self.version = 0
+        self._counted: tuple[tuple[int, int, int], int] = (-1, 0, 0), 0
         self.salt = ""
         self.agent: str | None = None
         self.n_prompt = 0
@@ -70,9 +74,13 @@ class Context:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the live caches and the checkpoints."""
-        live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
-        return live + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+        """Bytes of the live caches and the checkpoints, counted anew every few tokens."""
+        key = (len(self.tokens) // COUNT_EVERY, len(self.checkpoints), id(self.caches))
+        if key != self._counted[0]:
+            live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
+            kept = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+            self._counted = key, live + kept
+        return self._counted[1]
 
     def clear(self) -> None:
         """Forget everything."""
