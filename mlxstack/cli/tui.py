@@ -41,7 +41,8 @@ def tui(
     from mlxstack.host.paths import home_from
     from mlxstack.tui.theme import look_from
 
-    if not sys.stdout.isatty():
+    # The toolkit draws on stderr.
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise SetupError(
             "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"
         )

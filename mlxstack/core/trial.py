@@ -6,7 +6,8 @@ from msgspec import Struct
 class Build(Struct, frozen=True, tag=True):
     """Write a random Llama of about 12 * layers * width^2 parameters (float32) into `folder`.
 
-    Its head chooses whole words only, so that every token is one piece of text in a stream.
+    Its head chooses digits only: a token is one piece of text in every server's stream, and the
+    same token when it comes back as history.
     """
 
     folder: str

@@ -54,9 +54,10 @@ class Sight:
             if self._coming.exception() is None:
                 self._memory = self._coming.result()
             self._coming = None
+        frame = frame_of(self._service, self._memory)
         if self._coming is None and self._is_due(time.monotonic()):
             self._coming = self._service.engine.tend(Look(MOST_PREFIXES))
-        return frame_of(self._service, self._memory)
+        return frame
 
     def _is_due(self, now: float) -> bool:
         counters = self._service.engine.snapshot().counters

@@ -10,7 +10,7 @@ from litestar.response import Stream
 from mlxstack.api import sse
 from mlxstack.api.given import TheService
 from mlxstack.core.frame import Frame
-from mlxstack.service.frame import frame_of
+from mlxstack.service.frame import Sight
 from mlxstack.service.service import Health, Service
 
 TICK_S = 0.3
@@ -27,18 +27,23 @@ async def events(service: TheService) -> Stream:
 
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
     """A frame per tick while something changes, and a comment between the rare ones else."""
+    sight = Sight(service)
     before, n_still = None, 0
     while service.health is not Health.STOPPING:
-        frame = frame_of(service)
+        frame = sight.frame()
         n_still = n_still + 1 if _seen(frame) == before else 0
         yield PING if n_still % REST_TICKS else sse.frame(frame, "frame")
         before = _seen(frame)
         await asyncio.sleep(tick_s)
 
 
-def _seen(frame: Frame) -> tuple[float, str]:
-    """What changes when the engine did something, and not by waiting alone."""
-    return frame.snapshot.at, frame.service.health
+def _seen(frame: Frame) -> tuple[Any, ...]:
+    """What changes when something happens, and not by waiting or by looking alone."""
+    snapshot = frame.snapshot
+    slots = tuple((slot.state, slot.n_tokens, slot.n_decoded) for slot in snapshot.slots)
+    cache = frame.cache
+    sizes = (cache.memory_bytes, cache.disk_bytes, cache.n_entries) if cache else ()
+    return frame.service.health, snapshot.counters, slots, len(snapshot.waiting), sizes
 
 
 ROUTES: list[Any] = [events]

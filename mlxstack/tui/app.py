@@ -1,0 +1,158 @@
+"""The dashboard: a feed folded into a model, and screens over it."""
+
+from collections.abc import Iterable
+from contextlib import aclosing
+from functools import partial
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import ModalScreen, Screen
+
+from mlxstack.tui.carrying import Errand, carry_out, question
+from mlxstack.tui.deeds import DEEDS, Calls, Deed, Target, deed_of
+from mlxstack.tui.feed import Feed
+from mlxstack.tui.help import help_lines
+from mlxstack.tui.model import Model, fold
+from mlxstack.tui.screens.agents import Agents
+from mlxstack.tui.screens.board import Board
+from mlxstack.tui.screens.cache import Cache
+from mlxstack.tui.screens.overview import Overview
+from mlxstack.tui.screens.page import Page
+from mlxstack.tui.screens.requests import Requests
+from mlxstack.tui.theme import HOUSE, Look
+from mlxstack.tui.widgets.nav import MODES
+from mlxstack.tui.widgets.section import Section
+
+BOARDS: dict[str, type[Board]] = {
+    board.MODE: board for board in (Overview, Cache, Agents, Requests)
+}
+
+
+class Updated(Message):
+    """The model after another frame. A newer one replaces it: stale frames are not drawn."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def can_replace(self, message: Message) -> bool:
+        """Any later model knows more."""
+        return isinstance(message, Updated)
+
+
+class Dashboard(App[None]):
+    """`calls` does what a person asks for; None when there is only a tape to look at."""
+
+    TITLE = "mlx-stack"
+    CSS_PATH = "dashboard.tcss"
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(i), f"show('{mode}')", mode.capitalize(), show=False, id=mode)
+            for i, mode in enumerate(MODES, 1)
+        ),
+        Binding("question_mark", "explain", "Help", id="help", key_display="?"),
+        Binding("q", "quit", "Quit", id="quit"),
+    ]
+
+    def __init__(self, feed: Feed, calls: Calls | None, look: Look) -> None:
+        super().__init__()
+        self.register_theme(HOUSE)
+        self.theme = look.theme if look.theme in self.available_themes else HOUSE.name
+        self.model = Model()
+        self.calls = calls
+        self.chosen: dict[Target, str] = {Target.SERVICE: ""}
+        self._feed = feed
+        self._look = look
+        for mode, board in BOARDS.items():
+            self.add_mode(mode, partial(board, feed.name))
+
+    async def on_mount(self) -> None:
+        """Show the first screen, follow the feed."""
+        self.theme_changed_signal.subscribe(self, lambda theme: self._look.choose(theme.name))
+        await self.action_show(MODES[0])
+        self.run_worker(self._follow(), name="feed")
+
+    async def _follow(self) -> None:
+        model = self.model
+        async with aclosing(self._feed.news()) as feed:
+            async for news in feed:
+                model = fold(model, news)
+                self.post_message(Updated(model))
+
+    def on_updated(self, message: Updated) -> None:
+        """Hand the model to every screen that can be seen."""
+        self.model = message.model
+        with self.batch_update():
+            self._hand_over()
+
+    def on_section_chosen(self, message: Section.Chosen) -> None:
+        """The cursor of some table moved: deeds aim there from now on."""
+        if message.key is None:
+            self.chosen.pop(message.target, None)
+        else:
+            self.chosen[message.target] = message.key
+        self.refresh_bindings()
+
+    async def action_show(self, mode: str) -> None:
+        """Another screen, with what is known now."""
+        await self.switch_mode(mode)
+        self._hand_over()
+
+    def action_explain(self) -> None:
+        """What is to be seen here, and what can be done."""
+        if isinstance(self.screen, Board):
+            self.push_screen(Page("Help", help_lines(self.screen.EXPLAINS)))
+
+    async def action_deed(self, name: str) -> None:
+        """Do something to what is chosen, after asking."""
+        await self.perform(deed_of(name))
+
+    async def perform(self, deed: Deed) -> None:
+        """Returns when the question is on the screen: keys that follow are meant for it."""
+        key = self.chosen.get(deed.target)
+        if self.calls is None or key is None:
+            missing = "choose a row first" if self.calls else "a tape cannot be changed"
+            self.notify(f"{deed.label}: {missing}", severity="warning", markup=False)
+            return
+        errand = Errand(deed, self.calls, key)
+        first = question(errand, self.model)
+        if first is None:
+            self._begin(errand, "")
+        else:
+            await self.push_screen(first, partial(self._begin, errand))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Deeds need a service and something to do them to; a question comes first."""
+        if action == "show":
+            return not isinstance(self.screen, ModalScreen)
+        if action != "deed":
+            return True
+        deed = deed_of(str(parameters[0]))
+        can_do = self.calls is not None and deed.target in self.chosen
+        return True if can_do else None
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every deed and every screen, then the toolkit's own."""
+        for deed in DEEDS:
+            aim = f"{deed.target} {self.chosen.get(deed.target, '')}".strip()
+            yield SystemCommand(f"{deed.label}: {aim}", deed.help, partial(self.perform, deed))
+        for mode in MODES:
+            yield SystemCommand(
+                f"Show {mode}",
+                f"Go to the {mode} screen.",
+                partial(self.run_action, f"show('{mode}')"),
+            )
+        yield from super().get_system_commands(screen)
+
+    def _begin(self, errand: Errand, words: str | None) -> None:
+        """In the background: the dashboard goes on."""
+        if words is not None:
+            self.run_worker(carry_out(self, errand, words))
+
+    def _hand_over(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, Board):
+                screen.model = self.model

@@ -1,0 +1,51 @@
+"""Where frames come from: a running service, or a tape."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from mlxstack.client import Client, Lost
+from mlxstack.core.frame import Frame
+
+PATH = "/events"
+# The service says something every second, at the least a comment.
+SILENCE_S = 10.0
+
+News = Frame | Lost
+
+
+class Feed(Protocol):
+    """`name` tells a person what is watched."""
+
+    name: str
+
+    def news(self) -> AsyncGenerator[News, None]:
+        """Frames as they come, and a Lost whenever the feed breaks."""
+        ...
+
+
+class LiveFeed:
+    """The feed of a running service; it never ends, it reconnects."""
+
+    def __init__(self, client: Client) -> None:
+        self.name = client.url.partition("://")[2] or client.url
+        self._client = client
+
+    async def news(self) -> AsyncGenerator[News, None]:
+        """Frames as they come, and a Lost whenever the feed breaks."""
+        async with aclosing(self._client.feed(PATH, SILENCE_S)) as feed:
+            async for one in feed:
+                if isinstance(one, Lost):
+                    yield one
+                elif one.event == "frame":
+                    yield frame_in(one.data)
+
+
+def frame_in(data: bytes) -> News:
+    """The frame in a message, or a Lost that says why it cannot be read."""
+    try:
+        return msgspec.json.decode(data, type=Frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as why:
+        return Lost(f"this dashboard cannot read what the service says ({why})", 0.0)

@@ -1,0 +1,25 @@
+"""What `?` says: the screen in words, its keys, and what can be done from it."""
+
+from mlxstack.tui.deeds import DEEDS
+from mlxstack.tui.views.sheet import Cell, Line, Tone
+
+KEYS = (
+    ("1 2 3 4", "the screens"),
+    ("tab", "the next table"),
+    ("up down", "choose a row; enter shows more of it"),
+    ("ctrl+p", "the command palette: everything that can be done, and the themes"),
+    ("?", "this page"),
+    ("q", "leave; the service goes on"),
+)
+
+
+def help_lines(explains: str) -> tuple[Line, ...]:
+    """A page of text."""
+    words: list[Line] = [(Cell(paragraph),) for paragraph in explains.split("\n")]
+    deeds = [_key(deed.key, f"{deed.label}: {deed.help}") for deed in DEEDS]
+    keys = [_key(key, told) for key, told in KEYS]
+    return (*words, (), (Cell("Keys", Tone.STRONG),), *keys, *deeds)
+
+
+def _key(key: str, told: str) -> Line:
+    return (Cell(f"  {key:<8} ", Tone.BUSY), Cell(told))

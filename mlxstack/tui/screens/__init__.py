@@ -1,0 +1,1 @@
+"""One screen per question that an operator asks."""

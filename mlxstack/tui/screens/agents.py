@@ -1,0 +1,81 @@
+"""Who works here, and what did each of them cost and save?"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+
+from mlxstack.core.frame import AgentView
+from mlxstack.tui.deeds import Target
+from mlxstack.tui.model import Model
+from mlxstack.tui.screens.board import Board, keys_of
+from mlxstack.tui.views import agents
+from mlxstack.tui.views.sheet import Cell, Line, Sheet, Tone
+from mlxstack.tui.widgets.lines import Lines
+from mlxstack.tui.widgets.section import Section
+
+AGENTS = frozenset({Target.AGENT})
+
+
+class Agents(Board):
+    """All of them; enter shows one."""
+
+    MODE = "agents"
+    TARGETS = AGENTS
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(AGENTS)]
+    EXPLAINS = (
+        "An agent is a named conversation. There may be many more agents than slots: those "
+        "without one are parked in memory or kept on disk, and come back where they stopped.\n\n"
+        "`reused` is the share of all its prompt tokens that were not computed, `saved` the time "
+        "that this saved. A star marks who is pinned. Enter shows the turns of one agent."
+    )
+
+    def parts(self) -> Iterable[Widget]:
+        """One table."""
+        table = Section(agents.agents, "agents", target=Target.AGENT)
+        yield table.data_bind(model=Board.model)
+
+    def on_section_opened(self, event: Section.Opened) -> None:
+        """Drill into one agent."""
+        one = OneAgent(self._feed, event.key)
+        self.app.push_screen(one)
+        one.model = self.model
+
+
+class OneAgent(Board):
+    """What one agent did, turn by turn."""
+
+    MODE = "agents"
+    TARGETS = AGENTS
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back", id="back"),
+        *keys_of(AGENTS),
+    ]
+    EXPLAINS = (
+        "Each turn is a bar of tokens: reused ones first, then those that had to be computed, "
+        "then the generated ones, all turns on one scale. The latest turn is on top."
+    )
+
+    def __init__(self, feed: str, name: str) -> None:
+        super().__init__(feed)
+        self._agent = name
+
+    def parts(self) -> Iterable[Widget]:
+        """Portrait, states, turns."""
+        yield Lines(self._portrait, "portrait").data_bind(model=Board.model)
+        yield Section(self._states, "states").data_bind(model=Board.model)
+        yield Section(self._turns, "turns").data_bind(model=Board.model)
+
+    def _portrait(self, model: Model, _: int) -> tuple[Line, ...]:
+        one = agents.agent(model, self._agent)
+        return agents.portrait(one) if one else ((Cell("This agent is gone.", Tone.WARN),),)
+
+    def _states(self, model: Model, width: int) -> Sheet:
+        return agents.states(self._one(model), width)
+
+    def _turns(self, model: Model, width: int) -> Sheet:
+        return agents.turns(self._one(model), width)
+
+    def _one(self, model: Model) -> AgentView:
+        return agents.agent(model, self._agent) or AgentView(self._agent)

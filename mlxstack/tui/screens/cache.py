@@ -1,0 +1,48 @@
+"""What is remembered, what did it save, and why was something computed again?"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.widget import Widget
+
+from mlxstack.tui.deeds import Target
+from mlxstack.tui.screens.board import Board, keys_of
+from mlxstack.tui.screens.page import Page
+from mlxstack.tui.views import cache
+from mlxstack.tui.views.requests import miss_lines
+from mlxstack.tui.widgets.lines import Lines
+from mlxstack.tui.widgets.section import Section
+
+OURS = frozenset({Target.PREFIX, Target.SERVICE})
+
+
+class Cache(Board):
+    """Budgets, hit rates, prefixes, misses."""
+
+    MODE = "cache"
+    TARGETS = OURS
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
+    EXPLAINS = (
+        "A prefix that was computed once is kept in memory and on disk, and given to whoever "
+        "sends it again. A star marks what is pinned.\n\n"
+        "`hits` counts requests that reused anything, `of tokens` the share of all prompt tokens "
+        "that were not computed. `time saved` is what computing them would have taken.\n\n"
+        "A miss tells why a request computed more than it had to. With `diverged`, the texts "
+        "show where the prompt stopped being what the cache holds: usually a date, a counter or "
+        "a reordered list near the start. Enter shows all of it."
+    )
+
+    def parts(self) -> Iterable[Widget]:
+        """Budgets, rates, prefixes, misses."""
+        yield Lines(cache.budget, "budget").data_bind(model=Board.model)
+        yield Section(cache.rates, "rates").data_bind(model=Board.model)
+        prefixes = Section(cache.prefixes, "prefixes", target=Target.PREFIX)
+        yield prefixes.data_bind(model=Board.model)
+        yield Section(cache.misses, "misses").data_bind(model=Board.model)
+
+    def on_section_opened(self, event: Section.Opened) -> None:
+        """All of one miss."""
+        section = self.model.frame.cache
+        if event.section == "misses" and section is not None:
+            self.app.push_screen(Page("Why", miss_lines(section.misses[int(event.key)])))

@@ -1,0 +1,47 @@
+"""Is it healthy, who is busy, who waits?"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.widget import Widget
+
+from mlxstack.tui.deeds import Target
+from mlxstack.tui.screens.board import Board, keys_of
+from mlxstack.tui.views import overview
+from mlxstack.tui.widgets.chart import DECODE, PREFILL, Chart
+from mlxstack.tui.widgets.lines import Lines
+from mlxstack.tui.widgets.section import Section
+
+SLOTS = frozenset({Target.SLOT})
+
+
+class Overview(Board):
+    """Health, speed, slots, queue."""
+
+    MODE = "overview"
+    TARGETS = SLOTS
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(SLOTS)]
+    EXPLAINS = (
+        "The first line tells how the service is: its model, how long it is up, how much of the "
+        "KV budget is taken, and how many requests wait.\n\n"
+        "The charts show tokens per second of all slots together: on the left prompt tokens "
+        "that had to be computed, on the right generated ones. Reused tokens cost nothing and "
+        "are not in them.\n\n"
+        "A slot is a seat in the running batch. `context` is how many tokens it holds of how "
+        "many it could, `reused` the share of its last prompt that was not computed again, "
+        "`idle` how long nobody used it.\n\n"
+        "In the queue the first one is seated next; waiting raises its rank."
+    )
+
+    def parts(self) -> Iterable[Widget]:
+        """Health, charts, totals, slots, queue."""
+        yield Lines(overview.health, "health").data_bind(model=Board.model)
+        with Horizontal(id="charts"):
+            yield Chart(PREFILL, "prefill").data_bind(model=Board.model)
+            yield Chart(DECODE, "decode").data_bind(model=Board.model)
+        yield Lines(overview.totals, "totals").data_bind(model=Board.model)
+        slots = Section(overview.slots, "slots", target=Target.SLOT)
+        yield slots.data_bind(model=Board.model)
+        yield Section(overview.queue, "queue").data_bind(model=Board.model)

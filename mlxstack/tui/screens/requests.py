@@ -1,0 +1,33 @@
+"""Where did the time of the last requests go?"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.widget import Widget
+
+from mlxstack.tui.screens.board import Board
+from mlxstack.tui.screens.page import Page
+from mlxstack.tui.views import requests
+from mlxstack.tui.widgets.section import Section
+
+
+class Requests(Board):
+    """The last ones; enter tells why one took what it took."""
+
+    MODE = "requests"
+    EXPLAINS: ClassVar[str] = (
+        "The last finished requests, the latest on top. `queue` is the time until it had a slot, "
+        "`prefill` the time to compute the rest of its prompt, `decode` the time to generate its "
+        "answer, `ttft` the time from its arrival to its first token.\n\n"
+        "Enter shows the values of its response headers, and why it reused no more."
+    )
+
+    def parts(self) -> Iterable[Widget]:
+        """One table."""
+        yield Section(requests.requests, "requests").data_bind(model=Board.model)
+
+    def on_section_opened(self, event: Section.Opened) -> None:
+        """Why, for one request."""
+        one = requests.request(self.model, event.key)
+        if one is not None:
+            self.app.push_screen(Page("Why", requests.why(one)))

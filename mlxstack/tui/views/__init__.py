@@ -1,0 +1,1 @@
+"""What each screen says, as plain values: pure functions of the model."""

@@ -1,0 +1,1 @@
+"""The few widgets that draw what the views say."""

@@ -1,0 +1,39 @@
+"""Lines of a view, redrawn when they say something else."""
+
+from collections.abc import Callable
+
+from textual import events
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from mlxstack.tui.model import Model
+from mlxstack.tui.views.sheet import Line
+from mlxstack.tui.widgets.tones import content
+
+Draw = Callable[[Model, int], tuple[Line, ...]]
+
+
+class Lines(Static):
+    """Takes no room when there is nothing to say."""
+
+    model = reactive(Model(), repaint=False)
+
+    def __init__(self, draw: Draw, name: str) -> None:
+        super().__init__(id=name, markup=False)
+        self._draw_lines = draw
+        self._shown: tuple[Line, ...] | None = None
+
+    def watch_model(self) -> None:
+        """The model may say something new."""
+        self._redraw()
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Another width, other words."""
+        self._redraw()
+
+    def _redraw(self) -> None:
+        lines = self._draw_lines(self.model, self.app.size.width)
+        if lines != self._shown:
+            self._shown = lines
+            self.display = bool(lines)
+            self.update(content(lines))

@@ -1,0 +1,99 @@
+"""A heading, the table under it, and what is said when the table is empty."""
+
+from collections.abc import Callable
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from mlxstack.tui.deeds import Target
+from mlxstack.tui.model import Model
+from mlxstack.tui.views.sheet import Sheet, distinct
+from mlxstack.tui.widgets.table import Table
+from mlxstack.tui.widgets.tones import content
+
+Draw = Callable[[Model, int], Sheet]
+
+
+class Section(Vertical):
+    """`target` tells what its rows are, for the deeds that can be done to them."""
+
+    model = reactive(Model(), repaint=False)
+
+    class Chosen(Message):
+        """The cursor is on this thing; None when there is none."""
+
+        def __init__(self, target: Target, key: str | None) -> None:
+            super().__init__()
+            self.target = target
+            self.key = key
+
+    class Opened(Message):
+        """A person wants to see more of a row."""
+
+        def __init__(self, section: str, key: str) -> None:
+            super().__init__()
+            self.section = section
+            self.key = key
+
+    def __init__(self, draw: Draw, name: str, target: Target | None = None) -> None:
+        super().__init__(id=name)
+        self._draw_sheet = draw
+        self._target = target
+        self._shown: Sheet | None = None
+        self._chosen: str | None = None
+
+    def compose(self) -> ComposeResult:
+        """Heading, table, note."""
+        yield Static(classes="heading", markup=False)
+        yield Table()
+        yield Static(classes="note", markup=False)
+
+    def watch_model(self) -> None:
+        """The model may say something new."""
+        self._redraw()
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Another width, other columns."""
+        self._redraw()
+
+    def on_data_table_row_highlighted(self, event: Table.RowHighlighted) -> None:
+        """The cursor moved."""
+        event.stop()
+        self._choose()
+
+    def on_data_table_row_selected(self, event: Table.RowSelected) -> None:
+        """Enter, or a click on the row under the cursor."""
+        event.stop()
+        key = self.query_one(Table).chosen
+        if key is not None and self.id is not None:
+            self.post_message(self.Opened(self.id, key))
+
+    def _redraw(self) -> None:
+        width = self.size.width
+        if not (self.is_mounted and width):
+            return
+        sheet = distinct(self._draw_sheet(self.model, width))
+        if sheet == self._shown:
+            return
+        heading, note = self.query(Static)
+        if self._shown is None or sheet.title != self._shown.title:
+            heading.update(content((sheet.title,)))
+        note.update(sheet.note)
+        note.display = not sheet.rows and bool(sheet.note)
+        table = self.query_one(Table)
+        table.display = bool(sheet.rows)
+        table.show(sheet)
+        self._shown = sheet
+        if sheet.rows and self.screen.focused is None:
+            table.focus()
+        self._choose()
+
+    def _choose(self) -> None:
+        chosen = self.query_one(Table).chosen
+        if self._target is not None and chosen != self._chosen:
+            self._chosen = chosen
+            self.post_message(self.Chosen(self._target, chosen))

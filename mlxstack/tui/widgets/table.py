@@ -1,0 +1,74 @@
+"""A table that is patched, not rebuilt: only cells that changed are drawn again."""
+
+from typing import Any
+
+from rich.text import Text
+from textual.widgets import DataTable
+
+from mlxstack.tui.views.sheet import Cell, Column, Row, Sheet
+from mlxstack.tui.widgets.tones import text
+
+
+class Table(DataTable[Text]):
+    """Shows sheets; the cursor stays on the thing that it is on."""
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", zebra_stripes=False)
+        self._sheet = Sheet(title=())
+
+    def on_mount(self) -> None:
+        """Colours are part of the cells."""
+        self.app.theme_changed_signal.subscribe(self, self._repaint)
+
+    @property
+    def chosen(self) -> str | None:
+        """The key of the row under the cursor."""
+        rows = self._sheet.rows
+        return rows[self.cursor_row].key if 0 <= self.cursor_row < len(rows) else None
+
+    def show(self, sheet: Sheet) -> None:
+        """Become this sheet."""
+        before, self._sheet = self._sheet, sheet
+        if sheet.columns != before.columns:
+            self.clear(columns=True)
+            for i, column in enumerate(sheet.columns):
+                self.add_column(_head(column), width=column.width, key=str(i))
+            self._fill(sheet, self._key_at(before))
+        elif [row.key for row in sheet.rows] != [row.key for row in before.rows]:
+            key = self._key_at(before)
+            self.clear()
+            self._fill(sheet, key)
+        else:
+            for old, new in zip(before.rows, sheet.rows, strict=True):
+                self._patch(old, new)
+
+    def _key_at(self, sheet: Sheet) -> str | None:
+        row = self.cursor_row
+        return sheet.rows[row].key if 0 <= row < len(sheet.rows) else None
+
+    def _fill(self, sheet: Sheet, key: str | None) -> None:
+        for row in sheet.rows:
+            self.add_row(*self._texts(row), key=row.key)
+        keys = [row.key for row in sheet.rows]
+        if key in keys:
+            self.move_cursor(row=keys.index(key), scroll=False)
+
+    def _patch(self, old: Row, new: Row) -> None:
+        for i, (before, now) in enumerate(zip(old.cells, new.cells, strict=True)):
+            if before != now:
+                self.update_cell(new.key, str(i), self._text(i, now))
+
+    def _texts(self, row: Row) -> list[Text]:
+        return [self._text(i, cell) for i, cell in enumerate(row.cells)]
+
+    def _text(self, column: int, cell: Cell) -> Text:
+        return text(cell, self.app.theme_variables, self._sheet.columns[column].is_right)
+
+    def _repaint(self, _: Any) -> None:
+        for row in self._sheet.rows:
+            for i, cell in enumerate(row.cells):
+                self.update_cell(row.key, str(i), self._text(i, cell))
+
+
+def _head(column: Column) -> Text:
+    return Text(column.title, justify="right" if column.is_right else "left", no_wrap=True)

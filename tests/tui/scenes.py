@@ -1,0 +1,212 @@
+"""Four days in the life of a service, as tapes that are the same every time."""
+
+from collections.abc import Iterator
+from math import sin
+
+from msgspec.structs import replace
+
+from mlxstack.client import Lost
+from mlxstack.core.ask import Priority
+from mlxstack.core.event import Miss, Source
+from mlxstack.core.frame import (
+    AgentView,
+    CacheView,
+    Frame,
+    MissView,
+    PrefixView,
+    RequestView,
+    ServiceFacts,
+    StateView,
+    Sums,
+    TurnView,
+)
+from mlxstack.core.snapshot import AskState, Counters, SlotView, Snapshot, WaitingView
+from mlxstack.tui.feed import News
+
+NOON = 1_780_000_000.0
+GIB = 2**30
+MIB = 2**20
+
+# What a hostile or careless client may call itself.
+EVIL = "[red]rm -rf[/] \x1b[31m\u202eevil\n"
+
+FACTS = ServiceFacts(
+    model="qwen2.5-coder-14b",
+    architecture="qwen2",
+    preset="coder",
+    mode="code",
+    version="0.1.0",
+    health="ok",
+    uptime_s=8_000.0,
+    n_ctx=131_072,
+    max_waiting=64,
+    budget_bytes=round(12.8 * GIB),
+)
+
+DIVERGED = MissView(
+    reason="diverged",
+    at=1_312,
+    ask="chatcmpl-71c0",
+    agent="opencode-2",
+    age_s=41.0,
+    text_shared="You are a coding agent. Today is ",
+    text_cached="Tuesday, 14:02",
+    text_sent="Tuesday, 14:09",
+)
+
+PREFIXES = (
+    PrefixView("p1", "claude-code head", 19_840, 3_720 * MIB, 212, 7_900.0,
+               ("claude-main", "claude-sub-1", "claude-sub-2"), ("memory", "disk"), True),
+    PrefixView("p2", "opencode tools", 6_144, 1_152 * MIB, 88, 5_200.0,
+               ("opencode-1", "opencode-2"), ("memory",)),
+    PrefixView("p3", EVIL, 2_048, 384 * MIB, 3, 190.0, (EVIL,), ("disk",)),
+)  # fmt: skip
+
+CACHE = CacheView(
+    memory_bytes=round(9.6 * GIB),
+    memory_budget=round(12.8 * GIB),
+    disk_bytes=41 * GIB,
+    disk_budget=64 * GIB,
+    n_entries=318,
+    max_entries=1000,
+    n_evicted=27,
+    minute=Sums(14, 13, 402_000, 391_500, 163.0),
+    hour=Sums(611, 580, 17_900_000, 17_300_000, 7_210.0),
+    whole=Sums(1_204, 1_122, 33_600_000, 32_100_000, 13_400.0),
+    prefixes=PREFIXES,
+    misses=(DIVERGED, MissView("cold", None, "chatcmpl-70aa", "aider", 312.0)),
+)
+
+TURNS = tuple(
+    TurnView(
+        n_cached=0 if i == 0 else 19_000 + 900 * i,
+        n_computed=19_000 if i == 0 else 300 + 70 * (i % 5),
+        n_generated=120 + 35 * (i % 7),
+        ttft_s=8.1 if i == 0 else 0.21 + 0.02 * (i % 4),
+        age_s=1_900.0 - 140 * i,
+        reason="cold" if i == 0 else None,
+    )
+    for i in range(12)
+)
+
+AGENTS = (
+    AgentView("claude-main", "live", 0, Priority.HIGH, True, 31_204, 5_851 * MIB, 212, 6_100_000,
+              6_010_000, 48_200, 2_504.0, 0.0, None,
+              (StateView("qwen2.5-coder-14b", 31_204, 5_851 * MIB, "live"),
+               StateView("gpt-oss-20b", 12_800, 303 * MIB, "disk")), TURNS),
+    AgentView("opencode-2", "live", 1, Priority.NORMAL, False, 9_804, 1_838 * MIB, 88, 902_000,
+              811_000, 9_100, 338.0, 0.0, DIVERGED),
+    AgentView("aider", "parked", None, Priority.LOW, False, 5_120, 960 * MIB, 12, 61_000, 30_100,
+              3_700, 12.5, 1_261.0, MissView("cold")),
+    AgentView(EVIL, "disk", None, Priority.NORMAL, False, 2_048, 384 * MIB, 1, 2_048, 0, 96, 0.0,
+              90_061.0),
+)  # fmt: skip
+
+REQUESTS = (
+    RequestView("chatcmpl-71c4", "claude-main", 0, Source.SLOT, 30_911, 30_640, 293, 0.0, 0.118,
+                9.42, 0.131, 12.77, "eos", 3.0),
+    RequestView("chatcmpl-71c0", "opencode-2", 1, Source.PARKED, 9_804, 1_280, 188, 0.41, 3.551,
+                6.05, 3.97, 0.53, "eos", 41.0, DIVERGED),
+    RequestView("chatcmpl-71bb", None, 2, Source.NONE, 512, 0, 16, 12.0, 0.213, 0.5, 12.22, 0.0,
+                "cancelled", 77.0, MissView("cold")),
+    RequestView("chatcmpl-71b2", EVIL, 2, Source.NONE, 2_048, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                "failed", 126.0),
+)  # fmt: skip
+
+REFUSED = tuple(
+    RequestView(f"chatcmpl-72{i:02}", f"cron-{i}", n_prompt=4_000, ended="refused", age_s=i / 2)
+    for i in range(30)
+)
+
+SLOTS = (
+    SlotView(0, 131_072, AskState.RUNNING, "chatcmpl-71c5", "claude-main", 31_204, 31_040, 31_040,
+             30_911, 164, 3_932, 31.4, 5_851 * MIB, 0.0, True),
+    SlotView(1, 131_072, AskState.PREFILLING, "chatcmpl-71c6", "opencode-2", 6_912, 9_804, 6_912,
+             1_280, 0, 4_096, 0.0, 1_296 * MIB, 0.0, True, Miss("diverged", 1_312)),
+    SlotView(2, 131_072, AskState.COMPLETED, "chatcmpl-71b9", EVIL, 2_144, 2_048, 2_048, 0, 96, 0,
+             0.0, 402 * MIB, 184.0, True, Miss("cold")),
+)  # fmt: skip
+
+WAITING = (WaitingView("chatcmpl-71c7", "claude-sub-1", Priority.HIGH, 20_480, 1.8, 0),)
+
+BUSY_COUNTERS = Counters(
+    n_prompt_tokens=1_500_000,
+    n_cached_tokens=32_100_000,
+    n_generated_tokens=182_000,
+    n_model_calls=97_000,
+    n_decode_calls=95_200,
+    n_decode_rows=182_000,
+    n_asks=1_208,
+    n_completed=1_188,
+    n_cancelled=14,
+    n_failed=2,
+)
+
+
+def empty() -> tuple[News, ...]:
+    """Just loaded: nobody has come yet."""
+    slots = tuple(SlotView(i, 131_072) for i in range(3))
+    snapshot = Snapshot(slots=slots, active_bytes=8 * GIB)
+    facts = replace(FACTS, uptime_s=6.0)
+    cache = CacheView(memory_budget=FACTS.budget_bytes, disk_budget=64 * GIB, max_entries=1000)
+    return (Frame(NOON, facts, snapshot, 0.0, cache, (), ()),)
+
+
+def busy() -> tuple[News, ...]:
+    """Five minutes of work by three agents."""
+    return tuple(_working(Snapshot(
+        slots=SLOTS, waiting=WAITING, counters=BUSY_COUNTERS,
+        active_bytes=17 * GIB, kv_bytes=round(7.4 * GIB),
+    )))  # fmt: skip
+
+
+def overloaded() -> tuple[News, ...]:
+    """Every slot taken, a long queue, no memory left, and the first refusals."""
+    slots = tuple(
+        replace(view, id=i, state=AskState.RUNNING, n_tokens=128_000, n_cached=0, tps=4.2)
+        for i, view in enumerate(SLOTS)
+    )
+    waiting = tuple(
+        WaitingView(f"chatcmpl-8{i:03}", f"cron-{i}", Priority(i % 3), 4_000 * i, 90.0 - i)
+        for i in range(1, 65)
+    )
+    counters = replace(BUSY_COUNTERS, n_refused=41)
+    snapshot = Snapshot(
+        slots=slots,
+        waiting=waiting,
+        counters=counters,
+        active_bytes=29 * GIB,
+        kv_bytes=round(12.7 * GIB),
+        is_batching=False,
+        why_not_batching="the self-check found other tokens in a batch than alone",
+    )
+    cache = replace(CACHE, memory_bytes=round(12.7 * GIB), disk_bytes=63 * GIB, n_evicted=4_211)
+    frames = _working(snapshot)
+    return tuple(replace(one, cache=cache, requests=REFUSED + REQUESTS) for one in frames)
+
+
+def disconnected() -> tuple[News, ...]:
+    """The service went away in the middle of its work."""
+    return (*busy(), Lost("no answer from http://127.0.0.1:7109 (connection refused)", 0.8))
+
+
+def silent() -> tuple[News, ...]:
+    """A service that has no sections beside its slots."""
+    return tuple(
+        replace(one, cache=None, agents=None, requests=None)
+        for one in busy()
+        if isinstance(one, Frame)
+    )
+
+
+def _working(last: Snapshot) -> Iterator[Frame]:
+    """Frames up to `last`, with waves of prefill on a stream of generated tokens."""
+    n_prompt = last.counters.n_prompt_tokens - 300 * 620
+    n_generated = last.counters.n_generated_tokens - 300 * 48
+    for second in range(301):
+        n_prompt += max(0, round(900 * sin(second / 17))) if second else 0
+        n_generated += round(38 + 12 * sin(second / 5)) if second else 0
+        now = replace(last.counters, n_prompt_tokens=n_prompt, n_generated_tokens=n_generated)
+        facts = replace(FACTS, uptime_s=FACTS.uptime_s + second)
+        snapshot = replace(last, at=500.0 + second, turn=second, counters=now)
+        yield Frame(NOON + second, facts, snapshot, 0.02, CACHE, AGENTS, REQUESTS)

@@ -1,0 +1,278 @@
+"""The dashboard beside a real service: attach, see, act, lose it, find it again, leave."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import structs
+from prometheus_client.parser import text_string_to_metric_families
+from textual.pilot import Pilot
+
+from mlxstack.client import Client
+from mlxstack.core.frame import Sums
+from mlxstack.core.preset import ServerSpec
+from mlxstack.tui.app import Dashboard
+from mlxstack.tui.feed import LiveFeed
+from mlxstack.tui.model import LinkState
+from mlxstack.tui.plain import pages
+from mlxstack.tui.theme import Look
+from mlxstack.tui.views.overview import totals
+from mlxstack.tui.widgets.table import Table
+from tests.api.running import Running, running, tiny_preset
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+HELLO = [{"role": "user", "content": "tell me a very long story about a slot"}]
+AGENT = "claude:main.1"
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny model lives."""
+    return tmp_path_factory.mktemp("model") / "tiny"
+
+
+@pytest.fixture(scope="module")
+def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A running service with three slots."""
+    with running(tiny_preset(model_folder), tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@asynccontextmanager
+async def watching(url: str, key: str | None = None) -> AsyncIterator[Pilot[Any]]:
+    """A dashboard attached to it, with its first frame."""
+    async with Client(url, key) as client:
+        app = Dashboard(LiveFeed(client), client, Look())
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: board(pilot).model.has_frame)
+            yield pilot
+
+
+def board(pilot: Pilot[Any]) -> Dashboard:
+    assert isinstance(pilot.app, Dashboard)
+    return pilot.app
+
+
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool], patience_s: float = 20.0) -> None:
+    """Wait for it; nobody presses a key."""
+    async with asyncio.timeout(patience_s):
+        while not is_so():
+            await asyncio.sleep(0.02)
+            await pilot.pause()
+
+
+def cells(pilot: Pilot[Any], slot: int) -> list[str]:
+    """The row of a slot as a person sees it."""
+    table = pilot.app.screen.query(Table).first()
+    return [text.plain for text in table.get_row(str(slot))] if table.row_count else []
+
+
+async def talk(url: str, **more: Any) -> None:
+    async with Client(url) as client:
+        await client.chat(HELLO, temperature=0, **more)
+
+
+async def test_h2_a_row_changes_by_itself_while_a_slot_decodes(live: Running) -> None:
+    async with watching(live.url) as pilot:
+        talking = asyncio.create_task(
+            talk(live.url, max_tokens=900, ignore_eos=True, id_slot=1, session_id=AGENT)
+        )
+        seen: list[list[str]] = []
+        async with asyncio.timeout(30):
+            while not talking.done():
+                await asyncio.sleep(0.05)
+                row = cells(pilot, 1)
+                if row[2:3] == ["running"] and row not in seen:
+                    seen.append(row)
+        await talking
+        assert len(seen) >= 2, seen
+        assert {row[1] for row in seen} == {AGENT}
+        assert float(seen[-1][4]) > 0
+        await until(pilot, lambda: cells(pilot, 1)[2] == "idle")
+
+
+async def test_h3_what_is_shown_is_what_metrics_and_slots_say(live: Running) -> None:
+    await talk(live.url, max_tokens=12, id_slot=0)
+    await talk(live.url, max_tokens=12, id_slot=0)
+    async with watching(live.url) as pilot, httpx.AsyncClient(base_url=live.url) as http:
+        app = board(pilot)
+        metrics = numbers((await http.get("/metrics")).text)
+        slots = (await http.get("/slots")).json()
+        now = app.model.frame.snapshot.counters
+        assert metrics["llamacpp:prompt_tokens"] == now.n_prompt_tokens
+        assert metrics["llamacpp:prompt_tokens_cached"] == now.n_cached_tokens > 0
+        assert metrics["llamacpp:tokens_predicted"] == now.n_generated_tokens
+        assert metrics["mlxstack_requests_completed"] == now.n_completed
+        assert metrics["mlxstack_kv_bytes"] == app.model.frame.snapshot.kv_bytes
+        told = "".join(cell.text for cell in totals(app.model, 80)[0])
+        assert f"out {int(metrics['llamacpp:tokens_predicted'])} " in told
+        for slot in slots:
+            row = cells(pilot, slot["id"])
+            assert row[3].partition(" ")[2].startswith(f"{slot['n_tokens']}/")
+            assert row[2] == ("idle" if slot["n_tokens"] else "empty")
+
+
+def numbers(text: str) -> dict[str, float]:
+    return {
+        family.name: family.samples[0].value
+        for family in text_string_to_metric_families(text)
+        if family.samples
+    }
+
+
+async def test_h3_cache_and_requests_are_what_the_service_says(live: Running) -> None:
+    await talk(live.url, max_tokens=4)
+    await talk(live.url, max_tokens=4)
+    async with watching(live.url) as pilot, httpx.AsyncClient(base_url=live.url) as http:
+        app = board(pilot)
+        said = (await http.get("/cache")).json()
+        n_requests = said["whole"]["n_requests"]
+        await until(pilot, lambda: whole_of(app).n_requests == n_requests > 1)
+        cache, sums = app.model.frame.cache, whole_of(app)
+        assert cache is not None
+        assert (cache.memory_budget, cache.n_entries) == (said["memory_budget"], said["n_entries"])
+        assert (sums.n_hits, sums.n_cached) == (said["whole"]["n_hits"], said["whole"]["n_cached"])
+        metrics = numbers((await http.get("/metrics")).text)
+        assert sums.n_cached == metrics["llamacpp:prompt_tokens_cached"]
+        await pilot.press("4")
+        shown = [row.value for row in app.screen.query(Table).first().rows]
+        assert shown[:50] == [one["id"] for one in (await http.get("/requests")).json()][:50]
+
+
+def whole_of(app: Dashboard) -> Sums:
+    cache = app.model.frame.cache
+    return cache.whole if cache else Sums()
+
+
+async def test_h4_save_erase_and_restore_reach_the_service(live: Running) -> None:
+    await talk(live.url, max_tokens=12, id_slot=2)
+    async with watching(live.url) as pilot:
+        app = board(pilot)
+        n_tokens = app.model.frame.snapshot.slots[2].n_tokens
+        assert n_tokens > 0
+        await pilot.press("down", "down", "s")
+        await pilot.press("ctrl+u", *"mine.kv", "enter")
+        await until(pilot, lambda: said(app, f"slot 2: {n_tokens} tokens saved to mine.kv"))
+        await pilot.press("e", "y")
+        await until(pilot, lambda: cells(pilot, 2)[2] == "empty")
+        await pilot.press("r")
+        await pilot.press("ctrl+u", *"mine.kv", "enter")
+        await until(pilot, lambda: cells(pilot, 2)[3].endswith(f" {n_tokens}/1.0k"))
+        await pilot.press("r")
+        await pilot.press("ctrl+u", *"none.kv", "enter")
+        await until(pilot, lambda: said(app, "none.kv"))
+
+
+def said(app: Dashboard, words: str) -> bool:
+    return any(words in one.message for one in app._notifications)
+
+
+async def test_h1_leaving_does_not_touch_the_service(live: Running) -> None:
+    talking = asyncio.create_task(talk(live.url, max_tokens=300, ignore_eos=True))
+    async with watching(live.url) as pilot:
+        await pilot.press("q")
+    await talking
+    async with Client(live.url) as client:
+        assert (await client.health()).is_ready
+
+
+async def test_h5_a_banner_while_it_is_away_and_none_when_it_is_back(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with running(tiny_preset(model_folder), tmp_path) as first:
+        port = int(first.url.rpartition(":")[2])
+        stack = watching(first.url)
+        pilot = await stack.__aenter__()
+    app = board(pilot)
+    try:
+        await until(pilot, lambda: app.model.link.state is LinkState.LOST)
+        banner = app.screen.query_one("#banner")
+        await until(pilot, lambda: bool(banner.display))
+        assert cells(pilot, 0)[2] == "empty"
+        preset = tiny_preset(model_folder)
+        again = structs.replace(preset, server=ServerSpec(port=port))
+        with running(again, tmp_path):
+            await until(pilot, lambda: app.model.link.state is LinkState.LIVE)
+            await until(pilot, lambda: not banner.display)
+            assert app.model.frame.service.uptime_s < 30
+    finally:
+        await stack.__aexit__(None, None, None)
+
+
+async def test_a_wrong_key_is_told_in_the_banner(model_folder: Path, tmp_path: Path) -> None:
+    preset = structs.replace(
+        tiny_preset(model_folder), server=ServerSpec(port=0, api_keys=("right",))
+    )
+    with running(preset, tmp_path) as found:
+        async with watching(found.url, "right") as pilot:
+            assert board(pilot).model.link.state is LinkState.LIVE
+        async with Client(found.url, "wrong") as client:
+            feed = LiveFeed(client).news()
+            first = await anext(feed)
+            await feed.aclose()
+        assert "Invalid API Key" in str(first)
+
+
+async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    async def listen(url: str) -> None:
+        with suppress(httpx.RemoteProtocolError):
+            async with (
+                httpx.AsyncClient(timeout=30) as http,
+                http.stream("GET", f"{url}/events") as answer,
+            ):
+                assert answer.headers["content-type"].startswith("text/event-stream")
+                async for line in answer.aiter_lines():
+                    lines.append(line)  # noqa: PERF401 (the test looks at it meanwhile)
+                ended.set_result("cleanly")
+
+    with running(tiny_preset(model_folder), tmp_path) as found:
+        listening = asyncio.create_task(listen(found.url))
+        await asyncio.sleep(3.2)
+        n_frames = sum(line == "event: frame" for line in lines)
+        assert 2 <= n_frames <= 5
+        assert lines.count(": ping") >= n_frames
+        began = loop.time()
+        leave(found)
+        await asyncio.wait_for(listening, 10)
+    assert ended.done()
+    assert loop.time() - began < 8
+
+
+def leave(found: Running) -> None:
+    """What SIGTERM does first: the service stops, its feeds end."""
+    future = asyncio.run_coroutine_threadsafe(found.service.stop(1.0), found.loop)
+    del future
+
+
+async def test_status_watch_prints_the_same(live: Running) -> None:
+    async with Client(live.url) as client:
+        async for page in pages(LiveFeed(client), 100, every_s=1.0):
+            assert "tiny" in page
+            assert "Slots" in page
+            assert page.isprintable() or all(line.isprintable() for line in page.split("\n"))
+            break
+
+
+async def test_at_most_four_frames_per_second_under_load(live: Running) -> None:
+    ats = []
+    talking = asyncio.create_task(talk(live.url, max_tokens=900, ignore_eos=True))
+    async with Client(live.url) as client:
+        async for news in LiveFeed(client).news():
+            frame: Any = news
+            ats.append(frame.at)
+            if len(ats) == 6 or talking.done():
+                break
+    await talking
+    assert all(later - sooner >= 0.25 for sooner, later in pairwise(ats))

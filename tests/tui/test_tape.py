@@ -1,0 +1,62 @@
+"""Tapes: what was recorded is what is replayed."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mlxstack.client import Lost
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.frame import Frame
+from mlxstack.tui.feed import frame_in
+from mlxstack.tui.tape import Recording, TapeFeed, ended, new_tape, read_tape
+from tests.tui import scenes
+
+TAPE = Path(__file__).parent / "tapes" / "demo.jsonl"
+
+
+async def test_a_recording_is_its_feed(tmp_path: Path) -> None:
+    path = tmp_path / "one.tape"
+    with new_tape(path) as file:
+        passed = [one async for one in Recording(TapeFeed("x", scenes.disconnected()), file).news()]
+    assert tuple(passed) == scenes.disconnected() == read_tape(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_real_tape_can_be_read_and_holds_a_restart() -> None:
+    tape = read_tape(TAPE)
+    assert sum(isinstance(one, Lost) for one in tape) >= 2
+    assert any(isinstance(one, Frame) and one.snapshot.waiting for one in tape)
+    assert isinstance(ended(tape)[-1], Lost)
+
+
+@pytest.mark.parametrize("content", [b"nonsense\n", b'{"frame": 3}\n', b"\xff\xfe\n", b"[1]\n"])
+def test_what_is_no_tape_is_refused_with_its_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.tape"
+    path.write_bytes(b'{"lost": "x"}\n' + content)
+    with pytest.raises(BadRequest, match=r"bad\.tape is not a tape: line 2"):
+        read_tape(path)
+
+
+async def test_speed_divides_the_pauses() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    tape = (Frame(at=10.0), Lost("x", 0.1), Frame(at=12.0))
+    assert [one async for one in TapeFeed("x", tape, speed=40.0).news()] == list(tape)
+    assert 0.04 <= loop.time() - began < 1.5
+
+
+def test_frames_of_newer_services_are_read_and_garbage_is_told() -> None:
+    newer = b'{"at": 5.0, "weather": "fine", "service": {"model": "m", "mood": "good"}}'
+    frame = frame_in(newer)
+    assert isinstance(frame, Frame)
+    assert frame.service.model == "m"
+    for garbage in (b"", b"\xff", b'{"at": "noon"}', b'{"snapshot": {"slots": [{}]}}'):
+        assert isinstance(frame_in(garbage), Lost)
+
+
+def test_a_frame_survives_its_own_encoding() -> None:
+    frame = scenes.busy()[-1]
+    assert frame_in(msgspec.json.encode(frame)) == frame

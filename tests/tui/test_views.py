@@ -1,0 +1,173 @@
+"""What the screens say, without drawing them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.core.frame import CacheView, Frame, TurnView
+from mlxstack.tui.model import Model, fold
+from mlxstack.tui.plain import page
+from mlxstack.tui.views import agents, cache, overview, requests
+from mlxstack.tui.views.figures import (
+    bar,
+    of_size,
+    plot,
+    printable,
+    rate,
+    share,
+    short_time,
+    size,
+    span,
+    tokens,
+)
+from mlxstack.tui.views.sheet import Sheet
+from tests.tui import scenes
+
+
+def seen(tape: tuple[object, ...]) -> Model:
+    model = Model()
+    for news in tape:
+        model = fold(model, news)  # type: ignore[arg-type]
+    return model
+
+
+def texts(sheet: Sheet) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in sheet.rows]
+
+
+@pytest.mark.parametrize(
+    ("given_", "wanted"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (99_940, "99.9k"), (131_072, "131k"), (3.2e6, "3.2M")],
+)
+def test_tokens_are_short(given_: int, wanted: str) -> None:
+    assert tokens(given_) == wanted
+
+
+def test_figures_are_short_and_honest() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 2**30 * 12.8)] == [
+        "0 B", "1023 B", "1.0 KiB", "12.8 GiB",
+    ]  # fmt: skip
+    assert of_size(2**30 * 7.4, 2**30 * 12.8) == "7.4/12.8 GiB"
+    assert of_size(2**20 * 45, 2**30) == "45.0 MiB/1.0 GiB"
+    assert [span(s) for s in (0, 59.9, 60, 3720, 90_000)] == [
+        "0s",
+        "59s",
+        "1m00s",
+        "1h02m",
+        "1d01h",
+    ]
+    assert [short_time(s) for s in (0.0031, 1.24, 12.44, 75)] == ["3ms", "1.24s", "12.4s", "1m15s"]
+    assert [share(a, b) for a, b in ((999, 1000), (1000, 1000), (0, 0))] == ["99%", "100%", "-"]
+    assert [rate(r) for r in (0, 4.21, 99.9, 1234)] == ["0.0", "4.2", "99.9", "1.2k"]
+
+
+@given(st.floats(0, 1e12), st.floats(0, 1e12), st.integers(1, 60))
+def test_a_bar_has_its_width_and_shows_its_part(part: float, whole: float, width: int) -> None:
+    drawn = bar(part, whole, width)
+    assert len(drawn) == width
+    assert (drawn == "█" * width) or part < whole or not whole
+
+
+@given(st.lists(st.none() | st.floats(0, 1e6), max_size=80), st.integers(1, 12))
+def test_a_plot_has_its_size_and_a_floor_where_something_was_seen(
+    values: list[float | None], height: int
+) -> None:
+    lines = plot(tuple(values), height)
+    assert [len(line) for line in lines] == [len(values)] * height
+    assert [c == " " for c in lines[-1]] == [value is None for value in values]
+    if any(values):
+        assert "█" in lines[0]
+
+
+@given(st.text())
+def test_h6_no_name_can_hold_a_control_character(name: str) -> None:
+    shown = printable(name)
+    assert shown.isprintable()
+    assert len(printable(name, 8)) <= 8
+
+
+def test_h6_markup_and_escapes_are_spelled_out() -> None:
+    assert printable(scenes.EVIL) == r"[red]rm -rf[/] \x1b[31m\u202eevil\n"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("scene", [scenes.busy, scenes.overloaded, scenes.disconnected])
+def test_h6_plain_text_holds_no_control_character(scene: object, width: int) -> None:
+    for line in page(seen(scene()), width).split("\n"):  # type: ignore[operator]
+        assert line.isprintable()
+
+
+def test_sections_that_are_not_reported_say_so() -> None:
+    model = seen(scenes.silent())
+    for sheet in (cache.rates, cache.prefixes, cache.misses):
+        assert "does not report its prefix cache yet" in sheet(model, 80).note
+    assert "does not report its agents yet" in agents.agents(model, 80).note
+    assert "does not report its finished requests yet" in requests.requests(model, 80).note
+
+
+def test_empty_sections_are_not_unreported_ones() -> None:
+    model = seen(scenes.empty())
+    assert cache.prefixes(model, 80).note == "Nothing is kept yet."
+    assert agents.agents(model, 80).note == "No agent has come by yet."
+    assert requests.requests(model, 80).note == "No request has finished yet."
+
+
+def test_a_cache_that_is_off_says_how_to_switch_it_on() -> None:
+    model = seen((Frame(at=1.0, cache=CacheView(is_enabled=False)),))
+    assert "prefix_cache.enabled" in cache.prefixes(model, 80).note
+    assert cache.budget(model, 80) == ()
+
+
+def test_h2_slots_tell_state_fill_progress_speed_and_age() -> None:
+    model = seen(scenes.busy())
+    running, prefilling, idle = texts(overview.slots(model, 80))
+    assert running[:3] == ["0", "* claude-main", "running"]
+    assert running[3].endswith("31.2k/131k")
+    assert running[4:] == ["31.4", "99%", "-"]
+    assert prefilling[2] == "prefill 70%"
+    assert (idle[2], idle[6]) == ("idle", "3m04s")
+
+
+def test_ages_grow_while_the_snapshot_rests() -> None:
+    last = seen(scenes.busy()).frame
+    older = Model(frame=Frame(at=last.at, snapshot=last.snapshot, snapshot_age_s=60.0))
+    assert texts(overview.slots(older, 80))[2][6] == "4m04s"
+    assert texts(overview.queue(older, 80))[0][4] == "1m01s"
+
+
+def test_h3_hit_rates_are_those_of_the_frame() -> None:
+    minute, hour, whole = texts(cache.rates(seen(scenes.busy()), 80))
+    assert minute == ["last minute", "14", "92%", "402k", "392k", "97%", "2m43s"]
+    assert (hour[1], whole[1]) == ("611", "1.2k")
+
+
+def test_z10_a_miss_shows_the_place_and_the_text_around_it() -> None:
+    told = "\n".join("".join(c.text for c in line) for line in requests.why(scenes.REQUESTS[1]))
+    assert "diverged, at token 1312" in told
+    assert "Tuesday, 14:02" in told
+    assert "Tuesday, 14:09" in told
+    assert "x-mlx-stack-cache-prefix-tokens: 1280" in told
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(3, 80))
+def test_turn_bars_fit_and_show_all_that_happened(a: int, b: int, c: int, width: int) -> None:
+    drawn = agents.turn_bar(TurnView(a, b, c), a + b + c, width)
+    assert len(drawn) <= width
+    signs = ((a, agents.REUSED), (b, agents.COMPUTED), (c, agents.GENERATED))
+    assert [sign in drawn for _, sign in signs] == [n > 0 for n, _ in signs]
+
+
+def test_columns_fill_the_width_and_no_more() -> None:
+    model = seen(scenes.busy())
+    sheets = (
+        overview.slots, overview.queue, cache.rates, cache.prefixes, cache.misses,
+        agents.agents, requests.requests,
+    )  # fmt: skip
+    for width in (80, 112, 120, 200):
+        for draw in sheets:
+            assert sum(c.width + 2 for c in draw(model, width).columns) <= width, (draw, width)
+
+
+def test_a_service_that_cannot_batch_says_why() -> None:
+    lines = overview.health(seen(scenes.overloaded()), 80)
+    assert "the self-check found" in lines[1][0].text
