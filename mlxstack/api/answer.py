@@ -1,7 +1,7 @@
 """From admitted requests to their response: whole unless the client leaves, or as a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -42,6 +42,11 @@ async def answer_stream(service: Service, order: Order, frames: Frames) -> Strea
     first = await anext(parts)
     headers = cache_headers(order.ask, first, saved_s(service.engine.snapshot(), first))
     return streamed(frames(first, parts), headers)
+
+
+def later(service: Service, orders: Iterable[Order]) -> list[Parts]:
+    """Replies that begin while another one streams already."""
+    return [reply(service, order, BEAT_S, BEAT_S) for order in orders]
 
 
 async def _all(service: Service, orders: tuple[Order, ...]) -> tuple[Reply, ...]:

@@ -9,18 +9,23 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
+from mlxstack.api.anthropic import routes as anthropic
+from mlxstack.api.described import documented
 from mlxstack.api.leaving import Gone
 from mlxstack.api.native import cache, completion, events, slots, status, words
 from mlxstack.api.native.metrics import metrics_route
 from mlxstack.api.openai import completions, embeddings, models, routes
+from mlxstack.api.openai.responses import routes as responses
 from mlxstack.api.request_id import name_response
 from mlxstack.service.service import Service
 
 ROUTES = (
     *routes.ROUTES,
     *completions.ROUTES,
+    *responses.ROUTES,
     *models.ROUTES,
     *embeddings.ROUTES,
+    *anthropic.ROUTES,
     *status.ROUTES,
     *events.ROUTES,
     *slots.ROUTES,
@@ -37,7 +42,7 @@ def create_app(service: Service) -> Litestar:
     """Every door of the service. The service itself is started and stopped by its owner."""
     server = service.preset.server
     return Litestar(
-        route_handlers=[*ROUTES, metrics_route(service)],
+        route_handlers=[documented(route) for route in (*ROUTES, metrics_route(service))],
         dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
         guards=[
             guards.host_guard(server),

@@ -1,9 +1,63 @@
-"""What OpenAPI cannot read off a handler that answers either whole or as a stream."""
+"""What OpenAPI cannot read off a handler: streams beside whole answers, and our errors."""
 
+from dataclasses import dataclass
+from typing import Any
+
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import ResponseSpec
+from litestar.openapi.spec import (
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    OpenAPIType,
+    Operation,
+    Schema,
+)
+
+EITHER = "The whole answer; with `stream: true`, server-sent events instead."
+EVENTS = "text/event-stream"
+
+TEXT = Schema(type=OpenAPIType.STRING)
+EVENT = Schema(
+    type=OpenAPIType.OBJECT, required=["data"], properties={"event": TEXT, "data": TEXT}
+)
+# What the envelopes of all dialects have in common.
+PROBLEM = Schema(
+    type=OpenAPIType.OBJECT,
+    required=["error"],
+    properties={
+        "error": Schema(
+            type=OpenAPIType.OBJECT,
+            required=["message", "type"],
+            properties={"message": TEXT, "type": TEXT},
+        )
+    },
+)
 
 
-def described(whole: type[object]) -> dict[int, ResponseSpec]:
+@dataclass
+class Described(Operation):
+    """An operation with the errors as they are sent, and with the stream where there is one."""
+
+    def __post_init__(self) -> None:
+        """Corrects what Litestar assumed."""
+        responses = self.responses or {}
+        problem = {"application/json": OpenAPIMediaType(schema=PROBLEM)}
+        for status in ("400", "default"):
+            responses[status] = OpenAPIResponse(
+                description="What went wrong, in the words of the dialect", content=problem
+            )
+        whole = responses.get("200")
+        if isinstance(whole, OpenAPIResponse) and whole.description == EITHER and whole.content:
+            whole.content[EVENTS] = OpenAPIMediaType(schema=EVENT)
+        self.responses = responses
+
+
+def described(whole: Any) -> dict[int, ResponseSpec]:
     """The shape of the whole answer; a stream carries pieces of the same."""
-    words = "The whole answer; with `stream: true`, server-sent events instead."
-    return {200: ResponseSpec(data_container=whole, description=words)}
+    return {200: ResponseSpec(data_container=whole, description=EITHER, generate_examples=False)}
+
+
+def documented(handler: HTTPRouteHandler) -> HTTPRouteHandler:
+    """The handler, whose operation is described so."""
+    handler.operation_class = Described
+    return handler

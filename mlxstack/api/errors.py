@@ -1,6 +1,7 @@
 """One table from the errors of the house to the statuses and words of each dialect."""
 
 import logging
+import math
 import re
 from enum import Enum
 from typing import Any
@@ -116,7 +117,7 @@ def body(error: errors.StackError, of: Dialect, request: str) -> dict[str, Any]:
 def headers(error: errors.StackError) -> dict[str, str]:
     """When, and whether, to come again."""
     if isinstance(error, errors.Busy):
-        return {"retry-after": str(max(1, round(error.retry_after)))}
+        return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
     if isinstance(error, errors.Loading):
         return {"retry-after": str(LOADING_RETRY_S)}
     return {"x-should-retry": "false"} if row(error).status >= 500 else {}

@@ -1,10 +1,12 @@
 """The body fields that every generating dialect of OpenAI and llama-server shares."""
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
+from mlxstack.api.hints import hint
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import MAX_TOP_LOGPROBS, Options, Wish
 
@@ -15,7 +17,14 @@ LogitBias = dict[str, float | bool] | list[list[Any]]
 
 
 class Fields(Struct, kw_only=True):
-    """Unknown fields are ignored; every field may be absent or null."""
+    """Unknown fields are ignored; every field may be absent or null.
+
+    `limits` are the fields that bound the answer, the first one given counts; `least` is the
+    smallest bound.
+    """
+
+    limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_tokens")
+    least: ClassVar[int] = 1
 
     model: str | None = None
     stream: bool | None = None
@@ -43,9 +52,14 @@ class Fields(Struct, kw_only=True):
     cache_salt: str | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    prompt_cache_key: Any = None
+    user: Any = None
+    metadata: Any = None
 
 
-def options(body: Fields, ask: str, n_logprobs: int | None) -> Options:
+def options(
+    body: Fields, ask: str, n_logprobs: int | None, headers: Mapping[str, str] | None = None
+) -> Options:
     """What the body wants. Raises BadRequest with the name of the field that cannot work."""
     return Options(
         id=ask,
@@ -55,6 +69,7 @@ def options(body: Fields, ask: str, n_logprobs: int | None) -> Options:
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         agent=_agent(body),
+        hint=hint(headers or {}, body.prompt_cache_key, _user(body)),
         use_cache=body.cache_prompt is not False,
         has_progress=bool(body.return_progress),
         salt=body.cache_salt or "",
@@ -62,18 +77,20 @@ def options(body: Fields, ask: str, n_logprobs: int | None) -> Options:
 
 
 def limit(body: Fields) -> int | None:
-    """`n_predict` before `max_tokens`; -1 is no limit."""
-    name = "max_tokens" if body.n_predict is None else "n_predict"
-    wanted = body.max_tokens if body.n_predict is None else body.n_predict
-    if wanted is None or wanted == -1:
+    """Tokens of the answer, None for no limit, which -1 stands for. Raises BadRequest."""
+    name = next((name for name in body.limits if getattr(body, name) is not None), None)
+    wanted: int = -1 if name is None else getattr(body, name)
+    if wanted == -1:
         return None
-    if wanted < 1:
-        raise BadRequest(f"{name} is {wanted}; it must be at least 1, or -1 for no limit", name)
+    if wanted < body.least:
+        raise BadRequest(
+            f"{name} is {wanted}; it must be at least {body.least}, or -1 for no limit", name
+        )
     return wanted
 
 
 def only_one(n: int | None) -> None:
-    """Raises BadRequest for a wish that this service does not serve yet."""
+    """Raises BadRequest where an answer has one choice."""
     if n not in (None, 1):
         raise BadRequest(f"n is {n}; one choice per request is served", "n")
 
@@ -127,6 +144,12 @@ def _agent(body: Fields) -> str | None:
     if agent is not None and not AGENT_ID.fullmatch(agent):
         raise BadRequest(f"{name} must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -", name)
     return agent
+
+
+def _user(body: Fields) -> Any:
+    """OpenAI's name for whoever asks, or Anthropic's."""
+    owner = body.metadata.get("user_id") if isinstance(body.metadata, dict) else None
+    return body.user if owner is None else owner
 
 
 def _bias(bias: LogitBias | None) -> tuple[tuple[int, float], ...]:

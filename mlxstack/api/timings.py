@@ -1,9 +1,12 @@
 """llama-server's `timings` and OpenAI's `usage` of one piece of work."""
 
+from collections.abc import Callable, Sequence
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.event import Work
-from mlxstack.service.parts import Ended
+from mlxstack.service.parts import Content, Ended, Part, Reasoning, Started
 
 
 class Timings(Struct, frozen=True):
@@ -59,15 +62,48 @@ def timings(work: Work) -> Timings:
     )
 
 
-def usage(ended: tuple[Ended, ...]) -> Usage:
-    """The sum over the choices of one answer."""
-    n_prompt = sum(one.work.n_prompt for one in ended)
+class Stopwatch:
+    """Timings of a reply that is not over yet, as they look from the door."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._work = Work()
+        self._began = self._first = clock()
+
+    def hear(self, part: Part) -> None:
+        """Count what a part brings."""
+        now = self._clock()
+        match part:
+            case Started():
+                self._began = now
+                self._work = Work(n_prompt=part.n_prompt, n_cached=part.n_cached)
+            case Reasoning() | Content():
+                self._first = self._first if self._work.n_generated else now
+                self._work = replace(
+                    self._work,
+                    n_generated=self._work.n_generated + len(part.notes),
+                    prefill_s=max(0.0, self._first - self._began),
+                    decode_s=now - self._first,
+                )
+
+    def timings(self) -> Timings:
+        """What has been done so far."""
+        return timings(self._work)
+
+
+def usage(ended: Sequence[Ended], n_choices: int = 1) -> Usage:
+    """The sum over the choices of one answer, in which each prompt has `n_choices` of them.
+
+    As OpenAI counts, a prompt counts once and every completion counts.
+    """
+    prompts = [one.work for one in ended[::n_choices]]
+    n_prompt = sum(work.n_prompt for work in prompts)
     n_generated = sum(one.work.n_generated for one in ended)
     return Usage(
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
-        prompt_tokens_details=Cached(sum(one.work.n_cached for one in ended)),
+        prompt_tokens_details=Cached(sum(work.n_cached for work in prompts)),
         completion_tokens_details=Thought(sum(one.n_reasoning for one in ended)),
     )
 

@@ -7,6 +7,7 @@ import typer
 
 from mlxstack import __version__
 from mlxstack.cli import (
+    bench,
     cache,
     doctor,
     down,
@@ -19,6 +20,7 @@ from mlxstack.cli import (
     serve,
     slots,
     status,
+    tui,
     up,
 )
 from mlxstack.cli.exits import Exit, exit_of
@@ -66,6 +68,8 @@ app.command("spec")(plan.spec)
 app.command("install")(install.install)
 app.command("uninstall")(install.uninstall)
 app.command("doctor")(doctor.doctor)
+app.command("tui")(tui.tui)
+app.command("bench")(bench.bench)
 app.add_typer(mode.app, name="mode")
 app.add_typer(slots.app, name="slots")
 app.add_typer(cache.app, name="cache")

@@ -1,10 +1,11 @@
 """`status` and `ps`: which services there are, and how they do."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxstack.cli import tui
 from mlxstack.cli.exits import Exit
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
@@ -13,11 +14,18 @@ if TYPE_CHECKING:
     from mlxstack.cli.survey import Survey
 
 
-def status(json: Json = False) -> None:
+Watch = Annotated[bool, typer.Option("--watch", help="The running service again and again.")]
+WATCH_S = 2.0
+
+
+def status(json: Json = False, watch: Watch = False) -> None:
     """Show the machine and every service: healthy, degraded, down, crashed or stopped.
 
     The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
     """
+    if watch:
+        tui.watch(None, None, None, WATCH_S)
+        return
     from mlxstack.cli.survey import survey
     from mlxstack.host.paths import home_from
 

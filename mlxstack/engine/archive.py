@@ -17,8 +17,9 @@ from mlxstack.core.ports import Blob, Manifest, Shelf, Vault
 from mlxstack.engine import segments
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.kv_file import blob_of, check_cover, parents_first, part_of, record_of
-from mlxstack.engine.memory import Memory, Shelved
+from mlxstack.engine.memory import Memory
 from mlxstack.engine.segments import Segment
+from mlxstack.engine.shelving import Shelved, Shelving
 from mlxstack.policy import records
 from mlxstack.store.writer import Writer
 
@@ -43,6 +44,7 @@ class Archive:
     def __init__(
         self, vault: Vault, shelf: Shelf, memory: Memory, identity: str, post: Post
     ) -> None:
+        self.shelving = Shelving(memory)
         self._vault = vault
         self._shelf = shelf
         self._memory = memory
@@ -145,13 +147,13 @@ class Archive:
         self._reader.shutdown(wait=True)
 
     def _shelve(self, context: Context) -> Shelved:
-        shelved = self._memory.shelve(context, time.monotonic())
+        shelved = self.shelving.shelve(context, time.monotonic())
         lost = [k for k in (*shelved.segments, *shelved.checkpoints) if self._is_lost(k)]
         if not lost:
             return shelved
         for key in lost:
             self._memory.lose(key)
-        return self._memory.shelve(context, time.monotonic())
+        return self.shelving.shelve(context, time.monotonic())
 
     def _is_lost(self, key: str) -> bool:
         """Whether the index believes in a file that is no longer there."""
@@ -193,7 +195,8 @@ class Archive:
         self._memory.index.unlock(keys)
         for key, blob in blobs.items():
             if isinstance(blob, Blob):
-                self._memory.keep(key, part_of(blob), time.monotonic())
+                record = self._memory.index.nodes[key].record
+                self._memory.keep(record, part_of(blob), time.monotonic())
             else:
                 log.warning("KV could not be read: %s", blob)
                 self._memory.lose(key)

@@ -31,6 +31,9 @@ class Errands:
         """Do it as soon as the slot is idle; the future gets the result or the StackError."""
 
         def begin(context: Context) -> None:
+            if not future.set_running_or_notify_cancel():
+                self._turns.release(act.slot)
+                return
             try:
                 self._begin(act, context, future)
             except Exception as error:

@@ -11,6 +11,7 @@ from mlxstack.core.event import Miss, Source
 from mlxstack.core.preset import Persist
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
+from mlxstack.engine.finding import Finding
 from mlxstack.engine.memory import Memory
 from mlxstack.policy.restore import Plan
 
@@ -28,6 +29,8 @@ class Seating:
         self, slots: Sequence[Context], memory: Memory, archive: Archive, persist: Persist
     ) -> None:
         self._persist = persist
+        self._finding = Finding(memory, archive.shelving.heads)
+        self._shelving = archive.shelving
         self.slots = slots
         self.memory = memory
         self.archive = archive
@@ -52,7 +55,7 @@ class Seating:
 
     def plan(self, ask: Ask, slot: int) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
-        return self.memory.find(ask, self.slots, slot)
+        return self._finding.find(ask, self.slots, slot)
 
     def load(self, plan: Plan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""
@@ -79,10 +82,10 @@ class Seating:
         elif plan.source is Source.NONE:
             mine.clear()
         else:
-            self.memory.resume(mine, ask, plan, now)
+            self._shelving.resume(mine, ask, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
-        self.memory.remember(ask)
+        self._finding.remember(ask)
         ahead = len(ask.tokens) + RESERVE - plan.position
         self.memory.make_room(self.live_bytes + self.growth * ahead)
 
@@ -91,7 +94,7 @@ class Seating:
         spec = self.memory.spec
         if not spec.enabled or not context.is_storable:
             return
-        shelved = self.memory.park(context, time.monotonic())
+        shelved = self._shelving.park(context, time.monotonic())
         is_kept = context.agent is None or self._persist is not Persist.NEVER
         if spec.disk.enabled and is_kept:
             self.archive.write_through(shelved.new)
@@ -126,5 +129,5 @@ class Seating:
         spec = self.memory.spec
         is_worth_it = len(context) >= spec.block_size and context.is_storable
         if spec.enabled and spec.disk.enabled and is_worth_it:
-            shelved = self.memory.shelve(context, time.monotonic())
+            shelved = self._shelving.shelve(context, time.monotonic())
             self.archive.write_through(shelved.new)

@@ -102,6 +102,8 @@ class Engine:
         future: Future[Any] = Future()
 
         def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(chores.do(chore, self._turns.seating, self._turns.ledger))
             except Exception as error:
@@ -129,7 +131,9 @@ class Engine:
         return self._stopped
 
     def _post(self, message: Message) -> None:
-        self._has_work = True
+        if not self._has_work:
+            self._turned_at = time.monotonic()
+            self._has_work = True
         self._inbox.put(message)
 
     def _run(self) -> None:

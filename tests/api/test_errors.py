@@ -48,7 +48,7 @@ def test_statuses(
 
 
 def test_x23_headers_say_when_to_come_again() -> None:
-    assert headers(errors.Busy("full", 7.4)) == {"retry-after": "7"}
+    assert headers(errors.Busy("full", 7.4)) == {"retry-after": "8"}
     assert headers(errors.Busy("full", 0.1)) == {"retry-after": "1"}
     assert "retry-after" in headers(errors.Loading("wait"))
     assert headers(errors.Broken("oh")) == {"x-should-retry": "false"}
@@ -105,7 +105,7 @@ WRONG: list[tuple[Any, str | None]] = [
     ({"messages": HELLO, "stop": [5]}, "stop[0]"),
     ({"messages": HELLO, "id_slot": 99}, "id_slot"),
     ({"messages": HELLO, "id_slot": -2}, "id_slot"),
-    ({"messages": HELLO, "n": 2}, "n"),
+    ({"messages": HELLO, "n": 99}, "n"),
     ({"messages": HELLO, "logit_bias": {"a": 1}}, "logit_bias"),
     ({"messages": HELLO, "logit_bias": {"999999": 1}}, "logit_bias"),
     ({"messages": HELLO, "logit_bias": [[1, 2, 3]]}, "logit_bias"),

@@ -48,7 +48,7 @@ def test_stream_of_several_prompts_adds_up(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("field", ["echo", "suffix", "best_of", "n"])
 def test_what_is_not_served_is_refused_by_name(http: httpx.Client, field: str) -> None:
-    value = {"echo": True, "suffix": "x", "best_of": 2, "n": 2}[field]
+    value = {"echo": True, "suffix": "x", "best_of": 2, "n": 99}[field]
     answer = http.post(PATH, json={**BODY, field: value})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field

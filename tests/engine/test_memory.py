@@ -346,3 +346,31 @@ def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_pat
         for event in order:
             n_active += 1 if isinstance(event, Seated) else -1
             assert n_active <= 1
+
+
+def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> None:
+    from mlxstack.core.act import Look
+
+    def learned() -> list[str]:
+        view = one.engine.tend(Look()).result(timeout=60)
+        return [p.name for p in view.prefixes if p.name.startswith("learned")]
+
+    head = prompt(256, seed=1)
+    for n in range(2):
+        one.answer(head + prompt(60, seed=10 + n), 2, agent=f"agent-{n}")
+        one.answer(prompt(150, seed=50 + n), 2)
+    assert learned() == []
+    one.answer(head + prompt(60, seed=20), 2, agent="agent-2")
+    one.answer(prompt(150, seed=60), 2)
+    assert len(learned()) == 1
+
+
+def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
+    from mlxstack.core.act import Look
+
+    history = prompt(256, seed=1)
+    for n in range(5):
+        history += tuple(one.answer(history, 4)) + prompt(20, seed=n)
+        one.answer(prompt(150, seed=50 + n), 2)
+    view = one.engine.tend(Look()).result(timeout=60)
+    assert not [p for p in view.prefixes if p.name.startswith("learned")]

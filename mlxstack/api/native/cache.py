@@ -76,6 +76,13 @@ async def clear_cache(service: TheService) -> dict[str, int]:
 
 
 async def _tokens(service: Service, data: PrefixBody) -> tuple[int, ...]:
+    found = await _said(service, data)
+    if not found:
+        raise BadRequest("the prefix is empty; at least one token is needed")
+    return found
+
+
+async def _said(service: Service, data: PrefixBody) -> tuple[int, ...]:
     given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
     if len(given) != 1:
         raise BadRequest("give exactly one of text, tokens and messages", "text")

@@ -1,8 +1,9 @@
 """llama-server's own completion: a raw prompt, and everything that is known of the answer."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from litestar import Response, post
@@ -11,13 +12,14 @@ from litestar.response import Stream
 
 from mlxstack.api import fields, sse
 from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.described import described
 from mlxstack.api.errors import Dialect, understand
 from mlxstack.api.errors import body as error_body
 from mlxstack.api.fields import Fields, Prompts
 from mlxstack.api.given import TheService
 from mlxstack.api.logprobs import logprobs
 from mlxstack.api.native.params import spoken
-from mlxstack.api.timings import timings
+from mlxstack.api.timings import Stopwatch, timings
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.chat import Order, admit_text
 from mlxstack.service.parts import (
@@ -41,14 +43,15 @@ STOP_TYPES = {
 
 
 class NativeBody(Fields, kw_only=True):
-    """POST /completion."""
+    """POST /completion. A limit of 0 computes the prompt and nothing else."""
 
+    least: ClassVar[int] = 0
     prompt: Prompts
     n_probs: int | None = None
     return_tokens: bool | None = None
 
 
-@post(["/completion", "/completions"], status_code=200)
+@post(["/completion", "/completions"], status_code=200, responses=described(dict[str, Any]))
 async def completion(
     request: AnyRequest, data: JSONBody[NativeBody], service: TheService
 ) -> Response[dict[str, Any]] | Stream:
@@ -78,6 +81,7 @@ class Shape:
         self._body = body
         self._has_new_line = False
         self._n_predicted = 0
+        self._watch = Stopwatch(time.monotonic)
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         """The answer to a request that does not stream."""
@@ -103,6 +107,7 @@ class Shape:
                 yield sse.frame(error_body(understand(problem), Dialect.LLAMA, ""))
 
     def _render(self, part: Part) -> list[bytes]:
+        self._watch.hear(part)
         match part:
             case Quiet():
                 return [sse.keepalive(part.n_done, part.n_prompt)]
@@ -117,7 +122,8 @@ class Shape:
     def _content(self, part: Content) -> dict[str, Any]:
         self._has_new_line |= "\n" in part.text
         self._n_predicted += len(part.notes)
-        return {**self._partial(part.text, part.notes), **self._probabilities(part.notes)}
+        pace = {"timings": self._watch.timings()} if self._body.timings_per_token else {}
+        return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **pace}
 
     def _partial(self, text: str, notes: tuple[Note, ...]) -> dict[str, Any]:
         return {

@@ -51,7 +51,7 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
     )
 
 
-def own_counters(now: Counters) -> Numbers:
+def own_counters(now: Counters, n_unparsed: int) -> Numbers:
     """Totals that llama-server does not have."""
     return (
         ("model_calls", "Forward passes of the model", now.n_model_calls),
@@ -61,6 +61,7 @@ def own_counters(now: Counters) -> Numbers:
         ("requests_cancelled", "Requests whose client left", now.n_cancelled),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
+        ("unparsed_calls", "Tool calls that made no sense and became text", n_unparsed),
     )
 
 
@@ -87,7 +88,8 @@ class Metrics(Collector):
         before, self._before = self._before, snapshot.counters
         yield from _families(CounterMetricFamily, "llamacpp:", llama_counters(snapshot.counters))
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
-        yield from _families(CounterMetricFamily, "mlxstack_", own_counters(snapshot.counters))
+        ours = own_counters(snapshot.counters, self._service.n_unparsed)
+        yield from _families(CounterMetricFamily, "mlxstack_", ours)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 
 

@@ -1,5 +1,6 @@
 """The slots as llama-server shows them, and what can be done to them."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.service import slots as acts
 from mlxstack.service import status
+
+TASK = re.compile(r"[-_]([0-9a-f]{7})")
 
 
 class FileBody(Struct):
@@ -133,11 +136,8 @@ def _ours(slot: status.SlotStatus) -> dict[str, Any]:
 
 def _task(ask: str | None) -> int:
     """llama-server numbers its tasks; ours have names, of which a number is made."""
-    digits = (ask or "").rpartition("-")[2][:7]
-    try:
-        return int(digits, 16)
-    except ValueError:
-        return -1
+    found = TASK.search(ask or "")
+    return int(found[1], 16) if found else -1
 
 
 ROUTES: list[Any] = [list_slots, act_on_slot]

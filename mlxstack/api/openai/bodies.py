@@ -1,10 +1,11 @@
 """The request bodies of the OpenAI doors, read leniently."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
 from mlxstack.api.fields import Fields, Prompts
+from mlxstack.api.openai.content import Content
 
 
 class Function(Struct):
@@ -25,7 +26,7 @@ class Turn(Struct):
     """One message. `function` is the legacy role of `tool`."""
 
     role: str
-    content: str | list[str | dict[str, Any]] | None = None
+    content: Content = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[Call] | None = None
@@ -72,6 +73,7 @@ class ResponseFormat(Struct):
 class ChatBody(Fields, kw_only=True):
     """POST /v1/chat/completions."""
 
+    limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_completion_tokens", "max_tokens")
     messages: list[Turn]
     max_completion_tokens: int | None = None
     stream_options: StreamOptions | None = None

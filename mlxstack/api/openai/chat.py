@@ -1,12 +1,14 @@
 """Chat completions: the whole answer, or its stream."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 from msgspec import UNSET, Struct, structs
 
 from mlxstack.api import sse
+from mlxstack.api.answer import Parts
+from mlxstack.api.choices import interleaved
 from mlxstack.api.errors import Dialect, understand
 from mlxstack.api.errors import body as error_body
 from mlxstack.api.logprobs import logprobs
@@ -23,7 +25,7 @@ from mlxstack.api.openai.wire import (
     finish_reason,
     whole_call,
 )
-from mlxstack.api.timings import timings, usage
+from mlxstack.api.timings import Stopwatch, timings, usage
 from mlxstack.service.parts import (
     Called,
     Content,
@@ -44,64 +46,80 @@ class Wants(Struct, frozen=True):
     id: str
     model: str
     has_usage: bool = False
+    has_pace: bool = False
 
 
-def whole(reply: Reply, wants: Wants, words: Words) -> Completion:
-    """The answer to a request that does not stream."""
-    message = Message(
-        content=reply.content or (None if reply.calls else ""),
-        reasoning_content=reply.reasoning or UNSET,
-        tool_calls=tuple(whole_call(call) for call in reply.calls) or UNSET,
-    )
-    choice = Choice(
-        message=message,
-        finish_reason=finish_reason(reply.ended, bool(reply.calls)),
-        logprobs=logprobs(reply.notes, words),
-    )
+def whole(replies: Sequence[Reply], wants: Wants, words: Words) -> Completion:
+    """The answer to a request that does not stream, with one choice for each reply."""
+    ended = [reply.ended for reply in replies]
     return Completion(
         id=wants.id,
         created=int(time.time()),
         model=wants.model,
         system_fingerprint=FINGERPRINT,
-        choices=(choice,),
-        usage=usage((reply.ended,)),
-        timings=timings(reply.ended.work),
+        choices=tuple(_choice(i, reply, words) for i, reply in enumerate(replies)),
+        usage=usage(ended, len(ended)),
+        timings=timings(ended[0].work),
+    )
+
+
+def _choice(index: int, reply: Reply, words: Words) -> Choice:
+    message = Message(
+        content=reply.content or (None if reply.calls else ""),
+        reasoning_content=reply.reasoning or UNSET,
+        tool_calls=tuple(whole_call(call) for call in reply.calls) or UNSET,
+    )
+    return Choice(
+        index=index,
+        message=message,
+        finish_reason=finish_reason(reply.ended, bool(reply.calls)),
+        logprobs=logprobs(reply.notes, words),
     )
 
 
 async def frames(
-    first: Part, rest: AsyncGenerator[Part, None], wants: Wants, words: Words
+    first: Part, replies: Sequence[Parts], wants: Wants, words: Words
 ) -> AsyncGenerator[bytes, None]:
-    """The stream, from the role to [DONE], or to the error that ended it."""
-    stream = Stream(wants, words)
-    async with aclosing(rest):
+    """The stream, from the role to [DONE], or to the error that ended it.
+
+    `first` is the first part of the first reply; each reply is a choice.
+    """
+    streams = [Stream(i, wants, words) for i in range(len(replies))]
+    async with aclosing(interleaved(replies)) as parts:
         try:
-            yield stream.opening()
-            for data in stream.render(first):
+            for stream in streams:
+                yield stream.opening()
+            for data in streams[0].render(first):
                 yield data
-            async for part in rest:
-                for data in stream.render(part):
+            async for index, part in parts:
+                for data in streams[index].render(part):
                     yield data
+            if wants.has_usage:
+                yield streams[0].closing([stream.ended for stream in streams if stream.ended])
             yield sse.DONE
         except Exception as problem:
             yield sse.frame(error_body(understand(problem), Dialect.OPENAI, wants.id))
 
 
 class Stream:
-    """Turns parts into frames, counting the calls."""
+    """Turns the parts of one choice into frames, counting the calls."""
 
-    def __init__(self, wants: Wants, words: Words) -> None:
+    def __init__(self, index: int, wants: Wants, words: Words) -> None:
+        self.ended: Ended | None = None
+        self._index = index
         self._wants = wants
+        self._watch = Stopwatch(time.monotonic)
         self._words = words
         self._created = int(time.time())
         self._n_calls = 0
 
     def opening(self) -> bytes:
         """The frame that says who speaks."""
-        return self._say(Delta(role="assistant", content=""))
+        return sse.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
 
     def render(self, part: Part) -> Iterator[bytes]:
         """The frames of one part; none for parts that this request did not ask for."""
+        self._watch.hear(part)
         match part:
             case Quiet():
                 yield sse.keepalive(part.n_done, part.n_prompt)
@@ -116,27 +134,42 @@ class Stream:
                     yield self._say(delta)
                 self._n_calls += 1
             case Ended():
-                yield from self._end(part)
+                self.ended = part
+                yield self._end(part)
+
+    def closing(self, ended: Sequence[Ended]) -> bytes:
+        """The frame that tells what all choices cost."""
+        spent, total = timings(ended[0].work), usage(ended, len(ended))
+        return sse.frame(structs.replace(self._chunk(), usage=total, timings=spent))
 
     def _say(self, delta: Delta, notes: tuple[Note, ...] = ()) -> bytes:
-        return sse.frame(self._chunk(ChunkChoice(delta, logprobs=logprobs(notes, self._words))))
+        chunk = self._chunk(self._choice(delta, notes))
+        if self._wants.has_pace:
+            chunk = structs.replace(chunk, timings=self._watch.timings())
+        return sse.frame(chunk)
+
+    def _choice(
+        self, delta: Delta, notes: tuple[Note, ...] = (), reason: str | None = None
+    ) -> ChunkChoice:
+        return ChunkChoice(
+            delta,
+            finish_reason=reason,
+            index=self._index,
+            logprobs=logprobs(notes, self._words),
+        )
 
     def _progress(self, part: Progressed) -> bytes:
         progress = Progress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
-        choice = ChunkChoice(Delta(role="assistant", content=None))
+        choice = self._choice(Delta(role="assistant", content=None))
         return sse.frame(structs.replace(self._chunk(choice), prompt_progress=progress))
 
-    def _end(self, ended: Ended) -> Iterator[bytes]:
+    def _end(self, ended: Ended) -> bytes:
+        """The timings come last: here, unless the usage still follows."""
         reason = finish_reason(ended, self._n_calls > 0)
-        last = self._chunk(
-            ChunkChoice(Delta(), reason, logprobs=logprobs(ended.notes, self._words))
-        )
-        spent = timings(ended.work)
+        last = self._chunk(self._choice(Delta(), ended.notes, reason))
         if not self._wants.has_usage:
-            yield sse.frame(structs.replace(last, timings=spent))
-            return
-        yield sse.frame(last)
-        yield sse.frame(structs.replace(self._chunk(), usage=usage((ended,)), timings=spent))
+            last = structs.replace(last, timings=timings(ended.work))
+        return sse.frame(last)
 
     def _chunk(self, *choices: ChunkChoice) -> Chunk:
         return Chunk(

@@ -1,7 +1,7 @@
 """Legacy completions: raw prompts, one choice for each."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import Any
@@ -13,7 +13,8 @@ from litestar.response import Stream
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from mlxstack.api import fields, sse
-from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole
+from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole, later
+from mlxstack.api.choices import copies, interleaved, n_choices
 from mlxstack.api.described import described
 from mlxstack.api.errors import Dialect, understand
 from mlxstack.api.errors import body as error_body
@@ -22,9 +23,9 @@ from mlxstack.api.logprobs import LegacyLogprobs, legacy
 from mlxstack.api.names import served
 from mlxstack.api.openai.bodies import CompletionBody
 from mlxstack.api.openai.wire import FINGERPRINT, finish_reason
-from mlxstack.api.timings import Timings, Usage, timings, usage
+from mlxstack.api.timings import Stopwatch, Timings, Usage, timings, usage
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.chat import Order, admit_text, reply
+from mlxstack.service.chat import Order, admit_text
 from mlxstack.service.options import Options
 from mlxstack.service.parts import Content, Ended, Part, Quiet, Reply
 from mlxstack.service.service import Service
@@ -57,38 +58,41 @@ async def completions(
     request: AnyRequest, data: JSONBody[CompletionBody], service: TheService
 ) -> Response[Completion] | Stream:
     """Continue one or several texts, whole or as server-sent events."""
-    shape = Shape(service, served(service, data.model), data)
-    options = _options(data)
+    prompts = fields.prompts(data.prompt)
+    shape = Shape(service, served(service, data.model), data, len(prompts))
+    options = _options(data, request)
     orders = [
         await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
-        for i, prompt in enumerate(fields.prompts(data.prompt))
+        for i, prompt in enumerate(prompts)
     ]
+    groups = [copies(order, shape.n) for order in orders]
     if data.stream:
-        first = orders[0]
         return await answer_stream(
-            service, first, lambda part, rest: shape.frames(part, rest, orders[1:])
+            service, orders[0], lambda part, rest: shape.frames(part, rest, groups)
         )
-    return await answer_whole(request, service, tuple(orders), shape.whole)
+    return await answer_whole(request, service, tuple(chain(*groups)), shape.whole)
 
 
-def _options(body: CompletionBody) -> Options:
-    fields.only_one(body.n)
+def _options(body: CompletionBody, request: AnyRequest) -> Options:
     for name in ("echo", "suffix"):
         if getattr(body, name):
             raise BadRequest(f"{name} is not supported", name)
-    if body.best_of not in (None, 1):
-        raise BadRequest("best_of is not supported", "best_of")
+    if body.best_of not in (None, body.n or 1):
+        raise BadRequest("best_of is not supported; n gives that many choices", "best_of")
     n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
-    return fields.options(body, "", fields.top_logprobs(n_top, "logprobs"))
+    return fields.options(body, "", fields.top_logprobs(n_top, "logprobs"), request.headers)
 
 
 class Shape:
-    """Renders the choices of one answer."""
+    """Renders the choices of one answer, `n` for each prompt."""
 
-    def __init__(self, service: Service, model: str, body: CompletionBody) -> None:
+    def __init__(self, service: Service, model: str, body: CompletionBody, n_prompts: int) -> None:
         self.id = f"cmpl-{uuid4().hex}"
+        self.n = n_choices(body.n, service.preset.slots.count)
         self._service = service
         self._model = model
+        self._has_pace = bool(body.timings_per_token)
+        self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * self.n)]
         self._created = int(time.time())
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
 
@@ -107,44 +111,52 @@ class Shape:
         return self._completion(tuple(choices), tuple(one.ended for one in replies))
 
     async def frames(
-        self, first: Part, rest: Parts, others: list[Order]
+        self, first: Part, rest: Parts, groups: Sequence[Sequence[Order]]
     ) -> AsyncGenerator[bytes, None]:
-        """The stream, prompt by prompt, to [DONE] or to the error that ended it."""
-        ended: list[Ended] = []
+        """The stream, prompt by prompt, to [DONE] or to the error that ended it.
+
+        `first` and `rest` are the parts of the first order of the first group.
+        """
+        ended: dict[int, Ended] = {}
         try:
             for data in self._render(first, 0, ended):
                 yield data
-            async with aclosing(self._parts(rest, others)) as parts:
+            async with aclosing(self._parts(rest, groups)) as parts:
                 async for index, part in parts:
                     for data in self._render(part, index, ended):
                         yield data
             if self._has_usage:
-                yield sse.frame(self._completion((), tuple(ended)))
+                yield sse.frame(self._completion((), tuple(ended[i] for i in sorted(ended))))
             yield sse.DONE
         except Exception as problem:
             yield sse.frame(error_body(understand(problem), Dialect.OPENAI, self.id))
 
     async def _parts(
-        self, first: Parts, others: list[Order]
+        self, first: Parts, groups: Sequence[Sequence[Order]]
     ) -> AsyncGenerator[tuple[int, Part], None]:
-        """The parts of one reply after the other, with its index."""
-        later = (reply(self._service, order, sse.BEAT_S, sse.BEAT_S) for order in others)
-        for index, parts in enumerate(chain([first], later)):
-            async with aclosing(parts):
-                async for part in parts:
-                    yield index, part
+        """One prompt after the other, its choices side by side; parts with their index."""
+        for at, group in enumerate(groups):
+            begun = [first] if at == 0 else []
+            replies = [*begun, *later(self._service, group[len(begun) :])]
+            async with aclosing(interleaved(replies)) as parts:
+                async for choice, part in parts:
+                    yield at * self.n + choice, part
 
-    def _render(self, part: Part, index: int, ended: list[Ended]) -> Iterator[bytes]:
+    def _render(self, part: Part, index: int, ended: dict[int, Ended]) -> Iterator[bytes]:
+        self._watches[index].hear(part)
         match part:
             case Quiet():
                 yield sse.keepalive(part.n_done, part.n_prompt)
             case Content():
                 noted = legacy(part.notes, self._service.words, 0)
-                yield sse.frame(self._completion((Choice(part.text, index, noted),)))
+                said = self._completion((Choice(part.text, index, noted),))
+                pace = self._watches[index].timings() if self._has_pace else UNSET
+                yield sse.frame(structs.replace(said, timings=pace))
             case Ended():
-                ended.append(part)
+                ended[index] = part
                 last = Choice("", index, finish_reason=finish_reason(part, has_calls=False))
-                yield sse.frame(self._completion((last,)))
+                spent = UNSET if self._has_usage else timings(part.work)
+                yield sse.frame(structs.replace(self._completion((last,)), timings=spent))
 
     def _completion(self, choices: tuple[Choice, ...], ended: tuple[Ended, ...] = ()) -> Completion:
         return Completion(
@@ -152,7 +164,7 @@ class Shape:
             created=self._created,
             model=self._model,
             choices=choices,
-            usage=usage(ended) if ended else UNSET,
+            usage=usage(ended, self.n) if ended else UNSET,
             timings=timings(ended[-1].work) if ended else UNSET,
         )
 

@@ -1,14 +1,16 @@
 """From OpenAI's chat body to the conversation that it means."""
 
-import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
+from mlxstack.api.asked_json import asked_json
 from mlxstack.api.openai.bodies import Call, ChatBody, ToolSpec, Turn
+from mlxstack.api.openai.content import Content, asked, ruled, told
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import Calling
-from mlxstack.text.normal import parse_arguments, system_text, text_of
+from mlxstack.text.normal import parse_arguments
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -24,7 +26,7 @@ def conversation(body: ChatBody) -> Conversation:
     """Raises BadRequest with the path of the field that cannot work."""
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
-    thinking, template = _template(body)
+    thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
     return Conversation(
         messages=(*_messages(body.messages), *_format(body)),
         tools=_tools(body.tools),
@@ -51,32 +53,27 @@ def calling(body: ChatBody) -> Calling:
 
 
 def _messages(turns: list[Turn]) -> tuple[Message, ...]:
-    return tuple(_message(turn, f"messages[{i}]") for i, turn in enumerate(turns))
+    """Only what the user asks last can be refused for not being text."""
+    last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
+    return tuple(
+        _message(turn, f"messages[{i}]", asked if i == last else told)
+        for i, turn in enumerate(turns)
+    )
 
 
-def _message(turn: Turn, at: str) -> Message:
+def _message(turn: Turn, at: str, read: Callable[[Content, str], str]) -> Message:
     role = ROLES.get(turn.role)
     if role is None:
         raise BadRequest(f"{at}.role is {turn.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
     reasoning = turn.reasoning if turn.reasoning_content is None else turn.reasoning_content
     return Message(
         role=role,
-        text=_text(turn, role, at),
+        text=(ruled if role is Role.SYSTEM else read)(turn.content, f"{at}.content"),
         reasoning=reasoning,
         tool_calls=tuple(_call(call) for call in turn.tool_calls or ()),
         tool_call_id=turn.tool_call_id,
         name=turn.name,
     )
-
-
-def _text(turn: Turn, role: Role, at: str) -> str:
-    """Parts of a system prompt simply follow each other; others are separate lines."""
-    try:
-        if role is Role.SYSTEM:
-            return system_text(turn.content)
-        return text_of(turn.content, "\n")
-    except Unsupported as error:
-        raise BadRequest(error.message, f"{at}.content") from None
 
 
 def _call(call: Call) -> ToolCall:
@@ -94,16 +91,16 @@ def _tools(specs: list[ToolSpec] | None) -> tuple[Tool, ...]:
     return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
 
 
-def _template(body: ChatBody) -> tuple[bool | None, dict[str, Any]]:
-    """An explicit `chat_template_kwargs` wins over `reasoning_effort`."""
-    template = dict(body.chat_template_kwargs or {})
+def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | None, dict[str, Any]]:
+    """Thinking, and variables of the template: `kwargs` win over the `wanted` effort."""
+    template = dict(kwargs or {})
     thinking = template.pop("enable_thinking", None)
     if thinking is not None and not isinstance(thinking, bool):
         raise BadRequest("enable_thinking must be true or false", "chat_template_kwargs")
-    if body.reasoning_effort == "none":
+    if wanted == "none":
         thinking = False if thinking is None else thinking
-    elif body.reasoning_effort is not None:
-        template.setdefault("reasoning_effort", body.reasoning_effort)
+    elif wanted is not None:
+        template.setdefault("reasoning_effort", wanted)
     return thinking, template
 
 
@@ -118,7 +115,4 @@ def _format(body: ChatBody) -> tuple[Message, ...]:
             "response_format.type",
         )
     schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
-    line = "Answer with one JSON object and nothing else."
-    if schema:
-        line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"
-    return (Message(Role.SYSTEM, line),)
+    return (asked_json(schema),)

@@ -9,7 +9,8 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import fields
-from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole, later
+from mlxstack.api.choices import copies, n_choices
 from mlxstack.api.described import described
 from mlxstack.api.given import TheService
 from mlxstack.api.names import served
@@ -29,27 +30,29 @@ async def chat_completions(
 ) -> Response[Completion] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = served(service, data.model)
-    fields.only_one(data.n)
-    order = await admit(service, convert.conversation(data), _options(data))
+    n = n_choices(data.n, service.preset.slots.count)
+    order = await admit(service, convert.conversation(data), _options(data, request))
     wants = _wants(data, order.ask.id, model)
-    words = service.words
+    words, orders = service.words, copies(order, n)
     if data.stream:
         return await answer_stream(
-            service, order, lambda first, rest: chat.frames(first, rest, wants, words)
+            service,
+            order,
+            lambda first, rest: chat.frames(
+                first, [rest, *later(service, orders[1:])], wants, words
+            ),
         )
     return await answer_whole(
-        request, service, (order,), lambda replies: chat.whole(replies[0], wants, words)
+        request, service, orders, lambda replies: chat.whole(replies, wants, words)
     )
 
 
-def _options(body: ChatBody) -> Options:
-    if body.max_completion_tokens is not None:
-        body.max_tokens = body.max_completion_tokens
+def _options(body: ChatBody, request: AnyRequest) -> Options:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return structs.replace(
-        fields.options(body, f"chatcmpl-{uuid4().hex}", n_top),
+        fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request.headers),
         calling=convert.calling(body),
         is_one_call=body.parallel_tool_calls is False,
     )
@@ -60,6 +63,7 @@ def _wants(body: ChatBody, ask: str, model: str) -> chat.Wants:
         id=ask,
         model=model,
         has_usage=bool(body.stream_options and body.stream_options.include_usage),
+        has_pace=bool(body.timings_per_token),
     )
 
 

@@ -1,0 +1,73 @@
+"""The routes of Anthropic's dialect."""
+
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import structs
+
+from mlxstack.api import fields
+from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.anthropic import tools
+from mlxstack.api.anthropic.bodies import MessagesBody
+from mlxstack.api.anthropic.convert import conversation, require_answerable
+from mlxstack.api.anthropic.stream import Names, frames
+from mlxstack.api.anthropic.wire import Message, TokenCount, message
+from mlxstack.api.described import described
+from mlxstack.api.given import TheService
+from mlxstack.api.names import served
+from mlxstack.api.request_id import request_id
+from mlxstack.core.conversation import Conversation
+from mlxstack.service.chat import admit
+from mlxstack.service.options import Options
+from mlxstack.service.service import Service
+
+# For callers who forget a limit that the protocol requires.
+MAX_TOKENS = 4096
+
+
+@post("/v1/messages", status_code=200, responses=described(Message))
+async def messages(
+    request: AnyRequest, data: JSONBody[MessagesBody], service: TheService
+) -> Response[Message] | Stream:
+    """Answer a conversation, whole or as server-sent events."""
+    model = served(service, data.model)
+    found = conversation(data)
+    require_answerable(found)
+    order = await admit(service, found, _options(service, data, found, request))
+    names = Names(order.ask.id, model, request_id(request.scope))
+    if data.stream:
+        return await answer_stream(service, order, lambda first, rest: frames(first, rest, names))
+    return await answer_whole(
+        request, service, (order,), lambda replies: message(replies[0], names.ask, model)
+    )
+
+
+@post("/v1/messages/count_tokens", status_code=200)
+async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
+    """How long the prompt of these messages is; the engine is not asked."""
+    served(service, data.model)
+    prompt = await service.words.prompt(conversation(data))
+    return TokenCount(len(prompt.tokens))
+
+
+def _options(
+    service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
+) -> Options:
+    """Anthropic's own fields over those that all doors share."""
+    options = fields.options(body, f"msg_{uuid4().hex[:24]}", None, request.headers)
+    default = service.preset.sampling.max_tokens or MAX_TOKENS
+    wanted = body.tool_choice
+    return structs.replace(
+        options,
+        max_tokens=default if body.max_tokens is None else options.max_tokens,
+        stop=tuple(word for word in body.stop_sequences or () if word),
+        calling=tools.choice(wanted, found.tools),
+        call_prefix="toolu_",
+        is_one_call=bool(wanted and wanted.disable_parallel_tool_use),
+    )
+
+
+ROUTES: list[Any] = [messages, count_tokens]

@@ -1,0 +1,130 @@
+"""The events of a streamed answer: one block open at a time, indices without gaps."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.api import sse
+from mlxstack.api.answer import Parts
+from mlxstack.api.anthropic.wire import (
+    SIGNATURE,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Delta,
+    Event,
+    InputDelta,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    SignatureDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+    opening,
+    reason_of,
+    usage,
+)
+from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.errors import body as error_body
+from mlxstack.service.parts import Called, Content, Ended, Part, Quiet, Reasoning, Started
+
+
+class Names(Struct, frozen=True):
+    """What an answer is called: its own id, its model, and the request it belongs to."""
+
+    ask: str
+    model: str
+    request: str
+
+
+async def frames(first: Part, rest: Parts, names: Names) -> AsyncGenerator[bytes, None]:
+    """The stream, up to message_stop, or to the error that ended it."""
+    stream = MessageStream(names)
+    async with aclosing(rest):
+        try:
+            for event in stream.render(first):
+                yield _frame(event)
+            async for part in rest:
+                for event in stream.render(part):
+                    yield _frame(event)
+        except Exception as problem:
+            body = error_body(understand(problem), Dialect.ANTHROPIC, names.request)
+            yield sse.frame(body, "error")
+
+
+class MessageStream:
+    """Turns the parts of one reply into events."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._open: type[Block] | None = None
+        self._n_blocks = 0
+        self._has_calls = False
+
+    def render(self, part: Part) -> Iterator[Event]:
+        """The events of one part; before the answer begins there can only be pings (X-21)."""
+        match part:
+            case Started():
+                yield MessageStart(opening(part, self._names.ask, self._names.model))
+            case Quiet():
+                yield Ping()
+            case Reasoning():
+                yield from self._say(ThinkingBlock("", ""), ThinkingDelta(part.text))
+            case Content():
+                yield from self._say(TextBlock(""), TextDelta(part.text))
+            case Called():
+                yield from self._call(part)
+            case Ended():
+                yield from self._end(part)
+
+    def _say(self, block: Block, delta: Delta) -> Iterator[Event]:
+        if self._open is not type(block):
+            yield from self._close()
+            yield from self._start(block)
+        yield BlockDelta(self._index, delta)
+
+    def _call(self, called: Called) -> Iterator[Event]:
+        """The arguments come at once, since they are only understood as a whole (A-30)."""
+        self._has_calls = True
+        yield from self._close()
+        yield from self._start(ToolUseBlock(called.id, called.name, {}))
+        arguments = msgspec.json.encode(called.arguments).decode()
+        yield BlockDelta(self._index, InputDelta(arguments))
+        yield from self._close()
+
+    def _end(self, ended: Ended) -> Iterator[Event]:
+        """Even an empty answer has a block (A-22u)."""
+        yield from self._close()
+        if self._n_blocks == 0:
+            yield from self._start(TextBlock(""))
+            yield from self._close()
+        yield MessageDelta(reason_of(ended, self._has_calls), usage(ended.work))
+        yield MessageStop()
+
+    @property
+    def _index(self) -> int:
+        return self._n_blocks - 1
+
+    def _start(self, block: Block) -> Iterator[Event]:
+        self._open = type(block)
+        self._n_blocks += 1
+        yield BlockStart(self._index, block)
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is None:
+            return
+        if self._open is ThinkingBlock:
+            yield BlockDelta(self._index, SignatureDelta(SIGNATURE))
+        self._open = None
+        yield BlockStop(self._index)
+
+
+def _frame(event: Event) -> bytes:
+    return sse.frame(event, str(event.__struct_config__.tag))

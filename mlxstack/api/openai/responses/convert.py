@@ -1,0 +1,82 @@
+"""From a Responses body to the conversation that it means, and to how it is to be answered."""
+
+from typing import Any
+
+from mlxstack.api.asked_json import asked_json
+from mlxstack.api.openai.content import ruled
+from mlxstack.api.openai.convert import effort
+from mlxstack.api.openai.responses.bodies import ResponsesBody
+from mlxstack.api.openai.responses.items import messages
+from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.options import Calling
+
+# What only a server that stores responses could do.
+STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
+
+
+def conversation(body: ResponsesBody, box: Toolbox) -> Conversation:
+    """Raises BadRequest with the path of the field that cannot work."""
+    for name in STATEFUL:
+        if getattr(body, name):
+            raise BadRequest(
+                f"{name} is not supported: no responses are stored here; send the whole input", name
+            )
+    said = (*_instructions(body), *_input(body, box), *_format(body))
+    if not said:
+        raise BadRequest("input is empty; at least one message is needed", "input")
+    wanted = (body.reasoning or {}).get("effort")
+    thinking, template = effort(
+        body.chat_template_kwargs, wanted if isinstance(wanted, str) else None
+    )
+    return Conversation(messages=said, tools=box.tools, thinking=thinking, template=template)
+
+
+def calling(choice: str | dict[str, Any] | None) -> Calling:
+    """A named tool is required like any: its name is not enforced. Raises BadRequest."""
+    match choice:
+        case None | "auto":
+            return Calling.AUTO
+        case "none":
+            return Calling.NONE
+        case "required" | {"type": "function" | "custom"}:
+            return Calling.REQUIRED
+        case {"type": "allowed_tools", "mode": str(mode)}:
+            return calling(mode)
+        case dict():
+            return Calling.AUTO
+    raise BadRequest(
+        f"tool_choice is {choice!r}; known are none, auto, required, or a tool", "tool_choice"
+    )
+
+
+def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
+    """As the first system message; given as items, they are read as such."""
+    given = body.instructions
+    if isinstance(given, list):
+        return messages(given, Toolbox())
+    return (Message(Role.SYSTEM, ruled(given, "instructions")),) if given else ()
+
+
+def _input(body: ResponsesBody, box: Toolbox) -> tuple[Message, ...]:
+    if isinstance(body.input, str):
+        return (Message(Role.USER, body.input),)
+    return messages(body.input, box)
+
+
+def _format(body: ResponsesBody) -> tuple[Message, ...]:
+    """A wish for JSON becomes a last instruction: it is asked for, not enforced."""
+    wanted = (body.text or {}).get("format")
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    match kind:
+        case None | "text":
+            return ()
+        case "json_object" | "json_schema":
+            assert isinstance(wanted, dict)
+            schema = wanted.get("schema")
+            return (asked_json(schema if isinstance(schema, dict) else None),)
+    raise BadRequest(
+        f"text.format.type is {kind!r}; known are text, json_object, json_schema",
+        "text.format.type",
+    )

@@ -1,0 +1,154 @@
+"""The input items of a Responses request as the messages that they mean."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+from msgspec import structs
+
+from mlxstack.api.openai.content import asked, ruled, told
+from mlxstack.api.openai.responses import sealed
+from mlxstack.api.openai.responses.bodies import (
+    CustomCallItem,
+    FunctionCallItem,
+    Item,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ShellCallItem,
+)
+from mlxstack.api.openai.responses.toolbox import INPUT, Toolbox
+from mlxstack.core.conversation import Message, Role, ToolCall
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.normal import parse_arguments
+
+T = TypeVar("T")
+Reader = Callable[[Item, str, Toolbox], Message]
+
+ROLES = {
+    "developer": Role.SYSTEM,
+    "system": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+JOINT = "\n\n"
+
+
+def messages(items: list[Item], box: Toolbox) -> tuple[Message, ...]:
+    """The conversation; items of other types are left out. Raises BadRequest with their path.
+
+    What the assistant thought, said and called without anybody in between is one turn.
+    """
+    last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
+    read: list[Message] = []
+    for i, item in enumerate(items):
+        reader = _new_question if i == last else READERS.get(_type(item, f"input[{i}]"))
+        if reader is not None:
+            read.append(reader(item, f"input[{i}]", box))
+    return tuple(_turns(read))
+
+
+def _type(item: Item, at: str) -> str:
+    kind = item.get("type", "message" if "role" in item else None)
+    if not isinstance(kind, str):
+        raise BadRequest(f"{at}.type must name the type of the item", f"{at}.type")
+    return kind
+
+
+def _is_asked(item: Item) -> bool:
+    return item.get("type", "message") == "message" and item.get("role") == "user"
+
+
+def _as(kind: type[T], item: Item, at: str) -> T:
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{at}: {error}", at) from None
+
+
+def _new_question(item: Item, at: str, _: Toolbox) -> Message:
+    content = _as(MessageItem, item, at).content
+    return Message(Role.USER, asked(content, f"{at}.content"))
+
+
+def _message(item: Item, at: str, _: Toolbox) -> Message:
+    sent = _as(MessageItem, item, at)
+    role = ROLES.get(sent.role)
+    if role is None:
+        raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
+    read = ruled if role is Role.SYSTEM else told
+    return Message(role, read(sent.content, f"{at}.content"))
+
+
+def _reasoning(item: Item, at: str, _: Toolbox) -> Message:
+    sent = _as(ReasoningItem, item, at)
+    content: list[str | Item] = [*(sent.content or ())]
+    thoughts = told(content, f"{at}.content") or sealed.opened(sent.encrypted_content)
+    return Message(Role.ASSISTANT, reasoning=thoughts or None)
+
+
+def _function_call(item: Item, at: str, box: Toolbox) -> Message:
+    sent = _as(FunctionCallItem, item, at)
+    name = box.spoken(sent.name, sent.namespace)
+    return _calling(ToolCall(sent.call_id, name, parse_arguments(sent.arguments)))
+
+
+def _custom_call(item: Item, at: str, box: Toolbox) -> Message:
+    sent = _as(CustomCallItem, item, at)
+    name = box.spoken(sent.name, sent.namespace)
+    return _calling(ToolCall(sent.call_id, name, {INPUT: sent.input}))
+
+
+def _shell_call(item: Item, at: str, _: Toolbox) -> Message:
+    sent = _as(ShellCallItem, item, at)
+    return _calling(ToolCall(_call_id(sent), "local_shell", sent.action))
+
+
+def _output(item: Item, at: str, _: Toolbox) -> Message:
+    sent = _as(OutputItem, item, at)
+    return Message(Role.TOOL, told(sent.output, f"{at}.output"), tool_call_id=_call_id(sent))
+
+
+def _call_id(sent: ShellCallItem | OutputItem) -> str:
+    return sent.call_id or sent.id or f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _calling(call: ToolCall) -> Message:
+    return Message(Role.ASSISTANT, tool_calls=(call,))
+
+
+READERS: dict[str, Reader] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _function_call,
+    "custom_tool_call": _custom_call,
+    "local_shell_call": _shell_call,
+    "function_call_output": _output,
+    "custom_tool_call_output": _output,
+    "local_shell_call_output": _output,
+}
+
+
+def _turns(read: list[Message]) -> Iterator[Message]:
+    """Neighbours of the assistant as one; thoughts that led to nothing are left out."""
+    turn: Message | None = None
+    for message in [*read, None]:
+        is_assistant = message is not None and message.role is Role.ASSISTANT
+        if message is not None and is_assistant:
+            turn = message if turn is None else _joined(turn, message)
+            continue
+        if turn is not None and (turn.text or turn.tool_calls):
+            yield turn
+        turn = None
+        if message is not None:
+            yield message
+
+
+def _joined(one: Message, two: Message) -> Message:
+    return structs.replace(
+        one,
+        text=JOINT.join(text for text in (one.text, two.text) if text),
+        reasoning=JOINT.join(said for said in (one.reasoning, two.reasoning) if said) or None,
+        tool_calls=one.tool_calls + two.tool_calls,
+    )

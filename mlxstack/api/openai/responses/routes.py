@@ -1,0 +1,107 @@
+"""The routes of the Responses dialect."""
+
+import time
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response as HttpResponse
+from litestar import post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import Struct, structs
+
+from mlxstack.api import fields
+from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.described import described
+from mlxstack.api.given import TheService
+from mlxstack.api.names import served
+from mlxstack.api.openai.responses import convert
+from mlxstack.api.openai.responses.bodies import ResponsesBody
+from mlxstack.api.openai.responses.telling import Telling, frames, whole
+from mlxstack.api.openai.responses.toolbox import toolbox
+from mlxstack.api.openai.responses.wire import Response
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.chat import Order, admit
+from mlxstack.service.options import Options
+from mlxstack.service.service import Service
+
+LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
+
+
+class InputTokens(Struct, frozen=True):
+    """How many tokens an input has."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+@post(["/v1/responses", "/responses"], status_code=200, responses=described(Response))
+async def responses(
+    request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
+) -> HttpResponse[Response] | Stream:
+    """Answer a list of items, whole or as server-sent events."""
+    model, box = served(service, data.model), toolbox(data.tools)
+    order = await _admit(service, convert.conversation(data, box), _options(data, request))
+    telling = Telling(
+        _response(data, order, model), box, service.words, is_sealed=SEALED in (data.include or ())
+    )
+    if data.stream:
+        return await answer_stream(service, order, lambda first, rest: frames(first, rest, telling))
+    return await answer_whole(request, service, (order,), lambda made: whole(made[0], telling))
+
+
+@post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
+async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
+    """Count what the same body would send to the model (R-4)."""
+    served(service, data.model)
+    prompt = await service.words.prompt(convert.conversation(data, toolbox(data.tools)))
+    return InputTokens(len(prompt.tokens))
+
+
+async def _admit(service: Service, conversation: Conversation, options: Options) -> Order:
+    """Here the messages are called `input`."""
+    try:
+        return await admit(service, conversation, options)
+    except BadRequest as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
+
+
+def _options(body: ResponsesBody, request: AnyRequest) -> Options:
+    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+    return structs.replace(
+        fields.options(
+            body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request.headers
+        ),
+        calling=convert.calling(body.tool_choice),
+        is_one_call=body.parallel_tool_calls is False,
+    )
+
+
+def _response(body: ResponsesBody, order: Order, model: str) -> Response:
+    """The response before anything was said."""
+    reasoning = body.reasoning or {}
+    return Response(
+        id=order.ask.id,
+        created_at=int(time.time()),
+        model=model,
+        instructions=body.instructions,
+        tools=tuple(body.tools or ()),
+        tool_choice=body.tool_choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        temperature=order.ask.sampling.temperature,
+        top_p=order.ask.sampling.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        max_output_tokens=body.max_output_tokens,
+        reasoning={name: reasoning.get(name) for name in ("effort", "summary")},
+        text=body.text or {"format": {"type": "text"}},
+        metadata=body.metadata if isinstance(body.metadata, dict) else {},
+        prompt_cache_key=body.prompt_cache_key if isinstance(body.prompt_cache_key, str) else None,
+    )
+
+
+ROUTES: list[Any] = [responses, input_tokens]

@@ -1,0 +1,199 @@
+"""`bench cache`: how fast an agent comes back, from where, and what keeping it costs."""
+
+from collections.abc import Sequence
+
+from mlxstack.bench.caching import (
+    BLOCK,
+    CachePlan,
+    Returns,
+    Saves,
+    Start,
+    returns,
+    saves,
+    team_starts,
+)
+from mlxstack.bench.call import Timed
+from mlxstack.bench.numbers import lasting, megabytes, percentile, ratio, seconds, spread, times
+from mlxstack.bench.report import Results, Table, Target, at_most
+from mlxstack.bench.stage import Stage, measure
+from mlxstack.core.trial import Finding, Floor, Load
+
+
+async def run(stage: Stage, plan: CachePlan) -> Results:
+    """All scenes, each with a service of its own, and their in-process floors."""
+    came = await returns(stage, plan)
+    teams = await team_starts(stage, plan)
+    saved = await saves(stage, plan)
+    stage.say("the floors, in process")
+    *floors, load = measure(
+        stage, [*(_floor(one, plan) for one in came), Load(str(saved.folder), plan.passes)]
+    )
+    return Results(
+        (_returns(came, floors), _teams(teams), _saves(saved, load), _restores(saved, load)),
+        (*_return_targets(came, floors), *_team_targets(teams), *_save_targets(saved, load)),
+        {
+            **{f"{one.total} {name}": ttfts(getattr(one, name)) for one in came for name in WHERE},
+            **{
+                f"{one.total} floor": floor.of("floor", "ttft_s")
+                for one, floor in zip(came, floors, strict=True)
+            },
+            "team ttft": tuple(t.ttft_s for start in teams for t in start.timed),
+            "gaps before a save": saved.gaps_before,
+            "gaps during a save": saved.gaps_during,
+        },
+    )
+
+
+WHERE = ("cold", "warm", "hot", "same")
+
+
+def ttfts(timed: Sequence[Timed]) -> tuple[float, ...]:
+    """Seconds to the first token."""
+    return tuple(one.ttft_s for one in timed)
+
+
+def _median(timed: Sequence[Timed]) -> float:
+    return spread(ttfts(timed)).median
+
+
+def _floor(one: Returns, plan: CachePlan) -> Floor:
+    """What the next turn in the same slot had to compute."""
+    last = one.same[-1]
+    return Floor(last.usage.cached_tokens, max(2, last.n_computed), plan.passes)
+
+
+def _returns(came: Sequence[Returns], floors: Sequence[Finding]) -> Table:
+    rows = []
+    for one, floor in zip(came, floors, strict=True):
+        cold = _median(one.cold)
+        for name in WHERE:
+            timed: Sequence[Timed] = getattr(one, name)
+            rows.append(
+                (
+                    f"{one.cold[0].usage.prompt_tokens} tokens, {SAID[name]}",
+                    str(timed[-1].usage.cached_tokens),
+                    str(timed[-1].n_computed),
+                    lasting(ttfts(timed)),
+                    times(ratio(_median(timed), cold)),
+                )
+            )
+        floor_s = floor.of("floor", "ttft_s")
+        label = f"... these {max(2, one.same[-1].n_computed)} tokens in process"
+        rows.append((label, "-", "-", lasting(floor_s), times(ratio(spread(floor_s).median, cold))))
+    heads = ("Prompt, and where its beginning was", "Reused", "Computed", "TTFT", "Against cold")
+    note = "System, tools, history and new turn as 2000 : 1500 : 500 : 50; fresh words each pass."
+    return Table("An agent comes back", heads, tuple(rows), note)
+
+
+SAID = {
+    "cold": "cold",
+    "warm": "warm (disk, after a restart)",
+    "hot": "hot (memory, parked)",
+    "same": "same slot",
+}
+
+
+def _teams(teams: Sequence[Start]) -> Table:
+    rows = tuple(
+        (
+            str(i + 1),
+            str(len(start.timed)),
+            str(start.n_alone),
+            str(start.n_least),
+            str(start.n_computed),
+            seconds(_median(start.timed)),
+            seconds(max(ttfts(start.timed))),
+        )
+        for i, start in enumerate(teams)
+    )
+    heads = ("Pass", "Agents", "Prompt tokens", "Head once", "Computed", "TTFT p50", "TTFT worst")
+    note = "All at once, with one head that nobody has seen; the least is head plus suffixes."
+    return Table("A team starts together", heads, rows, note)
+
+
+def _saves(saved: Saves, load: Finding) -> Table:
+    before, during = saved.gaps_before, saved.gaps_during
+    last = saved.turns[-1]
+    written = sum(one.n_written for one in saved.turns)
+    took = saved.big.timings.get("save_ms", 0.0) / 1e3
+    rows = (
+        (
+            f"{len(saved.turns)} turns, a save after each",
+            f"{megabytes(written)} written for {megabytes(last.n_bytes)}",
+            times(ratio(written, last.n_bytes)),
+        ),
+        (
+            f"{megabytes(saved.big.n_bytes)} saved in {seconds(took)}: p50 of the others' gaps",
+            f"{seconds(percentile(before, 50))} before, {seconds(percentile(during, 50))} during",
+            times(ratio(percentile(during, 50), percentile(before, 50))),
+        ),
+        (
+            "... the worst gap",
+            f"{seconds(max(before))} before, {seconds(max(during))} during",
+            times(ratio(max(during), max(before))),
+        ),
+    )
+    return Table("Saving", ("What", "Measured", "Ratio"), rows)
+
+
+def _restores(saved: Saves, load: Finding) -> Table:
+    restored = tuple(one.timings["restore_ms"] / 1e3 for one in saved.restored)
+    n_bytes = load.of("mx.load", "bytes")[0]
+    rows = (
+        (
+            "restore, until evaluated",
+            str(saved.restored[0].n_restored),
+            lasting(restored),
+            f"{_restore_speed(saved) / 1e6:.0f} MB/s",
+        ),
+        (
+            "mx.load of the same files, evaluated",
+            "-",
+            f"{lasting(load.of('mx.load', 'load_s'))} for {megabytes(n_bytes)}",
+            f"{_load_speed(load) / 1e6:.0f} MB/s",
+        ),
+        ("computing it again", str(saved.big.n_saved), seconds(saved.cold_s), "-"),
+    )
+    heads = ("What", "Tokens", "Time", "Speed")
+    return Table("Restoring", heads, rows, "Files in the page cache for both.")
+
+
+def _restore_speed(saved: Saves) -> float:
+    times_s = [one.timings["restore_ms"] / 1e3 for one in saved.restored]
+    return ratio(saved.restored[0].n_read, spread(times_s).median)
+
+
+def _load_speed(load: Finding) -> float:
+    return ratio(load.of("mx.load", "bytes")[0], spread(load.of("mx.load", "load_s")).median)
+
+
+def _return_targets(came: Sequence[Returns], floors: Sequence[Finding]) -> tuple[Target, ...]:
+    """For the longest prompt."""
+    one, floor = came[-1], spread(floors[-1].of("floor", "ttft_s")).median
+    cold = _median(one.cold)
+    return (
+        at_most("hot TTFT, against cold", ratio(_median(one.hot), cold), 0.10),
+        at_most("disk TTFT, against cold", ratio(_median(one.warm), cold), 0.25),
+        at_most("same slot TTFT, against in process", ratio(_median(one.same), floor), 1.15),
+    )
+
+
+def _team_targets(teams: Sequence[Start]) -> tuple[Target, ...]:
+    """At most one block beyond the least for each member."""
+    over = max((s.n_computed - s.n_least) / len(s.timed) for s in teams)
+    return (at_most("team start: tokens beyond the least, per agent", over, BLOCK, "tokens"),)
+
+
+def _save_targets(saved: Saves, load: Finding) -> tuple[Target, ...]:
+    written = sum(one.n_written for one in saved.turns)
+    slowness = ratio(_load_speed(load), _restore_speed(saved))
+    worst = ratio(max(saved.gaps_during), max(saved.gaps_before))
+    return (
+        at_most("restoring, against mx.load", slowness, 2.0),
+        at_most(
+            "written in all turns, against the last state",
+            ratio(written, saved.turns[-1].n_bytes),
+            1.2,
+        ),
+        at_most("worst gap while saving, against before", worst, 2.0),
+    )

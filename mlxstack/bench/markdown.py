@@ -1,0 +1,34 @@
+"""A report as Markdown, ready for docs/benchmarks.md."""
+
+from mlxstack.bench.report import Report, Table, targets_table
+
+
+def markdown(report: Report) -> str:
+    """Heading, command, conditions, tables, targets."""
+    said = report.conditions
+    versions = ", ".join(f"{name} {version}" for name, version in said.versions.items())
+    lines = [
+        f"## {report.name}",
+        "",
+        f"`{report.command}`, {said.day}",
+        "",
+        f"{said.machine}; {said.blas}; load before the run {said.load:.2f}.",
+        f"{versions}. Model: {said.model}.",
+        "",
+    ]
+    tables = [*report.tables, *([targets_table(report.targets)] if report.targets else [])]
+    return "\n".join([*lines, *(table(one) for one in tables)])
+
+
+def table(one: Table) -> str:
+    """One table under its title."""
+    heads = _line(one.heads)
+    rule = _line(["---", *("---:" for _ in one.heads[1:])])
+    note = [one.note, ""] if one.note else []
+    return "\n".join(
+        [f"### {one.title}", "", *note, heads, rule, *(_line(row) for row in one.rows), ""]
+    )
+
+
+def _line(cells: tuple[str, ...] | list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

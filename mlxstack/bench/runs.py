@@ -1,0 +1,119 @@
+"""Every benchmark by name: from what a person wants to a report."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from datetime import date
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.bench import cache, caching, engine, peers, serve, serving, text
+from mlxstack.bench.call import Caller, Server
+from mlxstack.bench.conditions import child_env, conditions
+from mlxstack.bench.report import Report, Results
+from mlxstack.bench.stage import Stage, service, with_model
+from mlxstack.core.preset import PaceSpec, SlotSpec
+from mlxstack.core.trial import Build
+
+FULL, SMALL = Build("", 8, 512), Build("", 2, 128)
+
+
+class Wanted(Struct, frozen=True):
+    """`model` is "random", "demo", a folder or a hub id.
+
+    `is_small` takes a tiny model and short prompts: to see that all works, not how fast. `serve`
+    calls `own` instead of a service started for it, and `other` beside it.
+    """
+
+    model: str = "random"
+    passes: int = 3
+    max_tokens: int | None = None
+    is_small: bool = False
+    own: Server | None = None
+    other: Server | None = None
+
+
+class Scene(Struct, frozen=True):
+    """`folder` is scratch; `command` is what the person typed; `say` takes lines of progress."""
+
+    folder: Path
+    env: Mapping[str, str]
+    day: date
+    command: str
+    say: Callable[[str], None]
+
+
+def report(name: str, wanted: Wanted, scene: Scene) -> Report:
+    """Run one benchmark. Raises Broken when something does not start or measures nothing."""
+    folder = scene.folder / name
+    folder.mkdir(parents=True)
+    build = replace(SMALL if wanted.is_small else FULL, folder=str(scene.folder / "model"))
+    stage = Stage(folder, child_env(scene.env), "", scene.say)
+    before = conditions(_model_words(wanted, build), scene.day, scene.env)
+    if wanted.own is None:
+        stage = with_model(stage, wanted.model, build)
+    results = BENCHES[name](stage, wanted)
+    return Report(
+        f"bench {name}", scene.command, before, results.tables, results.targets, results.raw
+    )
+
+
+def _model_words(wanted: Wanted, build: Build) -> str:
+    if wanted.own is not None:
+        return f"{wanted.own.model} at {wanted.own.url}"
+    if wanted.model != "random":
+        return wanted.model
+    return f"a random Llama, {build.n_layers} layers of width {build.width}, float32"
+
+
+def _engine(stage: Stage, wanted: Wanted) -> Results:
+    plan = engine.SMALL if wanted.is_small else engine.EnginePlan()
+    return engine.run(stage, replace(plan, passes=wanted.passes))
+
+
+def _text(stage: Stage, wanted: Wanted) -> Results:
+    plan = text.SMALL if wanted.is_small else text.TextPlan()
+    return text.run(stage, replace(plan, passes=wanted.passes))
+
+
+def _cache(stage: Stage, wanted: Wanted) -> Results:
+    plan = caching.SMALL if wanted.is_small else caching.CachePlan()
+    return asyncio.run(cache.run(stage, replace(plan, passes=wanted.passes)))
+
+
+def _serve(stage: Stage, wanted: Wanted) -> Results:
+    return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
+
+
+def _peers(stage: Stage, wanted: Wanted) -> Results:
+    return asyncio.run(peers.run(stage, _serve_plan(wanted)))
+
+
+def _serve_plan(wanted: Wanted) -> serving.ServePlan:
+    plan = serving.SMALL if wanted.is_small else serving.ServePlan()
+    return replace(plan, passes=wanted.passes, n_answer=wanted.max_tokens or plan.n_answer)
+
+
+async def _served(stage: Stage, plan: serving.ServePlan, wanted: Wanted) -> Results:
+    async with AsyncExitStack() as stack:
+        own = wanted.own
+        if own is None:
+            slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
+            own = await stack.enter_async_context(service(stage, "serve", slots))
+        servers = (own, wanted.other) if wanted.other else (own,)
+        callers = [await stack.enter_async_context(Caller(server)) for server in servers]
+        found = await serving.play(stage, callers, plan)
+    return serve.results(found, plan, serve.Bounds(PaceSpec().max_stall_ms / 1000))
+
+
+BENCHES: dict[str, Callable[[Stage, Wanted], Results]] = {
+    "engine": _engine,
+    "cache": _cache,
+    "text": _text,
+    "serve": _serve,
+    "peers": _peers,
+}
+EVERYTHING = ("engine", "cache", "text", "peers")
+"""What `all` runs; the scenes of `serve` are in `peers`."""

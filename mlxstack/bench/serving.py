@@ -1,0 +1,212 @@
+"""The scenes of `bench serve`: any OpenAI-compatible server under agents; the same for all."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.bench.call import Caller, Timed
+from mlxstack.bench.numbers import ratio
+from mlxstack.bench.stage import Stage
+from mlxstack.bench.workload import Split, Yardstick, agent, next_turn, question, sibling
+from mlxstack.core.errors import Broken
+
+Found = dict[str, tuple[float, ...]]
+"""Figures of one server by name; one value per pass, or per request where its name says so."""
+
+DECODERS = 3
+LEAD_S = 0.5
+"""So long the decoders run before somebody joins."""
+
+
+class ServePlan(Struct, frozen=True):
+    """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders."""
+
+    crowd: tuple[int, ...] = (1, 2, 4, 8)
+    n_prompt: int = 200
+    n_answer: int = 100
+    n_long: int = 4000
+    n_endless: int = 3000
+    team: int = 5
+    n_turns: int = 5
+    n_team_answer: int = 40
+    n_clients: int = 8
+    n_requests: int = 160
+    split: Split = Split()
+    passes: int = 3
+
+    @property
+    def n_slots(self) -> int:
+        """Slots that a service needs so that nobody waits."""
+        return max(*self.crowd, self.team, self.n_clients, DECODERS + 1)
+
+    @property
+    def n_ctx(self) -> int:
+        """Context that a slot needs."""
+        grown = self.split.total + self.n_turns * (2 * self.n_team_answer + 200)
+        return 1024 + max(self.n_long, self.n_endless + self.n_prompt, grown)
+
+
+SMALL = ServePlan((1, 2), 30, 12, 300, 600, 2, 2, 8, 2, 8, Split(100, 100, 40, 20), 1)
+
+Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
+
+
+async def play(stage: Stage, callers: Sequence[Caller], plan: ServePlan) -> dict[str, Found]:
+    """All scenes on all servers by turns, `passes` times; figures by the servers' names."""
+    yards = {caller.server.name: await caller.yardstick() for caller in callers}
+    found: dict[str, Found] = {name: {} for name in yards}
+    for i in range(plan.passes):
+        for scene in SCENES:
+            for caller in callers if i % 2 == 0 else reversed(callers):
+                name = caller.server.name
+                stage.say(f"{scene.__name__} on {name}, pass {i + 1}")
+                for figure, values in (await scene(caller, plan, yards[name], f"{i}")).items():
+                    found[name][figure] = (*found[name].get(figure, ()), *values)
+    return found
+
+
+async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """One long prompt cold, again, its next turn, and a sibling with the same head."""
+    team = 9000 + int(seed)
+    body = agent(plan.split, yard, team, 0)
+    cold = await caller.ask(body, 8)
+    again = await caller.ask(body, 8)
+    later = await caller.ask(next_turn(body, again.text, plan.split.new, yard, seed), 8)
+    other = await caller.ask(sibling(body, plan.split.new, yard, f"{team}"), 8)
+    return {
+        "cold": (cold.ttft_s,),
+        "again": (again.ttft_s,),
+        "next turn": (later.ttft_s,),
+        "sibling": (other.ttft_s,),
+        "n cold": (cold.usage.prompt_tokens,),
+        "n again": (max(1, again.n_computed),),
+        "n next turn": (max(1, later.n_computed),),
+        "n known": (later.usage.prompt_tokens,),
+    }
+
+
+async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Agents with short prompts that nobody knows, 1 to many at once, each answered once."""
+    found: Found = {}
+    for n in plan.crowd:
+        bodies = [question(plan.n_prompt, yard, f"crowd {seed} {n} {i}") for i in range(n)]
+        began = caller.clock()
+        timed = await asyncio.gather(*(caller.ask(body, plan.n_answer) for body in bodies))
+        took = caller.clock() - began
+        found |= {
+            f"crowd {n}: seconds": (took,),
+            f"crowd {n}: tokens": (float(sum(one.usage.completion_tokens for one in timed)),),
+            f"crowd {n}: decode": (decode_rate(timed),),
+            f"crowd {n}: latency": tuple(one.latency_s for one in timed),
+            f"crowd {n}: ttft": tuple(one.ttft_s for one in timed),
+        }
+    return found
+
+
+async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """A team with 50 tokens each: one by one, and together."""
+
+    async def ask(how: str, i: int) -> Timed:
+        return await caller.ask(question(plan.n_prompt, yard, f"{how} {seed} {i}"), 50)
+
+    began = caller.clock()
+    for i in range(plan.team):
+        await ask("alone", i)
+    between = caller.clock()
+    await asyncio.gather(*(ask("together", i) for i in range(plan.team)))
+    return {"one by one": (between - began,), "together": (caller.clock() - between,)}
+
+
+async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Three agents decode when somebody comes with a long prompt that nobody knows."""
+    alone = await caller.ask(question(plan.n_long, yard, f"alone {seed}"), 4)
+    enough = asyncio.Event()
+    asks = [
+        asyncio.create_task(
+            caller.ask(question(plan.n_prompt, yard, f"decoder {seed} {i}"), plan.n_endless, enough)
+        )
+        for i in range(DECODERS)
+    ]
+    await asyncio.sleep(LEAD_S)
+    joined = await caller.ask(question(plan.n_long, yard, f"joins {seed}"), 4)
+    enough.set()
+    decoders = await asyncio.gather(*asks)
+    until = joined.started + joined.ttft_s
+    calm = [gap for one in decoders for gap in one.gaps_within(0.0, joined.started)]
+    gaps = [gap for one in decoders for gap in one.gaps_within(joined.started, until)]
+    if not gaps:
+        raise Broken("the decoders had ended when the long prompt was computed; let them go on")
+    return {
+        "gaps calm": tuple(calm),
+        "gaps joining": tuple(gaps),
+        "newcomer alone": (alone.ttft_s,),
+        "newcomer": (joined.ttft_s,),
+    }
+
+
+async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Agents with one head, several turns each: first taking turns, then all at once."""
+    began = caller.clock()
+    await _one_by_one(caller, plan, yard, 100 + int(seed))
+    between = caller.clock()
+    each = await asyncio.gather(
+        *(_talk(caller, plan, yard, 200 + int(seed), i) for i in range(plan.team))
+    )
+    took = caller.clock() - between
+    reused = [ratio(t.usage.cached_tokens, t.usage.prompt_tokens) for talk in each for t in talk]
+    return {
+        "team one by one": (between - began,),
+        "team at once": (took,),
+        "team first ttft": tuple(talk[0].ttft_s for talk in each),
+        "team later ttft": tuple(one.ttft_s for talk in each for one in talk[1:]),
+        "team reused": tuple(reused),
+    }
+
+
+async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: int) -> None:
+    bodies = [agent(plan.split, yard, number, i) for i in range(plan.team)]
+    for turn in range(plan.n_turns):
+        for i, body in enumerate(bodies):
+            timed = await caller.ask(body, plan.n_team_answer)
+            seed = f"{number} {turn} {i}"
+            bodies[i] = next_turn(body, timed.text, plan.split.new, yard, seed)
+
+
+async def _talk(
+    caller: Caller, plan: ServePlan, yard: Yardstick, number: int, member: int
+) -> list[Timed]:
+    body, talk = agent(plan.split, yard, number, member), []
+    for turn in range(plan.n_turns):
+        talk.append(await caller.ask(body, plan.n_team_answer))
+        seed = f"{number} {turn} {member}"
+        body = next_turn(body, talk[-1].text, plan.split.new, yard, seed)
+    return talk
+
+
+async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Several clients repeat one warm prompt, one token each."""
+    body = question(plan.n_prompt, yard, f"warm {seed}")
+    left = iter(range(plan.n_requests))
+
+    async def client() -> None:
+        for _ in left:
+            await caller.ask(body, 1)
+
+    await asyncio.gather(*(caller.ask(body, 1) for _ in range(plan.n_clients)))
+    began = caller.clock()
+    await asyncio.gather(*(client() for _ in range(plan.n_clients)))
+    return {"requests per second": (plan.n_requests / (caller.clock() - began),)}
+
+
+def decode_rate(timed: Sequence[Timed]) -> float:
+    """Pieces per second of all together, while all of them were being answered."""
+    if not all(one.marks for one in timed):
+        return 0.0
+    start, stop = max(one.marks[0] for one in timed), min(one.marks[-1] for one in timed)
+    n = sum(start < at <= stop for one in timed for at in one.marks)
+    return ratio(n, stop - start) if stop > start else 0.0
+
+
+SCENES: tuple[Scene, ...] = (turns, crowds, short_answers, interference, team, requests)

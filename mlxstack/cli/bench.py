@@ -1,0 +1,105 @@
+"""`bench`: measure, against targets, against the bare engine, against other servers."""
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.show import as_json, note
+from mlxstack.cli.up import Json
+
+if TYPE_CHECKING:
+    from mlxstack.bench.call import Server
+    from mlxstack.bench.report import Report
+    from mlxstack.bench.runs import Wanted
+
+NAMES = ("engine", "cache", "text", "serve", "peers", "all")
+
+
+def bench_names(incomplete: str) -> list[str]:
+    """The benchmarks whose names begin so, for the completion of a shell."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    what: Annotated[
+        str,
+        typer.Argument(metavar="|".join(NAMES), help="Which one.", autocompletion=bench_names),
+    ],
+    model: Annotated[
+        str, typer.Option(help="`random` (26 M parameters), `demo`, a folder, or a hub id.")
+    ] = "random",
+    passes: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 3,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=2, help="serve, peers: tokens of an answer.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="serve: a running service instead of one of our own.")
+    ] = None,
+    vs: Annotated[
+        str | None, typer.Option(help="serve: another OpenAI-compatible server beside it.")
+    ] = None,
+    vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
+    small: Annotated[
+        bool, typer.Option("--small", help="A tiny model: does it work, not how fast.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure speed and memory; print tables, ratios, and targets met or missed.
+
+    engine: our batch and mlx-lm's in one process. cache: agents that come back, start together,
+    are saved. text: the text work of a request. serve: a service under many agents. peers: the
+    same beside mlx_lm.server on the same model. all: everything.
+    """
+    from mlxstack.bench.runs import Wanted
+    from mlxstack.core.errors import BadRequest
+
+    if what not in NAMES:
+        raise BadRequest(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
+    if (url or vs) and what != "serve":
+        raise BadRequest("--url and --vs go with `bench serve`")
+    key = os.environ.get("MLX_STACK_API_KEY")
+    own = _server("mlx-stack", url, model, key)
+    wanted = Wanted(model, passes, max_tokens, small, own, _server(vs or "", vs, vs_model, key))
+    reports = _measured(what, wanted)
+    if json:
+        as_json(reports)
+    else:
+        _print(reports, markdown)
+
+
+def _measured(what: str, wanted: "Wanted") -> "list[Report]":
+    import tempfile
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    from mlxstack.bench.runs import EVERYTHING, Scene, report
+
+    command = shlex.join(["mlx-stack", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory(prefix="mlx-stack-bench-") as folder:
+        today = datetime.now(UTC).date()
+        scene = Scene(Path(folder), dict(os.environ), today, command, note)
+        names = EVERYTHING if what == "all" else (what,)
+        return [report(name, wanted, scene) for name in names]
+
+
+def _server(name: str, url: str | None, model: str, key: str | None) -> "Server | None":
+    from mlxstack.bench.call import Server
+
+    return Server(name, url.rstrip("/"), model, key) if url else None
+
+
+def _print(reports: "list[Report]", is_markdown: bool) -> None:
+    from rich.console import Console
+
+    from mlxstack.bench.markdown import markdown
+    from mlxstack.bench.terminal import show
+
+    for one in reports:
+        if is_markdown:
+            typer.echo(markdown(one))
+        else:
+            show(one, Console(width=None if sys.stdout.isatty() else 160))

@@ -1,0 +1,110 @@
+"""Finds what of a prompt need not be computed, and why it is not more."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from mlxstack.core.ask import Ask
+from mlxstack.core.event import Miss, Source
+from mlxstack.engine.context import Context
+from mlxstack.engine.memory import Memory
+from mlxstack.policy import blocks, matching, restore
+from mlxstack.policy.blocks import Chain
+from mlxstack.policy.hot import Heads
+from mlxstack.policy.prefix import common_prefix
+from mlxstack.policy.restore import Clues, Option, Plan, State
+
+MOST_AGENTS = 512
+FIRST_WORDS = 48
+"""Tokens after the head by which a conversation without a name is told from another."""
+
+SHOWN = 24
+"""Tokens of the earlier prompt that explain a miss."""
+
+
+class Finding:
+    """Belongs to the MLX thread. `heads` learns what several conversations begin with."""
+
+    def __init__(self, memory: Memory, heads: Heads) -> None:
+        self._memory = memory
+        self._heads = heads
+        self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def find(self, ask: Ask, slots: Sequence[Context], slot: int) -> tuple[Plan, Miss | None]:
+        """Where the prompt can go on from, and why not from further on."""
+        clues = self._clues(ask, slots)
+        if not ask.use_cache:
+            return Plan(), restore.why(Plan(), (), replace(clues, is_enabled=False))
+        options = [_live(slots[slot], Source.SLOT, slot, ask, 1)]
+        if self._memory.spec.enabled:
+            others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
+            block = self._memory.spec.block_size
+            options += [_live(slots[i], Source.FORK, i, ask, block) for i in others]
+            options += self._stored(ask, slots[slot])
+        plan = restore.plan(len(ask.tokens), options)
+        return plan, self._told(restore.why(plan, options, clues), ask, slots)
+
+    def remember(self, ask: Ask) -> None:
+        """The prompt that has just been seated: heads are learned, the agent's next is compared."""
+        chain = self._memory.chain(ask.tokens, ask.salt)
+        self._heads.observe(_conversation(ask, chain), chain.keys)
+        if ask.agent is None:
+            return
+        self._prompts.pop(ask.agent, None)
+        self._prompts[ask.agent] = ask.tokens
+        while len(self._prompts) > MOST_AGENTS:
+            self._prompts.popitem(last=False)
+
+    def _told(self, miss: Miss | None, ask: Ask, slots: Sequence[Context]) -> Miss | None:
+        """The miss, with what the prompt would have had to go on with."""
+        if miss is None or miss.at is None:
+            return miss
+        before = self._before(ask, slots)
+        return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
+
+    def _stored(self, ask: Ask, template: Context) -> Iterable[Option]:
+        chain = self._memory.chain(ask.tokens, ask.salt)
+        found = self._memory.match(chain, ask.tokens, None)
+        due = template.turning_point
+        for option in restore.stored(found, template.is_sliceable):
+            if option.source is Source.DISK and not self._memory.spec.disk.enabled:
+                continue
+            yield replace(option, free_from=due) if due and template.is_sliceable else option
+
+    def _clues(self, ask: Ask, slots: Sequence[Context]) -> Clues:
+        before = self._before(ask, slots)
+        keys = self._memory.chain(ask.tokens, ask.salt).keys
+        return Clues(
+            n_prompt=len(ask.tokens),
+            block_size=self._memory.spec.block_size,
+            n_previous=len(before),
+            n_common=common_prefix(before, ask.tokens),
+            n_evicted=matching.was_known(self._memory.index, keys),
+        )
+
+    def _before(self, ask: Ask, slots: Sequence[Context]) -> Sequence[int]:
+        """The prompt to which this one is compared: the agent's last, else the nearest live one."""
+        if ask.agent is not None and ask.agent in self._prompts:
+            return self._prompts[ask.agent]
+        live = [c.tokens[: c.n_prompt] for c in slots if c.salt == ask.salt and len(c)]
+        return max(live, key=lambda tokens: common_prefix(tokens, ask.tokens), default=())
+
+
+def _conversation(ask: Ask, chain: Chain) -> str:
+    """Who speaks: the agent, the client's hint, else how the prompt goes on after its head."""
+    head = ask.cuts[0] if ask.cuts else 0
+    told = blocks.state_at(chain, ask.tokens, min(len(ask.tokens), head + FIRST_WORDS))
+    return ask.agent or ask.hint or told.hex()
+
+
+def _live(context: Context, source: Source, slot: int, ask: Ask, block: int) -> Option:
+    """A live context as a source; from other slots whole blocks, where it can be cut."""
+    n_common = 0
+    if context.salt == ask.salt:
+        n_common = common_prefix(context.tokens, ask.tokens)
+    if context.is_cuttable:
+        covered = min(n_common, len(ask.tokens) - 1)
+        return Option(source, covered - covered % block, free_from=context.floor, slot=slot)
+    states = [State(c.position) for c in context.checkpoints]
+    return restore.live(source, slot, n_common, [*states, State(len(context))])

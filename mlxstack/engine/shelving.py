@@ -1,0 +1,134 @@
+"""Puts contexts on the shelf and takes them down: parks, stores, resumes.
+
+Belongs to the MLX thread, like the memory it fills.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from mlxstack.core.ask import Ask
+from mlxstack.engine import segments
+from mlxstack.engine.context import Checkpoint, Context
+from mlxstack.engine.memory import Memory
+from mlxstack.engine.segments import Segment
+from mlxstack.policy import blocks, matching, records
+from mlxstack.policy.blocks import Chain
+from mlxstack.policy.hot import Heads
+from mlxstack.policy.owners import Name
+from mlxstack.policy.records import Match, Step
+from mlxstack.policy.restore import Plan
+
+
+class Shelved(Struct, frozen=True):
+    """A context in the index: its path, its checkpoints, and which of these keys are new."""
+
+    segments: tuple[str, ...]
+    checkpoints: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+class Shelving:
+    """`heads` are what several conversations begin with; they are kept longer."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.heads = Heads()
+        self._memory = memory
+
+    def park(self, context: Context, now: float) -> Shelved:
+        """Keep a copy of what is not known yet of this context, in memory."""
+        shelved = self.shelve(context, now)
+        self._memory.stay((*shelved.segments, *shelved.checkpoints))
+        self._recall(context, shelved, now)
+        self._protect(context, shelved, now)
+        if context.agent is not None and shelved.segments:
+            mark = shelved.checkpoints[-1] if shelved.checkpoints else None
+            self._memory.owners.claim(context.agent, shelved.segments[-1], mark)
+        return shelved
+
+    def _protect(self, context: Context, shelved: Shelved, now: float) -> None:
+        """A head that several conversations began with is kept longer, though nobody named it."""
+        if not shelved.segments or not self.heads.hot:
+            return
+        keys = self._memory.chain(context.tokens, self._salt(context)).keys
+        known = {name.name for name in self._memory.owners.names}
+        for head in self.heads.hot:
+            name = f"learned-{head.key.hex()[:8]}"
+            if name not in known and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
+                n_tokens = head.n_blocks * self._memory.spec.block_size
+                path = matching.reach(self._memory.index, shelved.segments[-1], n_tokens)
+                steps = tuple(step.key for step in path)
+                self._memory.owners.pin(Name(name, steps, n_tokens, now, is_learned=True))
+
+    def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
+        """What of the context lies on disk only comes to memory too, without reading it."""
+        for key in shelved.segments:
+            record = self._memory.index.nodes[key].record
+            assert isinstance(record, records.Segment)
+            if self._memory.array_of(key) is None and record.end <= len(context):
+                packed = segments.pack(context, record.start, record.end)
+                self._memory.keep(record, packed, now)
+        for part, key in zip(context.checkpoints, shelved.checkpoints, strict=True):
+            if self._memory.array_of(key) is None:
+                self._memory.keep(self._memory.index.nodes[key].record, part, now)
+
+    def shelve(self, context: Context, now: float) -> Shelved:
+        """Put what is not known yet of this context into the index, to be written and let go."""
+        context.checkpoint()
+        chain = self._memory.chain(context.tokens, self._salt(context))
+        known = self._memory.match(chain, context.tokens, context.trail())
+        new = self._add_segments(context, chain, known, now)
+        leaf = new[-1] if new else known.path[-1].key if known.path else None
+        if leaf is None:
+            return Shelved((), (), ())
+        context.anchor(leaf)
+        path = matching.reach(self._memory.index, leaf, len(context))
+        marks = [self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints]
+        keys = [key for key, _ in marks]
+        new += [key for key, is_new in marks if is_new]
+        self._memory.pass_through(new)
+        return Shelved(tuple(step.key for step in path), tuple(keys), tuple(new))
+
+    def resume(self, context: Context, ask: Ask, plan: Plan, now: float) -> None:
+        """Make the context the parked prefix of the plan; all its keys are in memory."""
+        fresh = context.fresh(plan.position)
+        parts = [self._memory.array_of(step.key) for step in plan.path]
+        spans = segments.spans(fresh, [p for p in parts if isinstance(p, Segment)], plan.position)
+        marks = [self._memory.array_of(plan.checkpoint)] if plan.checkpoint else []
+        fresh.adopt(
+            ask.tokens[: plan.position], spans, [m for m in marks if isinstance(m, Checkpoint)]
+        )
+        context.become(fresh)
+        context.salt = ask.salt
+        if plan.path:
+            context.anchor(plan.path[-1].key)
+        self._memory.index.touch([step.key for step in plan.path], now)
+
+    def _add_segments(self, context: Context, chain: Chain, known: Match, now: float) -> list[str]:
+        parent = known.path[-1].key if known.path else None
+        size, new = self._memory.spec.block_size, []
+        for start, end in segments.pieces(known.covered, len(context)):
+            key = blocks.segment_key(blocks.state_at(chain, context.tokens, end), start)
+            packed = segments.pack(context, start, end)
+            names = chain.keys[start // size : end // size]
+            record = records.Segment(key, parent, start, end, packed.n_bytes, names)
+            self._memory.keep(record, packed, now)
+            new.append(key)
+            parent = key
+        return new
+
+    def _add_checkpoint(
+        self, part: Checkpoint, chain: Chain, context: Context, path: Sequence[Step], now: float
+    ) -> tuple[str, bool]:
+        state = blocks.state_at(chain, context.tokens, part.position)
+        key = blocks.checkpoint_key(state)
+        if key in self._memory.index.nodes:
+            return key, False
+        parent = next(step.key for step in path if step.start < part.position <= step.upto)
+        record = records.Checkpoint(key, parent, part.position, part.n_bytes, state)
+        self._memory.keep(record, part, now)
+        return key, True
+
+    def _salt(self, context: Context) -> str:
+        """Contexts too short to be quantised yet are named apart: their KV is of another kind."""
+        return f"{context.salt}\nshort" if len(context) < context.turning_point else context.salt

@@ -1,0 +1,311 @@
+"""What Anthropic's messages mean: pure conversions, without a server."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.api.anthropic.blocks import KINDS
+from mlxstack.api.anthropic.bodies import MessagesBody
+from mlxstack.api.anthropic.convert import conversation
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
+
+WEATHER = {
+    "name": "weather",
+    "description": "Tells it.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+FETCH = {
+    "name": "WebFetch",
+    "description": "Gets a page.",
+    "input_schema": {"type": "object"},
+    "defer_loading": True,
+}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+def meant(messages: Any, **more: Any) -> Conversation:
+    return conversation(msgspec.convert({"messages": messages, **more}, MessagesBody))
+
+
+def user(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
+
+
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
+
+
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "t1", "content": content, **more}
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "x-anthropic-billing-header: cc_version=2.1.329.715; cc_entrypoint=sdk-cli;",
+        "x-anthropic-billing-header: cc_version=2.1.329.3f6; cc_entrypoint=cli; cch=a5145;",
+        "x-anthropic-billing-header: cc_version=2.1.1.1; cc_is_subagent=true;",
+    ],
+)
+def test_c1_billing_headers_leave_no_trace(header: str) -> None:
+    bare = meant(HI, system="You help.")
+    assert meant(HI, system=[text(header), text("You help.")]) == bare
+    assert meant(HI, system=f"{header}\nYou help.") == bare
+    assert meant(HI, system=f"{header}You help.") == bare
+    assert meant(HI, system=[text(header)]) == meant(HI)
+
+
+def test_c2_c3_clothes_of_the_same_words() -> None:
+    moved = {"cache_control": {"type": "ephemeral"}}
+    bare = meant(HI, system="ab")
+    assert meant([user(text("hi", **moved))], system=[text("a"), text("b", **moved)]) == bare
+    assert meant([user(text("hi"))], system=[text("ab", **moved)]) == bare
+
+
+def test_a10_results_come_first_and_in_order() -> None:
+    found = meant(
+        [
+            *HI,
+            user(
+                text("look"),
+                result([text("one"), text("two")]),
+                result("three", tool_use_id="t2"),
+                text("again"),
+            ),
+        ]
+    )
+    assert [(m.role, m.text, m.tool_call_id) for m in found.messages[1:]] == [
+        (Role.TOOL, "one\ntwo", "t1"),
+        (Role.TOOL, "three", "t2"),
+        (Role.USER, "look\nagain", None),
+    ]
+
+
+def test_a11_a_failure_is_told_once() -> None:
+    for said in ("no such file", "Error: no such file"):
+        found = meant([*HI, user(result(said, is_error=True))])
+        assert found.messages[-1].text == "Error: no such file"
+    assert meant([*HI, user(result("fine", is_error=False))]).messages[-1].text == "fine"
+    assert meant([*HI, user(result(None))]).messages[-1].text == ""
+
+
+def test_a12_a_late_system_message_stays_in_its_place() -> None:
+    found = meant(
+        [
+            *HI,
+            {"role": "system", "content": [text("a"), text("b")], "clear_at": "never"},
+            {"role": "assistant", "content": "ok"},
+            {"role": "system", "content": "c"},
+            *HI,
+        ]
+    )
+    roles = [(m.role.value, m.text) for m in found.messages]
+    assert roles == [
+        ("user", "hi"), ("system", "a\nb"), ("assistant", "ok"), ("system", "c"), ("user", "hi"),
+    ]  # fmt: skip
+
+
+def test_c4_c5_an_assistant_turn_in_all_its_parts() -> None:
+    found = meant(
+        [
+            *HI,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "zzz"},
+                    text("I "),
+                    text("look."),
+                    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"b": 1, "a": 2}},
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{}]},
+                ],
+            },
+            user(result("sunny")),
+        ]
+    )
+    turn = found.messages[1]
+    assert (turn.text, turn.reasoning) == ("I look.", "hm")
+    (call,) = turn.tool_calls
+    assert isinstance(call.arguments, dict)
+    assert list(call.arguments.items()) == [("b", 1), ("a", 2)]
+
+
+def test_a14_prefill_and_its_edges() -> None:
+    said = {"role": "assistant", "content": "The "}
+    open_turn = meant([*HI, said])
+    assert open_turn.continue_final
+    assert not open_turn.add_generation_prompt
+    for empty in ("", [], [{"type": "thinking", "thinking": "x", "signature": ""}]):
+        assert meant([*HI, {"role": "assistant", "content": empty}]) == meant(HI)
+    schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    shaped = meant([*HI, said], output_config=schema)
+    assert [m.role for m in shaped.messages] == [Role.USER, Role.SYSTEM, Role.ASSISTANT]
+    assert shaped.continue_final
+    after = meant([*HI, said, {"role": "system", "content": "late"}])
+    assert after.add_generation_prompt
+
+
+def test_a20_deferred_tools_are_described_where_they_were_found() -> None:
+    found_tools = result([{"type": "tool_reference", "tool_name": "WebFetch"}])
+    found = meant([*HI, user(found_tools)], tools=[WEATHER, FETCH])
+    assert [(tool.name, tool.is_deferred) for tool in found.tools] == [
+        ("weather", False),
+        ("WebFetch", True),
+    ]
+    assert found.messages[-1].text == (
+        '<functions>\n<function>{"description": "Gets a page.", "name": "WebFetch", '
+        '"parameters": {"type": "object"}}</function>\n</functions>'
+    )
+    before = meant(HI, tools=[WEATHER])
+    assert found.messages[0] == before.messages[0]
+
+
+def test_a21_tools_come_and_go_in_words() -> None:
+    definition = {**WEATHER, "name": "tide"}
+    added = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": definition}},
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "WebFetch"}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "weather"}},
+        {"type": "tool_addition", "tool": {"type": "mcp_toolset_reference", "server_name": "s"}},
+    ]
+    found = meant([*HI, {"role": "system", "content": added}], tools=[WEATHER, FETCH])
+    assert [tool.name for tool in found.tools if tool.is_deferred] == ["WebFetch", "tide"]
+    words = found.messages[-1].text
+    assert words.index('"name": "tide"') < words.index('"name": "WebFetch"')
+    assert words.endswith("The tool weather is no longer available.")
+
+
+def test_server_tools_are_left_out() -> None:
+    foreign = [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        {"type": "mcp_toolset", "mcp_server_name": "s"},
+        {**WEATHER, "type": "custom", "strict": True, "input_examples": [{}]},
+        {"name": "bare"},
+    ]
+    assert [tool.name for tool in meant(HI, tools=foreign).tools] == ["weather", "bare"]
+
+
+def test_images_are_refused_when_new_and_omitted_when_old() -> None:
+    with pytest.raises(BadRequest, match="image input is not supported") as refused:
+        meant([*HI, user(text("see"), IMAGE)])
+    assert refused.value.param == "messages[1].content[1]"
+    with pytest.raises(BadRequest, match="image input"):
+        meant([user(IMAGE), {"role": "system", "content": "late"}])
+    old = meant([user(IMAGE, text("see")), {"role": "assistant", "content": "a"}, *HI])
+    assert old.messages[0].text == "[image omitted]\nsee"
+    shown = meant([*HI, user(result([text("a"), IMAGE]))])
+    assert shown.messages[-1].text == "a\n[image omitted]"
+
+
+def test_documents_and_search_results_are_read() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "inside"}
+    parts = {"type": "content", "content": [text("one"), text("two")]}
+    found = meant(
+        [
+            user(
+                {"type": "document", "source": plain, "title": "T", "context": "C"},
+                {"type": "document", "source": parts},
+                {"type": "search_result", "source": "s", "title": "t", "content": [text("x")]},
+            )
+        ]
+    )
+    assert found.messages[0].text == "T\nC\ninside\none\ntwo\nt\ns\nx"
+    paper = {"type": "document", "source": {"type": "base64", "data": "AA=="}}
+    with pytest.raises(BadRequest, match="document input is not supported"):
+        meant([user(paper)])
+    old = meant([user(paper), {"role": "assistant", "content": "a"}, *HI])
+    assert old.messages[0].text == "[document omitted]"
+
+
+def test_x6_unknown_blocks_give_their_text_or_nothing() -> None:
+    odd = [
+        {"type": "compaction", "content": "summary"},
+        {"type": "container_upload", "file_id": "f"},
+        {"type": "from_the_future", "text": "hello"},
+    ]
+    assert meant([user(*odd)]).messages == (Message(Role.USER, "summary\nhello"),)
+    assert meant([user()]).messages == (Message(Role.USER),)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [
+        (None, None),
+        ({"type": "enabled", "budget_tokens": 1024}, True),
+        ({"type": "adaptive", "display": "omitted"}, True),
+        ({"type": "between_tools"}, True),
+        ({"type": "disabled"}, False),
+        ({"type": "unheard-of"}, None),
+    ],
+)
+def test_thinking(thinking: Any, expected: bool | None) -> None:
+    assert meant(HI, thinking=thinking).thinking is expected
+
+
+def test_effort_reaches_the_template_in_its_own_levels() -> None:
+    for sent, expected in (("low", "low"), ("high", "high"), ("xhigh", "high"), ("max", "high")):
+        assert meant(HI, output_config={"effort": sent}).template == {"reasoning_effort": expected}
+    assert meant(HI, output_config={"effort": "odd"}).template == {}
+
+
+def test_a_wish_for_json_becomes_the_last_instruction() -> None:
+    wanted = {"type": "json_schema", "schema": {"type": "object", "title": "Deep Thought"}}
+    new, old = meant(HI, output_config={"format": wanted}), meant(HI, output_format=wanted)
+    assert new == old
+    assert new.messages[-1].role is Role.SYSTEM
+    assert "Deep Thought" in new.messages[-1].text
+
+
+@pytest.mark.parametrize(
+    "turn", [{"role": "assistant", "content": ""}, {"role": "system", "content": []}]
+)
+def test_nothing_said_is_an_empty_turn_of_the_user(turn: Any) -> None:
+    assert meant([turn]).messages == (Message(Role.USER),)
+
+
+WORD = st.text(max_size=3)
+FIELDS = ("text", "thinking", "id", "name", "tool_use_id", "tool_name", "title", "context")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | WORD,
+    lambda deeper: st.lists(deeper, max_size=2) | st.dictionaries(WORD, deeper, max_size=2),
+    max_leaves=4,
+)
+BLOCKS = st.recursive(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from([*sorted(KINDS), "odd"])},
+        optional={
+            **dict.fromkeys(FIELDS, WORD | VALUES),
+            **dict.fromkeys(("source", "input", "tool", "definition", "is_error"), VALUES),
+        },
+    ),
+    lambda deeper: st.builds(
+        lambda block, content: {**block, "content": content},
+        deeper,
+        st.lists(deeper, max_size=2) | VALUES,
+    ),
+    max_leaves=6,
+)
+TURNS = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "assistant", "system"]),
+    WORD | st.lists(BLOCKS, max_size=3),
+)
+
+
+@given(st.lists(TURNS, min_size=1, max_size=3), WORD | st.lists(BLOCKS, max_size=2))
+def test_x6_whatever_is_sent_is_understood_or_refused_with_its_path(
+    turns: Any, system: Any
+) -> None:
+    try:
+        assert meant(turns, system=system).messages
+    except BadRequest as refused:
+        assert refused.param is not None
+        assert refused.message.startswith(refused.param)

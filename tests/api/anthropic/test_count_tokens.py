@@ -1,0 +1,54 @@
+"""Counting tokens: the very prompt, and never behind somebody's generation."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.api.anthropic.shapes import tools
+from tests.api.anthropic.speaking import PATH, ask, body, n_prompt
+from tests.api.running import Running
+from tests.api.speaking import prompt_of
+from tests.api.test_streams import n_busy, until
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+COUNT = f"{PATH}/count_tokens"
+
+
+def test_count_is_the_prompt_of_messages(claude: anthropic.Anthropic, http: httpx.Client) -> None:
+    sent = body(prompt_of(40), system="Be kind.", tools=tools(1, 24))
+    answer = http.post(COUNT, json=sent)
+    assert answer.json() == {"input_tokens": n_prompt(ask(http, sent)["usage"])}
+    del sent["max_tokens"], sent["temperature"]
+    assert claude.messages.count_tokens(**sent).input_tokens == answer.json()["input_tokens"]
+
+
+def test_26_parallel_counts_do_not_wait_for_generation(live: Running, http: httpx.Client) -> None:
+    """All slots decode, and more requests wait in the queue."""
+    long = body(max_tokens=600, ignore_eos=True)
+    answered = live.service.engine.snapshot().counters.n_asks
+
+    def generate(seed: int) -> int:
+        sent = {**long, "messages": [{"role": "user", "content": prompt_of(20, seed)}]}
+        return httpx.post(live.url + PATH, json=sent, timeout=120).status_code
+
+    def count(seed: int) -> tuple[float, dict[str, Any]]:
+        one = {"model": "tiny", "messages": [{"role": "user", "content": "foo"}]}
+        began = time.monotonic()
+        answer = httpx.post(f"{live.url}{COUNT}", json={**one, "tools": tools(1, 24, seed)})
+        return time.monotonic() - began, answer.json()
+
+    with ThreadPoolExecutor(32) as pool:
+        working = [pool.submit(generate, seed) for seed in range(5)]
+        until(live, lambda s: n_busy(s) == 3 and len(s.waiting) == 2)
+        counted = [task.result() for task in [pool.submit(count, seed) for seed in range(26)]]
+        still = live.service.engine.snapshot()
+        assert n_busy(still) == 3
+        assert len(still.waiting) == 2, "all counts came before anybody's place was taken"
+        assert [task.result() for task in working] == [200] * 5
+    assert all(found["input_tokens"] > 20 for _, found in counted)
+    assert live.service.engine.snapshot().counters.n_asks == answered + 5

@@ -1,0 +1,87 @@
+"""The order of events, for any reply that a model could give."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.api.anthropic.stream import MessageStream, Names, _frame
+from mlxstack.api.anthropic.wire import message
+from mlxstack.core.event import Work
+from mlxstack.service.parts import (
+    Called,
+    Content,
+    Ended,
+    Ending,
+    Part,
+    Quiet,
+    Reasoning,
+    Reply,
+    Spoken,
+    Started,
+)
+from tests.api.anthropic.speaking import blocks, events, in_order
+
+NAMES = Names("msg_1", "m", "req_1")
+WORDS = st.text(min_size=1, max_size=8)
+ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers() | WORDS | st.none(), max_size=3)
+SPOKEN: st.SearchStrategy[Spoken] = st.one_of(
+    st.builds(Reasoning, WORDS),
+    st.builds(Content, WORDS),
+    st.builds(Called, st.just("toolu_1"), st.just("f"), ARGUMENTS),
+)
+QUIET = st.builds(Quiet, st.just(1), st.just(2))
+
+
+def said(*parts: Part) -> list[dict[str, Any]]:
+    """The events of these parts, read back from their bytes."""
+    stream = MessageStream(NAMES)
+    frames = [_frame(event) for part in parts for event in stream.render(part)]
+    return events(b"".join(frames).decode())
+
+
+@given(
+    st.lists(QUIET, max_size=2),
+    st.lists(SPOKEN | QUIET, max_size=12),
+    st.sampled_from(Ending),
+)
+def test_a30_any_reply_streams_in_order_and_adds_up(
+    before: list[Quiet], parts: list[Spoken | Quiet], ending: Ending
+) -> None:
+    started = Started(slot=0, n_prompt=9, n_cached=4)
+    ended = Ended(ending, Work(n_prompt=9, n_cached=4, n_generated=7), slot=0)
+    found = said(*before, started, *parts, ended)
+    in_order(found)
+    spoken = tuple(part for part in parts if not isinstance(part, Quiet))
+    calls = tuple(part for part in spoken if isinstance(part, Called))
+    reply = Reply(started=started, ended=ended, calls=calls, spoken=spoken)
+    whole = message(reply, "msg_1", "m")
+    assert blocks(found) == json.loads(json.dumps([_plain(block) for block in whole.content]))
+    last = found[-2]
+    assert last["delta"]["stop_reason"] == whole.stop_reason
+    assert (whole.stop_reason == "tool_use") is bool(calls)
+    assert last["usage"]["output_tokens"] == 7
+    assert sum(event["type"] == "ping" for event in found) == len(before) + sum(
+        isinstance(part, Quiet) for part in parts
+    )
+
+
+def test_x21_pings_may_come_before_the_answer_begins() -> None:
+    assert [event["type"] for event in said(Quiet(0, 9))] == ["ping"]
+
+
+def test_a34_no_empty_text_between_thoughts_and_call() -> None:
+    started = Started(slot=0, n_prompt=9, n_cached=4)
+    found = said(started, Reasoning("hm"), Called("toolu_1", "f", {}))
+    kinds = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
+    assert kinds == ["thinking", "tool_use"]
+    deltas = [e["delta"]["type"] for e in found if e["type"] == "content_block_delta"]
+    assert deltas == ["thinking_delta", "signature_delta", "input_json_delta"]
+    assert [e["delta"].get("partial_json") for e in found if "delta" in e][-1] == "{}"
+
+
+def _plain(block: Any) -> dict[str, Any]:
+    import msgspec
+
+    return dict(msgspec.json.decode(msgspec.json.encode(block)))

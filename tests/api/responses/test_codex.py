@@ -1,0 +1,191 @@
+"""What Codex sends is understood, and what it hears back makes it do the right thing."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mlxstack.api.openai.responses.bodies import ResponsesBody
+from mlxstack.api.openai.responses.convert import conversation
+from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
+from tests.api.responses import codex
+from tests.api.responses.checking import Told, check, told
+from tests.api.responses.conftest import Scripted
+from tests.api.running import Running, running
+
+CAPTURE = "codex-0.169-tool-loop.json"
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def sent(stage: Scripted, *items: dict[str, Any]) -> Told:
+    return told(stage.http, codex.request(*items))
+
+
+@pytest.mark.net
+def test_a_namespace_call_is_answered_with_its_namespace(scripted: Scripted) -> None:
+    scripted.say(call("close_agent", target="a1"))
+    (item,) = sent(scripted).response["output"]
+    assert (item["type"], item["name"]) == ("function_call", "close_agent")
+    assert item["namespace"] == "multi_agent_v1"
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("joint", [".", "__"])
+def test_a_name_with_its_namespace_in_front_is_understood(scripted: Scripted, joint: str) -> None:
+    scripted.say(call(f"multi_agent_v1{joint}close_agent", target="a1"))
+    (item,) = sent(scripted).response["output"]
+    assert (item["name"], item["namespace"]) == ("close_agent", "multi_agent_v1")
+
+
+@pytest.mark.net
+def test_a_plain_call_has_no_namespace(scripted: Scripted) -> None:
+    scripted.say(call("exec_command", cmd="ls"))
+    (item,) = sent(scripted).response["output"]
+    assert "namespace" not in item
+
+
+@pytest.mark.net
+def test_a_custom_tool_is_called_with_free_text(scripted: Scripted) -> None:
+    scripted.say(call("apply_patch", input="*** Begin\n+1\n"))
+    found = sent(scripted)
+    (item,) = found.response["output"]
+    assert (item["type"], item["input"]) == ("custom_tool_call", "*** Begin\n+1\n")
+    assert found.of("custom_tool_call_input.done")[0]["input"] == item["input"]
+    assert "start: begin hunk+ end" in scripted.prompt()
+
+
+@pytest.mark.net
+def test_two_namespaces_may_have_tools_of_one_name(scripted: Scripted) -> None:
+    spaces = [
+        {"type": "namespace", "name": name, "description": "", "tools": [codex.function("search")]}
+        for name in ("mail", "files")
+    ]
+    scripted.say(call("search") + call("files__search"))
+    body = {**codex.request(), "tools": spaces}
+    one, two = told(scripted.http, body).response["output"]
+    assert (one["name"], one["namespace"]) == ("search", "mail")
+    assert (two["name"], two["namespace"]) == ("search", "files")
+    history = [
+        {"type": "function_call", "call_id": f"c{i}", "name": "search", "namespace": name}
+        for i, name in enumerate(("mail", "files"))
+    ]
+    told(scripted.http, {**body, "input": [*codex.START, *history]})
+    assert '"name": "files__search"' in scripted.prompt()
+
+
+@pytest.mark.net
+def test_only_tools_that_can_be_called_are_in_the_prompt(scripted: Scripted) -> None:
+    sent(scripted)
+    prompt = scripted.prompt()
+    for name in ("exec_command", "spawn_agent", "close_agent", "apply_patch"):
+        assert f'"name": "{name}"' in prompt
+    assert "web_search" not in prompt
+
+
+@pytest.mark.net
+def test_developers_are_one_system_prompt(scripted: Scripted) -> None:
+    sent(scripted)
+    prompt = scripted.prompt()
+    assert "You are a coding agent.\n\nSkills come here.Permissions come here." in prompt
+    assert prompt.count("<|im_start|>system") == 1
+
+
+@pytest.mark.net
+def test_a_turn_of_the_assistant_is_one(scripted: Scripted) -> None:
+    sent(scripted, *codex.LOOP)
+    prompt = scripted.prompt()
+    turn = prompt[prompt.index("I run it.") :]
+    assert turn.index("exec_command") < turn.index("<|im_start|>")
+    assert "echo MARKER" in turn
+    assert "exit code 0\nMARKER" in turn
+    assert "gAAAAB" not in prompt
+
+
+@pytest.mark.net
+def test_the_session_is_hinted_by_the_thread(scripted: Scripted) -> None:
+    scripted.http.post(
+        "/v1/responses", json=codex.request(), headers=codex.HEADERS
+    ).raise_for_status()
+    assert scripted.engine.asked[-1].hint == f"codex:{codex.THREAD}"
+    assert scripted.engine.asked[-1].agent is None
+
+
+@pytest.mark.net
+def test_thoughts_come_back_sealed(scripted: Scripted) -> None:
+    """Codex returns `encrypted_content` and drops the readable content."""
+    scripted.say("The folder is empty, so I look.\n</think>\n\n" + call("exec_command", cmd="ls"))
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    output = told(scripted.http, {**codex.request(), **thinking}).response["output"]
+    thoughts, called = output
+    assert thoughts["encrypted_content"]
+    returned = {**thoughts, "content": None}
+    output_item = {"type": "function_call_output", "call_id": called["call_id"], "output": "a.txt"}
+    said = conversation(ResponsesBody(input=[returned, called, output_item]), Toolbox()).messages
+    assert said[0].reasoning == "The folder is empty, so I look."
+    assert said[0].tool_calls[0].id == called["call_id"]
+
+
+def inflated(body: dict[str, Any]) -> dict[str, Any]:
+    """The capture has its tools shortened; here they have their shape again."""
+    tools = [
+        {
+            **tool,
+            "description": "some tool",
+            **({"parameters": {"type": "object"}} if tool["type"] == "function" else {}),
+            **({"tools": [codex.function(n) for n in tool["tools"]]} if "tools" in tool else {}),
+        }
+        for tool in body["tools"]
+        if tool["type"] != "web_search"
+    ]
+    return {**body, "tools": [*tools, {"type": "web_search", "external_web_access": True}]}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The demo model with room for the words of a real client."""
+    preset = Preset(
+        model=ModelSpec(id="demo"),
+        slots=SlotSpec(n_ctx=32768),
+        sampling=SamplingSpec(temperature=0, thinking=False, max_tokens=16),
+        server=ServerSpec(port=0),
+    )
+    with running(preset, tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@pytest.mark.mlx
+@pytest.mark.net
+@pytest.mark.skipif(
+    "MLX_STACK_CAPTURES" not in os.environ,
+    reason="MLX_STACK_CAPTURES names no folder with requests of real clients",
+)
+def test_the_captured_tool_loop_is_accepted(wide: Running) -> None:
+    path = Path(os.environ["MLX_STACK_CAPTURES"]) / CAPTURE
+    cached = []
+    with httpx.Client(base_url=wide.url, timeout=120) as http:
+        for one in json.loads(path.read_text()):
+            headers = {
+                k: v for k, v in one["headers"].items() if k not in ("host", "content-length")
+            }
+            answer = http.post(one["path"], json=inflated(one["body"]), headers=headers)
+            assert answer.status_code == 200, answer.text
+            cached.append(check(answer.text).response["usage"])
+    first, second = cached
+    assert second["input_tokens_details"]["cached_tokens"] >= 0.98 * first["input_tokens"]
+
+
+@pytest.mark.mlx
+@pytest.mark.net
+def test_the_second_request_of_a_loop_is_cached(wide: Running) -> None:
+    with httpx.Client(base_url=wide.url, timeout=60) as http:
+        first = told(http, codex.request()).response["usage"]
+        second = told(http, codex.request(*codex.LOOP)).response["usage"]
+    assert second["input_tokens_details"]["cached_tokens"] >= 0.95 * first["input_tokens"]

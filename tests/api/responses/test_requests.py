@@ -1,0 +1,209 @@
+"""Bodies of every shape: read, refused by name, or counted."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from mlxstack.api.openai.responses.bodies import ResponsesBody
+from mlxstack.api.openai.responses.convert import conversation
+from mlxstack.api.openai.responses.toolbox import Toolbox
+from tests.api.responses.checking import PLAIN, whole
+from tests.api.responses.conftest import Scripted
+
+pytestmark = pytest.mark.net
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+def called(call_id: str, kind: str = "function_call", **more: Any) -> dict[str, Any]:
+    return {"type": kind, "call_id": call_id, **more}
+
+
+HISTORY: list[dict[str, Any]] = [
+    {"role": "system", "content": "Rules."},
+    {"role": "user", "content": "Question one"},
+    {"type": "reasoning", "id": "rs", "summary": []},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Calling."}],
+    },
+    called("c1", name="act", arguments='{"a": 1}'),
+    called("c2", name="act", arguments="not json"),
+    called("c3", "custom_tool_call", name="patch", input="*** diff"),
+    {"type": "local_shell_call", "call_id": "c4", "action": {"type": "exec", "command": ["ls"]}},
+    called("c1", "function_call_output", output="one"),
+    called("c2", "function_call_output", output=[say("two"), IMAGE]),
+    called("c3", "custom_tool_call_output", output="three"),
+    {"type": "local_shell_call_output", "id": "c4", "output": "four"},
+    {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search"}},
+    {"type": "item_reference", "id": "msg_gone"},
+    {"type": "of_the_future", "what": [1, {"ever": None}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    {"role": "developer", "content": [say("Late rule.")]},
+    user(say("Question"), say("two")),
+]
+
+
+def test_items_of_every_kind_are_read_or_left_out(scripted: Scripted) -> None:
+    whole(scripted.http, {"input": HISTORY, "instructions": "Be kind."})
+    prompt = scripted.prompt()
+    wanted = [
+        "Be kind.\n\nRules.",
+        "Question one",
+        "Calling.",
+        '{"a": 1}',
+        "not json",
+        "*** diff",
+        "local_shell",
+        "one",
+        "two\n[image omitted]",
+        "three",
+        "four",
+        "No.",
+        "Late rule.",
+        "Question\ntwo",
+    ]
+    at = 0
+    for words in wanted:
+        found = prompt.find(words, at)
+        assert found >= at, words
+        at = found
+    assert "msg_gone" not in prompt
+
+
+def test_thoughts_belong_to_the_turn_that_follows() -> None:
+    said = conversation(ResponsesBody(input=HISTORY), Toolbox()).messages
+    (turn,) = (message for message in said if message.text == "Calling.")
+    assert turn.reasoning == "Hm."
+    assert [call.name for call in turn.tool_calls] == ["act", "act", "patch", "local_shell"]
+    alone = [*HISTORY[1:4], {"role": "user", "content": "again"}]
+    assert [m.text for m in conversation(ResponsesBody(input=alone), Toolbox()).messages] == [
+        "Question one",
+        "again",
+    ], "thoughts that led to nothing are left out"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": [{"role": "king", "content": "hi"}]}, "input[0].role"),
+        ({"input": [{"content": "hi"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+        ({"input": [user(IMAGE)]}, "input[0].content"),
+        ({"input": [user({"type": []})]}, "input[0].content[0].type"),
+        ({"input": "hi", "tools": [{"type": "function"}]}, "tools[0].name"),
+        (
+            {"input": "hi", "tools": [{"type": "namespace", "name": "n", "tools": [1]}]},
+            "tools[0].tools[0]",
+        ),
+        ({"input": "hi", "tool_choice": "sometimes"}, "tool_choice"),
+        ({"input": "hi", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "hi", "top_logprobs": 21}, "top_logprobs"),
+        ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "hi", "conversation": "conv_1"}, "conversation"),
+        ({"input": "hi", "background": True}, "background"),
+    ],
+)
+def test_what_cannot_work_is_named(scripted: Scripted, body: dict[str, Any], param: str) -> None:
+    answer = scripted.http.post("/v1/responses", json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+
+
+def test_an_image_of_the_past_is_noted(scripted: Scripted) -> None:
+    whole(scripted.http, {"input": [user(say("look"), IMAGE), user(say("never mind"))]})
+    assert "look\n[image omitted]" in scripted.prompt()
+
+
+def test_a_wish_for_json_is_put_into_words(scripted: Scripted) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object", "title": "Cat"}}
+    made = whole(scripted.http, {"input": "hi", "text": {"format": form}})
+    assert '"title": "Cat"' in scripted.prompt()
+    assert made["text"] == {"format": form}
+
+
+def test_effort_none_switches_thinking_off(scripted: Scripted) -> None:
+    def thinks(**reasoning: str) -> bool:
+        body = {"input": "hi", "reasoning": reasoning}
+        scripted.http.post("/v1/responses", json=body).raise_for_status()
+        return "<think>" in scripted.prompt()
+
+    assert not thinks(effort="none")
+    assert thinks(effort="low")
+
+
+@pytest.mark.parametrize("choice", ["none", "required", "auto"])
+def test_the_prompt_is_the_same_for_every_tool_choice(scripted: Scripted, choice: str) -> None:
+    tools = [{"type": "function", "name": "act", "parameters": {"type": "object"}}]
+    body = {"input": "hi", "tools": tools, "tool_choice": choice}
+    assert whole(scripted.http, body)["tool_choice"] == choice
+    assert ("<tool_call>" in scripted.prompt().rpartition("assistant")[2]) is (choice == "required")
+
+
+def test_allowed_tools_follow_their_mode(scripted: Scripted) -> None:
+    tools = [{"type": "function", "name": "act", "parameters": {"type": "object"}}]
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "act"}],
+    }
+    whole(scripted.http, {"input": "hi", "tools": tools, "tool_choice": choice})
+    assert scripted.prompt().endswith("<tool_call>")
+
+
+def test_logprobs_come_when_included(scripted: Scripted) -> None:
+    body = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole(scripted.http, body)
+    assert scripted.engine.asked[-1].sampling.top_logprobs == 2
+    whole(scripted.http, {"input": "hi"})
+    assert scripted.engine.asked[-1].sampling.top_logprobs is None
+
+
+def test_r4_input_tokens_are_those_of_the_response(scripted: Scripted) -> None:
+    body = {**PLAIN, "input": HISTORY, "instructions": "Be kind."}
+    for path in ("/v1/responses/input_tokens", "/responses/input_tokens"):
+        counted = scripted.http.post(path, json=body)
+        assert counted.status_code == 200, counted.text
+        used = whole(scripted.http, body)["usage"]["input_tokens"]
+        assert counted.json() == {"object": "response.input_tokens", "input_tokens": used}
+
+
+def test_r4_the_sdk_counts(scripted: Scripted) -> None:
+    assert scripted.sdk.responses.input_tokens.count(model="m", input="hi").input_tokens > 0
+
+
+def test_the_alias_without_v1(scripted: Scripted) -> None:
+    answer = scripted.http.post("/responses", json={"input": "hi", **PLAIN})
+    assert answer.json()["object"] == "response"
+    assert "error" in scripted.http.post("/responses", json={}).json()
+
+
+def test_context_length_exceeded_is_final(scripted: Scripted) -> None:
+    """Codex looks for this code and gives up instead of trying again."""
+    for stream in (False, True):
+        answer = scripted.http.post(
+            "/v1/responses", json={"input": "word " * 20000, "stream": stream}
+        )
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    with pytest.raises(openai.BadRequestError) as caught:
+        scripted.sdk.responses.create(model="m", input="word " * 20000)
+    assert caught.value.code == "context_length_exceeded"

@@ -1,0 +1,68 @@
+"""Our own description of the doors, tried with seeded random requests against a real service."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import GenerationConfig, ProjectConfig, ProjectsConfig, SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+)
+
+from mlxstack.core.preset import SamplingSpec, SlotSpec
+from tests.api.running import running, tiny_preset
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+SEED = 20261120
+# A feature that is off answers 501, as llama-server has it.
+OFF = 501
+
+
+def plan() -> SchemathesisConfig:
+    """Valid and invalid requests, the same ones every time."""
+    generation = GenerationConfig(
+        modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE], deterministic=True
+    )
+    project = ProjectConfig(generation=generation)
+    return SchemathesisConfig(seed=SEED, projects=ProjectsConfig(default=project))
+
+
+@pytest.fixture(scope="module")
+def doors(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    preset = tiny_preset(
+        model_folder, slots=SlotSpec(count=3, n_ctx=128), sampling=SamplingSpec(max_tokens=4)
+    )
+    with running(preset, tmp_path_factory.mktemp("home")) as live:
+        yield schemathesis.openapi.from_url(f"{live.url}/schema/openapi.json", config=plan())
+
+
+# Left out are second names of the same doors, and the feed, which never ends.
+schema = schemathesis.pytest.from_fixture("doors").exclude(
+    path_regex=r"^/(events|chat/|responses|models|embeddings|completions|v1/health)"
+)
+
+
+@schema.parametrize()
+@seed(SEED)
+@settings(
+    max_examples=5,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_answer_is_as_described(case: schemathesis.Case) -> None:
+    """Never a 5xx; content types and bodies as OpenAPI tells them."""
+    response = case.call(timeout=20)
+    checks = [content_type_conformance, response_schema_conformance]
+    if response.status_code != OFF:
+        checks.append(not_a_server_error)
+    case.validate_response(response, checks=checks)

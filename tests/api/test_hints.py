@@ -1,0 +1,45 @@
+"""Clients' own names for their conversations."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.api.hints import MAX_CHARS, hint
+
+UUID = "666f79cf-f11b-4765-854a-1165bd7cdb94"
+CLAUDE = {"x-claude-code-session-id": UUID}
+
+
+@pytest.mark.parametrize(
+    ("headers", "key", "user", "expected"),
+    [
+        ({}, None, None, None),
+        (CLAUDE, None, None, f"claude:{UUID}"),
+        ({**CLAUDE, "x-claude-code-agent-id": "a4b"}, "k", "u", f"claude:{UUID}/a4b"),
+        ({"session-id": "s", "thread-id": "t"}, "t", None, "codex:t"),
+        ({"session-id": "s"}, None, None, "codex:s"),
+        ({"x-session-id": "ses_1"}, "k", None, "opencode:ses_1"),
+        ({"x-session-affinity": "ses_2"}, None, None, "opencode:ses_2"),
+        ({}, "k", "u", "key:k"),
+        ({}, None, "ann", "user:ann"),
+        ({}, "", "  ", None),
+        ({}, {"odd": 1}, ["odd"], None),
+        ({}, None, json.dumps({"device_id": "d", "session_id": UUID}), f"claude:{UUID}"),
+        ({}, None, f"user_abc_account_def_session_{UUID}", f"claude:{UUID}"),
+        ({}, None, '{"session_id": 5}', 'user:{"session_id": 5}'),
+        ({}, None, "[" * 100_000, "user:" + "[" * (MAX_CHARS - 5)),
+    ],
+)
+def test_x30_who_says_what(
+    headers: dict[str, str], key: Any, user: Any, expected: str | None
+) -> None:
+    assert hint(headers, key, user) == expected
+
+
+@given(st.dictionaries(st.sampled_from([*CLAUDE, "thread-id"]), st.text()), st.text(), st.text())
+def test_a_hint_is_short_whatever_is_sent(headers: dict[str, str], key: str, user: str) -> None:
+    found = hint(headers, key, user)
+    assert found is None or 0 < len(found) <= MAX_CHARS

@@ -1,0 +1,83 @@
+"""A stream becomes times and texts, however the network cuts it."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.bench.call import Timed, timed
+from mlxstack.bench.serving import decode_rate
+from mlxstack.core.errors import Broken
+
+
+def event(**chunk: object) -> bytes:
+    return b"data: " + msgspec.json.encode({"id": "x", **chunk}) + b"\n\n"
+
+
+def said(text: str, key: str = "content") -> bytes:
+    return event(choices=[{"index": 0, "delta": {key: text}}])
+
+
+STREAM = (
+    b": keepalive\n\n"
+    + event(choices=[{"index": 0, "delta": {"role": "assistant"}}])
+    + said("hm", "reasoning_content")
+    + said("Hel\u2028lo")
+    + said(" you")
+    + event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
+    + event(
+        choices=[],
+        usage={
+            "prompt_tokens": 9,
+            "completion_tokens": 3,
+            "total_tokens": 12,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    )
+    + b"data: [DONE]\n\n"
+)
+
+
+@given(st.sets(st.integers(1, len(STREAM) - 1)))
+def test_where_the_network_cuts_does_not_matter(cuts: set[int]) -> None:
+    ends = [*sorted(cuts), len(STREAM)]
+    starts = [0, *sorted(cuts)]
+    pieces = [STREAM[a:b] for a, b in zip(starts, ends, strict=True)]
+    found = timed(0.0, [(float(i + 1), piece) for i, piece in enumerate(pieces)], 99.0)
+    assert found.text == "hmHel\u2028lo you"
+    assert len(found.marks) == 3
+    assert list(found.marks) == sorted(found.marks)
+    assert found.usage.cached_tokens == 4
+    assert found.n_computed == 5
+
+
+def test_times_are_those_of_the_last_byte() -> None:
+    first, second = said("a"), said("b")
+    found = timed(1.0, [(2.0, first + second[:9]), (5.0, second[9:])], 6.0)
+    assert found.marks == (2.0, 5.0)
+    assert found.ttft_s == 1.0
+    assert found.latency_s == 5.0
+    assert found.gaps == (3.0,)
+
+
+def test_gaps_within_a_window_are_those_that_touch_it() -> None:
+    found = Timed(0.0, (1.0, 2.0, 4.0, 7.0), 8.0)
+    assert found.gaps_within(2.5, 3.0) == (2.0,)
+    assert found.gaps_within(2.5, 5.0) == (2.0, 3.0)
+    assert found.gaps_within(7.5, 9.0) == ()
+
+
+def test_an_answer_without_text_has_its_first_token_at_the_end() -> None:
+    assert Timed(1.0, (), 4.0).ttft_s == 3.0
+
+
+def test_a_stream_of_something_else_is_refused() -> None:
+    with pytest.raises(Broken, match="unexpected"):
+        timed(0.0, [(1.0, b"data: <html>\n\n")], 2.0)
+
+
+def test_decode_rate_counts_only_while_all_are_answered() -> None:
+    one = Timed(0.0, (1.0, 2.0, 3.0, 4.0), 4.0)
+    late = Timed(0.0, (2.0, 2.5, 3.0, 3.5, 4.0, 9.0), 9.0)
+    assert decode_rate([one, late]) == (2 + 4) / 2.0
+    assert decode_rate([one, Timed(0.0, (), 1.0)]) == 0.0

@@ -1,0 +1,66 @@
+"""Reports as Markdown, in a terminal, and as JSON."""
+
+import io
+
+import msgspec
+from rich.console import Console
+
+from mlxstack.bench.markdown import markdown, table
+from mlxstack.bench.report import Conditions, Report, Table, at_most
+from mlxstack.bench.serve import crowd_row, throughput, verdict
+from mlxstack.bench.serving import ServePlan
+from mlxstack.bench.terminal import show
+
+SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
+TABLE = Table("Speeds", ("What", "How fast"), (("a | b", "1 s"), ("[bold]c", "2 s")), "A note.")
+REPORT = Report(
+    "bench x", "mlx-stack bench x", SAID, (TABLE,), (at_most("t", 2, 1),), {"a": (1.0,)}
+)
+
+
+def test_a_table_in_markdown_has_as_many_cells_in_every_line() -> None:
+    lines = [line for line in table(TABLE).splitlines() if line.startswith("|")]
+    assert lines[1] == "| --- | ---: |"
+    assert {line.replace("\\|", "").count("|") for line in lines} == {3}
+
+
+def test_markdown_names_command_machine_and_targets() -> None:
+    told = markdown(REPORT)
+    for words in ("## bench x", "`mlx-stack bench x`", "a machine", "mlx 1.0", "MISSED"):
+        assert words in told
+
+
+def test_the_terminal_shows_cells_as_they_are() -> None:
+    out = io.StringIO()
+    show(REPORT, Console(file=out, width=100))
+    assert "[bold]c" in out.getvalue()
+    assert "MISSED" in out.getvalue()
+
+
+def test_a_report_survives_json() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(REPORT), type=Report) == REPORT
+
+
+def test_k1_a_crowd_sums_up_its_passes() -> None:
+    found = {
+        "crowd 1: seconds": (1.0, 1.0),
+        "crowd 1: tokens": (10.0, 10.0),
+        "crowd 1: decode": (12.0, 14.0),
+        "crowd 1: latency": (1.0, 1.0),
+        "crowd 1: ttft": (0.1, 0.1),
+        "crowd 2: seconds": (1.0, 1.5),
+        "crowd 2: tokens": (20.0, 20.0),
+        "crowd 2: decode": (24.0, 26.0),
+        "crowd 2: latency": (1.0, 1.1, 1.2, 1.3),
+        "crowd 2: ttft": (0.1, 0.2, 0.3, 0.4),
+    }
+    plan = ServePlan(crowd=(1, 2))
+    row = crowd_row("x", found, 2, plan)
+    assert row[:6] == ("x", "2", "4", "40", "2.50 s", "16.0 tokens/s")
+    assert row[-2:] == ("1.60 x", "partial")
+    assert crowd_row("x", found, 1, plan)[-2:] == ("1.00 x", "-")
+    assert throughput(found, 1) == 10.0
+
+
+def test_k1_verdicts() -> None:
+    assert [verdict(s) for s in (2.0, 1.99, 1.5, 1.49)] == ["meets", "partial", "partial", "below"]

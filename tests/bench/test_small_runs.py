@@ -1,0 +1,132 @@
+"""Every benchmark from end to end on a tiny model: all rows are there and fit together."""
+
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mlxstack.bench import caching
+from mlxstack.bench.call import Caller, Server
+from mlxstack.bench.report import Report, Table
+from mlxstack.bench.runs import SMALL, Scene, Wanted, report
+from mlxstack.bench.serving import SMALL as SERVE
+from mlxstack.bench.serving import crowds
+from mlxstack.bench.stage import Stage, measure, service, with_model
+from mlxstack.bench.workload import Yardstick
+from mlxstack.core.errors import Broken
+from mlxstack.core.preset import SlotSpec
+from mlxstack.core.trial import Finding, Floor, Load
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+
+def run(name: str, folder: Path, **more: object) -> Report:
+    scene = Scene(folder, dict(os.environ), date(2026, 11, 20), f"bench {name}", lambda _: None)
+    wanted = Wanted(passes=1, is_small=True, **more)  # type: ignore[arg-type]
+    return report(name, wanted, scene)
+
+
+def stage(folder: Path) -> Stage:
+    bare = Stage(folder, dict(os.environ), "", lambda _: None)
+    build = msgspec.structs.replace(SMALL, folder=str(folder / "model"))
+    return with_model(bare, "random", build)
+
+
+def column(table: Table, head: str) -> list[str]:
+    at = table.heads.index(head)
+    return [row[at] for row in table.rows]
+
+
+def test_z1_z2_e17_engine(tmp_path: Path) -> None:
+    told = run("engine", tmp_path)
+    shapes, moves, speeds = told.tables
+    assert column(shapes, "Contexts") == ["64/8/8", "32/32"]
+    assert len(moves.rows) == 2
+    assert len(speeds.rows) == 4
+    assert column(speeds, "Whole engine")[2:] == ["-", "-"]
+    bytes_alone, ours = told.raw["uneven: alone bytes"], told.raw["uneven: ours bytes"]
+    assert ours[0] <= 1.05 * bytes_alone[0]
+    assert len(told.targets) == 5
+    assert all(min(values) > 0 for values in told.raw.values())
+
+
+def test_z13_text(tmp_path: Path) -> None:
+    told = run("text", tmp_path)
+    assert column(told.tables[0], "History") == ["500", "3,000"]
+    assert set(told.raw) >= {"3000: scratch prompt_s", "3000: next hash_s"}
+
+
+def test_k2_k5_d19_cache(tmp_path: Path) -> None:
+    told = run("cache", tmp_path)
+    came, teams, saves, restores = told.tables
+    n = len(caching.SMALL.totals)
+    assert len(came.rows) == 5 * n
+    cached = dict(zip(came.heads, zip(*came.rows, strict=True), strict=True))
+    computed = [int(c) for c in cached["Computed"] if c != "-"]
+    cold, warm, hot, same = computed[-4:]
+    assert cold > 4 * hot
+    assert cold > 4 * warm
+    assert cold > 4 * same
+    assert (len(teams.rows), len(saves.rows), len(restores.rows)) == (1, 3, 3)
+    assert next(t for t in told.targets if t.name.startswith("team start")).is_met
+    assert next(t for t in told.targets if t.name.startswith("written")).is_met
+
+
+def test_k1_k3_serve_beside_another_server(tmp_path: Path) -> None:
+    told = run("peers", tmp_path)
+    titles = [table.title for table in told.tables]
+    crowd = told.tables[titles.index("Agents at once")]
+    assert column(crowd, "Server") == ["mlx-stack"] * 2 + ["mlx_lm.server"] * 2
+    assert column(crowd, "Requests") == ["1", "2"] * 2
+    assert column(crowd, "Total tokens") == ["12", "24"] * 2
+    assert "Ours against mlx_lm.server" in titles
+    assert len(told.targets) == 9
+
+
+async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(SERVE, crowd=(1,), n_answer=60)
+    slots = SlotSpec(count=1, n_ctx=512)
+    async with service(stage(tmp_path), "x", slots) as server, Caller(server) as caller:
+        await crowds(caller, plan, Yardstick(), "warm up")
+        first = await crowds(caller, plan, Yardstick(), "a")
+        second = await crowds(caller, plan, Yardstick(), "b")
+    rate = [one["crowd 1: tokens"][0] / one["crowd 1: seconds"][0] for one in (first, second)]
+    assert first["crowd 1: tokens"] == second["crowd 1: tokens"] == (60.0,)
+    assert 0.2 < rate[0] / rate[1] < 5
+
+
+async def test_a_server_that_refuses_is_an_error_in_words(tmp_path: Path) -> None:
+    async with service(stage(tmp_path), "x", SlotSpec(count=1, n_ctx=512)) as server:
+        other = Caller(Server("other", server.url + "/nowhere", "m"))
+        with pytest.raises(Broken, match="other answered HTTP 404"):
+            await other.yardstick()
+        await other.close()
+
+
+def test_a_child_that_breaks_says_why(tmp_path: Path) -> None:
+    bare = Stage(tmp_path, dict(os.environ), str(tmp_path / "none"), lambda _: None)
+    with pytest.raises(Broken, match="there is no folder"):
+        measure(bare, [Floor(1, 2)])
+    assert measure(bare, [Load(str(tmp_path))])[0].of("mx.load", "bytes") == (0.0,)
+    with pytest.raises(KeyError, match="nothing of nobody"):
+        Finding().of("nobody", "nothing")
+
+
+def test_the_command_prints_json() -> None:
+    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "text", "--small", "--json"]
+    done = subprocess.run([*command, "--passes", "1"], capture_output=True, check=True)
+    (told,) = msgspec.json.decode(done.stdout, type=list[Report])
+    assert told.name == "bench text"
+    assert told.command.endswith("bench text --small --json --passes 1")
+
+
+@pytest.mark.parametrize("words", [["none"], ["cache", "--url", "http://127.0.0.1:1"]])
+def test_the_command_refuses_what_makes_no_sense(words: list[str]) -> None:
+    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")

@@ -1,0 +1,151 @@
+"""What the engine promises for a model, checked on one: batched, rewound, stored, in 8 bits."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import mlx.core as mx
+
+from mlxstack.core.ask import Sampling
+from mlxstack.core.ports import Plane
+from mlxstack.core.preset import KVSpec
+from mlxstack.engine import segments
+from mlxstack.engine.batch import Batch, Row
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.context import Checkpoint, Context
+from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.segments import Segment
+from tests.matrix.families import VOCAB, WINDOW
+
+LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
+N_STEPS = 12
+BITE = 40
+CUT = 50
+KV16 = KVSpec()
+KV8 = KVSpec(bits=8, group_size=32)
+
+Tokens = list[int]
+
+
+class Wrong(Exception):
+    """A promise that was not kept."""
+
+
+def prompt(n: int, seed: int) -> Tokens:
+    """`n` random tokens."""
+    random = Random(seed)
+    return [random.randrange(VOCAB) for _ in range(n)]
+
+
+PROMPTS = [prompt(n, seed=n) for n in LENGTHS]
+LONG = PROMPTS[-1]
+
+
+def prefill(model: Any, context: Context, tokens: Sequence[int]) -> None:
+    """Put all but the last token into the context in bites, with a checkpoint at CUT."""
+    start, end = len(context), len(tokens) - 1
+    stops = sorted({start, end, *(s for s in (BITE, CUT) if start < s < end)})
+    for a, b in pairwise(stops):
+        model(mx.array([tokens[a:b]]), cache=context.caches)
+        context.extend(tokens[a:b])
+        context.evaluate()
+        if b == CUT:
+            context.checkpoint()
+
+
+def decode(
+    model: Any, contexts: Sequence[Context], prompts: Sequence[Tokens], is_batching: bool
+) -> list[Tokens]:
+    """Greedy answers of N_STEPS; row i joins i steps after the first one."""
+    batch = Batch(model)
+    batch.is_batching = is_batching
+    answers: list[Tokens] = [[] for _ in contexts]
+    for step in range(N_STEPS + len(contexts)):
+        if step < len(contexts):
+            chooser = Chooser(Sampling(), prompts[step], 0)
+            batch.join(Row(step, contexts[step], chooser, prompts[step][-1]))
+        for one in batch.step():
+            answers[one.row.slot].append(one.token)
+            if len(answers[one.row.slot]) == N_STEPS:
+                batch.leave(one.row.slot)
+    batch.settle()
+    return answers
+
+
+def cold(model: Any, maker: CacheMaker, tokens: Tokens) -> Tokens:
+    """The answer of a fresh context."""
+    context = Context(maker)
+    prefill(model, context, tokens)
+    return decode(model, [context], [tokens], is_batching=False)[0]
+
+
+def check_batch(model: Any, maker: CacheMaker, is_batching: bool) -> None:
+    """Rows of different length, past every window, get together what they get alone."""
+    alone = [cold(model, maker, tokens) for tokens in PROMPTS]
+    contexts = [Context(maker) for _ in PROMPTS]
+    for context, tokens in zip(contexts, PROMPTS, strict=True):
+        prefill(model, context, tokens)
+    together = decode(model, contexts, PROMPTS, is_batching)
+    if len({tuple(answer) for answer in alone}) == 1:
+        raise Wrong("all answers are the same: the model does not look at its prompt")
+    for n, one, other in zip(LENGTHS, alone, together, strict=True):
+        if one != other:
+            raise Wrong(f"the row of {n} tokens answers {other}, alone {one}")
+
+
+def check_rewind(model: Any, maker: CacheMaker) -> str:
+    """Back to where a new prompt diverges, or to the checkpoint before; then as if cold."""
+    context = Context(maker)
+    prefill(model, context, LONG)
+    decode(model, [context], [LONG], is_batching=False)
+    other = LONG[: CUT + 3] + prompt(20, seed=99)
+    at = context.rewind(CUT + 3)
+    if at not in (0, CUT, CUT + 3):
+        raise Wrong(f"rewound to {at}")
+    prefill(model, context, other)
+    warm = decode(model, [context], [other], is_batching=False)[0]
+    if warm != cold(model, maker, other):
+        raise Wrong(f"after a rewind to {at} it answers otherwise than cold")
+    return {0: "no", CUT: "to checkpoints"}.get(at, "anywhere")
+
+
+def check_stored(model: Any, maker: CacheMaker) -> str:
+    """Through bytes into a fresh context: it goes on as if uninterrupted, and rewinds as cold."""
+    context = Context(maker)
+    prefill(model, context, LONG)
+    if not context.is_storable:
+        return "no"
+    context.checkpoint()
+    fresh = through_bytes(context)
+    if decode(model, [fresh], [LONG], False) != decode(model, [context], [LONG], False):
+        raise Wrong("restored it answers otherwise than uninterrupted")
+    at = fresh.rewind(CUT)
+    if at != CUT:
+        raise Wrong(f"the restored context can be rewound to {at} only")
+    prefill(model, fresh, LONG)
+    if decode(model, [fresh], [LONG], False)[0] != cold(model, maker, LONG):
+        raise Wrong("restored and rewound it answers otherwise than cold")
+    return "yes"
+
+
+def through_bytes(context: Context) -> Context:
+    """A copy made of nothing but tokens, bytes and JSON, in two segments."""
+    n_tokens = len(context)
+    parts = [segments.pack(context, a, b) for a, b in ((0, CUT), (CUT, n_tokens))]
+    unpacked = [Segment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
+    marks = [segments.checkpoint(c.position, _thawed(c), _layout(c)) for c in context.checkpoints]
+    fresh = context.fresh(n_tokens)
+    fresh.adopt(context.tokens, segments.spans(fresh, unpacked, n_tokens), marks)
+    return fresh
+
+
+def _thawed(part: Segment | Checkpoint) -> list[mx.array]:
+    planes = [segments.to_plane(array) for array in segments.arrays_of(part)]
+    return [segments.from_plane(Plane(p.dtype, p.shape, bytes(p.data))) for p in planes]
+
+
+def _layout(part: Segment | Checkpoint) -> list[Any]:
+    layout: list[Any] = json.loads(json.dumps(segments.layout_of(part)))
+    return layout

@@ -1,0 +1,107 @@
+"""Examines one model type from building to 8-bit KV, and puts what it finds into a row."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
+from msgspec import Struct
+
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.check import self_check
+from mlxstack.engine.layers import leaves
+from tests.matrix import checks
+from tests.matrix.builder import Unbuildable, build
+from tests.matrix.families import VOCAB
+
+
+class Row(Struct, frozen=True):
+    """A line of the table. Empty cells mean that it did not come to this."""
+
+    name: str
+    caches: str = ""
+    batched: str = ""
+    rewind: str = ""
+    stored: str = ""
+    kv8: str = ""
+    note: str = ""
+    faults: tuple[str, ...] = ()
+    """Promises broken; the matrix fails when there is one."""
+
+
+def examine(name: str) -> Row:
+    """Everything about this type."""
+    try:
+        model = build(name)
+        caches = describe(make_prompt_cache(model))
+        maker = CacheMaker(model, checks.KV16)
+        verdict = self_check(model, maker, VOCAB)
+    except Unbuildable as error:
+        return Row(name, note=f"not built: {error}")
+    except Exception as error:
+        return Row(name, note=f"does not run: {_words(error)}")
+    faults: list[str] = []
+    _try(faults, "batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, maker))
+    stored = _try(faults, "store", lambda: checks.check_stored(model, maker))
+    kv8, why_not_8 = examine_kv8(model, faults)
+    return Row(
+        name,
+        caches,
+        "yes" if verdict.is_batching else "slot by slot",
+        rewind,
+        stored,
+        kv8,
+        "; ".join(filter(None, (verdict.why_not, why_not_8))),
+        tuple(faults),
+    )
+
+
+def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
+    """Whether all of it holds with 8-bit KV, and if not, why."""
+    maker = CacheMaker(model, checks.KV8)
+    if not any(isinstance(leaf, QuantizedKVCache) for leaf in leaves(maker.make())):
+        return "none", ""
+    try:
+        verdict = self_check(model, maker, VOCAB)
+    except Exception as error:
+        return "no", f"8-bit KV: {_words(error)}"
+    _try(faults, "kv8 batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, maker))
+    _try(faults, "kv8 store", lambda: checks.check_stored(model, maker))
+    if not verdict.is_batching:
+        return "slot by slot", f"8-bit KV: {verdict.why_not}"
+    return "yes", ""
+
+
+def describe(caches: list[Any]) -> str:
+    """Kinds and counts, such as "2 sliding + 2 full"."""
+    counts = Counter(_kind(cache) for cache in caches)
+    return " + ".join(f"{n} {kind}" for kind, n in counts.items())
+
+
+KINDS = {
+    "KVCache": "full",
+    "RotatingKVCache": "sliding",
+    "ChunkedKVCache": "chunked",
+    "ArraysCache": "state",
+}
+
+
+def _kind(cache: Any) -> str:
+    if isinstance(cache, CacheList):
+        return "(" + " & ".join(_kind(inner) for inner in cache.caches) + ")"
+    return KINDS.get(type(cache).__name__, type(cache).__name__)
+
+
+def _try(faults: list[str], what: str, check: Callable[[], str | None]) -> str:
+    try:
+        return check() or ""
+    except Exception as error:
+        faults.append(f"{what}: {_words(error)}")
+        return "FAILED"
+
+
+def _words(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return first if isinstance(error, checks.Wrong) else f"{type(error).__name__}: {first}"

@@ -1,0 +1,73 @@
+"""The page docs/models.md, drawn from rows and read back."""
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from mlx_lm.utils import MODEL_REMAPPING
+
+from tests.matrix.examine import Row
+from tests.matrix.reasons import REASONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+COLUMNS = ("type", "caches", "batched", "rewind", "saved", "8-bit KV", "why not")
+
+ABOUT = """\
+# Model types
+
+Every model type that mlx-lm has a file for, built tiny with random weights and run through the
+engine. This page is written by `make matrix` (`python -m tests.matrix`); {versions}.
+
+{counts}
+
+* **caches**: what mlx-lm keeps per layer: *full* KV, a *sliding* window, *chunked* KV, or a
+  recurrent *state*; in brackets, several for one layer.
+* **batched**: four rows of different length, past every window and joining one after the other,
+  answer in one batch what each answers alone. *Slot by slot*: the self-check at load finds that
+  the row view does not fit, and the service decodes one slot after the other; same answers.
+* **rewind**: going back and on with other tokens answers as a cold start does, *anywhere* or from
+  *checkpoints*.
+* **saved**: restored from bytes alone it goes on as if it had never stopped, and can be rewound.
+* **8-bit KV**: all of that with the full KV quantised to 8 bits; *none*: there is no full KV. A
+  preset that asks for it where it is *no* is refused at start.
+
+Vision and audio towers are not built: mlx-lm serves the language model of such types.
+"""
+
+
+def versions() -> str:
+    """What the page was made with."""
+    return f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')} on {platform.system()}"
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """The page in one sentence."""
+    batched = [row for row in rows if row.batched == "yes"]
+    slow = [row for row in rows if row.batched == "slot by slot"]
+    rest = [row for row in rows if not row.batched]
+    return (
+        f"{len(rows)} rows: {len(batched)} are batched, {len(slow)} are decoded slot by slot, "
+        f"{len(rest)} are not served on this machine."
+    )
+
+
+def line(row: Row) -> str:
+    """One line of the table."""
+    cells = (row.name, row.caches, row.batched, row.rewind, row.stored, row.kv8, reason(row))
+    return "| " + " | ".join(cell or "-" for cell in cells) + " |"
+
+
+def reason(row: Row) -> str:
+    """Why something is not served, in words for people where we have them."""
+    is_full = row.batched == "yes" and row.kv8 in {"yes", "none"}
+    return "" if is_full else REASONS.get(row.name, row.note).replace("|", "\\|")
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The whole page."""
+    about = ABOUT.format(versions=versions(), counts=counts(rows))
+    head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    names = [f"`{new}` is served as `{old}`" for new, old in sorted(MODEL_REMAPPING.items())]
+    other = "Other names of these types: " + ", ".join(names) + "."
+    return "\n".join([about, *head, *map(line, rows), "", other, ""])

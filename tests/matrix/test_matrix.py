@@ -1,0 +1,60 @@
+"""The types that people use most, examined anew; the page of all types agrees with them."""
+
+import re
+from importlib.metadata import version
+
+import pytest
+
+from tests.matrix import table
+from tests.matrix.builder import model_types
+from tests.matrix.configs import VARIANTS
+from tests.matrix.examine import examine
+from tests.matrix.reasons import NO_METAL, REASONS
+
+SUBSET = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe, 4-bit weights",
+    "gemma3_text",
+    "gemma3n",
+    "gpt_oss",
+    "qwen3_next",
+    "falcon_h1",
+    "lfm2",
+    "deepseek_v3",
+    "llama4",
+    "gemma4_text, shared KV",
+)
+N_COLUMNS = len(table.COLUMNS)
+
+
+def lines() -> list[list[str]]:
+    """The cells of every line of the committed table."""
+    found = [text for text in table.PAGE.read_text().splitlines() if text.startswith("| ")]
+    cells = [re.split(r"(?<!\\)\|", text)[1:-1] for text in found]
+    rows = [[cell.strip() for cell in row] for row in cells if len(row) == N_COLUMNS]
+    return [row for row in rows if row[0] != table.COLUMNS[0]]
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("name", SUBSET)
+def test_z12_it_is_served_as_the_page_says(name: str) -> None:
+    row = examine(name)
+    assert row.faults == ()
+    assert table.line(row) in table.PAGE.read_text().splitlines()
+
+
+def test_z12_the_page_was_made_with_the_versions_installed_here() -> None:
+    made_with = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
+    assert made_with in table.PAGE.read_text(), "run `make matrix`"
+
+
+def test_z12_the_page_lists_every_type_of_mlx_lm() -> None:
+    assert {row[0] for row in lines()} == {*model_types(), *VARIANTS}
+
+
+def test_z11_the_page_gives_a_reason_for_everything_not_served_in_full() -> None:
+    short = {row[0] for row in lines() if row[2] != "yes" or row[5] not in {"yes", "none"}}
+    without_metal = {name for name, why in REASONS.items() if why == NO_METAL}
+    assert set(REASONS) - without_metal <= short <= set(REASONS)

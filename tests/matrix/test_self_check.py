@@ -1,0 +1,98 @@
+"""The self-check finds what the row view cannot serve, also where that shows late only."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import KVSpec
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.check import self_check
+from mlxstack.engine.context import Context
+from tests.matrix import checks
+from tests.matrix.builder import build
+from tests.matrix.families import VOCAB, WINDOW
+
+pytestmark = pytest.mark.mlx
+
+
+class WrongBeyond:
+    """A model whose batched rows go wrong once one of them has more than `n` tokens."""
+
+    def __init__(self, model: Any, n: int) -> None:
+        self.model = model
+        self.n = n
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self.model(tokens, cache=cache)
+        offsets = cache[0].offset
+        if isinstance(offsets, mx.array) and offsets.max().item() > self.n:
+            return logits[::-1]
+        return logits
+
+
+def verdict_of(model: Any, kv: KVSpec = checks.KV16) -> Any:
+    return self_check(model, CacheMaker(model, kv), VOCAB)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "mamba", "phi", "stablelm"])
+def test_z11_rows_are_batched_where_they_may(name: str) -> None:
+    assert verdict_of(build(name)).why_not is None
+
+
+def test_z11_a_fault_past_the_window_is_found() -> None:
+    verdict = verdict_of(WrongBeyond(build("gemma3_text"), WINDOW))
+    assert not verdict.is_batching
+    assert "differ from alone" in verdict.why_not
+
+
+def test_z11_attention_past_the_seam_is_found_and_served_slot_by_slot() -> None:
+    model = build("gemma2")
+    verdict = verdict_of(model)
+    assert not verdict.is_batching
+    assert verdict.why_not.startswith("the row view cannot serve it")
+    checks.check_batch(model, CacheMaker(model, checks.KV16), verdict.is_batching)
+
+
+def test_f9_kv_bits_that_the_model_cannot_have_are_refused_in_words() -> None:
+    with pytest.raises(SetupError, match=r"in 8 bits .*set kv\.bits to 16"):
+        verdict_of(build("deepseek_v3"), checks.KV8)
+
+
+def test_z11_a_precision_that_comes_later_is_checked_at_load() -> None:
+    with pytest.raises(SetupError, match="in 8 bits"):
+        verdict_of(build("deepseek_v3"), KVSpec(bits=8, group_size=32, quantize_from=4096))
+
+
+def test_f9_a_cache_of_unknown_kind_is_never_stored_or_rewound() -> None:
+    model = build("deepseek_v41")
+    maker = CacheMaker(model, checks.KV16)
+    assert checks.check_stored(model, maker) == "no"
+    assert checks.check_rewind(model, maker) == "no"
+
+
+@pytest.mark.parametrize("at", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 5])
+def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(at: int) -> None:
+    model = build("llama4")
+    maker = CacheMaker(model, checks.KV16)
+    context = past_checkpoint(model, maker, at)
+    other = [*checks.LONG[:at], *checks.prompt(30, seed=7)]
+    assert context.rewind(at) == at
+    checks.prefill(model, context, other)
+    warm = checks.decode(model, [context], [other], is_batching=False)[0]
+    assert warm == checks.cold(model, maker, other)
+
+
+def past_checkpoint(model: Any, maker: CacheMaker, at: int) -> Context:
+    """A context of LONG with a checkpoint after `at` tokens."""
+    context = Context(maker)
+    for start, end in ((0, at), (at, len(checks.LONG) - 1)):
+        model(mx.array([checks.LONG[start:end]]), cache=context.caches)
+        context.extend(checks.LONG[start:end])
+        context.evaluate()
+        context.checkpoint()
+    return context
