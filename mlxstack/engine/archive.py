@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from msgspec import Struct
 
 from mlxstack.core.act import Restored, Saved
-from mlxstack.core.errors import Busy, Damaged, NotFound, StackError
+from mlxstack.core.errors import Busy, Damaged, NotFound, StackError, Unsupported
 from mlxstack.core.ports import Blob, Manifest, Shelf, Vault
 from mlxstack.engine import segments
 from mlxstack.engine.context import Checkpoint, Context
@@ -84,10 +84,13 @@ class Archive:
     def save(self, context: Context, slot: int, name: str) -> "Future[Saved]":
         """Write what is not on disk yet, the slot file last.
 
-        Raises BadRequest for a bad name, Busy when the writer is too far behind.
+        Raises BadRequest for a bad name, Unsupported for a model whose caches cannot be stored,
+        Busy when the writer is too far behind.
         """
         started = time.perf_counter()
         self._shelf.check(name)
+        if not context.is_storable:
+            raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
         shelved = self._shelve(context)
         keys = (*shelved.segments, *shelved.checkpoints)
         writes = self.write([key for key in keys if self._is_unwritten(key)])

@@ -211,6 +211,7 @@ class Context:
 
     def copy_from(self, other: "Context", position: int) -> int:
         """Become a copy of the first `other.reach(position)` tokens of another context."""
+        assert other.is_storable, "a context of unknown caches cannot be copied"
         position = other.reach(position)
         if position == 0:
             self.clear()

@@ -101,7 +101,8 @@ def _conversation(ask: Ask, chain: Chain) -> str:
 def _live(context: Context, source: Source, slot: int, ask: Ask, block: int) -> Option:
     """A live context as a source; from other slots whole blocks, where it can be cut."""
     n_common = 0
-    if context.salt == ask.salt:
+    is_usable = source is Source.SLOT or context.is_storable
+    if context.salt == ask.salt and is_usable:
         n_common = common_prefix(context.tokens, ask.tokens)
     if context.is_cuttable:
         covered = min(n_common, len(ask.tokens) - 1)

@@ -42,7 +42,8 @@ def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
             model = mlx_utils.load_adapters(model, spec.adapter)
             model.eval()
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # Some model files end the program when a package of theirs is missing.
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
         raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
     if not has_gpu():
         model.set_dtype(mx.float32)

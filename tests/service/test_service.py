@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
+from mlxstack.core.ask import Ask
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError
 from mlxstack.core.event import Chosen
@@ -259,7 +260,7 @@ async def test_outbox_wakes_the_loop_once_per_turn() -> None:
     def body() -> tuple[int, int]:
         outbox, loop = Outbox(), Counting()
         outbox.bind(loop)
-        queues = [outbox.open(name) for name in "abc"]
+        queues = [outbox.open(Ask(name, (1, 2), 1)) for name in "abc"]
         events = tuple(Chosen(name, 1) for name in "abcz")
         before = loop.n_woken
         outbox.deliver(events)
