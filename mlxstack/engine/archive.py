@@ -105,6 +105,8 @@ class Archive:
         def finish() -> Saved:
             # One writer thread: the writes before this one are over.
             n_written = sum(write.result() for write in writes)
+            if not all(self._vault.has(self._identity, key) for key in keys):
+                raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
             n_written += self._shelf.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
             return Saved(slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took)
