@@ -17,9 +17,7 @@ EITHER = "The whole answer; with `stream: true`, server-sent events instead."
 EVENTS = "text/event-stream"
 
 TEXT = Schema(type=OpenAPIType.STRING)
-EVENT = Schema(
-    type=OpenAPIType.OBJECT, required=["data"], properties={"event": TEXT, "data": TEXT}
-)
+EVENT = Schema(type=OpenAPIType.OBJECT, required=["data"], properties={"event": TEXT, "data": TEXT})
 # What the envelopes of all dialects have in common.
 PROBLEM = Schema(
     type=OpenAPIType.OBJECT,

@@ -13,6 +13,7 @@ from mlxstack.bench.caching import (
     team_starts,
 )
 from mlxstack.bench.call import Timed
+from mlxstack.bench.chart import Bar, Chart
 from mlxstack.bench.numbers import lasting, megabytes, percentile, ratio, seconds, spread, times
 from mlxstack.bench.report import Results, Table, Target, at_most
 from mlxstack.bench.stage import Stage, measure
@@ -29,7 +30,7 @@ async def run(stage: Stage, plan: CachePlan) -> Results:
         stage, [*(_floor(one, plan) for one in came), Load(str(saved.folder), plan.passes)]
     )
     return Results(
-        (_returns(came, floors), _teams(teams), _saves(saved, load), _restores(saved, load)),
+        (_returns(came, floors), _teams(teams), _saves(saved), _restores(saved, load)),
         (*_return_targets(came, floors), *_team_targets(teams), *_save_targets(saved, load)),
         {
             **{f"{one.total} {name}": ttfts(getattr(one, name)) for one in came for name in WHERE},
@@ -41,6 +42,7 @@ async def run(stage: Stage, plan: CachePlan) -> Results:
             "gaps before a save": saved.gaps_before,
             "gaps during a save": saved.gaps_during,
         },
+        (_chart(came[-1]),),
     )
 
 
@@ -93,6 +95,12 @@ SAID = {
 }
 
 
+def _chart(one: Returns) -> Chart:
+    found = {name: _median(getattr(one, name)) for name in WHERE}
+    bars = (Bar(SAID[name], value, seconds(value)) for name, value in found.items())
+    return Chart(f"Time to first token, {one.cold[0].usage.prompt_tokens} tokens", tuple(bars))
+
+
 def _teams(teams: Sequence[Start]) -> Table:
     rows = tuple(
         (
@@ -111,16 +119,15 @@ def _teams(teams: Sequence[Start]) -> Table:
     return Table("A team starts together", heads, rows, note)
 
 
-def _saves(saved: Saves, load: Finding) -> Table:
+def _saves(saved: Saves) -> Table:
     before, during = saved.gaps_before, saved.gaps_during
-    last = saved.turns[-1]
     written = sum(one.n_written for one in saved.turns)
     took = saved.big.timings.get("save_ms", 0.0) / 1e3
     rows = (
         (
             f"{len(saved.turns)} turns, a save after each",
-            f"{megabytes(written)} written for {megabytes(last.n_bytes)}",
-            times(ratio(written, last.n_bytes)),
+            f"{megabytes(written)} written for {megabytes(_state_bytes(saved))}",
+            times(ratio(written, _state_bytes(saved))),
         ),
         (
             f"{megabytes(saved.big.n_bytes)} saved in {seconds(took)}: p50 of the others' gaps",
@@ -158,6 +165,16 @@ def _restores(saved: Saves, load: Finding) -> Table:
     return Table("Restoring", heads, rows, "Files in the page cache for both.")
 
 
+def _state_bytes(saved: Saves) -> float:
+    """Of the last state: its tokens at the price of those that came between first and last save.
+
+    (The `n_bytes` of a save count whole segments, also where only their first tokens are used.)
+    """
+    first, last = saved.turns[0], saved.turns[-1]
+    per_token = ratio(last.n_bytes - first.n_bytes, last.n_saved - first.n_saved)
+    return per_token * last.n_saved
+
+
 def _restore_speed(saved: Saves) -> float:
     times_s = [one.timings["restore_ms"] / 1e3 for one in saved.restored]
     return ratio(saved.restored[0].n_read, spread(times_s).median)
@@ -192,7 +209,7 @@ def _save_targets(saved: Saves, load: Finding) -> tuple[Target, ...]:
         at_most("restoring, against mx.load", slowness, 2.0),
         at_most(
             "written in all turns, against the last state",
-            ratio(written, saved.turns[-1].n_bytes),
+            ratio(written, _state_bytes(saved)),
             1.2,
         ),
         at_most("worst gap while saving, against before", worst, 2.0),

@@ -1,5 +1,6 @@
 """A report as Markdown, ready for docs/benchmarks.md."""
 
+from mlxstack.bench.chart import Chart, draw
 from mlxstack.bench.report import Report, Table, targets_table
 
 
@@ -17,7 +18,13 @@ def markdown(report: Report) -> str:
         "",
     ]
     tables = [*report.tables, *([targets_table(report.targets)] if report.targets else [])]
-    return "\n".join([*lines, *(table(one) for one in tables)])
+    drawn = [line for one in report.charts for line in chart(one)]
+    return "\n".join([*lines, *(table(one) for one in tables), *drawn])
+
+
+def chart(one: Chart) -> list[str]:
+    """Bars in a code block."""
+    return [f"### {one.title}", "", "```", *draw(one), "```", ""]
 
 
 def table(one: Table) -> str:

@@ -29,7 +29,7 @@ async def run(stage: Stage, plan: ServePlan) -> Results:
     told = results(found, plan, Bounds())
     table = _ratios(found, plan, floors)
     targets = (*told.targets, *_targets(found, plan, floors))
-    return Results((*told.tables, table), targets, told.raw)
+    return Results((*told.tables, table), targets, told.raw, told.charts)
 
 
 def _floors(ours: Found, plan: ServePlan) -> list[Floor | Steps]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from mlxstack.bench.chart import Chart
 from mlxstack.bench.numbers import times
 
 
@@ -47,6 +48,7 @@ class Report(Struct, frozen=True):
     tables: tuple[Table, ...]
     targets: tuple[Target, ...] = ()
     raw: dict[str, tuple[float, ...]] = {}
+    charts: tuple[Chart, ...] = ()
 
 
 class Results(Struct, frozen=True):
@@ -55,6 +57,7 @@ class Results(Struct, frozen=True):
     tables: tuple[Table, ...]
     targets: tuple[Target, ...] = ()
     raw: dict[str, tuple[float, ...]] = {}
+    charts: tuple[Chart, ...] = ()
 
 
 def at_most(name: str, value: float, bound: float, unit: str = "x") -> Target:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from datetime import date
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from mlxstack.bench import cache, caching, engine, peers, serve, serving, text
@@ -56,7 +56,10 @@ def report(name: str, wanted: Wanted, scene: Scene) -> Report:
         stage = with_model(stage, wanted.model, build)
     results = BENCHES[name](stage, wanted)
     return Report(
-        f"bench {name}", scene.command, before, results.tables, results.targets, results.raw
+        name=f"bench {name}",
+        command=scene.command,
+        conditions=before,
+        **structs.asdict(results),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from mlxstack.bench.chart import Bar, Chart
 from mlxstack.bench.numbers import lasting, percentile, ratio, seconds, spread, times
 from mlxstack.bench.report import Results, Table, Target, at_most
 from mlxstack.bench.serving import Found, ServePlan
@@ -34,7 +35,7 @@ def results(found: dict[str, Found], plan: ServePlan, bounds: Bounds) -> Results
         _requests(found, plan),
     )
     raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
-    return Results(tables, serve_targets(first, bounds), raw)
+    return Results(tables, serve_targets(first, bounds), raw, (_chart(found, plan),))
 
 
 def serve_targets(one: Found, bounds: Bounds) -> tuple[Target, ...]:
@@ -74,6 +75,15 @@ def _crowds(found: dict[str, Found], plan: ServePlan) -> Table:
         "generated tokens over the whole time, decode while all are being answered."
     )
     return Table("Agents at once", heads, rows, note)
+
+
+def _chart(found: dict[str, Found], plan: ServePlan) -> Chart:
+    bars = [
+        Bar(f"{n} {name}", rate := throughput(one, n), f"{rate:.0f}")
+        for n in plan.crowd
+        for name, one in found.items()
+    ]
+    return Chart("Tokens per second by agents at once", tuple(bars))
 
 
 def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]:

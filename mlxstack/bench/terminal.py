@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
+from mlxstack.bench.chart import draw
 from mlxstack.bench.report import Report, Table, targets_table
 
 
@@ -18,6 +19,8 @@ def show(report: Report, console: Console) -> None:
         console.print(_drawn(one))
     if report.targets:
         console.print(_drawn(targets_table(report.targets)))
+    for chart in report.charts:
+        console.print(Text("\n".join(["", chart.title, *draw(chart)])))
 
 
 def _drawn(one: Table) -> Drawn:

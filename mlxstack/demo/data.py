@@ -150,11 +150,11 @@ SHORT: tuple[tuple[Make, int], ...] = (
     (two_facts, 4),
     (chat, 8),
     (one_turn, 10),
-    (tool_call, 30),
-    (tool_answer, 12),
-    (tool_unneeded, 14),
-    (tool_missing, 4),
-    (tool_other, 2),
+    (tool_call, 44),
+    (tool_answer, 10),
+    (tool_unneeded, 8),
+    (tool_missing, 3),
+    (tool_other, 12),
     (tool_recall, 4),
 )
 

@@ -62,7 +62,8 @@ def judge(speaker: Speaker, trial: Trial, seed: int, n_cases: int, is_loud: bool
 
 def evaluate(folder: Path, seed: int, n_cases: int | None, is_loud: bool) -> Report:
     """Every trial with `n_cases` cases, or with its own number."""
-    speaker, report = Speaker(folder), Report()
+    speaker = Speaker(folder)
+    report: Report = {}
     for trial in TRIALS:
         count = n_cases or trial.n_cases
         n_right = judge(speaker, trial, seed, count, is_loud)

@@ -50,6 +50,8 @@ STAGES = (
     Stage("far", 800, 1.2e-3, 1.2e-3, n_far=4, far_words=600, most_gap=2500),
     Stage("settle", 2000, 1.2e-3, 3e-4, n_far=4, far_words=1000, most_gap=2500),
     Stage("choose", 1000, 7e-4, 1e-5, n_far=3, far_words=1000, most_gap=2500),
+    Stage("polish", 2800, 1e-3, 1e-5, n_far=6, far_words=1000, most_gap=2500),
+    Stage("finish", 1800, 1e-3, 1e-5, n_far=5, far_words=1000, most_gap=2500),
 )
 
 

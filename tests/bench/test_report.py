@@ -3,8 +3,11 @@
 import io
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from mlxstack.bench.chart import Bar, Chart, block, draw
 from mlxstack.bench.markdown import markdown, table
 from mlxstack.bench.report import Conditions, Report, Table, at_most
 from mlxstack.bench.serve import crowd_row, throughput, verdict
@@ -14,7 +17,13 @@ from mlxstack.bench.terminal import show
 SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
 TABLE = Table("Speeds", ("What", "How fast"), (("a | b", "1 s"), ("[bold]c", "2 s")), "A note.")
 REPORT = Report(
-    "bench x", "mlx-stack bench x", SAID, (TABLE,), (at_most("t", 2, 1),), {"a": (1.0,)}
+    name="bench x",
+    command="mlx-stack bench x",
+    conditions=SAID,
+    tables=(TABLE,),
+    targets=(at_most("t", 2, 1),),
+    raw={"a": (1.0,)},
+    charts=(Chart("Bars", (Bar("one", 1.0, "1 s"), Bar("three", 3.0, "3 s"))),),
 )
 
 
@@ -28,6 +37,19 @@ def test_markdown_names_command_machine_and_targets() -> None:
     told = markdown(REPORT)
     for words in ("## bench x", "`mlx-stack bench x`", "a machine", "mlx 1.0", "MISSED"):
         assert words in told
+
+
+@given(st.floats(0, 1))
+def test_bars_grow_with_their_share(share: float) -> None:
+    assert len(block(share)) <= len(block(1.0)) == 40
+    assert len(block(share / 2)) <= len(block(share))
+
+
+def test_bars_stand_in_line() -> None:
+    one, three = draw(REPORT.charts[0])
+    assert one.index("█") == three.index("█")
+    assert three.count("█") == 40
+    assert one.count("█") == 13
 
 
 def test_the_terminal_shows_cells_as_they_are() -> None:

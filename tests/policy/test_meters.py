@@ -62,5 +62,3 @@ def test_d15_a_window_is_the_sum_of_what_is_young(gaps: list[float], wait: float
     total = window.total(now + wait).n_requests
     oldest = now + wait - HOUR_S
     assert sum(t > oldest + 1 for t in times) <= total <= sum(t > oldest for t in times)
-
-

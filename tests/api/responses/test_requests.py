@@ -30,7 +30,7 @@ def called(call_id: str, kind: str = "function_call", **more: Any) -> dict[str, 
 
 HISTORY: list[dict[str, Any]] = [
     {"role": "system", "content": "Rules."},
-    {"role": "user", "content": "Question one"},
+    {"role": "user", "content": "Question one", "type": None},
     {"type": "reasoning", "id": "rs", "summary": []},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
     {

@@ -50,14 +50,14 @@ def messages(items: list[Item], box: Toolbox) -> tuple[Message, ...]:
 
 
 def _type(item: Item, at: str) -> str:
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.get("type") or ("message" if "role" in item else None)
     if not isinstance(kind, str):
         raise BadRequest(f"{at}.type must name the type of the item", f"{at}.type")
     return kind
 
 
 def _is_asked(item: Item) -> bool:
-    return item.get("type", "message") == "message" and item.get("role") == "user"
+    return item.get("type") in (None, "message") and item.get("role") == "user"
 
 
 def _as(kind: type[T], item: Item, at: str) -> T:

@@ -5,7 +5,6 @@ a model needs between the calls of one task.
 """
 
 import base64
-import binascii
 
 SEAL = "mlx-stack:"
 
@@ -21,5 +20,5 @@ def opened(content: str | None) -> str:
         return ""
     try:
         return base64.urlsafe_b64decode(content.removeprefix(SEAL)).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return ""
