@@ -127,7 +127,7 @@ TRIALS = (
     Trial("tool_result", "the answer after a tool's response", tool_results, is_same, 100, 0.90),
     Trial("no_call", "tools listed, none needed", data.tool_unneeded, is_no_call, 150, 0.95),
     Trial("no_tools", "a tool would fit, none is listed", data.tool_missing, is_no_call, 100, 0.95),
-    Trial("other_tools", "a tool would fit, others are listed", data.tool_other, is_no_call, 60, 0),
+    Trial("other_tools", "others are listed than would fit", data.tool_other, is_no_call, 60, 0.95),
     Trial("thinking", "thought, closed, then the word", thinking, is_thought_through, 100, 0.95),
     Trial("everyday", "greetings, lists, counting", everyday, is_same, 100, 0.90),
     Trial("sums", "sums and differences up to ten", sums, is_same, 100, 0),
