@@ -99,7 +99,8 @@ def config(service: Service) -> uvicorn.Config:
 def bind(server: ServerSpec) -> socket.socket:
     """Raises SetupError when the address is taken or not ours."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio sets TCP_NODELAY; without, every answer waits for an ACK.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((server.host, server.port))

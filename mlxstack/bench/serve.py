@@ -167,7 +167,7 @@ def _team(found: dict[str, Found], plan: ServePlan) -> Table:
     )
     heads = ("Server", "Taking turns", "At once", "TTFT turn 1", "Worst", "TTFT later", "Reused")
     title = f"{plan.team} agents x {plan.n_turns} turns, one head"
-    note = f"About {plan.split.total} tokens in, {plan.n_team_answer} out per turn."
+    note = f"About {plan.team_split.total} tokens in, {plan.n_team_answer} out per turn."
     return Table(title, heads, rows, note)
 
 

@@ -16,12 +16,16 @@ Found = dict[str, tuple[float, ...]]
 """Figures of one server by name; one value per pass, or per request where its name says so."""
 
 DECODERS = 3
-LEAD_S = 0.5
-"""So long the decoders run before somebody joins."""
+CALM_S = 1.0
+"""So long before somebody joins, silences are taken for usual ones."""
 
 
 class ServePlan(Struct, frozen=True):
-    """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders."""
+    """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders.
+
+    Decoders run for `lead_s` seconds before somebody joins. `team_split` is the prompt of each
+    member of a team.
+    """
 
     crowd: tuple[int, ...] = (1, 2, 4, 8)
     n_prompt: int = 200
@@ -34,6 +38,8 @@ class ServePlan(Struct, frozen=True):
     n_clients: int = 8
     n_requests: int = 160
     split: Split = Split()
+    team_split: Split = Split().scaled(2050)
+    lead_s: float = 3.0
     passes: int = 3
 
     @property
@@ -44,11 +50,14 @@ class ServePlan(Struct, frozen=True):
     @property
     def n_ctx(self) -> int:
         """Context that a slot needs."""
-        grown = self.split.total + self.n_turns * (2 * self.n_team_answer + 200)
+        grown = max(self.split.total, self.team_split.total) + self.n_turns * (
+            2 * self.n_team_answer + 200
+        )
         return 1024 + max(self.n_long, self.n_endless + self.n_prompt, grown)
 
 
-SMALL = ServePlan((1, 2), 30, 12, 300, 600, 2, 2, 8, 2, 8, Split(100, 100, 40, 20), 1)
+FEW = Split(100, 100, 40, 20)
+SMALL = ServePlan((1, 2), 30, 12, 300, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
 
 Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
 
@@ -129,12 +138,12 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
         )
         for i in range(DECODERS)
     ]
-    await asyncio.sleep(LEAD_S)
+    await asyncio.sleep(plan.lead_s)
     joined = await caller.ask(question(plan.n_long, yard, f"joins {seed}"), 4)
     enough.set()
     decoders = await asyncio.gather(*asks)
-    until = joined.started + joined.ttft_s
-    calm = [gap for one in decoders for gap in one.gaps_within(0.0, joined.started)]
+    calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
+    calm = [gap for one in decoders for gap in one.gaps_within(calm_from, joined.started)]
     gaps = [gap for one in decoders for gap in one.gaps_within(joined.started, until)]
     if not gaps:
         raise Broken("the decoders had ended when the long prompt was computed; let them go on")
@@ -166,7 +175,7 @@ async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> F
 
 
 async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: int) -> None:
-    bodies = [agent(plan.split, yard, number, i) for i in range(plan.team)]
+    bodies = [agent(plan.team_split, yard, number, i) for i in range(plan.team)]
     for turn in range(plan.n_turns):
         for i, body in enumerate(bodies):
             timed = await caller.ask(body, plan.n_team_answer)
@@ -177,7 +186,7 @@ async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: 
 async def _talk(
     caller: Caller, plan: ServePlan, yard: Yardstick, number: int, member: int
 ) -> list[Timed]:
-    body, talk = agent(plan.split, yard, number, member), []
+    body, talk = agent(plan.team_split, yard, number, member), []
     for turn in range(plan.n_turns):
         talk.append(await caller.ask(body, plan.n_team_answer))
         seed = f"{number} {turn} {member}"
