@@ -1,6 +1,6 @@
 """The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 from msgspec import Struct
@@ -87,12 +87,4 @@ class Shelf(Protocol):
 
     def read(self, name: str) -> Manifest:
         """Raises NotFound or Damaged."""
-        ...
-
-
-class TokenSource(Protocol):
-    """The least that decoding tokens into text needs."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of these tokens."""
         ...

@@ -53,11 +53,6 @@ class Archive:
         self._writer = Writer()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that wait to be written."""
-        return self._writer.backlog.n_bytes
-
     def open(self) -> int:
         """Take what earlier runs left on disk into the index; how many records."""
         now = time.monotonic()

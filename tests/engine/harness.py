@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mlxstack.core.ask import Ask, Sampling
+from mlxstack.core.ask import Ask
 from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.engine.thread import Engine
@@ -117,6 +117,3 @@ def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
     """`n` random tokens."""
     random = Random(seed)
     return tuple(random.randrange(VOCAB) for _ in range(n))
-
-
-GREEDY = Sampling()

@@ -19,11 +19,6 @@ def driver(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
         yield driver
 
 
-def order(driver: Driver, kind: type, asks: list[str]) -> list[str]:
-    """The asks in the order of their first event of this kind."""
-    return sorted(asks, key=lambda ask: driver.events(ask, kind)[0].at)
-
-
 def test_b5_a_follow_up_lands_on_its_own_slot(driver: Driver) -> None:
     first = prompt(100, seed=1)
     driver.answer(prompt(80, seed=2), slot=1)
@@ -165,9 +160,6 @@ def test_a_request_that_raises_fails_alone(driver: Driver) -> None:
 
 
 def test_a_broken_turn_fails_its_asks_and_the_engine_goes_on(driver: Driver) -> None:
-    class Unhashable(list[int]):
-        pass
-
     alone = driver.cold(prompt(20, seed=1), 5)
     # Not a tuple of ints: prefill cannot make an array of it.
     with pytest.raises(Broken):
