@@ -22,7 +22,7 @@ EXPOSED = tuple(
 
 def cache_headers(ask: Ask, first: Part, saved_s: float) -> dict[str, str]:
     """From the first part of a reply; a part other than Started knows no cache numbers yet."""
-    agent = {PREFIX + "agent": ask.agent} if ask.agent else {}
+    agent = {PREFIX + "agent": ask.name} if ask.name else {}
     if not isinstance(first, Started):
         return agent
     miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}

@@ -87,7 +87,13 @@ class Relieve(Struct, frozen=True):
     level: int
 
 
-Chore = Look | Pin | Unpin | Clear | Relieve
+class Locate(Struct, frozen=True):
+    """Where the last prompts of these agents are kept beside the slots: a tuple of `Kept`."""
+
+    agents: tuple[str, ...]
+
+
+Chore = Look | Locate | Pin | Unpin | Clear | Relieve
 
 
 class Pinned(Struct, frozen=True):
@@ -96,6 +102,18 @@ class Pinned(Struct, frozen=True):
     name: str
     n_tokens: int
     n_bytes: int
+
+
+class Kept(Struct, frozen=True):
+    """`n_tokens` of an agent's last prompt are kept, in so many bytes of memory and of disk.
+
+    Bytes that lie in both places count in both; others may share them.
+    """
+
+    agent: str
+    n_tokens: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
 
 
 class Freed(Struct, frozen=True):

@@ -38,7 +38,9 @@ class Ask(Struct, frozen=True):
 
     `slot` pins the ask to a seat. `agent` names an explicit agent, whose asks run one after
     another; `hint` is a client's own name for the conversation, which may say where to look
-    first but never makes anybody wait. `cuts` are token positions worth a checkpoint, ascending.
+    first but never makes anybody wait; `name` is what people see: the explicit agent, or the
+    name that the conversation was given for its content. `cuts` are token positions worth a
+    checkpoint, ascending.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
     """
 
@@ -50,6 +52,7 @@ class Ask(Struct, frozen=True):
     slot: int | None = None
     agent: str | None = None
     hint: str | None = None
+    name: str | None = None
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
     cuts: tuple[int, ...] = ()

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Relieve, Unpin
+from mlxstack.core.act import Chore, Clear, Freed, Locate, Look, Pin, Pinned, Relieve, Unpin
 from mlxstack.core.errors import NotFound
 from mlxstack.core.frame import CacheView, PrefixView, Sums
 from mlxstack.engine.ledger import Ledger
@@ -18,10 +18,12 @@ from mlxstack.policy.prefix import common_prefix
 
 
 def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
-    """The answer to the chore: CacheView, Pinned, None or Freed. Raises NotFound."""
+    """The answer to the chore, as its own words say. Raises NotFound."""
     match chore:
         case Look():
             return look(seating, ledger, chore.limit)
+        case Locate():
+            return tuple(seating.locate(agent) for agent in chore.agents)
         case Pin():
             return _pin(seating, chore)
         case Unpin():

@@ -3,8 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.core.act import Kept
 from mlxstack.core.ask import Ask
 from mlxstack.core.event import Miss, Source
 from mlxstack.engine.context import Context
@@ -13,6 +15,7 @@ from mlxstack.policy import blocks, matching, restore
 from mlxstack.policy.blocks import Chain
 from mlxstack.policy.hot import Heads
 from mlxstack.policy.prefix import common_prefix
+from mlxstack.policy.records import Place
 from mlxstack.policy.restore import Clues, Option, Plan, State
 
 MOST_AGENTS = 512
@@ -23,13 +26,20 @@ SHOWN = 24
 """Tokens of the earlier prompt that explain a miss."""
 
 
+class Remembered(Struct, frozen=True):
+    """The last prompt of somebody, and its block chain."""
+
+    tokens: tuple[int, ...]
+    chain: Chain
+
+
 class Finding:
     """Belongs to the MLX thread. `heads` learns what several conversations begin with."""
 
     def __init__(self, memory: Memory, heads: Heads) -> None:
         self._memory = memory
         self._heads = heads
-        self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._prompts: OrderedDict[str, Remembered] = OrderedDict()
 
     def find(self, ask: Ask, slots: Sequence[Context], slot: int) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from, and why not from further on."""
@@ -49,12 +59,28 @@ class Finding:
         """The prompt that has just been seated: heads are learned, the agent's next is compared."""
         chain = self._memory.chain(ask.tokens, ask.salt)
         self._heads.observe(_conversation(ask, chain), chain.keys)
-        if ask.agent is None:
+        name = ask.agent or ask.name
+        if name is None:
             return
-        self._prompts.pop(ask.agent, None)
-        self._prompts[ask.agent] = ask.tokens
+        self._prompts.pop(name, None)
+        self._prompts[name] = Remembered(ask.tokens, chain)
         while len(self._prompts) > MOST_AGENTS:
             self._prompts.popitem(last=False)
+
+    def locate(self, agent: str) -> Kept:
+        """Where the last prompt of this agent is kept beside the slots."""
+        last = self._prompts.get(agent)
+        if last is None:
+            return Kept(agent)
+        found = self._memory.match(last.chain, last.tokens, None)
+        keys = (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
+        nodes = [self._memory.index.nodes[key] for key in keys]
+        return Kept(
+            agent=agent,
+            n_tokens=found.covered,
+            memory_bytes=sum(n.record.n_bytes for n in nodes if Place.MEMORY in n.places),
+            disk_bytes=sum(n.record.n_bytes for n in nodes if Place.DISK in n.places),
+        )
 
     def _told(self, miss: Miss | None, ask: Ask, slots: Sequence[Context]) -> Miss | None:
         """The miss, with what the prompt would have had to go on with."""
@@ -85,8 +111,9 @@ class Finding:
 
     def _before(self, ask: Ask, slots: Sequence[Context]) -> Sequence[int]:
         """The prompt to which this one is compared: the agent's last, else the nearest live one."""
-        if ask.agent is not None and ask.agent in self._prompts:
-            return self._prompts[ask.agent]
+        name = ask.agent or ask.name
+        if name is not None and name in self._prompts:
+            return self._prompts[name].tokens
         live = [c.tokens[: c.n_prompt] for c in slots if c.salt == ask.salt and len(c)]
         return max(live, key=lambda tokens: common_prefix(tokens, ask.tokens), default=())
 

@@ -66,4 +66,5 @@ def ticket_of(ask: Ask, n_bytes: int) -> Ticket:
         agent=ask.agent,
         deadline=ask.deadline,
         n_bytes=n_bytes,
+        name=ask.agent or ask.name,
     )

@@ -25,7 +25,7 @@ def draw(
         _slot(seat, slots[seat.id], shown.get(seat.id), n_ctx, now) for seat in desk.seats
     )
     waiting = tuple(
-        WaitingView(t.ask, t.agent, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
+        WaitingView(t.ask, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
         for t in desk.waiting
     )
     return Snapshot(
@@ -51,7 +51,7 @@ def _slot(seat: Seat, context: Context, live: Live | None, n_ctx: int, now: floa
         n_ctx=n_ctx,
         state=live.state,
         ask=live.ask.id,
-        agent=live.ask.agent,
+        agent=live.ask.agent or live.ask.name,
         n_tokens=len(context),
         n_prompt=len(live.ask.tokens),
         n_done=seat.position if live.state is AskState.PREFILLING else len(live.ask.tokens),

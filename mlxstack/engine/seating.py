@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from mlxstack.core.act import Kept
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Miss, Source
@@ -56,6 +57,10 @@ class Seating:
     def plan(self, ask: Ask, slot: int) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
         return self._finding.find(ask, self.slots, slot)
+
+    def locate(self, agent: str) -> Kept:
+        """Where an agent's last prompt is kept beside the slots."""
+        return self._finding.locate(agent)
 
     def load(self, plan: Plan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""

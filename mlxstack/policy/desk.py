@@ -27,7 +27,7 @@ ACTIVE = frozenset((SeatState.LOADING, SeatState.PREFILLING, SeatState.RUNNING))
 class Ticket(Struct, frozen=True):
     """An ask that waits. `pin` is the slot it insists on; `agent` an explicit agent.
 
-    `n_bytes` of live KV is what it is expected to need.
+    `name` is what people see of it. `n_bytes` of live KV is what it is expected to need.
     """
 
     ask: str
@@ -38,6 +38,7 @@ class Ticket(Struct, frozen=True):
     agent: str | None = None
     deadline: float | None = None
     n_bytes: int = 0
+    name: str | None = None
 
 
 class Errand(Struct, frozen=True):

@@ -43,6 +43,9 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
     )
+    if options.agent is None:
+        name = service.roster.name(conversation, options.hint)
+        options = structs.replace(options, name=name)
     return _order(service, prompt, Hearing(manner, forced), options)
 
 
@@ -102,6 +105,7 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             slot=options.slot,
             agent=options.agent,
             hint=options.hint,
+            name=options.agent or options.name,
             priority=options.priority,
             use_cache=options.use_cache,
             cuts=prompt.cuts,

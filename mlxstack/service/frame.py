@@ -1,27 +1,35 @@
 """Draws what a watcher of this service sees now."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import cache
-from typing import Any
 
 from msgspec.structs import replace
 
 from mlxstack import __version__
-from mlxstack.core.act import Look
+from mlxstack.core.act import Kept, Locate, Look
 from mlxstack.core.frame import CacheView, Frame, RequestView, ServiceFacts
 from mlxstack.core.snapshot import Counters
 from mlxstack.host.machine import machine
+from mlxstack.service.roster import views
 from mlxstack.service.service import Health, Service
 
 MOST_PREFIXES = 20
 MOST_REQUESTS = 50
+MOST_AGENTS = 64
+NOWHERE: Mapping[str, Kept] = {}
 LOOK_S = 2.0
 REST_S = 15.0
 
 
-def frame_of(service: Service, memory: CacheView | None = None) -> Frame:
-    """Cheap, and possible at any time, also while the model loads or after it broke."""
+def frame_of(
+    service: Service, memory: CacheView | None = None, kept: Mapping[str, Kept] = NOWHERE
+) -> Frame:
+    """Cheap, and possible at any time, also while the model loads or after it broke.
+
+    `memory` and `kept` are the latest answers of the KV memory.
+    """
     snapshot = service.engine.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
     requests = service.journal.requests()
@@ -31,6 +39,7 @@ def frame_of(service: Service, memory: CacheView | None = None) -> Frame:
         snapshot=snapshot,
         snapshot_age_s=max(0.0, age_s),
         cache=None if memory is None else _with_misses(memory, requests),
+        agents=views(service.roster.latest[:MOST_AGENTS], snapshot, service.name, kept),
         requests=requests[:MOST_REQUESTS],
     )
 
@@ -44,20 +53,29 @@ class Sight:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._memory: CacheView | None = None
-        self._coming: Future[Any] | None = None
+        self._kept: Mapping[str, Kept] = {}
+        self._coming: tuple[Future[CacheView], Future[tuple[Kept, ...]]] | None = None
         self._asked_at = -REST_S
         self._counters = Counters()
 
     def frame(self) -> Frame:
         """The frame of now, with the latest answer of the KV memory."""
-        if self._coming is not None and self._coming.done():
-            if self._coming.exception() is None:
-                self._memory = self._coming.result()
-            self._coming = None
-        frame = frame_of(self._service, self._memory)
+        self._take()
+        frame = frame_of(self._service, self._memory, self._kept)
         if self._coming is None and self._is_due(time.monotonic()):
-            self._coming = self._service.engine.tend(Look(MOST_PREFIXES))
+            tend = self._service.engine.tend
+            names = tuple(agent.id for agent in frame.agents or ())
+            self._coming = tend(Look(MOST_PREFIXES)), tend(Locate(names))
         return frame
+
+    def _take(self) -> None:
+        if self._coming is None or not all(one.done() for one in self._coming):
+            return
+        look, kept = self._coming
+        if look.exception() is None and kept.exception() is None:
+            self._memory = look.result()
+            self._kept = {one.agent: one for one in kept.result()}
+        self._coming = None
 
     def _is_due(self, now: float) -> bool:
         counters = self._service.engine.snapshot().counters

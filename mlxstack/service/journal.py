@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from mlxstack.core.ask import Ask
 from mlxstack.core.event import Event, Failed, Finished, Miss, Seated
 from mlxstack.core.frame import MissView, RequestView
+from mlxstack.service.roster import Roster
 
 MOST_REQUESTS = 200
 AROUND = 24
@@ -27,12 +28,16 @@ class Entry(Struct, frozen=True):
 
 
 class Journal:
-    """Fed with every event on the event loop; keeps the last requests, newest last."""
+    """Fed with every event on the event loop; keeps the last requests, newest last.
+
+    `roster` keeps account of who made them.
+    """
 
     def __init__(self) -> None:
         self._asks: OrderedDict[str, Ask] = OrderedDict()
         self._seats: dict[str, Seated] = {}
         self._done: deque[Entry] = deque(maxlen=MOST_REQUESTS)
+        self.roster = Roster()
         self.decode: Decode | None = None
 
     def begin(self, ask: Ask) -> None:
@@ -47,7 +52,10 @@ class Journal:
             ask = self._asks.pop(event.ask, None)
             seat = self._seats.pop(event.ask, None)
             if ask is not None:
-                self._done.append(self._entry(ask, seat, event))
+                entry = self._entry(ask, seat, event)
+                self._done.append(entry)
+                told = replace(entry.view, miss=entry.miss)
+                self.roster.note(told, entry.at, is_explicit=ask.agent is not None)
 
     def requests(self) -> tuple[RequestView, ...]:
         """The last requests, the newest first."""
@@ -64,7 +72,7 @@ class Journal:
     def _entry(self, ask: Ask, seat: Seated | None, end: Finished | Failed) -> Entry:
         view = RequestView(
             id=ask.id,
-            agent=ask.agent,
+            agent=ask.name,
             n_prompt=len(ask.tokens),
             ended=end.reason.value if isinstance(end, Finished) else "failed",
         )
@@ -87,7 +95,7 @@ class Journal:
         return Entry(view, time.time(), miss)
 
     def _miss(self, ask: Ask, miss: Miss) -> MissView:
-        shown = MissView(reason=miss.reason, at=miss.at, ask=ask.id, agent=ask.agent)
+        shown = MissView(reason=miss.reason, at=miss.at, ask=ask.id, agent=ask.name)
         if miss.at is None or self.decode is None:
             return shown
         return replace(

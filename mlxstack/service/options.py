@@ -47,8 +47,9 @@ class Options(Struct, frozen=True):
 
     `max_tokens` None runs until the model ends or the context is full, 0 only computes the
     prompt. `slot` pins; `agent` is an explicit agent, `hint` a client's name for the
-    conversation. `is_one_call` ends the reply after its first tool call, whose id begins with
-    `call_prefix`. `has_progress` wants the prompt's progress as parts.
+    conversation, `name` what people see of one that belongs to no explicit agent.
+    `is_one_call` ends the reply after its first tool call, whose id begins with `call_prefix`.
+    `has_progress` wants the prompt's progress as parts.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Options(Struct, frozen=True):
     slot: int | None = None
     agent: str | None = None
     hint: str | None = None
+    name: str | None = None
     use_cache: bool = True
     calling: Calling = Calling.AUTO
     call_prefix: str = "call_"

@@ -19,6 +19,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.service.journal import Journal
 from mlxstack.service.outbox import Outbox
+from mlxstack.service.roster import Roster
 from mlxstack.service.words import Words
 
 log = logging.getLogger("mlxstack.service")
@@ -118,6 +119,11 @@ class Service:
     def journal(self) -> Journal:
         """The last requests and misses."""
         return self._outbox.journal
+
+    @property
+    def roster(self) -> Roster:
+        """The agents of this service."""
+        return self._outbox.journal.roster
 
     @property
     def n_ctx(self) -> int:

@@ -1,0 +1,88 @@
+"""Tells conversations apart by what was said to the model, and gives each a name.
+
+A conversation is the same one as long as it only grows. A client's own name for it (a hint)
+decides between conversations that were told the same; it never joins two that were not.
+"""
+
+import hashlib
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Conversation, Role
+
+MOST_KNOWN = 512
+"""Conversations that are remembered; the least recently heard go first."""
+
+TOLD = frozenset({Role.USER, Role.TOOL})
+N_DIGITS = 8
+
+
+class Known(Struct, frozen=True):
+    """A named conversation: digests of what it was told so far, and its client's hint."""
+
+    name: str
+    told: tuple[str, ...]
+    hint: str | None = None
+
+
+class Names:
+    """One owner. The same conversations arriving in the same order get the same names."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Known] = OrderedDict()
+
+    def name(self, told: tuple[str, ...], hint: str | None) -> str:
+        """The name of the conversation that these turns continue, or begin. O(known)."""
+        found = max(
+            (one for one in self._known.values() if _goes_on(one, told, hint)),
+            key=lambda one: (hint is not None and one.hint == hint, len(one.told)),
+            default=None,
+        )
+        name = found.name if found else self._fresh(told[0], hint)
+        if found and len(found.told) > len(told):
+            told = found.told
+        self._known[name] = Known(name, told, hint or (found.hint if found else None))
+        self._known.move_to_end(name)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return name
+
+    def _fresh(self, first: str, hint: str | None) -> str:
+        client = hint.partition(":")[0] if hint else "chat"
+        stem = f"{client}-{first[:N_DIGITS]}"
+        name, n = stem, 2
+        while name in self._known:
+            name, n = f"{stem}.{n}", n + 1
+        return name
+
+
+def told(conversation: Conversation) -> tuple[str, ...]:
+    """Digests of what the model was told, the head up to the first user turn as one.
+
+    What it answered is left out, since clients send that back in other clothes; so are rules
+    in the midst of the conversation, which some clients change at every turn.
+    """
+    turns: list[str] = []
+    head = hashlib.blake2b(digest_size=16)
+    for message in conversation.messages:
+        if message.role in TOLD:
+            head.update(f"\n{message.role}\n{message.text}".encode())
+            turns.append(head.hexdigest())
+            head = hashlib.blake2b(digest_size=16)
+        elif message.role is Role.SYSTEM and not turns:
+            head.update(f"\nsystem\n{message.text}".encode())
+    return tuple(turns) or (head.hexdigest(),)
+
+
+def _goes_on(one: Known, told: tuple[str, ...], hint: str | None) -> bool:
+    """Whether these turns are the conversation again, grown or, by the same client, cut back."""
+    n = min(len(one.told), len(told))
+    if one.told[:n] != told[:n]:
+        return False
+    is_same_client = one.hint == hint
+    if len(told) > len(one.told):
+        return True
+    if len(told) == len(one.told):
+        return is_same_client or not (one.hint and hint)
+    return is_same_client and hint is not None

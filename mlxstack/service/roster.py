@@ -1,0 +1,190 @@
+"""Keeps account of every agent of this service: requests, tokens, time saved, latest turns."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.act import Kept
+from mlxstack.core.ask import Priority
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.frame import AgentView, MissView, RequestView, StateView, TurnView
+from mlxstack.core.snapshot import AskState, SlotView, Snapshot
+from mlxstack.policy.naming import Names, told
+
+MOST_AGENTS = 1000
+MOST_TURNS = 50
+BUSY = frozenset({AskState.PREFILLING, AskState.RUNNING})
+
+
+class Sums(Struct, frozen=True):
+    """What all requests of an agent came to; `n_tokens` after the latest one."""
+
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    saved_s: float = 0.0
+    n_tokens: int = 0
+
+
+class Turn(Struct, frozen=True):
+    """One finished request; `at` is Unix seconds."""
+
+    view: TurnView
+    at: float
+
+
+class Stored(Struct, frozen=True):
+    """What of an agent is on disk for one model."""
+
+    model: str
+    n_tokens: int
+    n_bytes: int
+
+
+class Record:
+    """One agent. `stored` is what lies on disk of it, by the key of the model's identity."""
+
+    def __init__(self, name: str, *, is_explicit: bool) -> None:
+        self.name = name
+        self.is_explicit = is_explicit
+        self.priority = Priority.NORMAL
+        self.is_pinned = False
+        self.sums = Sums()
+        self.used_at = time.time()
+        self.miss: MissView | None = None
+        self.missed_at = 0.0
+        self.turns: deque[Turn] = deque(maxlen=MOST_TURNS)
+        self.stored: dict[str, Stored] = {}
+
+    def count(self, view: RequestView, at: float) -> None:
+        """A request of this agent has ended."""
+        sums = self.sums
+        self.sums = Sums(
+            n_requests=sums.n_requests + 1,
+            n_prompt=sums.n_prompt + view.n_prompt,
+            n_cached=sums.n_cached + view.n_cached,
+            n_generated=sums.n_generated + view.n_generated,
+            saved_s=sums.saved_s + view.saved_s,
+            n_tokens=view.n_prompt + view.n_generated,
+        )
+        self.used_at = at
+        if view.miss is not None:
+            self.miss, self.missed_at = view.miss, at
+        turn = TurnView(
+            n_cached=view.n_cached,
+            n_computed=view.n_prompt - view.n_cached,
+            n_generated=view.n_generated,
+            ttft_s=view.ttft_s,
+            reason=view.miss.reason if view.miss else None,
+        )
+        self.turns.append(Turn(turn, at))
+
+
+class Roster:
+    """Fed on the event loop; the least recently used names without a folder go first."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._names = Names()
+
+    def name(self, conversation: Conversation, hint: str | None) -> str:
+        """What people see of a conversation that belongs to no explicit agent."""
+        return self._names.name(told(conversation), hint)
+
+    def record(self, name: str, *, is_explicit: bool) -> Record:
+        """The account of an agent, opened when it is not known yet."""
+        record = self._records.get(name)
+        if record is None:
+            record = self._records[name] = Record(name, is_explicit=is_explicit)
+            self._shrink()
+        record.is_explicit |= is_explicit
+        return record
+
+    def find(self, name: str) -> Record | None:
+        """The account of an agent, if there is one."""
+        return self._records.get(name)
+
+    def forget(self, name: str) -> None:
+        """There is no such agent any more."""
+        self._records.pop(name, None)
+
+    def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
+        """A request has ended; one that never ran is no turn."""
+        if view.agent is None or view.slot is None:
+            return
+        self.record(view.agent, is_explicit=is_explicit).count(view, at)
+        self._records.move_to_end(view.agent)
+
+    @property
+    def latest(self) -> tuple[Record, ...]:
+        """All accounts, the last used first."""
+        return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
+
+    def _shrink(self) -> None:
+        if len(self._records) <= MOST_AGENTS:
+            return
+        oldest = next((n for n, one in self._records.items() if not one.is_explicit), None)
+        if oldest is not None:
+            del self._records[oldest]
+
+
+def views(
+    records: Iterable[Record], snapshot: Snapshot, model: str, kept: Mapping[str, Kept]
+) -> tuple[AgentView, ...]:
+    """The agents as people see them; `kept` is where each lies beside the slots."""
+    seats = _seats(snapshot)
+    now = time.time()
+    return tuple(
+        _view(one, seats.get(one.name), model, kept.get(one.name, Kept(one.name)), now)
+        for one in records
+    )
+
+
+def _seats(snapshot: Snapshot) -> dict[str, SlotView]:
+    """The slot of every live agent: where it works, else where it was last."""
+    held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
+    ranked = sorted(held, key=lambda slot: (slot.state in BUSY, -slot.idle_s))
+    return {slot.agent: slot for slot in ranked if slot.agent}
+
+
+def _view(one: Record, seat: SlotView | None, model: str, kept: Kept, now: float) -> AgentView:
+    states = _states(one, seat, model, kept)
+    here = next((state for state in states if state.model == model), StateView(model))
+    sums = one.sums
+    is_busy = seat is not None and seat.state in BUSY
+    return AgentView(
+        id=one.name,
+        place="parked" if here.place == "memory" else here.place or ("disk" if states else ""),
+        slot=seat.id if seat else None,
+        priority=one.priority,
+        is_pinned=one.is_pinned,
+        n_tokens=seat.n_tokens if seat else sums.n_tokens or here.n_tokens,
+        n_bytes=here.n_bytes,
+        n_requests=sums.n_requests,
+        n_prompt=sums.n_prompt,
+        n_cached=sums.n_cached,
+        n_generated=sums.n_generated,
+        saved_s=sums.saved_s,
+        idle_s=0.0 if is_busy else max(0.0, now - one.used_at),
+        miss=None if one.miss is None else replace(one.miss, age_s=now - one.missed_at),
+        states=states,
+        turns=tuple(replace(turn.view, age_s=now - turn.at) for turn in one.turns),
+    )
+
+
+def _states(one: Record, seat: SlotView | None, model: str, kept: Kept) -> tuple[StateView, ...]:
+    """The state for the model that is served first, then those of other models on disk."""
+    others = {
+        s.model: StateView(s.model, s.n_tokens, s.n_bytes, "disk") for s in one.stored.values()
+    }
+    if seat is not None:
+        others[model] = StateView(model, seat.n_tokens, seat.n_bytes, "live")
+    elif kept.memory_bytes:
+        others[model] = StateView(model, kept.n_tokens, kept.memory_bytes, "memory")
+    elif kept.disk_bytes:
+        others[model] = StateView(model, kept.n_tokens, kept.disk_bytes, "disk")
+    return tuple(sorted(others.values(), key=lambda state: state.model != model))

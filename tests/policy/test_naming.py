@@ -1,0 +1,72 @@
+"""Conversations are told apart by what was said; hints only decide between equals."""
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.policy import naming
+from mlxstack.policy.naming import Names, told
+
+
+def talk(*said: str, system: str = "You code.") -> tuple[str, ...]:
+    """User turns with an answer after each but the last."""
+    turns = [Message(Role.SYSTEM, system)]
+    for text in said:
+        turns += [Message(Role.USER, text), Message(Role.ASSISTANT, f"about {text}")]
+    return told(Conversation(tuple(turns[:-1])))
+
+
+def test_b9_a_growing_history_is_one_agent() -> None:
+    names = Names()
+    first = names.name(talk("hello"), None)
+    assert names.name(talk("hello", "and then"), None) == first
+    assert names.name(talk("hello", "and then", "more"), None) == first
+
+
+def test_b9_the_same_system_with_another_first_turn_is_another_agent() -> None:
+    names = Names()
+    assert names.name(talk("fix the tests"), None) != names.name(talk("write a poem"), None)
+    assert names.name(talk("a"), None) != names.name(talk("a", system="You sing."), None)
+
+
+def test_b9_one_hint_does_not_join_two_conversations() -> None:
+    names = Names()
+    main = names.name(talk("fix", "go on"), "opencode:s1")
+    title = names.name(talk("fix", system="Write a title."), "opencode:s1")
+    assert title != main
+    assert names.name(talk("fix", "go on", "more"), "opencode:s1") == main
+
+
+def test_two_sessions_that_begin_alike_are_two_agents() -> None:
+    names = Names()
+    one, two = names.name(talk("hi"), "claude:a"), names.name(talk("hi"), "claude:b")
+    assert one != two
+    assert names.name(talk("hi", "same"), "claude:a") == one
+    assert names.name(talk("hi", "same"), "claude:b") == two
+    assert names.name(talk("hi", "same", "x"), "claude:b") == two
+
+
+def test_a_conversation_continued_under_another_hint_stays_itself() -> None:
+    names = Names()
+    first = names.name(talk("hi"), "claude:a")
+    assert names.name(talk("hi", "next day"), "claude:z") == first
+
+
+def test_a_branch_is_another_agent_until_its_client_says_otherwise() -> None:
+    names = Names()
+    first = names.name(talk("hi", "left", "on"), None)
+    assert names.name(talk("hi", "right"), None) != first
+    mine = names.name(talk("yo", "one", "two"), "codex:t")
+    assert names.name(talk("yo", "one"), "codex:t") == mine
+
+
+def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
+    user, tool = Message(Role.USER, "u"), Message(Role.TOOL, "42")
+    late = Message(Role.SYSTEM, "7 tokens left")
+    assert len(told(Conversation((user, tool)))) == 2
+    assert told(Conversation((user, late))) == told(Conversation((user,)))
+
+
+def test_names_are_bounded_and_possible_agent_ids() -> None:
+    names = Names()
+    for n in range(naming.MOST_KNOWN + 50):
+        name = names.name(talk(f"turn {n}"), "key:anything at all / ü")
+        assert name.startswith("key-") and name.isascii() and len(name) < 128
+    assert len(names._known) == naming.MOST_KNOWN
