@@ -12,7 +12,16 @@ from mlxstack.api import errors, guards
 from mlxstack.api.anthropic import routes as anthropic
 from mlxstack.api.described import documented
 from mlxstack.api.leaving import Gone
-from mlxstack.api.native import cache, completion, events, slots, status, words
+from mlxstack.api.native import (
+    agents,
+    cache,
+    completion,
+    events,
+    generate,
+    slots,
+    status,
+    words,
+)
 from mlxstack.api.native.metrics import metrics_route
 from mlxstack.api.openai import completions, embeddings, models, routes
 from mlxstack.api.openai.responses import routes as responses
@@ -30,6 +39,8 @@ ROUTES = (
     *events.ROUTES,
     *slots.ROUTES,
     *cache.ROUTES,
+    *agents.ROUTES,
+    *generate.ROUTES,
     *words.ROUTES,
     *completion.ROUTES,
 )

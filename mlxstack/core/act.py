@@ -23,7 +23,18 @@ class EraseSlot(Struct, frozen=True):
     slot: int
 
 
-Act = SaveSlot | RestoreSlot | EraseSlot
+class Vacate(Struct, frozen=True):
+    """Take `agent` out of `slot` when the slot is idle; nothing when somebody else sits there.
+
+    What `is_kept` goes to disk first.
+    """
+
+    slot: int
+    agent: str
+    is_kept: bool
+
+
+Act = SaveSlot | RestoreSlot | EraseSlot | Vacate
 
 
 class Saved(Struct, frozen=True):
@@ -77,6 +88,22 @@ class Unpin(Struct, frozen=True):
     name: str
 
 
+class PinAgent(Struct, frozen=True):
+    """Keep the longest known part of an agent's last prompt under the name of `pin_of`."""
+
+    agent: str
+
+
+class LetGo(Struct, frozen=True):
+    """An agent claims nothing any more; what only it has in memory leaves, if it is on disk.
+
+    What `is_kept` not leaves memory even so.
+    """
+
+    agent: str
+    is_kept: bool
+
+
 class Clear(Struct, frozen=True):
     """Forget all parked KV in memory that is neither in use nor pinned."""
 
@@ -93,7 +120,7 @@ class Locate(Struct, frozen=True):
     agents: tuple[str, ...]
 
 
-Chore = Look | Locate | Pin | Unpin | Clear | Relieve
+Chore = Look | Locate | Pin | PinAgent | LetGo | Unpin | Clear | Relieve
 
 
 class Pinned(Struct, frozen=True):
@@ -120,3 +147,8 @@ class Freed(Struct, frozen=True):
     """Bytes that left memory."""
 
     n_bytes: int
+
+
+def pin_of(agent: str) -> str:
+    """The name under which the KV of a pinned agent is kept."""
+    return f"agent:{agent}"

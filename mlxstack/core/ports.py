@@ -65,13 +65,17 @@ class Vault(Protocol):
 
 
 class Manifest(Struct, frozen=True):
-    """A saved context: its tokens, and the blobs that hold their KV, in order."""
+    """A saved context: its tokens, and the blobs that hold their KV, in order.
+
+    `model` is what the model was called, for people.
+    """
 
     identity: str
     tokens: tuple[int, ...]
     segments: tuple[str, ...]
     checkpoints: tuple[str, ...] = ()
     n_bytes: int = 0
+    model: str = ""
 
 
 class Shelf(Protocol):
@@ -87,4 +91,12 @@ class Shelf(Protocol):
 
     def read(self, name: str) -> Manifest:
         """Raises NotFound or Damaged."""
+        ...
+
+
+class Manifests(Protocol):
+    """The saved contexts of agents. Callable from any thread."""
+
+    def keep(self, agent: str, manifest: Manifest) -> None:
+        """Replace what is saved of this agent for the manifest's model. Raises StackError."""
         ...

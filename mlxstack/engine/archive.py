@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxstack.core.act import Restored, Saved
 from mlxstack.core.errors import Busy, Damaged, NotFound, StackError, Unsupported
-from mlxstack.core.ports import Blob, Manifest, Shelf, Vault
+from mlxstack.core.ports import Blob, Manifest, Manifests, Shelf, Vault
 from mlxstack.engine import segments
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.kv_file import blob_of, check_cover, parents_first, part_of, record_of
@@ -44,6 +44,7 @@ class Archive:
     def __init__(
         self, vault: Vault, shelf: Shelf, memory: Memory, identity: str, post: Post
     ) -> None:
+        self.manifests: Manifests | None = None
         self.shelving = Shelving(memory)
         self._vault = vault
         self._shelf = shelf
@@ -89,24 +90,35 @@ class Archive:
         shelved = self._shelve(context)
         keys = (*shelved.segments, *shelved.checkpoints)
         writes = self.write([key for key in keys if self._is_unwritten(key)])
-        manifest = Manifest(
-            identity=self._identity,
-            tokens=tuple(context.tokens),
-            segments=shelved.segments,
-            checkpoints=shelved.checkpoints,
-            n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
-        )
+        manifest = self._manifest(context, shelved)
 
         def finish() -> Saved:
             # One writer thread: the writes before this one are over.
             n_written = sum(write.result() for write in writes)
-            if not all(self._vault.has(self._identity, key) for key in keys):
+            if not self._is_whole(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
             n_written += self._shelf.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
             return Saved(slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took)
 
         return self._writer.submit(finish)
+
+    def keep(self, agent: str, context: Context, shelved: Shelved) -> None:
+        """Note what is saved of this agent, once all of it is written."""
+        manifests, manifest = self.manifests, self._manifest(context, shelved)
+        if manifests is None:
+            return
+
+        def finish() -> None:
+            if self._is_whole(manifest):
+                manifests.keep(agent, manifest)
+
+        try:
+            noting = self._writer.submit(finish)
+        except Busy as error:
+            log.warning("what is saved of agent %s was not noted: %s", agent, error)
+        else:
+            noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
     def fetch(self, name: str) -> Future[Fetched]:
         """Read and check a slot file and all it names. The future raises NotFound or Damaged."""
@@ -145,6 +157,21 @@ class Archive:
         """Finish what waits to be written."""
         self._writer.close()
         self._reader.shutdown(wait=True)
+
+    def _manifest(self, context: Context, shelved: Shelved) -> Manifest:
+        keys = (*shelved.segments, *shelved.checkpoints)
+        return Manifest(
+            identity=self._identity,
+            tokens=tuple(context.tokens),
+            segments=shelved.segments,
+            checkpoints=shelved.checkpoints,
+            n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
+        )
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether all that it names is on disk. Asking is using: a sweep leaves it alone."""
+        keys = (*manifest.segments, *manifest.checkpoints)
+        return all(self._vault.has(self._identity, key) for key in keys)
 
     def _shelve(self, context: Context) -> Shelved:
         shelved = self.shelving.shelve(context, time.monotonic())
@@ -227,3 +254,8 @@ class Archive:
             return self._vault.read(self._identity, key)
         except NotFound as error:
             raise Damaged(f"the slot file {name} needs KV that is gone: {error}") from error
+
+
+def _warn(agent: str, error: BaseException | None) -> None:
+    if error is not None:
+        log.warning("what is saved of agent %s was not noted: %s", agent, error)

@@ -5,16 +5,28 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.act import Chore, Clear, Freed, Locate, Look, Pin, Pinned, Relieve, Unpin
+from mlxstack.core.act import (
+    Chore,
+    Clear,
+    Freed,
+    LetGo,
+    Locate,
+    Look,
+    Pin,
+    PinAgent,
+    Relieve,
+    Unpin,
+)
 from mlxstack.core.errors import NotFound
 from mlxstack.core.frame import CacheView, PrefixView, Sums
+from mlxstack.engine import agent_chores
 from mlxstack.engine.ledger import Ledger
+from mlxstack.engine.pinning import pin
 from mlxstack.engine.seating import Seating
 from mlxstack.policy import audit
 from mlxstack.policy.eviction import Pressure
 from mlxstack.policy.meters import Tally
-from mlxstack.policy.owners import Name, Prefix
-from mlxstack.policy.prefix import common_prefix
+from mlxstack.policy.owners import Prefix
 
 
 def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
@@ -22,10 +34,10 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
     match chore:
         case Look():
             return look(seating, ledger, chore.limit)
-        case Locate():
-            return tuple(seating.locate(agent) for agent in chore.agents)
+        case Locate() | PinAgent() | LetGo():
+            return agent_chores.do(chore, seating)
         case Pin():
-            return _pin(seating, chore)
+            return pin(seating, chore)
         case Unpin():
             if not seating.memory.owners.unpin(chore.name):
                 raise NotFound(f"no prefix is called {chore.name}")
@@ -58,20 +70,6 @@ def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:
         whole=_sums(rates.whole),
         prefixes=tuple(_prefix(p) for p in memory.owners.top(now, limit)),
     )
-
-
-def _pin(seating: Seating, pin: Pin) -> Pinned:
-    """A live context that begins with the tokens is parked first, so that there is something."""
-    memory = seating.memory
-    live = [c for c in seating.slots if c.salt == pin.salt and len(c)]
-    nearest = max(live, key=lambda c: common_prefix(c.tokens, pin.tokens), default=None)
-    if nearest is not None and common_prefix(nearest.tokens, pin.tokens):
-        seating.park(nearest)
-    path = memory.path_of(pin.tokens, pin.salt)
-    n_tokens = path[-1].upto if path else 0
-    keys = tuple(step.key for step in path)
-    memory.owners.pin(Name(pin.name, keys, n_tokens, time.monotonic()))
-    return Pinned(pin.name, n_tokens, sum(step.n_bytes for step in path))
 
 
 def _sums(tally: Tally) -> Sums:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot, Vacate
 from mlxstack.core.errors import BadRequest, StackError, in_words
 from mlxstack.engine.archive import Archive, Fetched, Post
 from mlxstack.engine.context import Context
@@ -46,6 +46,8 @@ class Errands:
             n_erased = len(context)
             context.clear()
             self._done(act, future, Erased(act.slot, n_erased))
+        elif isinstance(act, Vacate):
+            self._done(act, future, Erased(act.slot, self._vacate(act, context)))
         elif isinstance(act, SaveSlot):
             saving = self._archive.save(context, act.slot, act.name)
             self._turns.release(act.slot)
@@ -55,6 +57,15 @@ class Errands:
             fetching.add_done_callback(
                 lambda done: self._post(lambda: self._install(act, done, future))
             )
+
+    def _vacate(self, act: Vacate, context: Context) -> int:
+        if context.agent != act.agent:
+            return 0
+        n_tokens = len(context)
+        if act.is_kept:
+            self._turns.seating.store(context)
+        context.clear()
+        return n_tokens
 
     def _install(self, act: RestoreSlot, done: "Future[Fetched]", future: "Future[Done]") -> None:
         try:

@@ -11,7 +11,7 @@ from mlxstack.core.ask import Ask
 from mlxstack.core.event import Miss, Source
 from mlxstack.engine.context import Context
 from mlxstack.engine.memory import Memory
-from mlxstack.policy import blocks, matching, restore
+from mlxstack.policy import blocks, matching, records, restore
 from mlxstack.policy.blocks import Chain
 from mlxstack.policy.hot import Heads
 from mlxstack.policy.prefix import common_prefix
@@ -30,6 +30,7 @@ class Remembered(Struct, frozen=True):
     """The last prompt of somebody, and its block chain."""
 
     tokens: tuple[int, ...]
+    salt: str
     chain: Chain
 
 
@@ -63,24 +64,35 @@ class Finding:
         if name is None:
             return
         self._prompts.pop(name, None)
-        self._prompts[name] = Remembered(ask.tokens, chain)
+        self._prompts[name] = Remembered(ask.tokens, ask.salt, chain)
         while len(self._prompts) > MOST_AGENTS:
             self._prompts.popitem(last=False)
 
     def locate(self, agent: str) -> Kept:
         """Where the last prompt of this agent is kept beside the slots."""
-        last = self._prompts.get(agent)
-        if last is None:
-            return Kept(agent)
-        found = self._memory.match(last.chain, last.tokens, None)
-        keys = (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
-        nodes = [self._memory.index.nodes[key] for key in keys]
+        nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
         return Kept(
             agent=agent,
-            n_tokens=found.covered,
+            n_tokens=max((records.end_of(node.record) for node in nodes), default=0),
             memory_bytes=sum(n.record.n_bytes for n in nodes if Place.MEMORY in n.places),
             disk_bytes=sum(n.record.n_bytes for n in nodes if Place.DISK in n.places),
         )
+
+    def last(self, agent: str) -> Remembered | None:
+        """The last prompt of this agent."""
+        return self._prompts.get(agent)
+
+    def keys_of(self, agent: str) -> tuple[str, ...]:
+        """The records that hold the longest known part of its last prompt, root first."""
+        last = self._prompts.get(agent)
+        if last is None:
+            return ()
+        found = self._memory.match(last.chain, last.tokens, None)
+        return (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
+
+    def forget(self, agent: str) -> None:
+        """The next prompt of this agent is compared to nothing of its own."""
+        self._prompts.pop(agent, None)
 
     def _told(self, miss: Miss | None, ask: Ask, slots: Sequence[Context]) -> Miss | None:
         """The miss, with what the prompt would have had to go on with."""

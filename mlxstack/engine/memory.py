@@ -83,6 +83,18 @@ class Memory:
         for place in tuple(self.index.nodes[key].places):
             self._drop(key, place)
 
+    def is_on_disk(self, key: str) -> bool:
+        """Whether a known record is on disk."""
+        return Place.DISK in self.index.nodes[key].places
+
+    def let_go(self, keys: Sequence[str]) -> int:
+        """These records, root first, leave memory unless somebody claims them; bytes freed."""
+        before = self.index.memory_bytes
+        for key in reversed(keys):
+            if not self.index.nodes[key].agents:
+                self._drop(key, Place.MEMORY)
+        return before - self.index.memory_bytes
+
     def make_room(self, live_bytes: int, pressure: Pressure = Pressure.CALM) -> int:
         """Evict until live and parked bytes fit the budget; bytes freed."""
         before = self.index.memory_bytes

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlxstack.core.act import Kept
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Miss, Source
@@ -14,6 +13,7 @@ from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.finding import Finding
 from mlxstack.engine.memory import Memory
+from mlxstack.engine.shelving import Shelved
 from mlxstack.policy.restore import Plan
 
 ROOM_EVERY = 16
@@ -30,7 +30,7 @@ class Seating:
         self, slots: Sequence[Context], memory: Memory, archive: Archive, persist: Persist
     ) -> None:
         self._persist = persist
-        self._finding = Finding(memory, archive.shelving.heads)
+        self.finding = Finding(memory, archive.shelving.heads)
         self._shelving = archive.shelving
         self.slots = slots
         self.memory = memory
@@ -56,11 +56,7 @@ class Seating:
 
     def plan(self, ask: Ask, slot: int) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
-        return self._finding.find(ask, self.slots, slot)
-
-    def locate(self, agent: str) -> Kept:
-        """Where an agent's last prompt is kept beside the slots."""
-        return self._finding.locate(agent)
+        return self.finding.find(ask, self.slots, slot)
 
     def load(self, plan: Plan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""
@@ -90,7 +86,7 @@ class Seating:
             self._shelving.resume(mine, ask, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
-        self._finding.remember(ask)
+        self.finding.remember(ask)
         ahead = len(ask.tokens) + RESERVE - plan.position
         self.memory.make_room(self.live_bytes + self.growth * ahead)
 
@@ -100,9 +96,8 @@ class Seating:
         if not spec.enabled or not context.is_storable:
             return
         shelved = self._shelving.park(context, time.monotonic())
-        is_kept = context.agent is None or self._persist is not Persist.NEVER
-        if spec.disk.enabled and is_kept:
-            self.archive.write_through(shelved.new)
+        if spec.disk.enabled and self._may_be_written(context):
+            self._write(context, shelved)
 
     def end_turn(self, slot: int) -> None:
         """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
@@ -133,6 +128,14 @@ class Seating:
         """Write what is not on disk yet of this context; memory lets it go again."""
         spec = self.memory.spec
         is_worth_it = len(context) >= spec.block_size and context.is_storable
-        if spec.enabled and spec.disk.enabled and is_worth_it:
-            shelved = self._shelving.shelve(context, time.monotonic())
-            self.archive.write_through(shelved.new)
+        may_be_written = spec.enabled and spec.disk.enabled and self._may_be_written(context)
+        if is_worth_it and may_be_written:
+            self._write(context, self._shelving.shelve(context, time.monotonic()))
+
+    def _may_be_written(self, context: Context) -> bool:
+        return context.agent is None or self._persist is not Persist.NEVER
+
+    def _write(self, context: Context, shelved: Shelved) -> None:
+        self.archive.write_through(shelved.new)
+        if context.agent is not None and shelved.segments:
+            self.archive.keep(context.agent, context, shelved)

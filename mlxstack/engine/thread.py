@@ -19,7 +19,7 @@ from mlxstack.core.act import Act, Chore, Done
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import BadRequest, Broken, Busy
 from mlxstack.core.model import ModelFacts
-from mlxstack.core.ports import Shelf, Vault
+from mlxstack.core.ports import Manifests, Shelf, Vault
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.engine import chores, loader
@@ -46,6 +46,7 @@ class Engine:
     """Thread-safe: every public method may be called from any thread.
 
     `memory_bytes` is what the preset's budget is a share of; this machine's memory by default.
+    `manifests` is where it is noted what is saved of the agents.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Engine:
         shelf: Shelf,
         deliver: Deliver,
         memory_bytes: int | None = None,
+        manifests: Manifests | None = None,
     ) -> None:
         self._preset = preset
         total = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
         self._budget = int(total * preset.prefix_cache.memory_budget_pct / 100)
         self._vault = vault
         self._shelf = shelf
+        self._manifests = manifests
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
@@ -168,6 +171,7 @@ class Engine:
         key = facts.identity.key()
         memory = Memory(key, preset.prefix_cache, self._budget)
         self._archive = Archive(self._vault, self._shelf, memory, key, self._post)
+        self._archive.manifests = self._manifests
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
         slots = [Context(maker) for _ in range(preset.slots.count)]

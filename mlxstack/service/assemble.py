@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Persist, Preset
 from mlxstack.engine.thread import Engine
+from mlxstack.service.library import Library
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.service import Service
+from mlxstack.store.history import AgentFolders
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.vault import DiskVault
 
@@ -15,7 +17,10 @@ def assemble(preset: Preset, home: Path) -> Service:
     outbox = Outbox()
     vault = DiskVault(home / "kv")
     shelf = SlotShelf(slots_folder(preset, home))
-    return Service(preset, outbox, Engine(preset, vault, shelf, outbox.deliver))
+    is_writing = preset.agents.persist is not Persist.NEVER
+    library = Library(AgentFolders(home / "agents"), is_writing=is_writing)
+    engine = Engine(preset, vault, shelf, outbox.deliver, manifests=library)
+    return Service(preset, outbox, engine, library)
 
 
 def slots_folder(preset: Preset, home: Path) -> Path:

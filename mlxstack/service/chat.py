@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import Struct, structs
 
-from mlxstack.core.ask import Ask, Sampling
+from mlxstack.core.ask import Ask, Priority, Sampling
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.event import Seated
+from mlxstack.service import agents
 from mlxstack.service.ear import Ear, Hearing
 from mlxstack.service.options import Bounds, Calling, Options, check, room, sampling
-from mlxstack.service.parts import Ended, Part
+from mlxstack.service.parts import Called, Content, Ended, Part, Reasoning, Spoken
 from mlxstack.service.service import Service
 from mlxstack.text.prompt import Prompt
 from mlxstack.text.speech import Manner
@@ -21,10 +22,14 @@ FORBIDDEN = float("-inf")
 
 
 class Order(Struct, frozen=True):
-    """An admitted request: nothing foreseeable is wrong with it."""
+    """An admitted request: nothing foreseeable is wrong with it.
+
+    `conversation` is what it was made of, unless it was made of plain text or tokens.
+    """
 
     ask: Ask
     hearing: Hearing
+    conversation: Conversation | None = None
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -46,7 +51,8 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
     if options.agent is None:
         name = service.roster.name(conversation, options.hint)
         options = structs.replace(options, name=name)
-    return _order(service, prompt, Hearing(manner, forced), options)
+    admitted = _order(service, prompt, Hearing(manner, forced), options)
+    return structs.replace(admitted, conversation=conversation)
 
 
 async def admit_text(service: Service, prompt: str | Sequence[int], options: Options) -> Order:
@@ -70,6 +76,7 @@ async def reply(
     clock = asyncio.get_running_loop().time
     ear = Ear(order.ask, order.hearing, service.words.voice, service.words.maker.replay)
     due = clock() + first_s
+    spoken: list[Spoken] = []
     with service.open(order.ask) as ticket:
         while not ticket.is_over:
             event = await ticket.next(max(0.0, due - clock()))
@@ -81,8 +88,17 @@ async def reply(
             for part in parts or ([ear.quiet()] if clock() >= due else []):
                 if isinstance(part, Ended):
                     service.n_unparsed += part.n_unparsed
+                    await _remember(service, order, spoken)
+                elif isinstance(part, Reasoning | Content | Called):
+                    spoken.append(part)
                 yield part
                 due = clock() + beat_s
+
+
+async def _remember(service: Service, order: Order, spoken: list[Spoken]) -> None:
+    """What an explicit agent heard and said is kept, before anybody sees the end of it."""
+    if order.ask.agent is not None and order.conversation is not None:
+        await agents.heard(service, order.ask.agent, order.conversation, spoken)
 
 
 def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options) -> Order:
@@ -106,7 +122,7 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             agent=options.agent,
             hint=options.hint,
             name=options.agent or options.name,
-            priority=options.priority,
+            priority=_priority(service, options),
             use_cache=options.use_cache,
             cuts=prompt.cuts,
             salt=options.salt,
@@ -143,6 +159,14 @@ def _sampling(service: Service, options: Options) -> Sampling:
     if options.calling is not Calling.NONE or len(opening) != 1:
         return chosen
     return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))
+
+
+def _priority(service: Service, options: Options) -> Priority:
+    """The endpoint's or the key's, else what somebody gave this agent."""
+    record = service.roster.find(options.agent or options.name or "")
+    if record is None or options.priority is not Priority.NORMAL:
+        return options.priority
+    return record.priority
 
 
 def _bounds(service: Service) -> Bounds:

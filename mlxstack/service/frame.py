@@ -39,7 +39,13 @@ def frame_of(
         snapshot=snapshot,
         snapshot_age_s=max(0.0, age_s),
         cache=None if memory is None else _with_misses(memory, requests),
-        agents=views(service.roster.latest[:MOST_AGENTS], snapshot, service.name, kept),
+        agents=views(
+            service.roster.latest[:MOST_AGENTS],
+            snapshot,
+            service.name,
+            kept,
+            service.library.stored,
+        ),
         requests=requests[:MOST_REQUESTS],
     )
 

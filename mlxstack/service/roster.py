@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from mlxstack.core.conversation import Conversation
 from mlxstack.core.frame import AgentView, MissView, RequestView, StateView, TurnView
 from mlxstack.core.snapshot import AskState, SlotView, Snapshot
 from mlxstack.policy.naming import Names, told
+from mlxstack.service.library import Stored
 
 MOST_AGENTS = 1000
 MOST_TURNS = 50
@@ -37,16 +38,8 @@ class Turn(Struct, frozen=True):
     at: float
 
 
-class Stored(Struct, frozen=True):
-    """What of an agent is on disk for one model."""
-
-    model: str
-    n_tokens: int
-    n_bytes: int
-
-
 class Record:
-    """One agent. `stored` is what lies on disk of it, by the key of the model's identity."""
+    """One agent."""
 
     def __init__(self, name: str, *, is_explicit: bool) -> None:
         self.name = name
@@ -58,7 +51,6 @@ class Record:
         self.miss: MissView | None = None
         self.missed_at = 0.0
         self.turns: deque[Turn] = deque(maxlen=MOST_TURNS)
-        self.stored: dict[str, Stored] = {}
 
     def count(self, view: RequestView, at: float) -> None:
         """A request of this agent has ended."""
@@ -133,13 +125,27 @@ class Roster:
 
 
 def views(
-    records: Iterable[Record], snapshot: Snapshot, model: str, kept: Mapping[str, Kept]
+    records: Iterable[Record],
+    snapshot: Snapshot,
+    model: str,
+    kept: Mapping[str, Kept],
+    stored: Callable[[str], Iterable[Stored]],
 ) -> tuple[AgentView, ...]:
-    """The agents as people see them; `kept` is where each lies beside the slots."""
+    """The agents as people see them.
+
+    `kept` is where each lies beside the slots, `stored` what of it was saved for any model.
+    """
     seats = _seats(snapshot)
     now = time.time()
     return tuple(
-        _view(one, seats.get(one.name), model, kept.get(one.name, Kept(one.name)), now)
+        _view(
+            one,
+            _states(
+                seats.get(one.name), model, kept.get(one.name, Kept(one.name)), stored(one.name)
+            ),
+            seats,
+            now,
+        )
         for one in records
     )
 
@@ -151,14 +157,16 @@ def _seats(snapshot: Snapshot) -> dict[str, SlotView]:
     return {slot.agent: slot for slot in ranked if slot.agent}
 
 
-def _view(one: Record, seat: SlotView | None, model: str, kept: Kept, now: float) -> AgentView:
-    states = _states(one, seat, model, kept)
-    here = next((state for state in states if state.model == model), StateView(model))
+def _view(
+    one: Record, states: tuple[StateView, ...], seats: Mapping[str, SlotView], now: float
+) -> AgentView:
+    seat = seats.get(one.name)
+    here = states[0] if states else StateView("")
     sums = one.sums
     is_busy = seat is not None and seat.state in BUSY
     return AgentView(
         id=one.name,
-        place="parked" if here.place == "memory" else here.place or ("disk" if states else ""),
+        place="parked" if here.place == "memory" else here.place,
         slot=seat.id if seat else None,
         priority=one.priority,
         is_pinned=one.is_pinned,
@@ -176,15 +184,15 @@ def _view(one: Record, seat: SlotView | None, model: str, kept: Kept, now: float
     )
 
 
-def _states(one: Record, seat: SlotView | None, model: str, kept: Kept) -> tuple[StateView, ...]:
+def _states(
+    seat: SlotView | None, model: str, kept: Kept, stored: Iterable[Stored]
+) -> tuple[StateView, ...]:
     """The state for the model that is served first, then those of other models on disk."""
-    others = {
-        s.model: StateView(s.model, s.n_tokens, s.n_bytes, "disk") for s in one.stored.values()
-    }
+    found = {s.model: StateView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if seat is not None:
-        others[model] = StateView(model, seat.n_tokens, seat.n_bytes, "live")
+        found[model] = StateView(model, seat.n_tokens, seat.n_bytes, "live")
     elif kept.memory_bytes:
-        others[model] = StateView(model, kept.n_tokens, kept.memory_bytes, "memory")
+        found[model] = StateView(model, kept.n_tokens, kept.memory_bytes, "memory")
     elif kept.disk_bytes:
-        others[model] = StateView(model, kept.n_tokens, kept.disk_bytes, "disk")
-    return tuple(sorted(others.values(), key=lambda state: state.model != model))
+        found[model] = StateView(model, kept.n_tokens, kept.disk_bytes, "disk")
+    return tuple(sorted(found.values(), key=lambda state: state.model != model))

@@ -17,7 +17,10 @@ from mlxstack.core.event import Event, Failed, Finished, Seated
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
+from mlxstack.service import accounts
 from mlxstack.service.journal import Journal
+from mlxstack.service.library import Library
+from mlxstack.service.lines import Lines
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.roster import Roster
 from mlxstack.service.words import Words
@@ -95,15 +98,21 @@ class Ticket:
 class Service:
     """The one engine of this process, seen from asyncio.
 
-    `n_unparsed` counts tool calls of all replies that made no sense.
+    `n_unparsed` counts tool calls of all replies that made no sense. `library` keeps what
+    explicit agents said, by default only while the process lives.
     """
 
-    def __init__(self, preset: Preset, outbox: Outbox, engine: Engine) -> None:
+    def __init__(
+        self, preset: Preset, outbox: Outbox, engine: Engine, library: Library | None = None
+    ) -> None:
         self.preset = preset
         self.engine = engine
         self.started_at = time.time()
         self.last_in_slot: dict[int, Ask] = {}
         self.n_unparsed = 0
+        self.library = library or Library(None)
+        self.library.model = self.name
+        self.lines = Lines()
         self._outbox = outbox
         self._facts: ModelFacts | None = None
         self._words: Words | None = None
@@ -155,6 +164,7 @@ class Service:
     async def start(self) -> ModelFacts:
         """Load the model on the MLX thread. Raises what made the load fail."""
         self._outbox.bind(asyncio.get_running_loop())
+        await asyncio.to_thread(accounts.load, self.library, self.roster)
         try:
             facts = await _plainly(self.engine.start())
             words = await asyncio.to_thread(
@@ -190,12 +200,16 @@ class Service:
         """Submit an ask; leaving before its end cancels it."""
         self.require()
         ticket = Ticket(ask, self._outbox.open(ask), self.engine)
+        if ask.agent is not None:
+            self.lines.begin(ask.agent)
         try:
             self.engine.submit(ask)
             yield ticket
         finally:
             self._outbox.close(ask.id)
             ticket.cancel()
+            if ask.agent is not None:
+                self.lines.end(ask.agent)
 
     async def act(self, act: Act) -> Done:
         """Save, restore or erase, once the slot is idle."""

@@ -31,7 +31,7 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = served(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    order = await admit(service, convert.conversation(data), _options(data, request))
+    order = await admit(service, convert.conversation(data), options(data, request))
     wants = _wants(data, order.ask.id, model)
     words, orders = service.words, copies(order, n)
     if data.stream:
@@ -47,7 +47,8 @@ async def chat_completions(
     )
 
 
-def _options(body: ChatBody, request: AnyRequest) -> Options:
+def options(body: ChatBody, request: AnyRequest) -> Options:
+    """What a chat body wants beside its words. Raises BadRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None

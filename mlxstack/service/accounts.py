@@ -1,0 +1,53 @@
+"""Opens the accounts of the agents that earlier runs left, and says what is kept of one."""
+
+import logging
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.ask import Priority
+from mlxstack.core.conversation import Tool
+from mlxstack.core.errors import StackError
+from mlxstack.service.library import Library
+from mlxstack.service.roster import Record, Roster, Sums
+from mlxstack.store.history import History
+
+log = logging.getLogger("mlxstack.agents")
+
+
+class Facts(Struct, frozen=True):
+    """What history.json says of an agent beside its messages; `used_at` is Unix seconds."""
+
+    priority: Priority = Priority.NORMAL
+    is_pinned: bool = False
+    sums: Sums = Sums()
+    used_at: float = 0.0
+    tools: tuple[Tool, ...] = ()
+
+
+def load(library: Library, roster: Roster) -> None:
+    """Before anything is served. What is damaged is named in the log, and its agent is known."""
+    library.survey()
+    for agent in library.agents():
+        record = roster.record(agent, is_explicit=True)
+        try:
+            facts = facts_of(library.read(agent))
+        except StackError as error:
+            log.warning("%s", error)
+            continue
+        record.priority, record.is_pinned = facts.priority, facts.is_pinned
+        record.sums, record.used_at = facts.sums, facts.used_at
+
+
+def facts_about(record: Record, tools: tuple[Tool, ...]) -> Facts:
+    """What is to be kept of an account."""
+    return Facts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
+
+
+def facts_of(history: History) -> Facts:
+    """Facts that make no sense are as none."""
+    try:
+        return msgspec.convert(history.facts, Facts)
+    except msgspec.ValidationError as error:
+        log.warning("the facts of a stored history are ignored: %s", error)
+        return Facts()

@@ -1,0 +1,221 @@
+"""Explicit agents: create, look at, fork, rewind, forget them; keep what they said."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.act import LetGo, Locate, PinAgent, Unpin, Vacate, pin_of
+from mlxstack.core.ask import Priority
+from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
+from mlxstack.core.frame import AgentView
+from mlxstack.service import dialogue
+from mlxstack.service.accounts import facts_about, facts_of
+from mlxstack.service.parts import Spoken
+from mlxstack.service.roster import Record, views
+from mlxstack.service.service import Service
+from mlxstack.store.history import History
+
+log = logging.getLogger("mlxstack.agents")
+
+
+class Past(Struct, frozen=True):
+    """What an agent said and heard so far, and the tools it had."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+
+class Portrait(Struct, frozen=True):
+    """An agent as people see it, and the bytes of its KV for the model that is served.
+
+    Live, parked and stored bytes may be the same KV in several places; others may share them.
+    """
+
+    view: AgentView
+    is_explicit: bool
+    live_bytes: int = 0
+    parked_bytes: int = 0
+    disk_bytes: int = 0
+
+
+class Wanted(Struct, frozen=True):
+    """Changes to an agent; None leaves as it is."""
+
+    priority: Priority | None = None
+    is_pinned: bool | None = None
+
+
+async def everyone(service: Service) -> tuple[Portrait, ...]:
+    """All agents, those without an explicit name too, the last used first."""
+    return await _portraits(service, service.roster.latest)
+
+
+async def one(service: Service, agent: str) -> Portrait:
+    """Raises NotFound."""
+    return (await _portraits(service, (_record(service, agent),)))[0]
+
+
+async def create(service: Service, agent: str, past: Past) -> Portrait:
+    """An agent with this past. Raises Conflict when there is one of this id."""
+    if await asyncio.to_thread(service.library.has, agent):
+        raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
+    service.roster.record(agent, is_explicit=True)
+    await _write(service, agent, past)
+    return await one(service, agent)
+
+
+async def past(service: Service, agent: str) -> Past:
+    """The history. Raises NotFound, or Conflict when its file is damaged."""
+    try:
+        found = await asyncio.to_thread(service.library.read, agent)
+        messages = tuple(dialogue.read(message) for message in found.messages)
+    except Damaged as error:
+        raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
+    return Past(messages, facts_of(found).tools)
+
+
+async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
+    """Priority and pin, from the next request on. Raises NotFound."""
+    record = _record(service, agent)
+    if wanted.priority is not None:
+        record.priority = wanted.priority
+    if wanted.is_pinned is not None:
+        record.is_pinned = wanted.is_pinned
+        await _pin(service, record)
+    if record.is_explicit:
+        await _write(service, agent, await past(service, agent))
+    return await one(service, agent)
+
+
+async def fork(service: Service, agent: str, other: str) -> Portrait:
+    """`other` goes on from where `agent` is; nothing but names and words is copied.
+
+    Raises NotFound, or Conflict when there is an `other`.
+    """
+    _record(service, agent)
+    await asyncio.to_thread(service.library.copy, agent, other)
+    service.roster.record(other, is_explicit=True)
+    await _write(service, other, await past(service, other))
+    return await one(service, other)
+
+
+async def rewind(service: Service, agent: str, n_messages: int) -> Portrait:
+    """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
+    _refuse_if_busy(service, agent)
+    found = await past(service, agent)
+    if not 0 <= n_messages <= len(found.messages):
+        raise BadRequest(
+            f"n_messages is {n_messages}; agent {agent} has {len(found.messages)} messages",
+            "n_messages",
+        )
+    await _write(service, agent, replace(found, messages=found.messages[:n_messages]))
+    return await one(service, agent)
+
+
+async def evict(service: Service, agent: str) -> int:
+    """Free its slot and memory; what is on disk stays, and brings it back. Tokens that left."""
+    _record(service, agent)
+    _refuse_if_busy(service, agent)
+    return await _vacate(service, agent, is_kept=True)
+
+
+async def delete(service: Service, agent: str) -> None:
+    """Forget it: history, KV, account. Raises NotFound, or Conflict when it is busy."""
+    record = _record(service, agent)
+    _refuse_if_busy(service, agent)
+    record.is_pinned = False
+    await _pin(service, record)
+    await _vacate(service, agent, is_kept=False)
+    with suppress(NotFound):
+        await asyncio.to_thread(service.library.remove, agent)
+    service.roster.forget(agent)
+
+
+async def heard(
+    service: Service, agent: str, conversation: Conversation, spoken: Sequence[Spoken]
+) -> None:
+    """A turn is over: what was said is in the history before the client sees the end of it.
+
+    A disk that refuses costs the history of this turn and a line in the log, not the answer.
+    """
+    messages = conversation.messages
+    reply = dialogue.answer(spoken)
+    if conversation.continue_final and messages:
+        begun = messages[-1]
+        reply = replace(reply, text=begun.text + reply.text)
+        messages = messages[:-1]
+    try:
+        await _write(service, agent, Past((*messages, reply), conversation.tools))
+    except StackError as error:
+        log.warning("the history of agent %s was not written: %s", agent, error)
+    record = service.roster.record(agent, is_explicit=True)
+    if record.is_pinned:
+        service.engine.tend(PinAgent(agent))
+
+
+async def _write(service: Service, agent: str, past: Past) -> None:
+    record = service.roster.record(agent, is_explicit=True)
+    facts = facts_about(record, past.tools)
+    messages = tuple(dialogue.written(message) for message in past.messages)
+    history = History(messages, msgspec.to_builtins(facts))
+    await asyncio.to_thread(service.library.write, agent, history)
+
+
+async def _portraits(service: Service, records: Sequence[Record]) -> tuple[Portrait, ...]:
+    snapshot = service.engine.snapshot()
+    kept = await _tend(service, Locate(tuple(record.name for record in records)))
+    found = {one.agent: one for one in kept}
+    drawn = views(records, snapshot, service.name, found, service.library.stored)
+    live = {slot.id: slot.n_bytes for slot in snapshot.slots}
+    return tuple(
+        Portrait(
+            view=view,
+            is_explicit=record.is_explicit,
+            live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
+            parked_bytes=found[record.name].memory_bytes,
+            disk_bytes=found[record.name].disk_bytes,
+        )
+        for record, view in zip(records, drawn, strict=True)
+    )
+
+
+async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:
+    n_tokens = 0
+    for slot in service.engine.snapshot().slots:
+        if slot.agent == agent:
+            done: Any = await service.act(Vacate(slot.id, agent, is_kept))
+            n_tokens += done.n_erased
+    await _tend(service, LetGo(agent, is_kept))
+    return n_tokens
+
+
+async def _pin(service: Service, record: Record) -> None:
+    if record.is_pinned:
+        await _tend(service, PinAgent(record.name))
+    else:
+        with suppress(NotFound):
+            await _tend(service, Unpin(pin_of(record.name)))
+
+
+async def _tend(service: Service, chore: Any) -> Any:
+    service.require()
+    return await asyncio.wrap_future(service.engine.tend(chore))
+
+
+def _record(service: Service, agent: str) -> Record:
+    record = service.roster.find(agent)
+    if record is None:
+        raise NotFound(f"there is no agent {agent}")
+    return record
+
+
+def _refuse_if_busy(service: Service, agent: str) -> None:
+    if service.lines.is_busy(agent):
+        raise Conflict(f"agent {agent} is busy; try again when its request is over")

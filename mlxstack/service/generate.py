@@ -1,0 +1,75 @@
+"""Generates for an agent whose history the server keeps, one request after another."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import Conflict, NotFound
+from mlxstack.service import agents
+from mlxstack.service.agents import Past
+from mlxstack.service.chat import Order, admit, reply
+from mlxstack.service.options import Options
+from mlxstack.service.parts import Part, Quiet
+from mlxstack.service.service import Service
+
+
+class Wish(Struct, frozen=True):
+    """`conversation` is the whole one, or what `is_added` to the stored one."""
+
+    conversation: Conversation
+    options: Options
+    is_added: bool = False
+
+
+def refuse_if_busy(service: Service, agent: str) -> None:
+    """Raises Conflict when something is under way for this agent."""
+    if service.lines.is_busy(agent):
+        raise Conflict(
+            f"agent {agent} is answering already; wait for the end, or send `queue: true`"
+        )
+
+
+async def order(service: Service, agent: str, wish: Wish) -> Order:
+    """The admitted request, when it is the agent's turn. Raises as `admit` and `agents.past` do."""
+    conversation = wish.conversation
+    if wish.is_added:
+        before = await _past(service, agent)
+        conversation = replace(
+            conversation,
+            messages=(*before.messages, *conversation.messages),
+            tools=conversation.tools or before.tools,
+        )
+    return await admit(service, conversation, replace(wish.options, agent=agent))
+
+
+async def parts(
+    service: Service, agent: str, wish: Wish, first_s: float, beat_s: float
+) -> AsyncGenerator[Order | Part, None]:
+    """The order as soon as it is the agent's turn, and then the reply; Quiet while it waits."""
+    entering = asyncio.create_task(service.lines.enter(agent))
+    try:
+        patience_s = first_s
+        while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
+            yield Quiet(0, 0)
+            patience_s = beat_s
+        admitted = await order(service, agent, wish)
+        yield admitted
+        async with aclosing(reply(service, admitted, first_s, beat_s)) as rest:
+            async for part in rest:
+                yield part
+    finally:
+        entering.cancel()
+        if entering.done() and not entering.cancelled():
+            entering.result().release()
+
+
+async def _past(service: Service, agent: str) -> Past:
+    """Whoever is not known yet has no past."""
+    try:
+        return await agents.past(service, agent)
+    except NotFound:
+        return Past()

@@ -1,0 +1,111 @@
+"""Keeps what explicit agents said, and knows what is saved of them for which model."""
+
+import logging
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Conflict, NotFound, StackError
+from mlxstack.core.ports import Manifest
+from mlxstack.store.history import AgentFolders, History
+
+log = logging.getLogger("mlxstack.agents")
+
+
+class Stored(Struct, frozen=True):
+    """What of an agent is on disk for one model."""
+
+    model: str
+    n_tokens: int
+    n_bytes: int
+
+
+class Library:
+    """Callable from any thread. Without folders, and for agents that are never written, it
+    keeps histories as long as the process lives. `model` is what the served one is called."""
+
+    def __init__(self, folders: AgentFolders | None, *, is_writing: bool = True) -> None:
+        self.is_writing = is_writing and folders is not None
+        self.model = ""
+        self._folders = folders
+        self._loose: dict[str, History] = {}
+        self._stored: dict[str, dict[str, Stored]] = {}
+
+    def agents(self) -> tuple[str, ...]:
+        """The ids of all agents with a history, sorted."""
+        written = self._folders.agents() if self._folders else ()
+        return tuple(sorted({*written, *self._loose}))
+
+    def has(self, agent: str) -> bool:
+        """Whether there is a history of this agent, sound or not."""
+        return agent in self.agents()
+
+    def read(self, agent: str) -> History:
+        """Raises NotFound or Damaged."""
+        loose = self._loose.get(agent)
+        if loose is not None:
+            return loose
+        if self._folders is None:
+            raise NotFound(f"there is no agent {agent}")
+        return self._folders.read(agent)
+
+    def write(self, agent: str, history: History) -> None:
+        """Replace the history, durably where it may be written. Raises StackError."""
+        if self._folders is None or not self.is_writing:
+            self._loose[agent] = history
+            return
+        self._folders.write(agent, history)
+        self._loose.pop(agent, None)
+
+    def remove(self, agent: str) -> None:
+        """Forget the history and what names its KV. Raises NotFound or StackError."""
+        is_loose = self._loose.pop(agent, None) is not None
+        self._stored.pop(agent, None)
+        try:
+            if self._folders is not None:
+                self._folders.remove(agent)
+        except NotFound:
+            if not is_loose:
+                raise
+
+    def keep(self, agent: str, manifest: Manifest) -> None:
+        """What is saved of an agent, for the model of the manifest. Raises StackError."""
+        if self._folders is None or not self.is_writing:
+            return
+        named = replace(manifest, model=manifest.model or self.model)
+        self._folders.write_manifest(agent, manifest.identity, named)
+        self._note(agent, named)
+
+    def stored(self, agent: str) -> tuple[Stored, ...]:
+        """What of it is on disk, a line per model."""
+        return tuple(self._stored.get(agent, {}).values())
+
+    def survey(self) -> None:
+        """Look at what earlier runs saved; a damaged manifest is named in the log and ignored."""
+        if self._folders is None:
+            return
+        for file in self._folders.manifests():
+            try:
+                self._note(file.agent, self._folders.peek_manifest(file.agent, file.model))
+            except StackError as error:
+                log.warning("%s; its next request starts cold if its KV is not found", error)
+
+    def copy(self, agent: str, other: str) -> None:
+        """`other` begins with what is saved of `agent`: names only, no KV.
+
+        Raises Conflict when there is an `other`, NotFound when there is no `agent`.
+        """
+        if self.has(other):
+            raise Conflict(f"there is an agent {other} already; delete it or choose another id")
+        self.write(other, self.read(agent))
+        if self._folders is None:
+            return
+        for file in self._folders.manifests():
+            if file.agent == agent:
+                with suppress(StackError):
+                    self.keep(other, self._folders.peek_manifest(agent, file.model))
+
+    def _note(self, agent: str, manifest: Manifest) -> None:
+        shown = Stored(manifest.model, len(manifest.tokens), manifest.n_bytes)
+        self._stored.setdefault(agent, {})[manifest.identity] = shown

@@ -1,0 +1,301 @@
+"""Agents by name: their history is kept here, their turns follow one another, they can branch."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
+from tests.api.running import Running, running, tiny_preset
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+RULES = {"role": "system", "content": "You are a clerk who keeps a long list of small things. " * 6}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def turn(http: httpx.Client, agent: str, *messages: Any, **more: Any) -> dict[str, Any]:
+    """One turn by what is new."""
+    body = {"append": list(messages), "max_tokens": 6, "temperature": 0, **more}
+    answer = http.post(f"/v1/agents/{agent}/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def history(http: httpx.Client, agent: str) -> list[dict[str, Any]]:
+    return list(http.get(f"/v1/agents/{agent}/history").raise_for_status().json()["messages"])
+
+
+def said(answer: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer["choices"][0]["message"])
+
+
+def cold(http: httpx.Client, messages: list[Any]) -> dict[str, Any]:
+    """The same conversation computed from nothing, by nobody."""
+    body = {"messages": messages, "max_tokens": 6, "temperature": 0, "cache_prompt": False}
+    return said(http.post("/v1/chat/completions", json=body).raise_for_status().json())
+
+
+def words(message: dict[str, Any]) -> tuple[str, str]:
+    return message.get("content") or "", message.get("reasoning_content") or ""
+
+
+@pytest.fixture
+def bob(http: httpx.Client) -> Iterator[str]:
+    """An agent with two turns behind it."""
+    turn(http, "bob", RULES, user("remember the word apple"))
+    turn(http, "bob", user("and the word pear"))
+    yield "bob"
+    for agent in http.get("/v1/agents").json()["data"]:
+        http.delete(f"/v1/agents/{agent['id']}")
+
+
+def test_b10_the_server_keeps_the_history(http: httpx.Client, bob: str) -> None:
+    kept = history(http, bob)
+    assert [m["role"] for m in kept] == ["system", "user", "assistant", "user", "assistant"]
+    answer = turn(http, bob, user("what were they"))
+    assert answer["agent"]["id"] == bob and answer["agent"]["cached_tokens"] > 100
+    assert words(history(http, bob)[-1]) == words(said(answer))
+    shown = http.get(f"/v1/agents/{bob}").json()
+    assert (shown["n_requests"], shown["is_explicit"], shown["place"]) == (3, True, "live")
+    assert shown["cached_share"] > 0.3 and shown["bytes"]["live"] > 0
+    assert shown["n_tokens"] == answer["agent"]["n_tokens"]
+    assert http.get("/v1/agents").json()["data"][0]["id"] == bob
+    assert words(said(answer)) == words(cold(http, [*kept, user("what were they")]))
+
+
+def test_b3_chat_with_a_session_id_is_the_same_agent(
+    http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    first: list[Any] = [RULES, user("my name is Ada")]
+    raw = sdk.chat.completions.create(
+        model="tiny", messages=first, max_tokens=6, extra_body={"session_id": "s-1"}
+    )
+    kept = history(http, "s-1")
+    assert [m["content"] for m in kept[:2]] == [m["content"] for m in first]
+    assert kept[2]["content"] == (raw.choices[0].message.content or "")
+    assert turn(http, "s-1", user("and who am I"))["agent"]["cached_tokens"] > 100
+    other = turn(http, "s-2", RULES, user("who am I"))
+    assert "Ada" not in json.dumps([history(http, "s-2"), other])
+
+
+def test_a_stream_is_kept_too(http: httpx.Client, bob: str) -> None:
+    body = {"append": [user("go on")], "max_tokens": 6, "stream": True}
+    with http.stream("POST", f"/v1/agents/{bob}/generate", json=body) as answer:
+        assert answer.headers["x-mlx-stack-agent"] == bob
+        assert int(answer.headers["x-mlx-stack-cache-prefix-tokens"]) > 100
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    assert history(http, bob)[-1]["content"] == text
+
+
+def test_fork_goes_on_from_the_same_state(http: httpx.Client, bob: str) -> None:
+    before = history(http, bob)
+    made = http.post(f"/v1/agents/{bob}/fork", json={"id": "bob.2"})
+    assert made.status_code == 200 and made.json()["id"] == "bob.2"
+    answer = turn(http, "bob.2", user("a third word"))
+    assert answer["agent"]["cached_tokens"] > 100
+    assert words(said(answer)) == words(cold(http, [*before, user("a third word")]))
+    assert history(http, bob) == before
+    again = http.post(f"/v1/agents/{bob}/fork", json={"id": "bob.2"})
+    assert again.status_code == 409 and "bob.2" in again.text
+
+
+def test_rewind_goes_back_to_a_message(http: httpx.Client, bob: str) -> None:
+    before = history(http, bob)
+    http.post(f"/v1/agents/{bob}/rewind", json={"n_messages": 3}).raise_for_status()
+    assert history(http, bob) == before[:3]
+    answer = turn(http, bob, user("and the word plum"))
+    assert answer["agent"]["cached_tokens"] > 100
+    assert words(said(answer)) == words(cold(http, [*before[:3], user("and the word plum")]))
+    refused = http.post(f"/v1/agents/{bob}/rewind", json={"n_messages": 99})
+    assert refused.status_code == 400 and "99" in refused.text and "5" in refused.text
+
+
+def test_evict_only_keeps_the_agent_and_delete_forgets_it(http: httpx.Client, bob: str) -> None:
+    gone = http.delete(f"/v1/agents/{bob}?evict_only=1").json()
+    assert gone["n_evicted"] > 100 and not gone["deleted"]
+    assert http.get(f"/v1/agents/{bob}").json()["bytes"]["live"] == 0
+    assert turn(http, bob, user("still there"))["agent"]["cached_tokens"] > 100
+    assert http.delete(f"/v1/agents/{bob}").json()["deleted"]
+    for path in (f"/v1/agents/{bob}", f"/v1/agents/{bob}/history"):
+        assert http.get(path).status_code == 404
+    assert http.delete(f"/v1/agents/{bob}").status_code == 404
+
+
+def test_priority_and_pin(http: httpx.Client, bob: str, live: Running) -> None:
+    wanted = {"priority": "high", "is_pinned": True}
+    shown = http.post(f"/v1/agents/{bob}", json=wanted).json()
+    assert (shown["priority"], shown["is_pinned"]) == ("high", True)
+    turn(http, bob, user("more"))
+    names = {p["name"] for p in http.get("/cache?limit=100").json()["prefixes"]}
+    assert f"agent:{bob}" in names
+    assert live.service.last_in_slot[shown["slot"]].priority == 0
+    assert http.post(f"/v1/agents/{bob}", json={"is_pinned": False}).json()["is_pinned"] is False
+    names = {p["name"] for p in http.get("/cache?limit=100").json()["prefixes"]}
+    assert f"agent:{bob}" not in names
+    assert http.post(f"/v1/agents/{bob}", json={"priority": "urgent"}).status_code == 400
+
+
+def test_e12_turns_of_one_agent_follow_one_another(live: Running, http: httpx.Client) -> None:
+    turn(http, "eve", RULES, user("start"))
+
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+            body = {"max_tokens": 40, "ignore_eos": True}
+            first = asyncio.create_task(
+                client.post("/v1/agents/eve/generate", json={**body, "append": [user("one")]})
+            )
+            for _ in range(2000):
+                await asyncio.sleep(0.001)
+                if live.service.lines.is_busy("eve"):
+                    break
+            refused = await client.post(
+                "/v1/agents/eve/generate", json={**body, "append": [user("no")]}
+            )
+            queued = [
+                client.post(
+                    "/v1/agents/eve/generate",
+                    json={**body, "append": [user(text)], "queue": True, "stream": text == "two"},
+                )
+                for text in ("two", "three")
+            ]
+            return [refused, *await asyncio.gather(first, *queued)]
+
+    refused, *answers = asyncio.run(both())
+    assert refused.status_code == 409 and "queue" in refused.text
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    kept = history(http, "eve")
+    told = [message["content"] for message in kept if message["role"] == "user"]
+    assert told == ["start", "one", "two", "three"]
+    assert [message["role"] for message in kept[1:]] == ["user", "assistant"] * 4
+
+
+def test_e13_agents_run_side_by_side(live: Running) -> None:
+    spans: dict[str, list[float]] = {}
+
+    async def one(client: httpx.AsyncClient, agent: str) -> None:
+        body = {
+            "append": [user(f"I am {agent}")],
+            "max_tokens": 60,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        clock = asyncio.get_running_loop().time
+        async with client.stream("POST", f"/v1/agents/{agent}/generate", json=body) as answer:
+            spans[agent] = [clock() async for line in answer.aiter_lines() if "content" in line]
+
+    async def both() -> None:
+        async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+            await asyncio.gather(one(client, "left"), one(client, "right"))
+
+    asyncio.run(both())
+    left, right = spans["left"][1:], spans["right"][1:]
+    assert max(left[0], right[0]) < min(left[-1], right[-1])
+
+
+@pytest.mark.parametrize("agent", ["a b", "ä", "x" * 129, "a,b"])
+def test_impossible_ids_are_refused(http: httpx.Client, agent: str) -> None:
+    answer = http.post(f"/v1/agents/{agent}/generate", json={"append": [user("hi")]})
+    assert answer.status_code == 400 and "1 to 128" in answer.text
+    assert http.post("/v1/agents", json={"id": agent}).status_code == 400
+
+
+def test_create_with_a_past_and_what_is_refused(http: httpx.Client) -> None:
+    past = [RULES, user("hello"), {"role": "assistant", "content": "hi"}]
+    made = http.post("/v1/agents", json={"id": "carl", "messages": past})
+    assert made.status_code == 200 and made.json()["id"] == "carl"
+    assert [m["content"] for m in history(http, "carl")] == [m["content"] for m in past]
+    assert http.post("/v1/agents", json={"id": "carl"}).status_code == 409
+    assert http.post("/v1/agents", json={}).json()["id"].startswith("agent-")
+    assert http.get("/v1/agents/nobody").status_code == 404
+    assert http.get("/v1/agents/nobody/history").status_code == 404
+    both = {"messages": past, "append": past}
+    assert http.post("/v1/agents/carl/generate", json=both).status_code == 400
+    assert http.post("/v1/agents/carl/generate", json={}).status_code == 400
+    assert len(history(http, "carl")) == 3
+
+
+def test_a_history_that_does_not_fit_is_refused_with_both_numbers(http: httpx.Client) -> None:
+    http.post("/v1/agents", json={"id": "long", "messages": [user("many words " * 600)]})
+    answer = http.post("/v1/agents/long/generate", json={"append": [user("more")]})
+    assert answer.status_code == 400 and "1024" in answer.text
+    found = re.findall(r"\d+", answer.json()["error"]["message"])
+    assert any(int(number) > 1024 for number in found)
+    assert len(history(http, "long")) == 1
+
+
+def test_g1_g2_g12_files_of_an_agent(model_folder: Path, tmp_path: Path) -> None:
+    preset = tiny_preset(model_folder)
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        turn(http, "Ann:1", RULES, user("hello"))
+        key = found.service.facts.identity.key()
+        deadline = threading.Event()
+        path = tmp_path / "agents" / "ann=1~1" / key / "manifest.json"
+        while not path.exists() and not deadline.wait(0.01):
+            pass
+        manifest = json.loads(path.read_text())["manifest"]
+    kept = json.loads((tmp_path / "agents" / "ann=1~1" / "history.json").read_text())
+    assert [m["role"] for m in kept["messages"]] == ["system", "user", "assistant"]
+    assert (kept["agent"], kept["facts"]["sums"]["n_requests"]) == ("Ann:1", 1)
+    assert manifest["identity"] == key and manifest["model"] == "tiny"
+    stored = {p.name.removesuffix(".safetensors") for p in (tmp_path / "kv" / key).rglob("*.*")}
+    assert manifest["segments"] and set(manifest["segments"]) <= stored
+    for file in (tmp_path / "agents").rglob("*"):
+        assert file.stat().st_mode & 0o777 == (0o700 if file.is_dir() else 0o600)
+
+
+def test_g3_agents_come_back_after_a_restart(model_folder: Path, tmp_path: Path) -> None:
+    preset = tiny_preset(model_folder)
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        first = turn(http, "zoe", RULES, user("hello"))
+        http.post("/v1/agents/zoe", json={"priority": "low"}).raise_for_status()
+        before = history(http, "zoe")
+    manifest = next((tmp_path / "agents" / "zoe").glob("*/manifest.json"))
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        shown = http.get("/v1/agents/zoe").json()
+        assert (shown["place"], shown["priority"], shown["n_requests"]) == ("disk", "low", 1)
+        assert shown["states"][0]["n_tokens"] >= first["usage"]["prompt_tokens"]
+        answer = turn(http, "zoe", user("again"))
+        n_prompt = first["usage"]["prompt_tokens"]
+        assert answer["agent"]["cached_tokens"] >= n_prompt - n_prompt % 128 > 0
+        assert words(said(answer)) == words(cold(http, [*before, user("again")]))
+        last = history(http, "zoe")
+    manifest.write_text("{broken")
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        assert history(http, "zoe") == last
+        answer = turn(http, "zoe", user("and again"))
+        assert words(said(answer)) == words(cold(http, [*last, user("and again")]))
+
+
+@pytest.mark.parametrize("persist", [Persist.ON_PARK, Persist.NEVER])
+def test_persist_modes(model_folder: Path, tmp_path: Path, persist: Persist) -> None:
+    preset = tiny_preset(
+        model_folder, agents=AgentsSpec(persist=persist), slots=SlotSpec(count=1, n_ctx=1024)
+    )
+    folder = tmp_path / "agents" / "ida"
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        turn(http, "ida", RULES, user("hello"))
+        assert not list(folder.glob("*/manifest.json"))
+        turn(http, "leo", user("something else entirely " * 40))
+        again = turn(http, "ida", user("more"))
+        assert again["agent"]["cached_tokens"] > 100
+        assert len(history(http, "ida")) == 5
+    is_kept = persist is Persist.ON_PARK
+    assert folder.exists() is is_kept
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        assert http.get("/v1/agents/ida").status_code == (200 if is_kept else 404)
+        if is_kept:
+            assert turn(http, "ida", user("back"))["agent"]["cached_tokens"] > 100
