@@ -18,6 +18,7 @@ from mlxstack.api.native import (
     completion,
     events,
     generate,
+    models_load,
     slots,
     status,
     words,
@@ -41,6 +42,7 @@ ROUTES = (
     *cache.ROUTES,
     *agents.ROUTES,
     *generate.ROUTES,
+    *models_load.ROUTES,
     *words.ROUTES,
     *completion.ROUTES,
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from mlxstack.api.app import create_app
+from mlxstack.api.waiting import waiting_room
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.service.assemble import assemble
@@ -36,10 +37,13 @@ class Server(uvicorn.Server):
         yield
 
 
-def run(preset: Preset, home: Path) -> int:
-    """Serve until SIGTERM or SIGINT; 0, or 78 when trying again would not help it to start."""
+def run(preset: Preset, home: Path, source: Path | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 0, or 78 when trying again would not help it to start.
+
+    `source` is the file of the preset; when the model is changed, it is rewritten.
+    """
     try:
-        return asyncio.run(_run(preset, home))
+        return asyncio.run(_run(preset, home, source))
     except SetupError as error:
         log.error("%s", error.message)
         return CANNOT_START
@@ -48,9 +52,9 @@ def run(preset: Preset, home: Path) -> int:
         return 1
 
 
-async def _run(preset: Preset, home: Path) -> int:
+async def _run(preset: Preset, home: Path, source: Path | None) -> int:
     with bind(preset.server) as listener:
-        service = assemble(preset, home)
+        service = assemble(preset, home, source)
         server = Server(config(service))
         leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,7 +92,7 @@ async def serve(
 def config(service: Service) -> uvicorn.Config:
     drain_s = service.preset.server.drain_s
     return uvicorn.Config(
-        create_app(service),
+        waiting_room(service, create_app(service)),
         log_config=None,
         access_log=False,
         lifespan="off",

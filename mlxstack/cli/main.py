@@ -7,6 +7,7 @@ import typer
 
 from mlxstack import __version__
 from mlxstack.cli import (
+    agents,
     bench,
     cache,
     doctor,
@@ -20,6 +21,7 @@ from mlxstack.cli import (
     serve,
     slots,
     status,
+    swap,
     tui,
     up,
 )
@@ -72,6 +74,8 @@ app.command("tui")(tui.tui)
 app.command("bench")(bench.bench)
 app.add_typer(mode.app, name="mode")
 app.add_typer(slots.app, name="slots")
+app.add_typer(agents.app, name="agents")
+app.command("swap")(swap.swap)
 app.add_typer(cache.app, name="cache")
 app.command("serve", hidden=True)(serve.serve)
 

@@ -26,7 +26,7 @@ def serve(
         resolved = read_resolved(preset)
         from mlxstack.api.serve import run
 
-        code = run(resolved, home_from(os.environ).root)
+        code = run(resolved, home_from(os.environ).root, preset)
     except SetupError as why:
         typer.echo(f"error: {why}", err=True)
         raise typer.Exit(Exit.HOPELESS) from why

@@ -143,6 +143,13 @@ class Kept(Struct, frozen=True):
     disk_bytes: int = 0
 
 
+class Parked(Struct, frozen=True):
+    """`n_contexts` are on disk now, for which `n_bytes` were newly written."""
+
+    n_contexts: int
+    n_bytes: int
+
+
 class Freed(Struct, frozen=True):
     """Bytes that left memory."""
 

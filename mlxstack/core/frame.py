@@ -14,7 +14,8 @@ from mlxstack.core.snapshot import Snapshot
 class ServiceFacts(Struct, frozen=True):
     """Who is watched. `budget_bytes` is what KV may take in memory; 0 means no bound.
 
-    `health` is "loading", "ok", "stalled", "broken" or "stopping". `n_ctx` is tokens per slot.
+    `health` is "loading", "ok", "stalled", "broken", "swapping" or "stopping". `n_ctx` is tokens
+    per slot.
     """
 
     model: str = ""

@@ -52,6 +52,7 @@ class Archive:
         self._identity = identity
         self._post = post
         self._writer = Writer()
+        self._n_written = 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
     def open(self) -> int:
@@ -76,6 +77,22 @@ class Archive:
             self.write(keys)
         except Busy as error:
             log.warning("not written to disk: %s", error)
+
+    def write_rest(self) -> None:
+        """Write what lies in memory alone, and wait for the disk."""
+        for key in tuple(self._memory.index.nodes):
+            if self._is_unwritten(key):
+                self.catch_up()
+                self.write_through((key,))
+
+    def catch_up(self) -> None:
+        """Wait until nothing waits to be written."""
+        self._writer.drain()
+
+    @property
+    def n_written(self) -> int:
+        """Bytes newly written so far."""
+        return self._n_written
 
     def save(self, context: Context, slot: int, name: str) -> "Future[Saved]":
         """Write what is not on disk yet, the slot file last.
@@ -199,9 +216,14 @@ class Archive:
         assert part is not None, f"{key} is not in memory"
         blob = blob_of(node.record, part, self._identity)
         future = self._writer.write(self._vault, blob)
+        future.add_done_callback(self._count)
         self._memory.index.set_writing(key, True)
         future.add_done_callback(lambda done: self._post(lambda: self._written(key, done)))
         return future
+
+    def _count(self, done: "Future[int]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._n_written += done.result()
 
     def _written(self, key: str, done: "Future[int]") -> None:
         node = self._memory.index.nodes.get(key)

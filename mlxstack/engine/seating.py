@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from mlxstack.core.act import Parked
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Miss, Source
@@ -123,6 +124,18 @@ class Seating:
         """Empty a slot whose context is to live on disk only."""
         self.store(context)
         context.clear()
+
+    def park_all(self) -> Parked:
+        """Everything that may be on disk is on disk when this returns; slots stay as they are."""
+        before = self.archive.n_written
+        held = [context for context in self.slots if len(context)]
+        for context in held:
+            self.store(context)
+        spec = self.memory.spec
+        if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
+            self.archive.write_rest()
+        self.archive.catch_up()
+        return Parked(len(held), self.archive.n_written - before)
 
     def store(self, context: Context) -> None:
         """Write what is not on disk yet of this context; memory lets it go again."""

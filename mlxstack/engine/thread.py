@@ -3,21 +3,23 @@
 Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
 """
 
+import gc
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
 import psutil
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Chore, Done
+from mlxstack.core.act import Act, Chore, Done, Parked
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import BadRequest, Broken, Busy
+from mlxstack.core.errors import BadRequest, Broken, Busy, Loading
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Manifests, Shelf, Vault
 from mlxstack.core.preset import Preset
@@ -69,6 +71,7 @@ class Engine:
         self._snapshot = Snapshot()
         self._loaded: Future[ModelFacts] = Future()
         self._stopped: Future[None] = Future()
+        self._owed: set[Future[Any]] = set()
         self._drain_until: float | None = None
         self._turned_at = time.monotonic()
         self._has_work = False
@@ -97,23 +100,21 @@ class Engine:
         if not 0 <= act.slot < self._preset.slots.count:
             future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
             return future
+        self._owe(future)
         self._post(lambda: self._errands.run(act, future))
         return future
 
     def tend(self, chore: Chore) -> Future[Any]:
         """Do something with the KV memory between two turns; see `engine.chores.do`."""
-        future: Future[Any] = Future()
+        return self._do(lambda: chores.do(chore, self._turns.seating, self._turns.ledger))
 
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(chores.do(chore, self._turns.seating, self._turns.ledger))
-            except Exception as error:
-                future.set_exception(error)
+    def park(self) -> Future[Parked]:
+        """Bring all KV to disk that may be there, before the engine ends."""
 
-        self._post(work)
-        return future
+        def park_all() -> Parked:
+            return self._turns.seating.park_all()
+
+        return self._do(park_all)
 
     def snapshot(self) -> Snapshot:
         """The state after the last turn, an immutable value."""
@@ -133,6 +134,34 @@ class Engine:
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
 
+    def _do(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run `work` between two turns. An engine that has ended fails it."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._owe(future)
+        self._post(run)
+        return future
+
+    def _owe(self, future: Future[Any]) -> None:
+        self._owed.add(future)
+        future.add_done_callback(self._owed.discard)
+        if self._stopped.done():
+            self._fail_owed()
+
+    def _fail_owed(self) -> None:
+        """Nobody waits for an engine that has ended."""
+        for future in tuple(self._owed):
+            with suppress(InvalidStateError):
+                future.set_exception(Loading("the model is being unloaded; try again soon"))
+
     def _post(self, message: Message) -> None:
         if not self._has_work:
             self._turned_at = time.monotonic()
@@ -143,9 +172,18 @@ class Engine:
         try:
             self._live()
         finally:
+            self._unload()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)
+            self._fail_owed()
+
+    def _unload(self) -> None:
+        """Let go of everything that holds arrays."""
+        for name in ("_turns", "_archive", "_errands"):
+            self.__dict__.pop(name, None)
+        gc.collect()
+        mx.clear_cache()
 
     def _live(self) -> None:
         try:

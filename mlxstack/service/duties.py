@@ -4,12 +4,15 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from mlxstack.core.act import Relieve
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.core.errors import BadRequest, StackError
+from mlxstack.core.errors import BadRequest, Loading, StackError
+from mlxstack.core.frame import CacheView
 from mlxstack.core.preset import WarmPrefix
+from mlxstack.core.snapshot import Counters
 from mlxstack.host import pressure
 from mlxstack.host.pressure import Level
 from mlxstack.service import memory
@@ -47,14 +50,19 @@ async def summarise(service: Service, interval_s: float) -> None:
     """One line of numbers every `interval_s` seconds. No text of anybody."""
     while True:
         await asyncio.sleep(interval_s)
-        view, counters = await memory.look(service, 1), service.engine.snapshot().counters
-        log.info(
-            "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
-            "memory=%d/%d entries=%d evicted=%d",
-            view.hour.n_requests, view.hour.n_hits, view.hour.n_prompt, view.hour.n_cached,
-            counters.n_generated_tokens, view.hour.saved_s, view.memory_bytes,
-            view.memory_budget or 0, view.n_entries, view.n_evicted,
-        )  # fmt: skip
+        # While the model is changed there is nothing to tell.
+        with suppress(Loading):
+            _tell(await memory.look(service, 1), service.engine.snapshot().counters)
+
+
+def _tell(view: CacheView, counters: Counters) -> None:
+    log.info(
+        "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
+        "memory=%d/%d entries=%d evicted=%d",
+        view.hour.n_requests, view.hour.n_hits, view.hour.n_prompt, view.hour.n_cached,
+        counters.n_generated_tokens, view.hour.saved_s, view.memory_bytes,
+        view.memory_budget or 0, view.n_entries, view.n_evicted,
+    )  # fmt: skip
 
 
 async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:
@@ -62,10 +70,15 @@ async def watch_memory(service: Service, level: Callable[[], Level], interval_s:
     while True:
         now = await asyncio.to_thread(level)
         if now is not Level.CALM:
-            freed = await asyncio.wrap_future(service.engine.tend(Relieve(now)))
-            if freed.n_bytes:
-                log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
+            with suppress(Loading):
+                await _relieve(service, now)
         await asyncio.sleep(interval_s)
+
+
+async def _relieve(service: Service, now: Level) -> None:
+    freed = await asyncio.wrap_future(service.engine.tend(Relieve(now)))
+    if freed.n_bytes:
+        log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
 
 
 async def _tokens(service: Service, prefix: WarmPrefix) -> tuple[int, ...]:

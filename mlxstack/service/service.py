@@ -8,22 +8,26 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mlxstack.core.act import Act, Chore, Done
+from mlxstack.core.act import Act, Chore, Done, Parked
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import Broken, Loading, SetupError, StackError
+from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
 from mlxstack.core.event import Event, Failed, Finished, Seated
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.service import accounts
+from mlxstack.service.gate import Gate
 from mlxstack.service.journal import Journal
 from mlxstack.service.library import Library
 from mlxstack.service.lines import Lines
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.roster import Roster
 from mlxstack.service.words import Words
+
+if TYPE_CHECKING:
+    from mlxstack.service.supply import Supply
 
 log = logging.getLogger("mlxstack.service")
 
@@ -42,6 +46,7 @@ class Health(StrEnum):
     OK = "ok"
     STALLED = "stalled"
     BROKEN = "broken"
+    SWAPPING = "swapping"
     STOPPING = "stopping"
 
 
@@ -55,6 +60,7 @@ class Engine(Protocol):
     def cancel(self, ask_id: str) -> None: ...
     def act(self, act: Act) -> Future[Done]: ...
     def tend(self, chore: Chore) -> Future[Any]: ...
+    def park(self) -> Future[Parked]: ...
     def snapshot(self) -> Snapshot: ...
     def stalled_s(self) -> float: ...
     def is_alive(self) -> bool: ...
@@ -99,11 +105,17 @@ class Service:
     """The one engine of this process, seen from asyncio.
 
     `n_unparsed` counts tool calls of all replies that made no sense. `library` keeps what
-    explicit agents said, by default only while the process lives.
+    explicit agents said, by default only while the process lives; without a `supply` the model
+    cannot be changed. `bytes_before_load` is what MLX held when the model was loaded.
     """
 
     def __init__(
-        self, preset: Preset, outbox: Outbox, engine: Engine, library: Library | None = None
+        self,
+        preset: Preset,
+        outbox: Outbox,
+        engine: Engine,
+        library: Library | None = None,
+        supply: "Supply | None" = None,
     ) -> None:
         self.preset = preset
         self.engine = engine
@@ -112,7 +124,10 @@ class Service:
         self.n_unparsed = 0
         self.library = library or Library(None)
         self.library.model = self.name
+        self.supply = supply
         self.lines = Lines()
+        self.gate = Gate()
+        self.bytes_before_load = 0
         self._outbox = outbox
         self._facts: ModelFacts | None = None
         self._words: Words | None = None
@@ -156,7 +171,9 @@ class Service:
 
     @property
     def health(self) -> Health:
-        """LOADING, OK, STALLED after ten silent seconds with work, BROKEN, or STOPPING."""
+        """LOADING, OK, STALLED after ten silent seconds with work, SWAPPING, BROKEN, STOPPING."""
+        if self._health is Health.OK and self.gate.is_closed:
+            return Health.SWAPPING
         if self._health is Health.OK and self.engine.stalled_s() > STALLED_S:
             return Health.STALLED
         return self._health
@@ -166,16 +183,41 @@ class Service:
         self._outbox.bind(asyncio.get_running_loop())
         await asyncio.to_thread(accounts.load, self.library, self.roster)
         try:
-            facts = await _plainly(self.engine.start())
-            words = await asyncio.to_thread(
-                Words, self.engine.tokenizer, self.preset, facts.n_vocab
-            )
+            return await self._begin()
         except StackError:
             self._health = Health.BROKEN
             raise
+
+    async def part(self) -> None:
+        """End the engine, and let go of everything that came from its model."""
+        self._health = Health.SWAPPING
+        if self._watch is not None:
+            self._watch.cancel()
+        await asyncio.wrap_future(self.engine.stop(0.0))
+        self._outbox.fail_all(Busy("the model is being changed; try again in a moment"))
+        if self._words is not None:
+            self._words.close()
+        self._facts = self._words = self.journal.decode = None
+        self.last_in_slot.clear()
+
+    async def take(self, preset: Preset, engine: Engine) -> ModelFacts:
+        """Serve this preset by this engine from now on. Raises what made the load fail."""
+        self.preset, self.engine = preset, engine
+        self.library.model = self.name
+        return await self._begin()
+
+    def give_up(self) -> None:
+        """There is no model any more, and none to be had."""
+        self._health = Health.BROKEN
+
+    async def _begin(self) -> ModelFacts:
+        if self.supply is not None:
+            self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
+        facts = await _plainly(self.engine.start())
+        words = await asyncio.to_thread(Words, self.engine.tokenizer, self.preset, facts.n_vocab)
         self._facts, self._words = facts, words
         self.journal.decode = words.decode
-        if self._health is Health.LOADING:
+        if self._health in (Health.LOADING, Health.SWAPPING):
             self._health = Health.OK
         self._watch = asyncio.create_task(self._watch_engine())
         return facts
@@ -225,6 +267,8 @@ class Service:
         match self._health:
             case Health.LOADING:
                 raise Loading("Loading model")
+            case Health.SWAPPING:
+                raise Loading("the model is being changed; try again in a moment")
             case Health.BROKEN:
                 raise Broken("the model could not be loaded or its engine died; see the log")
             case Health.STOPPING:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mlxstack.core.act import Act, Done
+from mlxstack.core.act import Act, Done, Parked
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Busy, Conflict
 from mlxstack.core.event import (
@@ -73,6 +73,11 @@ class StandIn:
         work = Work(n_prompt=n, n_generated=len(said))
         last = Finished(ask.id, FinishReason.EOS, work)
         self._later((*seated, Progress(ask.id, n, n), *said, last))
+
+    def park(self) -> Future[Parked]:
+        future: Future[Parked] = Future()
+        future.set_result(Parked(0, 0))
+        return future
 
     def cancel(self, ask_id: str) -> None:
         self.cancelled.append(ask_id)

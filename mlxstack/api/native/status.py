@@ -30,6 +30,8 @@ async def health(service: TheService) -> dict[str, str]:
     match service.health:
         case Health.OK:
             return {"status": "ok"}
+        case Health.SWAPPING:
+            return {"status": "swapping"}
         case Health.LOADING:
             raise Loading("Loading model")
         case Health.STOPPING:

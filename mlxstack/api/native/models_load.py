@@ -1,0 +1,75 @@
+"""Change the model of a running service."""
+
+import asyncio
+from typing import Any
+
+from litestar import post
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from mlxstack.api.given import TheService
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.preset import Preset
+from mlxstack.service import swap
+from mlxstack.service.service import Service
+from mlxstack.service.swap import Timeline
+
+DRAIN_S = 30.0
+
+
+class LoadBody(Struct):
+    """`preset` is a name or the path of a file; `model` only replaces the model of this preset.
+
+    `prepare` fetches and checks it while the old one answers, and changes nothing.
+    """
+
+    preset: str | None = None
+    model: str | None = None
+    prepare: bool = False
+    drain_s: float = DRAIN_S
+
+
+@post("/v1/models/load", status_code=200)
+async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
+    """Drain, park, unload, load, warm; requests that come meanwhile wait."""
+    wanted = await _wanted(service, data)
+    try:
+        if data.prepare:
+            checked = await swap.prepare(service, wanted)
+            return {"object": "model.prepared", "path": checked.path, "n_bytes": checked.n_bytes}
+        if data.drain_s < 0:
+            raise BadRequest(f"drain_s is {data.drain_s}; it must be 0 or more", "drain_s")
+        # A client that leaves does not leave the service without a model.
+        changing = asyncio.create_task(swap.swap(service, wanted, data.drain_s))
+        return shown(await asyncio.shield(changing))
+    except SetupError as error:
+        raise BadRequest(error.message, "preset" if data.preset else "model") from error
+
+
+def shown(timeline: Timeline) -> dict[str, Any]:
+    """The timeline as an object."""
+    return {
+        "object": "model.loaded",
+        "before": timeline.before,
+        "model": timeline.after,
+        "steps": [
+            {"name": step.name, "ms": step.ms, "n_bytes": step.n_bytes, "count": step.count}
+            for step in timeline.steps
+        ],
+        "active_bytes": {
+            "before_load": timeline.bytes_before_load,
+            "after_unload": timeline.bytes_after_unload,
+        },
+    }
+
+
+async def _wanted(service: Service, data: LoadBody) -> Preset:
+    supply = swap.supply_of(service)
+    if (data.preset is None) == (data.model is None):
+        raise BadRequest("give either a preset or a model", "preset")
+    if data.model is not None:
+        return supply.with_model(data.model, service.preset)
+    return await asyncio.to_thread(supply.preset, data.preset or "", service.preset)
+
+
+ROUTES: list[Any] = [load_model]

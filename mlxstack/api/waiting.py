@@ -1,0 +1,149 @@
+"""The waiting room: while the model is changed, requests wait, and streams hear heartbeats."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mlxstack.api.errors import Dialect, dialect
+from mlxstack.api.sse import BEAT_S, FIRST_S, HEADERS, keepalive
+from mlxstack.service.gate import Gate
+from mlxstack.service.service import Service
+
+# ASGI, seen from outside the framework.
+Message = dict[str, Any]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+CHANGES = "/v1/models/load"
+METHODS = frozenset({"POST", "DELETE"})
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+# Codex only counts events, not comments; it ignores those of types that it does not know.
+RESPONSES_BEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
+
+
+def waiting_room(service: Service, app: Any) -> App:
+    """The application behind the gate: all that changes something or generates passes it."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        if not _passes_gate(scope):
+            await app(scope, receive, send)
+        elif service.gate.is_closed:
+            await _Visit(service.gate, scope, receive, send).wait(app)
+        else:
+            await service.gate.enter()
+            try:
+                await app(scope, receive, send)
+            finally:
+                service.gate.leave()
+
+    return handle
+
+
+def _passes_gate(scope: Scope) -> bool:
+    is_changing = scope["type"] == "http" and scope["method"] in METHODS
+    return is_changing and scope["path"].rstrip("/") != CHANGES
+
+
+class _Visit:
+    """One request that came while the gate was closed."""
+
+    def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gate = gate
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._heard: list[Message] = []
+        self._is_begun = False
+        self._failed: Message | None = None
+        self._failure = b""
+
+    async def wait(self, app: App) -> None:
+        """Until the gate opens, or the client leaves."""
+        await self._hear()
+        entering = asyncio.create_task(self._gate.enter())
+        leaving = asyncio.create_task(self._left())
+        try:
+            patience_s = FIRST_S
+            while not (entering.done() or leaving.done()):
+                await asyncio.wait(
+                    {entering, leaving}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not (entering.done() or leaving.done()) and self._is_stream():
+                    await self._beat()
+                patience_s = BEAT_S if self._is_begun else FIRST_S
+            await _cancel(leaving)
+            if entering.done():
+                await app(self._scope, self._replay, self._pass_on)
+        finally:
+            await _cancel(leaving)
+            await _cancel(entering)
+            if not entering.cancelled():
+                self._gate.leave()
+
+    async def _hear(self) -> None:
+        """The whole body, to be heard again by the application."""
+        while not self._heard or self._heard[-1].get("more_body"):
+            message = await self._receive()
+            self._heard.append(message)
+            if message["type"] == "http.disconnect":
+                return
+
+    async def _left(self) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._heard.append(message)
+                return
+
+    async def _replay(self) -> Message:
+        return self._heard.pop(0) if self._heard else await self._receive()
+
+    def _is_stream(self) -> bool:
+        body = b"".join(bytes(message.get("body", b"")) for message in self._heard)
+        try:
+            asked = json.loads(body)
+        except ValueError:
+            return False
+        return isinstance(asked, dict) and asked.get("stream") is True
+
+    async def _beat(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            told = {"content-type": "text/event-stream; charset=utf-8", **HEADERS}
+            headers = [(name.encode(), value.encode()) for name, value in told.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": self._sign(), "more_body": True})
+
+    def _sign(self) -> bytes:
+        if dialect(self._scope["path"]) is Dialect.ANTHROPIC:
+            return PING
+        return RESPONSES_BEAT if "responses" in self._scope["path"] else keepalive(0, 0)
+
+    async def _pass_on(self, message: Message) -> None:
+        """What the application says, without the head that was sent already."""
+        if not self._is_begun:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._failed = message if message["status"] != 200 else None
+        elif self._failed is None:
+            await self._send(message)
+        else:
+            await self._complain(message)
+
+    async def _complain(self, message: Message) -> None:
+        """A refusal that comes after the head has to be an event."""
+        self._failure += bytes(message.get("body", b""))
+        if not message.get("more_body"):
+            is_named = dialect(self._scope["path"]) is Dialect.ANTHROPIC
+            data = (b"event: error\n" if is_named else b"") + b"data: " + self._failure + b"\n\n"
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

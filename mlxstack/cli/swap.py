@@ -1,0 +1,75 @@
+"""`swap`: change the model of a running service; requests wait meanwhile."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlxstack.cli.show import as_json, table
+from mlxstack.cli.sizes import size
+from mlxstack.cli.slots import Name, Url
+from mlxstack.cli.up import Json
+
+LONGEST_S = 7200.0
+ENDINGS = (".yaml", ".yml")
+
+
+def swap(
+    preset: Annotated[str, typer.Argument(help="A preset's name or file.")],
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only fetch and check it; the old model answers on.")
+    ] = False,
+    drain: Annotated[
+        float, typer.Option("--drain", help="Seconds that running requests may still take.")
+    ] = 30.0,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Change the model of a running service: drain, park, unload, load, warm."""
+    wanted = str(Path(preset).expanduser().absolute()) if preset.endswith(ENDINGS) else preset
+    body = {"preset": wanted, "prepare": prepare, "drain_s": drain}
+    told = _load(name, url, body)
+    if json:
+        as_json(told)
+    elif prepare:
+        typer.echo(f"{preset} is here and whole: {size(told['n_bytes'])} in {told['path']}")
+    else:
+        _tell(told)
+
+
+def _tell(told: dict[str, Any]) -> None:
+    rows = [(s["name"], f"{s['ms']:.1f}", s["n_bytes"], _what(s)) for s in told["steps"]]
+    table(("STEP", "MS", "BYTES", "WHAT"), rows)
+    held = told["active_bytes"]
+    typer.echo(
+        f"{told['before']} was changed for {told['model']}; MLX held {size(held['after_unload'])} "
+        f"between them, {size(held['before_load'])} before the first was loaded"
+    )
+
+
+def _what(step: dict[str, Any]) -> str:
+    count = step["count"]
+    return {
+        "drain": f"{count} requests finished",
+        "park": f"{count} contexts brought to disk",
+        "unload": "memory given back",
+        "load": "weights loaded",
+        "warm": f"{count} prefixes computed",
+    }.get(step["name"], "")
+
+
+def _load(name: str | None, url: str | None, body: dict[str, Any]) -> dict[str, Any]:
+    from mlxstack.cli.target import target
+    from mlxstack.client import Client
+    from mlxstack.host.paths import home_from
+
+    where = target(home_from(os.environ), name, url)
+
+    async def call() -> dict[str, Any]:
+        async with Client(where.url, where.api_key, LONGEST_S) as client:
+            return await client.post("/v1/models/load", body)
+
+    return asyncio.run(call())

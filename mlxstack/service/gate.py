@@ -1,0 +1,47 @@
+"""The door that is closed while models are changed: requests wait before it."""
+
+import asyncio
+from contextlib import suppress
+
+
+class Gate:
+    """Belongs to the event loop. `n_inside` requests have passed and are not over yet."""
+
+    def __init__(self) -> None:
+        self.n_inside = 0
+        self._opened = asyncio.Event()
+        self._opened.set()
+        self._emptied = asyncio.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether those who come have to wait."""
+        return not self._opened.is_set()
+
+    async def enter(self) -> None:
+        """Wait until it is open, and be inside."""
+        await self._opened.wait()
+        self.n_inside += 1
+
+    def leave(self) -> None:
+        """One is no longer inside."""
+        self.n_inside -= 1
+        if not self.n_inside:
+            self._emptied.set()
+
+    def close(self) -> None:
+        """Nobody passes any more."""
+        self._opened.clear()
+
+    def open(self) -> None:
+        """All who wait may pass."""
+        self._opened.set()
+
+    async def emptied(self, patience_s: float) -> int:
+        """Wait until nobody is inside, so long at most; how many still are."""
+        self._emptied.clear()
+        if self.n_inside:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._emptied.wait()
+        return self.n_inside

@@ -1,0 +1,92 @@
+"""Where engines and presets come from: what a service needs to change its model."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.ports import Vault
+from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
+from mlxstack.engine import footprint, loader
+from mlxstack.engine.thread import Engine
+from mlxstack.host import presets
+from mlxstack.host.models import measured
+from mlxstack.host.paths import Home
+from mlxstack.service.library import Library
+from mlxstack.service.outbox import Outbox
+from mlxstack.store.disk import Disk
+from mlxstack.store.durable import write_durably
+from mlxstack.store.shelf import SlotShelf
+
+log = logging.getLogger("mlxstack.swap")
+
+
+class Checked(Struct, frozen=True):
+    """A model that is here: its folder, and the bytes of its weights in memory, 0 if unknown."""
+
+    path: str
+    n_bytes: int
+
+
+class Supply:
+    """`source` is the file from which the worker is started again; what runs is written there."""
+
+    def __init__(
+        self, home: Path, vault: Vault, outbox: Outbox, library: Library, source: Path | None
+    ) -> None:
+        self._home = home
+        self._vault = vault
+        self._outbox = outbox
+        self._library = library
+        self._source = source
+
+    def engine(self, preset: Preset) -> Engine:
+        """An engine that is not started. Raises SetupError when a folder cannot be made."""
+        self._library.is_writing = preset.agents.persist is not Persist.NEVER
+        shelf = SlotShelf(slots_folder(preset, self._home))
+        return Engine(preset, self._vault, shelf, self._outbox.deliver, manifests=self._library)
+
+    def preset(self, wanted: str, running: Preset) -> Preset:
+        """The preset of this name or path, to be served where `running` is.
+
+        Raises BadRequest when there is none, or when it is not for chat.
+        """
+        try:
+            found = presets.load(wanted, Home(self._home)).preset
+        except SetupError as error:
+            raise BadRequest(error.message, "preset") from error
+        if found.kind is not Kind.CHAT:
+            raise BadRequest(f"the preset {wanted} is no chat model", "preset")
+        return replace(found, server=running.server)
+
+    def with_model(self, model: str, running: Preset) -> Preset:
+        """The preset that runs, with another model."""
+        return replace(running, model=ModelSpec(id=model))
+
+    def check(self, preset: Preset) -> Checked:
+        """Fetch what is not here yet, and look whether it is whole. Raises SetupError."""
+        path = loader.locate(preset.model)
+        weights = measured(path)
+        if weights is None:
+            raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
+        half_bytes = 2 if loader.has_gpu() else 4
+        return Checked(str(path), weights.n_bytes(half_bytes))
+
+    def keep(self, preset: Preset) -> None:
+        """A worker that is started again serves this preset."""
+        if self._source is not None:
+            write_durably(self._source, [msgspec.json.encode(preset)], Disk())
+
+    def active_bytes(self) -> int:
+        """What MLX holds in memory now."""
+        return footprint.active_bytes()
+
+
+def slots_folder(preset: Preset, home: Path) -> Path:
+    """Where slot files go: the preset's own folder, or one under the home."""
+    if preset.slots.save_path is not None:
+        return Path(preset.slots.save_path).expanduser()
+    return home / "slots" / (preset.name or "default")

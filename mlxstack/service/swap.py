@@ -1,0 +1,149 @@
+"""Changes the model while clients wait: drain, park, unload, load, warm; or all is as before."""
+
+import asyncio
+import logging
+import time
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported
+from mlxstack.core.preset import Preset
+from mlxstack.service import duties
+from mlxstack.service.service import Health, Service
+from mlxstack.service.supply import Checked, Supply
+
+log = logging.getLogger("mlxstack.swap")
+
+
+class Step(Struct, frozen=True):
+    """What was done, in milliseconds and bytes.
+
+    drain: `count` requests were finished. park: `count` contexts, bytes newly written. unload:
+    bytes that came back. load: bytes of the weights. warm: `count` prefixes.
+    """
+
+    name: str
+    ms: float
+    n_bytes: int = 0
+    count: int = 0
+
+
+class Timeline(Struct, frozen=True):
+    """A change of models. What MLX held: before the old model was loaded, and without it."""
+
+    before: str
+    after: str
+    steps: tuple[Step, ...]
+    bytes_before_load: int
+    bytes_after_unload: int
+
+
+async def prepare(service: Service, wanted: Preset) -> Checked:
+    """Fetch and check the next model while this one answers. Raises SetupError."""
+    return await asyncio.to_thread(supply_of(service).check, wanted)
+
+
+async def swap(service: Service, wanted: Preset, drain_s: float) -> Timeline:
+    """Serve `wanted` from now on. Requests that come meanwhile wait before the gate.
+
+    Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when
+    the model is not there, Conflict when another change is under way, and Broken when it could
+    not be loaded: then the old one answers again.
+    """
+    supply = supply_of(service)
+    service.require()
+    _refuse_if_closed(service)
+    await prepare(service, wanted)
+    _refuse_if_closed(service)
+    service.gate.close()
+    try:
+        return await _change(service, supply, wanted, drain_s)
+    finally:
+        service.gate.open()
+
+
+def supply_of(service: Service) -> Supply:
+    """Raises Unsupported when this service has but one model."""
+    if service.supply is None:
+        raise Unsupported("this service cannot change its model")
+    return service.supply
+
+
+async def _change(service: Service, supply: Supply, wanted: Preset, drain_s: float) -> Timeline:
+    old, name = service.preset, service.name
+    held = service.bytes_before_load
+    steps = [await _drain(service, drain_s), await _park(service)]
+    if service.health is Health.STOPPING:
+        raise Loading("the service is shutting down; the model was not changed")
+    unload, free = await _unload(service, supply)
+    began = time.perf_counter()
+    if failure := await _try(service, supply, wanted):
+        await _go_back(service, supply, old, failure)
+    load = Step("load", _ms(began), service.facts.n_bytes)
+    steps += [unload, load, await _warm(service)]
+    await asyncio.to_thread(supply.keep, service.preset)
+    log.info("%s was changed for %s: %s", name, service.name, _line(steps))
+    return Timeline(name, service.name, tuple(steps), held, free)
+
+
+async def _drain(service: Service, drain_s: float) -> Step:
+    began, n_before = time.perf_counter(), service.gate.n_inside
+    n_left = await service.gate.emptied(drain_s)
+    if n_left:
+        log.warning("%d requests were not over after %.1f s and fail", n_left, drain_s)
+    return Step("drain", _ms(began), count=n_before - n_left)
+
+
+async def _park(service: Service) -> Step:
+    began = time.perf_counter()
+    parked = await asyncio.wrap_future(service.engine.park())
+    return Step("park", _ms(began), parked.n_bytes, parked.n_contexts)
+
+
+async def _unload(service: Service, supply: Supply) -> tuple[Step, int]:
+    """The step, and what MLX still holds after it."""
+    before = service.engine.snapshot().active_bytes
+    began = time.perf_counter()
+    await service.part()
+    free = await asyncio.to_thread(supply.active_bytes)
+    return Step("unload", _ms(began), max(0, before - free)), free
+
+
+async def _try(service: Service, supply: Supply, preset: Preset) -> str:
+    """Load; "" or why it failed. Nothing keeps the failed model alive after this."""
+    try:
+        await service.take(preset, supply.engine(preset))
+    except StackError as error:
+        return error.message
+    return ""
+
+
+async def _go_back(service: Service, supply: Supply, old: Preset, failure: str) -> None:
+    """Raises Broken, whatever comes of it."""
+    wanted = service.name
+    log.error("%s; going back to the model before", failure)
+    if again := await _try(service, supply, old):
+        service.give_up()
+        raise Broken(f"{failure}; and the model before cannot be loaded again: {again}")
+    await _warm(service)
+    raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
+
+
+async def _warm(service: Service) -> Step:
+    began, spec = time.perf_counter(), service.preset.prefix_cache
+    if spec.warm_on_startup:
+        await duties.warm_all(service)
+    return Step("warm", _ms(began), count=len(spec.warm_prefixes) if spec.warm_on_startup else 0)
+
+
+def _refuse_if_closed(service: Service) -> None:
+    if service.gate.is_closed:
+        raise Conflict("another change of models is under way; wait for its end")
+
+
+def _ms(began: float) -> float:
+    return 1000 * (time.perf_counter() - began)
+
+
+def _line(steps: list[Step]) -> str:
+    return ", ".join(f"{step.name} {step.ms:.0f} ms {step.n_bytes} bytes" for step in steps)

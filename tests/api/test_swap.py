@@ -1,0 +1,205 @@
+"""The model is changed while clients wait; agents find their KV again, or the old model stays."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import structs
+
+from mlxstack.api import waiting
+from mlxstack.core.preset import SlotSpec
+from tests import models
+from tests.api.running import TINY, Running, running, tiny_preset
+from tests.api.test_agents import RULES, cold, history, said, turn, user, words
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two models of one geometry, one of another, and one whose weights are cut off."""
+    root = tmp_path_factory.mktemp("swap")
+    found = {name: root / name for name in ("a", "b", "wide", "broken")}
+    models.write(found["a"], TINY, seed=1)
+    models.write(found["b"], TINY, seed=2)
+    models.write(found["wide"], {**TINY, "num_hidden_layers": 2, "num_key_value_heads": 4}, 3)
+    shutil.copytree(found["a"], found["broken"])
+    weights = found["broken"] / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    return found
+
+
+@pytest.fixture
+def home(folders: dict[str, Path], tmp_path: Path) -> Path:
+    """Presets that say which model, and how."""
+    (tmp_path / "presets").mkdir()
+    for name, folder in folders.items():
+        text = f"model: {{id: {folder}, alias: model-{name}}}\nslots: {{count: 2, n_ctx: 1024}}\n"
+        (tmp_path / "presets" / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def here(folders: dict[str, Path], home: Path) -> Iterator[Running]:
+    """A service of model a."""
+    preset = structs.replace(tiny_preset(folders["a"]), slots=SlotSpec(count=2, n_ctx=1024))
+    model = structs.replace(preset.model, alias="model-a")
+    with running(structs.replace(preset, model=model), home) as found:
+        yield found
+
+
+@pytest.fixture
+def http(here: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=here.url, timeout=60) as client:
+        yield client
+
+
+def swap(http: httpx.Client, preset: str, **more: Any) -> dict[str, Any]:
+    answer = http.post("/v1/models/load", json={"preset": preset, **more})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_g4_g9_the_timeline_of_a_swap(http: httpx.Client, here: Running) -> None:
+    turn(http, "ann", RULES, user("hello"))
+    told = swap(http, "wide")
+    assert [step["name"] for step in told["steps"]] == ["drain", "park", "unload", "load", "warm"]
+    assert (told["before"], told["model"]) == ("model-a", "model-wide")
+    park, unload, load = told["steps"][1:4]
+    assert park["count"] >= 1 and load["n_bytes"] == here.service.facts.n_bytes
+    held, free = told["active_bytes"]["before_load"], told["active_bytes"]["after_unload"]
+    assert free <= held * 1.05 + 0.05 * load["n_bytes"] and unload["n_bytes"] > 0
+    assert http.get("/v1/models").json()["data"][0]["id"] == "model-wide"
+    assert http.get("/props").json()["model_alias"] == "model-wide"
+    assert http.get("/health").json() == {"status": "ok"}
+    assert turn(http, "ann", user("again"))["model"] == "model-wide"
+
+
+def test_g5_g6_g7_there_and_back_again(http: httpx.Client) -> None:
+    first = turn(http, "ann", RULES, user("my word is pear"))
+    turn(http, "ann", user("and plum"))
+    swap(http, "b")
+    met = turn(http, "ann", user("which words"))
+    assert met["agent"]["cached_tokens"] == 0, "two models of one geometry never share"
+    assert turn(http, "ann", user("once more"))["agent"]["cached_tokens"] > 100
+    kept = history(http, "ann")
+    swap(http, "a")
+    back = turn(http, "ann", user("and now"))
+    assert back["agent"]["cached_tokens"] >= first["usage"]["prompt_tokens"] // 128 * 128 > 0
+    assert words(said(back)) == words(cold(http, [*kept, user("and now")]))
+    places = {s["model"]: s["place"] for s in http.get("/v1/agents/ann").json()["states"]}
+    assert set(places) == {"model-a", "model-b"} and places["model-b"] == "disk"
+
+
+def test_g8_a_failed_load_goes_back(http: httpx.Client) -> None:
+    before = turn(http, "ann", RULES, user("hello"))
+    broken = http.post("/v1/models/load", json={"preset": "broken"})
+    assert broken.status_code == 500 and "model-a answers again" in broken.text
+    after = turn(http, "ann", user("still there"))
+    assert after["model"] == before["model"] == "model-a"
+    assert after["agent"]["cached_tokens"] > 100
+    for body in (
+        {"preset": "nothing"},
+        {"model": "/no/such/folder"},
+        {},
+        {"preset": "a", "model": "b"},
+    ):
+        answer = http.post("/v1/models/load", json=body)
+        assert answer.status_code == 400, answer.text
+    assert turn(http, "ann", user("and still"))["agent"]["cached_tokens"] > 100
+
+
+def test_prepare_changes_nothing(http: httpx.Client, folders: dict[str, Path]) -> None:
+    told = swap(http, "b", prepare=True)
+    assert told["path"] == str(folders["b"]) and told["n_bytes"] > 100_000
+    assert http.get("/props").json()["model_alias"] == "model-a"
+    (folders["b"] / "model.safetensors").rename(folders["b"] / "aside")
+    try:
+        missing = http.post("/v1/models/load", json={"preset": "b", "prepare": True})
+    finally:
+        (folders["b"] / "aside").rename(folders["b"] / "model.safetensors")
+    assert missing.status_code == 400 and "complete weights" in missing.text
+
+
+def test_d9_a_swap_warms_again(http: httpx.Client, home: Path, folders: dict[str, Path]) -> None:
+    (home / "head.txt").write_text("the same rules for all of you, every day. " * 20)
+    text = (home / "presets" / "b.yaml").read_text()
+    warm = f"warm_prefixes: [{{name: rules, text_file: {home / 'head.txt'}}}]"
+    (home / "presets" / "b.yaml").write_text(
+        f"{text}prefix_cache: {{warm_on_startup: true, {warm}}}\n"
+    )
+    told = swap(http, "b")
+    assert told["steps"][-1]["count"] == 1
+    names = {prefix["name"] for prefix in http.get("/cache").json()["prefixes"]}
+    assert "rules" in names
+
+
+def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
+    here: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FIRST_S", 0.01)
+    monkeypatch.setattr(waiting, "BEAT_S", 0.02)
+    chat = {"messages": [user("hi")], "max_tokens": 4}
+
+    async def scene() -> dict[str, Any]:
+        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+            long = {**chat, "max_tokens": 300, "ignore_eos": True, "stream": True}
+            early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
+            await until(lambda: here.service.gate.n_inside == 1)
+            changing = asyncio.create_task(http.post("/v1/models/load", json={"preset": "b"}))
+            await until(lambda: here.service.gate.is_closed)
+            late = {
+                "whole": http.post("/v1/chat/completions", json=chat),
+                "chat": http.post("/v1/chat/completions", json={**chat, "stream": True}),
+                "messages": http.post("/v1/messages", json={**chat, "stream": True}),
+                "responses": http.post("/v1/responses", json={"input": "hi", "stream": True}),
+                "refused": http.post("/v1/chat/completions", json={"messages": [], "stream": True}),
+                "second": http.post("/v1/models/load", json={"preset": "wide"}),
+            }
+            answers = await asyncio.gather(early, changing, *late.values())
+            return dict(zip(("early", "changing", *late), answers, strict=True))
+
+    found = asyncio.run(scene())
+    second = found.pop("second")
+    assert second.status_code == 409 and "under way" in second.text
+    assert {answer.status_code for answer in found.values()} == {200}
+    assert '"model":"model-a"' in found["early"].text and "[DONE]" in found["early"].text
+    assert found["changing"].json()["steps"][0]["count"] == 1
+    assert found["whole"].json()["model"] == "model-b"
+    assert found["chat"].text.startswith(": keepalive") and "[DONE]" in found["chat"].text
+    assert found["messages"].text.startswith("event: ping")
+    assert "message_stop" in found["messages"].text
+    assert found["responses"].text.startswith("event: keepalive")
+    assert "response.completed" in found["responses"].text
+    error = json.loads(found["refused"].text.rsplit("data: ", 1)[1])["error"]
+    assert "messages" in error["message"]
+
+
+def test_a_drain_has_a_deadline(here: Running) -> None:
+    async def scene() -> tuple[httpx.Response, httpx.Response]:
+        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+            long = {"messages": [user("hi")], "max_tokens": 900, "ignore_eos": True}
+            early = asyncio.create_task(http.post("/v1/chat/completions", json=long))
+            await until(lambda: any(s.n_decoded for s in here.service.engine.snapshot().slots))
+            body = {"preset": "b", "drain_s": 0.01}
+            changed = await http.post("/v1/models/load", json=body)
+            return await early, changed
+
+    early, changed = asyncio.run(scene())
+    assert early.status_code == 503 and "retry-after" in early.headers
+    assert changed.status_code == 200 and changed.json()["model"] == "model-b"
+
+
+async def until(is_so: Any) -> None:
+    """Look again and again, for a while."""
+    for _ in range(5000):
+        if is_so():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")

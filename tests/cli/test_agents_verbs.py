@@ -1,0 +1,79 @@
+"""`agents` and `swap` as a person types them, against a real service."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec import structs
+from typer.testing import CliRunner, Result
+
+from mlxstack.cli.main import app
+from mlxstack.core.errors import BadRequest, NotFound
+from tests import models
+from tests.api.running import TINY, Running, running, tiny_preset
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+RULES = {"role": "system", "content": "You are a clerk who keeps a list of small things. " * 6}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service with one agent who has had two turns, and a preset of another model."""
+    root = tmp_path_factory.mktemp("verbs")
+    preset = tiny_preset(root / "a")
+    other = models.write(root / "b", TINY, seed=2)
+    (root / "home" / "presets").mkdir(parents=True)
+    text = f"model: {{id: {other}, alias: other}}\nslots: {{count: 2, n_ctx: 1024}}\n"
+    (root / "home" / "presets" / "other.yaml").write_text(text)
+    with running(structs.replace(preset, name="tiny"), root / "home") as found:
+        for text in ("remember apple", "and pear"):
+            body = {"append": [RULES, {"role": "user", "content": text}], "max_tokens": 4}
+            httpx.post(f"{found.url}/v1/agents/ann/generate", json=body, timeout=60)
+        yield found
+
+
+def run(here: Running, *words: str) -> Result:
+    """The verb, with everything it printed."""
+    return CliRunner().invoke(app, [*words, "--url", here.url])
+
+
+def test_agents_are_listed_and_shown(here: Running) -> None:
+    listed = run(here, "agents")
+    assert listed.exit_code == 0 and "ann" in listed.stdout and "slot" in listed.stdout
+    found = json.loads(run(here, "agents", "--json").stdout)["agents"]
+    assert [(one["id"], one["n_requests"]) for one in found] == [("ann", 2)]
+    shown = run(here, "agents", "show", "ann").stdout
+    assert "KV: " in shown and "live" in shown and "WHY NOT MORE" in shown
+    told = run(here, "agents", "history", "ann").stdout
+    assert "user: remember apple" in told and "user: and pear" in told
+
+
+def test_agents_are_changed_branched_and_forgotten(here: Running) -> None:
+    assert "pinned" in run(here, "agents", "pin", "ann").stdout
+    assert run(here, "agents", "priority", "ann", "low").exit_code == 0
+    assert run(here, "agents", "fork", "ann", "bea").exit_code == 0
+    assert "has 3 messages" in run(here, "agents", "rewind", "bea", "3").stdout
+    kept = json.loads(run(here, "agents", "history", "bea", "--json").stdout)["messages"]
+    assert len(kept) == 3
+    assert "left the memory" in run(here, "agents", "rm", "bea", "--evict-only").stdout
+    found = {one["id"]: one for one in json.loads(run(here, "agents", "--json").stdout)["agents"]}
+    assert (found["ann"]["is_pinned"], found["ann"]["priority"]) == (True, "low")
+    assert "forgotten" in run(here, "agents", "rm", "bea").stdout
+    gone = run(here, "agents", "show", "bea")
+    assert gone.exit_code != 0 and isinstance(gone.exception, NotFound)
+    assert run(here, "agents", "pin", "ann", "--off").exit_code == 0
+
+
+def test_g4_swap_prints_its_timeline(here: Running, tmp_path: Path) -> None:
+    ready = run(here, "swap", "other", "--prepare")
+    assert ready.exit_code == 0 and "is here and whole" in ready.stdout
+    done = run(here, "swap", "other")
+    assert done.exit_code == 0, done.exception
+    steps = [line.split()[0] for line in done.stdout.splitlines()[1:6]]
+    assert steps == ["drain", "park", "unload", "load", "warm"]
+    assert "tiny was changed for other" in done.stdout
+    refused = run(here, "swap", str(tmp_path / "nothing.yaml"))
+    assert isinstance(refused.exception, BadRequest) and "nothing.yaml" in str(refused.exception)
