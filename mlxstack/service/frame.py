@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack import __version__
 from mlxstack.core.act import Kept, Locate, Look
-from mlxstack.core.frame import CacheView, Frame, RequestView, ServiceFacts
+from mlxstack.core.frame import AgentView, CacheView, Frame, RequestView, ServiceFacts
 from mlxstack.core.snapshot import Counters
 from mlxstack.host.machine import machine
 from mlxstack.service.roster import views
@@ -18,6 +18,7 @@ from mlxstack.service.service import Health, Service
 MOST_PREFIXES = 20
 MOST_REQUESTS = 50
 MOST_AGENTS = 64
+MOST_TURNS = 16
 NOWHERE: Mapping[str, Kept] = {}
 LOOK_S = 2.0
 REST_S = 15.0
@@ -39,15 +40,16 @@ def frame_of(
         snapshot=snapshot,
         snapshot_age_s=max(0.0, age_s),
         cache=None if memory is None else _with_misses(memory, requests),
-        agents=views(
-            service.roster.latest[:MOST_AGENTS],
-            snapshot,
-            service.name,
-            kept,
-            service.library.stored,
-        ),
+        agents=_agents(service, kept),
         requests=requests[:MOST_REQUESTS],
     )
+
+
+def _agents(service: Service, kept: Mapping[str, Kept]) -> tuple[AgentView, ...]:
+    """The last used ones, with few turns each: a frame is sent several times per second."""
+    records, snapshot = service.roster.latest[:MOST_AGENTS], service.engine.snapshot()
+    found = views(records, snapshot, service.name, kept, service.library.stored)
+    return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
 
 
 class Sight:

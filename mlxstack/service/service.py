@@ -227,7 +227,7 @@ class Service:
 
         An engine that is still loading, or stuck, is left behind: its thread is a daemon.
         """
-        was_loading = self._health is Health.LOADING
+        was_loading = self._health in (Health.LOADING, Health.SWAPPING)
         self._health = Health.STOPPING
         if self._watch is not None:
             self._watch.cancel()

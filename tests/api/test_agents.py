@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
+from tests import models
 from tests.api.running import Running, running, tiny_preset
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -299,3 +300,69 @@ def test_persist_modes(model_folder: Path, tmp_path: Path, persist: Persist) -> 
         assert http.get("/v1/agents/ida").status_code == (200 if is_kept else 404)
         if is_kept:
             assert turn(http, "ida", user("back"))["agent"]["cached_tokens"] > 100
+
+
+@pytest.mark.parametrize("config", [models.SLIDING, models.HYBRID], ids=["tiny-swa", "tiny-hybrid"])
+def test_g3_g5_layers_that_cannot_be_cut_branch_and_come_back(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    folder = models.write(tmp_path / "model", config)
+    preset = tiny_preset(folder)
+    home = tmp_path / "home"
+    with running(preset, home) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        turn(http, "kim", RULES, user("hello"))
+        turn(http, "kim", user("go on"))
+        turn(http, "kim", user("and on"))
+        kept = history(http, "kim")
+        http.post("/v1/agents/kim/fork", json={"id": "kim.2"}).raise_for_status()
+        forked = turn(http, "kim.2", user("a branch"))
+        http.post("/v1/agents/kim/rewind", json={"n_messages": 3}).raise_for_status()
+        rewound = turn(http, "kim", user("another way"))
+        assert min(a["agent"]["cached_tokens"] for a in (forked, rewound)) > 100
+        assert words(said(forked)) == words(cold(http, [*kept, user("a branch")]))
+        assert words(said(rewound)) == words(cold(http, [*kept[:3], user("another way")]))
+        last = history(http, "kim.2")
+    with running(preset, home) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        back = turn(http, "kim.2", user("back again"))
+        assert back["agent"]["cached_tokens"] > 100
+        assert words(said(back)) == words(cold(http, [*last, user("back again")]))
+
+
+def test_c13_restore_chat_save_by_hand_and_by_itself(http: httpx.Client) -> None:
+    def lap(text: str) -> dict[str, Any]:
+        http.post("/slots/1?action=restore", json={"filename": "hand.bin"})
+        body = {
+            "messages": [*said_so_far, user(text)],
+            "id_slot": 1,
+            "max_tokens": 6,
+            "temperature": 0,
+        }
+        answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+        said_so_far.extend([user(text), {"role": "assistant", **answer["choices"][0]["message"]}])
+        http.post("/slots/1?action=save", json={"filename": "hand.bin"}).raise_for_status()
+        http.post("/slots/1?action=erase").raise_for_status()
+        return dict(answer)
+
+    said_so_far: list[Any] = [RULES]
+    by_hand = [lap(text) for text in ("one", "two", "three")]
+    by_itself = [turn(http, "auto", RULES, user("one"))]
+    by_itself += [turn(http, "auto", user(text)) for text in ("two", "three")]
+    assert [words(said(a)) for a in by_hand] == [words(said(a)) for a in by_itself]
+    for answers in (by_hand, by_itself):
+        cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers[1:]]
+        assert min(cached) > 100
+
+
+def test_a_damaged_history_is_told_and_healed_by_full_messages(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "agents" / "eli"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "history.json").write_text('{"version": 1, "agent": "eli", "mess')
+    preset = tiny_preset(model_folder)
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        refused = http.post("/v1/agents/eli/generate", json={"append": [user("hi")]})
+        assert refused.status_code == 409 and "full `messages`" in refused.text
+        body = {"messages": [RULES, user("hi")], "max_tokens": 4}
+        http.post("/v1/agents/eli/generate", json=body).raise_for_status()
+        assert len(history(http, "eli")) == 3

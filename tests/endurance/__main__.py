@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.endurance.crowd import crowd
 from tests.endurance.kills import kills
+from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
 from tests.models import build
 
@@ -22,6 +23,7 @@ def main(minutes: float) -> None:
         print(kind, crowd(model, root / f"{kind}-home", seconds, seed=1), flush=True)
     print(soak(root / "tiny", root / "soak-home", n_requests=2000, seed=1), flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
+    print(roundabout(root / "round", n_requests=400, swap_every=20, seed=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import ModelOf
 from tests.endurance.crowd import crowd
 from tests.endurance.kills import kills
+from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
@@ -33,3 +34,10 @@ def test_f8_thirty_agents_over_four_slots_and_a_budget_for_six(
 def test_c11_killed_while_saving_and_serving(model_of: ModelOf, tmp_path: Path) -> None:
     outcome = kills(model_of("tiny"), tmp_path, n_kills=4, seed=1)
     assert outcome.n_files > 0
+
+
+@pytest.mark.net
+def test_g3_g5_twelve_agents_two_models_a_restart_and_a_kill(tmp_path: Path) -> None:
+    outcome = roundabout(tmp_path, n_requests=72, swap_every=20, seed=1)
+    assert (outcome.n_swaps, outcome.n_starts) == (3, 3)
+    assert outcome.n_returns > 20
