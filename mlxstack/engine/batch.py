@@ -1,20 +1,28 @@
-"""Decodes one token for every running slot at once, the next step always scheduled ahead."""
+"""Decodes one token for every running slot at once; on a GPU the next step is scheduled ahead."""
 
+from math import inf
 from typing import Any
 
 import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.engine.context import Context
+from mlxstack.engine.device import has_gpu
 from mlxstack.engine.rows import view
 from mlxstack.engine.sampling import Choice, Chooser
 
 
 class Row:
-    """A slot in the running batch. `feed` (1,) is its next input token, perhaps still lazy."""
+    """A slot in the running batch. `feed` (1,) is its next input token, perhaps still lazy.
 
-    def __init__(self, slot: int, context: Context, chooser: Chooser, last: int) -> None:
+    `n_left` tokens at most are still to be sampled.
+    """
+
+    def __init__(
+        self, slot: int, context: Context, chooser: Chooser, last: int, n_left: float = inf
+    ) -> None:
         self.slot = slot
+        self.n_left = n_left
         self.context = context
         self.chooser = chooser
         self.feed = mx.array([last])
@@ -42,7 +50,8 @@ class Batch:
     """The running rows. Joining and leaving touch nobody else's arrays.
 
     `is_batching` False decodes row by row, each on its own caches: for models that the row
-    view does not serve.
+    view does not serve. `is_ahead` schedules a step before the last one is read, which keeps a
+    GPU busy; a CPU computes while it schedules, so there it would only delay every token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -51,6 +60,7 @@ class Batch:
         self.rows: list[Row] = []
         self._broken: list[tuple[Row, Exception]] = []
         self.is_batching = True
+        self.is_ahead = has_gpu()
         self.n_calls = 0
         self.n_rows = 0
 
@@ -68,9 +78,12 @@ class Batch:
         self.rows = [row for row in self.rows if row.slot != slot]
 
     def step(self) -> list[Sampled]:
-        """Schedule the next step, then read the one before. The first call reads nothing."""
+        """What every row chose: of this step, or, when ahead, of the step before it.
+
+        When ahead the first call reads nothing, and rows at their last token are not fed again.
+        """
         landed, self._flight = self._flight, self._launch()
-        return self._land(landed)
+        return self._land(landed) if self.is_ahead else self.settle()
 
     def settle(self) -> list[Sampled]:
         """Read the scheduled step without scheduling another; afterwards nothing is in flight."""
@@ -89,9 +102,9 @@ class Batch:
         self._flight = None
 
     def _launch(self) -> Flight | None:
-        if not self.rows:
+        rows = tuple(row for row in self.rows if row.n_left)
+        if not rows:
             return None
-        rows = tuple(self.rows)
         logits = self._forward(rows)
         for row in rows:
             if row.pending is not None:
@@ -100,6 +113,7 @@ class Batch:
         chosen = self._choose(rows, logits)
         for row, choice in chosen:
             row.feed = choice.token
+            row.n_left -= 1
         mx.async_eval([a for _, choice in chosen for a in _arrays(choice)])  # type: ignore[no-untyped-call]
         return Flight(tuple(row for row, _ in chosen), tuple(choice for _, choice in chosen))
 

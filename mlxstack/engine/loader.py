@@ -16,6 +16,7 @@ from mlxstack.core.identity import Identity
 from mlxstack.core.model import ModelFacts, SamplingDefaults
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.engine.device import has_gpu
 
 CHUNK = 1 << 22
 BLOB = re.compile(r"[0-9a-f]{64}")
@@ -49,11 +50,6 @@ def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     return Loaded(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
-
-
-def has_gpu() -> bool:
-    """Whether MLX computes on a GPU here."""
-    return bool(mx.default_device().type == mx.DeviceType.gpu)
 
 
 def locate(spec: ModelSpec) -> Path:

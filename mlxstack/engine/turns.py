@@ -222,7 +222,7 @@ class Turns:
             seed = time.monotonic_ns()
             chooser = Chooser(ask.sampling, ask.tokens, seed)
             live.state, live.running_at = AskState.RUNNING, time.monotonic()
-            self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1]))
+            self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1], ask.max_tokens))
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[Sampled]]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -114,17 +115,44 @@ def test_z3_rows_of_different_kv_precision_in_one_batch(
     assert _decode(model, makers, prompts) == alone
 
 
+def test_e2_one_forward_per_token_and_no_token_late(driver: Driver) -> None:
+    before = driver.engine.snapshot().counters.n_decode_calls
+    for n in (1, 5):
+        ask = driver.submit(PROMPTS[3], n, use_cache=False)
+        driver.finish(ask)
+        assert len(driver.tokens(ask)) == n
+    assert driver.engine.snapshot().counters.n_decode_calls - before == 6
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid"])
+def test_a_step_ahead_chooses_the_same_tokens_and_feeds_no_finished_row(
+    model_of: ModelOf, kind: str
+) -> None:
+    model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
+    makers = [CacheMaker(model, KVSpec())] * 3
+    at_once, ahead = Batch(model), Batch(model)
+    at_once.is_ahead, ahead.is_ahead = False, True
+    assert _run(ahead, makers, PROMPTS[:3], 9) == _run(at_once, makers, PROMPTS[:3], 9)
+    assert ahead.n_calls == at_once.n_calls == 9
+
+
 def _decode(
     model: object, makers: list[CacheMaker], prompts: list[tuple[int, ...]]
 ) -> list[list[int]]:
-    batch = Batch(model)
+    return _run(Batch(model), makers, prompts, 20)
+
+
+def _run(
+    batch: Batch, makers: list[CacheMaker], prompts: list[tuple[int, ...]], n: int
+) -> list[list[int]]:
+    model: Any = batch._model
     for slot, (maker, tokens) in enumerate(zip(makers, prompts, strict=True)):
         context = Context(maker)
-        model(mx.array([tokens[:-1]]), cache=context.caches)  # type: ignore[operator]
+        model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
-        batch.join(Row(slot, context, Chooser(Sampling(), tokens, 0), tokens[-1]))
+        batch.join(Row(slot, context, Chooser(Sampling(), tokens, 0), tokens[-1], n))
     answers: list[list[int]] = [[] for _ in prompts]
-    for _ in range(20):
+    while min(len(answer) for answer in answers) < n:
         for one in batch.step():
             answers[one.row.slot].append(one.token)
     return answers
