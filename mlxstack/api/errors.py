@@ -89,7 +89,7 @@ def row(error: errors.StackError) -> Row:
 
 def dialect(path: str) -> Dialect:
     """Who speaks on this path."""
-    if path.startswith("/v1/messages"):
+    if path.startswith(("/v1/messages", "/v1/batch/messages")):
         return Dialect.ANTHROPIC
     if path.startswith("/v1/") or path.startswith(OPENAI_ALIASES):
         return Dialect.OPENAI

@@ -1,12 +1,12 @@
 """The body fields that every generating dialect of OpenAI and llama-server shares."""
 
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
 from mlxstack.api.hints import hint
+from mlxstack.api.holder import Connection, entitled
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import MAX_TOP_LOGPROBS, Options, Wish
 
@@ -57,11 +57,13 @@ class Fields(Struct, kw_only=True):
     metadata: Any = None
 
 
-def options(
-    body: Fields, ask: str, n_logprobs: int | None, headers: Mapping[str, str] | None = None
-) -> Options:
-    """What the body wants. Raises BadRequest with the name of the field that cannot work."""
-    return Options(
+def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) -> Options:
+    """What the body wants, and what the caller may have.
+
+    Raises BadRequest with the name of the field that cannot work, Forbidden for what the
+    caller's key does not give.
+    """
+    wanted = Options(
         id=ask,
         max_tokens=limit(body),
         wish=_wish(body, n_logprobs),
@@ -69,11 +71,12 @@ def options(
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         agent=_agent(body),
-        hint=hint(headers or {}, body.prompt_cache_key, _user(body)),
+        hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
         use_cache=body.cache_prompt is not False,
         has_progress=bool(body.return_progress),
         salt=body.cache_salt or "",
     )
+    return entitled(wanted, caller)
 
 
 def limit(body: Fields) -> int | None:

@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-import secrets
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
+from mlxstack.api import holder
 from mlxstack.api.errors import Dialect, dialect
 from mlxstack.api.headers import EXPOSED
 from mlxstack.core.errors import Forbidden, Unauthorized
@@ -52,18 +52,25 @@ def host_guard(server: ServerSpec) -> Guard:
 
 
 def key_guard(server: ServerSpec) -> Guard:
-    """Wants one of the configured keys, as `Authorization: Bearer` or `x-api-key`."""
+    """Wants one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
+
+    What it gives its holder is left in the connection's state.
+    """
+    known = [holder.as_key(key) for key in server.api_keys]
 
     def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-        if not server.api_keys or handler.opt.get("is_public"):
+        if not known or handler.opt.get("is_public"):
             return
         given = _key(connection)
         if given is None:
             raise Unauthorized(
                 "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
             )
-        if not any(secrets.compare_digest(given.encode(), k.encode()) for k in server.api_keys):
+        # All keys are compared, so that the time does not tell which one was close.
+        fitting = [key for key in known if holder.fits(key, given)]
+        if not fitting:
             raise Unauthorized("Invalid API Key")
+        holder.admit(connection, fitting[0])
 
     return guard
 

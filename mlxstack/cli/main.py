@@ -14,6 +14,7 @@ from mlxstack.cli import (
     down,
     env,
     install,
+    key,
     logs,
     mode,
     plan,
@@ -69,6 +70,7 @@ app.command("plan")(plan.plan)
 app.command("spec")(plan.spec)
 app.command("install")(install.install)
 app.command("uninstall")(install.uninstall)
+app.command("key")(key.key)
 app.command("doctor")(doctor.doctor)
 app.command("tui")(tui.tui)
 app.command("bench")(bench.bench)

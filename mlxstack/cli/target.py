@@ -51,7 +51,9 @@ def target(home: Home, name: str | None, url: str | None) -> Target:
     plan = _only(live).plan
     preset = read_json(home.preset_file(plan.name), Preset)
     keys = preset.server.api_keys if preset is not None else ()
-    return Target(plan.url, given or next(iter(keys), None))
+    texts = (key if isinstance(key, str) else key.key for key in keys)
+    usable = (text for text in texts if not text.startswith("sha256:"))
+    return Target(plan.url, given or next(usable, None))
 
 
 def _states(home: Home, names: list[str]) -> list[State]:

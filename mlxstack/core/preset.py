@@ -149,8 +149,32 @@ class SamplingSpec(Strict, frozen=True):
     thinking: bool | None = None
 
 
+class Tier(StrEnum):
+    """How urgent the requests of a key are."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class ApiKey(Strict, frozen=True):
+    """What a key gives its holder.
+
+    `key` is the key itself or, so that no file holds it, "sha256:" and its digest in hex. `salt`
+    keeps the holder's KV apart from everybody else's. `agents` are the explicit agents that he
+    may speak as, "*" standing for any characters; none given are all.
+    """
+
+    key: str
+    tier: Tier = Tier.NORMAL
+    salt: str = ""
+    agents: tuple[str, ...] = ()
+
+
 class ServerSpec(Strict, frozen=True):
     """Where the service listens, and its bounds.
+
+    Of `api_keys` one is needed if there are any; a bare text is a key of normal tier.
 
     `allowed_hosts` are names beside loopback and IP addresses by which it may be called; "*" any.
     """
@@ -158,7 +182,7 @@ class ServerSpec(Strict, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 7109
     allowed_hosts: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str | ApiKey, ...] = ()
     strict_models: bool = False
     max_body_bytes: Count = 64 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0

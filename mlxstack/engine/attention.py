@@ -44,9 +44,7 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
         if read is not cache:
             # mlx-lm scales the queries of quantised attention in place.
             queries = queries[:]
-        return _attend_alone(
-            queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
-        )
+        return _attend_alone(queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks)
     outputs = [
         _attend_alone(
             queries[i : i + 1],
@@ -75,7 +73,8 @@ def _attend_alone(queries: mx.array, keys: Any, values: Any, **how: Any) -> mx.a
         n_kv = keys.shape[1]
         grouped = (queries * how["scale"]).reshape(rows, n_kv, heads // n_kv, dim)
         weights = mx.softmax(grouped @ keys.swapaxes(-1, -2), axis=-1, precise=True)
-        return (weights @ values).reshape(rows, heads, 1, values.shape[-1])
+        alone: mx.array = (weights @ values).reshape(rows, heads, 1, values.shape[-1])
+        return alone
     mixed: mx.array = _original(queries, keys, values, **how)
     return mixed
 

@@ -16,7 +16,7 @@ from mlxstack.policy import blocks, matching, records
 from mlxstack.policy.blocks import Chain
 from mlxstack.policy.hot import Heads
 from mlxstack.policy.owners import Name
-from mlxstack.policy.records import Match, Step
+from mlxstack.policy.records import Match, Step, Trail
 from mlxstack.policy.restore import Plan
 
 
@@ -76,7 +76,7 @@ class Shelving:
         """Put what is not known yet of this context into the index, to be written and let go."""
         context.checkpoint()
         chain = self._memory.chain(context.tokens, self._salt(context))
-        known = self._memory.match(chain, context.tokens, context.trail())
+        known = self._memory.match(chain, context.tokens, self._trail(context))
         new = self._add_segments(context, chain, known, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
         if leaf is None:
@@ -128,6 +128,14 @@ class Shelving:
         record = records.Checkpoint(key, parent, part.position, part.n_bytes, state)
         self._memory.keep(record, part, now)
         return key, True
+
+    def _trail(self, context: Context) -> Trail | None:
+        """Where the context was anchored; for less than a block, a segment of its own is better.
+
+        The one it shares may be long and another agent's, and would be stored and kept with it.
+        """
+        trail = context.trail()
+        return trail if trail and trail.n_common >= self._memory.spec.block_size else None
 
     def _salt(self, context: Context) -> str:
         """Contexts too short to be quantised yet are named apart: their KV is of another kind."""

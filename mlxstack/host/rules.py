@@ -1,11 +1,14 @@
 """What no single key can tell: values of a preset that are impossible, or contradict each other."""
 
+import re
 from collections.abc import Iterator
 
 from mlxstack.core.preset import Preset, WarmPrefix
 from mlxstack.host.marked import Keys
 
 Broken = tuple[Keys, str]
+
+DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 
 def broken(preset: Preset) -> Iterator[Broken]:
@@ -64,5 +67,8 @@ def _server(preset: Preset) -> Iterator[Broken]:
     if not preset.server.host.strip():
         yield ("server", "host"), "is empty, but must be an address such as 127.0.0.1"
     for at, key in enumerate(preset.server.api_keys):
-        if not key.strip():
+        text = key if isinstance(key, str) else key.key
+        if not text.strip():
             yield ("server", "api_keys", at), "is empty; every request would match it"
+        elif text.startswith("sha256:") and not DIGEST.fullmatch(text):
+            yield ("server", "api_keys", at), "is no sha256: with 64 hex digits after it"

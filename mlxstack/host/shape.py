@@ -58,6 +58,8 @@ def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tupl
 
 def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:
     """Key paths in `values` that no preset has, in the order of the file."""
+    if isinstance(shape, mi.UnionType):
+        shape = next((one for one in shape.types if isinstance(one, mi.StructType)), shape)
     if isinstance(values, dict) and isinstance(shape, mi.StructType):
         known = children(shape)
         for name, value in values.items():
@@ -98,7 +100,8 @@ def meaning(shape: mi.Type | None) -> str:
     match shape:
         case mi.UnionType():
             kinds = [one for one in shape.types if not isinstance(one, mi.NoneType)]
-            return " or ".join([*map(meaning, kinds), "null"])
+            null = ["null"] if len(kinds) < len(shape.types) else []
+            return " or ".join([*map(meaning, kinds), *null])
         case mi.VarTupleType():
             return "a list, each item " + meaning(shape.item_type)
         case mi.StructType():

@@ -1,17 +1,19 @@
 """Who may come in: keys, host names, and nobody before the model is loaded."""
 
+import hashlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
 import pytest
 
-from mlxstack.core.preset import ServerSpec
-from tests.api.running import Running, serving, standing
-from tests.service.standin import FACTS
+from mlxstack.core.ask import Priority
+from mlxstack.core.preset import ApiKey, ServerSpec, Tier
+from tests.api.running import Running, running, serving, standing, tiny_preset
+from tests.service.standin import FACTS, StandIn
 
 pytestmark = pytest.mark.net
 
@@ -199,3 +201,80 @@ def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
         answer = httpx.post(found.url + CHAT, json={**HELLO, "filler": "x" * 2000})
         assert answer.status_code == 413
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+class Tiered(NamedTuple):
+    """A service with keys of every kind, and the asks that reached its engine."""
+
+    url: str
+    engine: StandIn
+
+    def post(self, path: str, key: str, **body: Any) -> httpx.Response:
+        said = {"messages": HELLO["messages"], "max_tokens": 1, **body}
+        return httpx.post(self.url + path, json=said, headers={"x-api-key": key})
+
+
+@pytest.fixture(scope="module")
+def tiered() -> Iterator[Tiered]:
+    digest = "sha256:" + hashlib.sha256(b"fast").hexdigest()
+    keys = (
+        "plain",
+        ApiKey(digest, Tier.HIGH),
+        ApiKey("slow", Tier.LOW, salt="slow's", agents=("night-*",)),
+    )
+    service, engine = standing(ServerSpec(port=0, api_keys=keys))
+    engine.loading.set_result(FACTS)
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        yield Tiered(found.url, engine)
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "priority"),
+    [
+        ("plain", CHAT, Priority.NORMAL),
+        ("fast", CHAT, Priority.HIGH),
+        ("slow", CHAT, Priority.LOW),
+        ("fast", "/v1/batch/chat/completions", Priority.LOW),
+        ("fast", "/v1/batch/messages", Priority.LOW),
+        ("fast", "/v1/messages", Priority.HIGH),
+    ],
+)
+def test_e9_priority_comes_from_key_and_endpoint_and_never_from_the_body(
+    tiered: Tiered, key: str, path: str, priority: Priority
+) -> None:
+    assert tiered.post(path, key, priority="high", tier="high").status_code == 200
+    assert tiered.engine.asked[-1].priority is priority
+
+
+def test_e9_an_agent_is_not_made_more_urgent_than_the_key(tmp_path: Path) -> None:
+    keys = ("plain", ApiKey("fast", Tier.HIGH))
+    preset = tiny_preset(tmp_path / "model", server=ServerSpec(port=0, api_keys=keys))
+    with running(preset, tmp_path / "home") as found:
+        there, change = found.url + "/v1/agents/somebody", {"priority": "high"}
+        plain, fast = ({"x-api-key": key} for key in ("plain", "fast"))
+        httpx.post(found.url + "/v1/agents", json={"id": "somebody"}, headers=plain)
+        refused = httpx.post(there, json=change, headers=plain)
+        assert refused.status_code == 403
+        assert "tier normal" in refused.text
+        assert httpx.post(there, json=change, headers=fast).json()["priority"] == "high"
+
+
+def test_d23_a_key_keeps_its_kv_apart(tiered: Tiered) -> None:
+    assert tiered.post(CHAT, "slow", cache_salt="x").status_code == 200
+    assert tiered.engine.asked[-1].salt == "slow's\nx"
+    assert tiered.post(CHAT, "plain", cache_salt="x").status_code == 200
+    assert tiered.engine.asked[-1].salt == "x"
+
+
+def test_a_key_speaks_only_as_its_agents(tiered: Tiered) -> None:
+    assert tiered.post(CHAT, "slow", agent="night-1").status_code == 200
+    refused = tiered.post(CHAT, "slow", agent="day")
+    assert refused.status_code == 403
+    assert "night-*" in refused.json()["error"]["message"]
+    there = tiered.url + "/v1/agents/day"
+    assert httpx.get(there, headers={"x-api-key": "slow"}).status_code == 403
+
+
+def test_a_digest_is_no_key(tiered: Tiered) -> None:
+    digest = "sha256:" + hashlib.sha256(b"fast").hexdigest()
+    assert tiered.post(CHAT, digest).status_code == 401

@@ -28,7 +28,7 @@ from mlxstack.service.service import Service
 MAX_TOKENS = 4096
 
 
-@post("/v1/messages", status_code=200, responses=described(Message))
+@post(["/v1/messages", "/v1/batch/messages"], status_code=200, responses=described(Message))
 async def messages(
     request: AnyRequest, data: JSONBody[MessagesBody], service: TheService
 ) -> Response[Message] | Stream:
@@ -57,7 +57,7 @@ def _options(
     service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
 ) -> Options:
     """Anthropic's own fields over those that all doors share."""
-    options = fields.options(body, f"msg_{uuid4().hex[:24]}", None, request.headers)
+    options = fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
     wanted = body.tool_choice
     return structs.replace(

@@ -8,8 +8,10 @@ from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
+from mlxstack.api.answer import AnyRequest
 from mlxstack.api.fields import AGENT_ID
 from mlxstack.api.given import TheService
+from mlxstack.api.holder import check_raise
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
 from mlxstack.core.ask import Priority
@@ -74,10 +76,11 @@ async def show_agent(service: TheService, agent: FromPath[str]) -> dict[str, Any
 
 @post("/v1/agents/{agent:str}", status_code=200)
 async def change_agent(
-    service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
     """Its priority, and whether its KV stays in memory whatever happens."""
     wanted = Wanted(_priority(data.priority), data.is_pinned)
+    check_raise(request, wanted.priority)
     return shown(await agents.change(service, agent, wanted))
 
 

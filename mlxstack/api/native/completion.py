@@ -61,7 +61,7 @@ async def completion(
     if len(prompts) != 1:
         raise BadRequest("one prompt per request; /v1/completions takes several", "prompt")
     n_top = fields.top_logprobs(data.n_probs, "n_probs") or None
-    options = fields.options(data, f"cmpl-{uuid4().hex}", n_top, request.headers)
+    options = fields.options(data, f"cmpl-{uuid4().hex}", n_top, request)
     order = await admit_text(service, prompts[0], options)
     shape = Shape(service, order, prompts[0], data)
     if data.stream:

@@ -53,7 +53,11 @@ class Completion(Struct, frozen=True):
     timings: Timings | UnsetType = UNSET
 
 
-@post("/v1/completions", status_code=200, responses=described(Completion))
+@post(
+    ["/v1/completions", "/v1/batch/completions"],
+    status_code=200,
+    responses=described(Completion),
+)
 async def completions(
     request: AnyRequest, data: JSONBody[CompletionBody], service: TheService
 ) -> Response[Completion] | Stream:
@@ -80,7 +84,7 @@ def _options(body: CompletionBody, request: AnyRequest) -> Options:
     if body.best_of not in (None, body.n or 1):
         raise BadRequest("best_of is not supported; n gives that many choices", "best_of")
     n_top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
-    return fields.options(body, "", fields.top_logprobs(n_top, "logprobs"), request.headers)
+    return fields.options(body, "", fields.top_logprobs(n_top, "logprobs"), request)
 
 
 class Shape:

@@ -23,7 +23,9 @@ from mlxstack.service.options import Options
 
 
 @post(
-    ["/v1/chat/completions", "/chat/completions"], status_code=200, responses=described(Completion)
+    ["/v1/chat/completions", "/chat/completions", "/v1/batch/chat/completions"],
+    status_code=200,
+    responses=described(Completion),
 )
 async def chat_completions(
     request: AnyRequest, data: JSONBody[ChatBody], service: TheService
@@ -53,7 +55,7 @@ def options(body: ChatBody, request: AnyRequest) -> Options:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
     return structs.replace(
-        fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request.headers),
+        fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request),
         calling=convert.calling(body),
         is_one_call=body.parallel_tool_calls is False,
     )

@@ -37,7 +37,11 @@ class InputTokens(Struct, frozen=True):
     object: str = "response.input_tokens"
 
 
-@post(["/v1/responses", "/responses"], status_code=200, responses=described(Response))
+@post(
+    ["/v1/responses", "/responses", "/v1/batch/responses"],
+    status_code=200,
+    responses=described(Response),
+)
 async def responses(
     request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
 ) -> HttpResponse[Response] | Stream:
@@ -74,9 +78,7 @@ def _options(body: ResponsesBody, request: AnyRequest) -> Options:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
     return structs.replace(
-        fields.options(
-            body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request.headers
-        ),
+        fields.options(body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request),
         calling=convert.calling(body.tool_choice),
         is_one_call=body.parallel_tool_calls is False,
     )

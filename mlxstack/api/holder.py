@@ -1,0 +1,81 @@
+"""What the holder of an API key may do: how urgent he is, whose KV he shares, who he speaks as."""
+
+import hashlib
+import secrets
+from fnmatch import fnmatchcase
+from typing import Any
+
+from litestar.connection import ASGIConnection
+from msgspec.structs import replace
+
+from mlxstack.core.ask import Priority
+from mlxstack.core.errors import Forbidden
+from mlxstack.core.preset import ApiKey
+from mlxstack.service.options import Options
+
+DIGEST = "sha256:"
+BATCH = "/v1/batch/"
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+def as_key(key: str | ApiKey) -> ApiKey:
+    """The key with its digest in the place of itself."""
+    found = ApiKey(key) if isinstance(key, str) else key
+    if found.key.startswith(DIGEST):
+        return replace(found, key=found.key.lower())
+    return replace(found, key=_digest(found.key))
+
+
+def fits(key: ApiKey, given: str) -> bool:
+    """Whether this is the key, in a time that tells nothing."""
+    return secrets.compare_digest(_digest(given), key.key)
+
+
+def admit(connection: Connection, key: ApiKey) -> None:
+    """Keep the key with the connection. Raises Forbidden where the path names others' agents."""
+    connection.state.key = key
+    agent = connection.path_params.get("agent")
+    if isinstance(agent, str):
+        _check(key, agent)
+
+
+def entitled(options: Options, connection: Connection) -> Options:
+    """The options with what endpoint and key say; the body has no word in it.
+
+    Raises Forbidden for an agent that the key does not name.
+    """
+    key: ApiKey = connection.state.get("key") or ApiKey("")
+    if options.agent is not None:
+        _check(key, options.agent)
+    return replace(
+        options,
+        priority=Priority.LOW if connection.url.path.startswith(BATCH) else _priority(key),
+        salt=f"{key.salt}\n{options.salt}" if key.salt else options.salt,
+    )
+
+
+def check_raise(connection: Connection, wanted: Priority | None) -> None:
+    """Raises Forbidden when a key would make an agent more urgent than its own tier."""
+    key: ApiKey | None = connection.state.get("key")
+    if key is not None and wanted is not None and wanted < _priority(key):
+        raise Forbidden(
+            f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
+            "use a key of that tier (server.api_keys of the preset)"
+        )
+
+
+def _check(key: ApiKey, agent: str) -> None:
+    if key.agents and not any(fnmatchcase(agent, pattern) for pattern in key.agents):
+        raise Forbidden(
+            f"this API key may not speak as {agent!r}, only as {', '.join(key.agents)} "
+            "(server.api_keys of the preset)"
+        )
+
+
+def _priority(key: ApiKey) -> Priority:
+    return Priority[key.tier.name]
+
+
+def _digest(key: str) -> str:
+    return DIGEST + hashlib.sha256(key.encode()).hexdigest()
