@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from mlxstack.core.ask import Priority
 from mlxstack.policy.desk import Seat
 from mlxstack.policy.speed import Speed, tokens_within
 
@@ -30,14 +31,15 @@ class Pace(Struct, frozen=True):
 
 
 def next_to_prefill(seats: Sequence[Seat], pace: Pace) -> Seat:
-    """Shortest remaining prompt first, but the one that came first gets its share of the bites.
+    """The more urgent first, then the shortest remaining prompt; the oldest gets its share.
 
-    So every prompt ends: the first one gets one bite of `max_passed + 1`, then another is first.
+    So every prompt ends: the one that came first gets one bite of `max_passed + 1`, then another
+    is first.
     """
     first = min(seats, key=_arrival)
     if first.n_passed >= pace.max_passed:
         return first
-    return min(seats, key=lambda s: (s.n_left, _arrival(s)))
+    return min(seats, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
 
 
 def bite(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
@@ -61,6 +63,10 @@ def _budget(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
     stall = HEADROOM * pace.max_stall_s - speed.decode_s
     seconds = stall if n_decoding else pace.patience_s
     return max(FINEST, min(pace.max_bite, tokens_within(speed, seat.position, seconds)))
+
+
+def _priority(seat: Seat) -> int:
+    return seat.ticket.priority if seat.ticket else Priority.NORMAL
 
 
 def _arrival(seat: Seat) -> tuple[float, int]:

@@ -1,14 +1,23 @@
 """Seats, queue, cancellation, limits and failures on the real engine (B5 to B7, E4, E11, E18)."""
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from mlxstack.core.act import RestoreSlot, SaveSlot
 from mlxstack.core.ask import Sampling
 from mlxstack.core.errors import Broken, Busy
-from mlxstack.core.event import Chosen, Finished, FinishReason, Queued, Seated, Source
-from mlxstack.core.preset import BatchSpec, PaceSpec, QueueSpec, SlotSpec
+from mlxstack.core.event import Chosen, Finished, FinishReason, Progress, Queued, Seated, Source
+from mlxstack.core.preset import BatchSpec, KVSpec, ModelSpec, PaceSpec, QueueSpec, SlotSpec
+from mlxstack.core.snapshot import AskState
+from mlxstack.engine import loader, segments
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.context import Context
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -77,7 +86,6 @@ def test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps(driver: Dr
 
 
 def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.event import Progress
 
     long = prompt(900, seed=1)
     preset = preset_of(model_of("tiny"), pace=PaceSpec(max_bite=128))
@@ -227,9 +235,81 @@ def test_d20_checkpoints_at_cuts_serve_layers_that_cannot_be_cut(
         assert driver.tokens(own) == driver.cold(head + prompt(150, seed=3), slot=2)
 
 
-def test_idle_engine_uses_no_cpu(driver: Driver) -> None:
-    import time
+def test_e10_every_state_of_an_ask_is_seen(driver: Driver) -> None:
+    first = driver.submit(prompt(900, seed=1), 40, slot=0)
+    second = driver.submit(prompt(20, seed=2), 3, slot=0)
+    driver.until(first, Progress)
+    snapshot = driver.engine.snapshot()
+    assert snapshot.slots[0].state in {AskState.PREFILLING, AskState.RUNNING}
+    assert [one.ask for one in snapshot.waiting] == [second]
+    driver.until(first, Chosen)
+    assert driver.engine.snapshot().slots[0].state is AskState.RUNNING
+    driver.engine.cancel(first)
+    driver.finish(first)
+    driver.finish(second)
+    assert driver.engine.snapshot().slots[0].state is AskState.COMPLETED
+    third = driver.submit(prompt(20, seed=3), 900, slot=1)
+    driver.until(third, Chosen)
+    driver.engine.cancel(third)
+    driver.finish(third)
+    assert driver.engine.snapshot().slots[1].state is AskState.CANCELLED
 
+
+def test_e5_nothing_waits_for_company(driver: Driver) -> None:
+    """No window is needed: who comes later joins the running batch at the next token."""
+    alone = driver.submit(prompt(20, seed=1), 30)
+    assert driver.finish(alone).work.queued_s < 0.05
+    before = driver.engine.snapshot().counters.n_decode_calls
+    first = driver.submit(prompt(20, seed=2), 40)
+    time.sleep(0.005)
+    second = driver.submit(prompt(20, seed=3), 40)
+    assert driver.finish(first).work.queued_s < 0.05
+    driver.finish(second)
+    assert driver.engine.snapshot().counters.n_decode_calls - before < 60
+
+
+def test_e15_only_the_mlx_thread_runs_the_model_and_moves_kv(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: set[tuple[str, str]] = set()
+
+    def noted(owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def outer(*args: Any, **more: Any) -> Any:
+            names.add((name, threading.current_thread().name))
+            return inner(*args, **more)
+
+        monkeypatch.setattr(owner, name, outer)
+
+    for owner, name in ((Context, "extend"), (Context, "adopt"), (segments, "pack")):
+        noted(owner, name)
+    running = driver.submit(prompt(20, seed=1), 200, slot=1)
+    driver.until(running, Chosen)
+    driver.answer(prompt(300, seed=2), slot=0)
+    driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.act(RestoreSlot(0, "a.bin")).result(timeout=60)
+    driver.finish(running)
+    assert names == {(name, "mlx") for name in ("extend", "adopt", "pack")}
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.53), (4, 0.28)])
+def test_e20_quantised_kv_takes_its_share_of_16_bit(
+    model_of: ModelOf, bits: int, share: float
+) -> None:
+    model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
+
+    def n_bytes(spec: KVSpec) -> int:
+        caches = CacheMaker(model, spec).make()
+        for cache in caches:
+            half = mx.random.normal((1, 2, 512, 64)).astype(mx.float16)
+            cache.update_and_fetch(half, half)
+        return sum(cache.nbytes for cache in caches)
+
+    assert n_bytes(KVSpec(bits=bits)) / n_bytes(KVSpec()) == pytest.approx(share, abs=0.01)
+
+
+def test_e5_idle_engine_uses_no_cpu(driver: Driver) -> None:
     driver.answer(prompt(20), 3)
     time.sleep(0.2)
     before = time.process_time()

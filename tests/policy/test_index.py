@@ -283,4 +283,4 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-test_d7_any_history_keeps_the_invariants = Histories.TestCase
+test_d7_f5_any_history_keeps_the_invariants = Histories.TestCase

@@ -15,6 +15,7 @@ from mlxstack.policy.desk import (
     loaded,
     release,
     request,
+    sit,
 )
 from mlxstack.policy.scheduler import Expire, Limits, Prefill, choose_bite, decide, is_full
 from mlxstack.policy.seats import Promise
@@ -246,6 +247,35 @@ def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
     desk, bite = choose_bite(desk, Speed(prefill_tps=1000.0), Limits().pace)
     assert bite == Prefill(slot=1, n_tokens=50)
     assert (desk.seat(0).n_passed, desk.seat(1).n_passed) == (1, 0)
+
+
+def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> None:
+    short, urgent = ticket("short", 0, n_prompt=300), ticket("urgent", 1, HIGH, n_prompt=4001)
+    desk, _ = turn(desk_of(2, short, urgent))
+    order = []
+    for _ in range(4):
+        desk, bite = choose_bite(desk, Speed(prefill_tps=100.0), Limits().pace)
+        assert bite is not None
+        order.append(bite.slot)
+    # The one that came first still gets every fourth bite.
+    at = next(seat.id for seat in desk.seats if seat.ticket == urgent)
+    assert order == [at, at, at, 1 - at]
+
+
+def test_e10_illegal_transitions_raise() -> None:
+    desk, _ = turn(desk_of(2, ticket("a", n_prompt=10)))
+    with pytest.raises(AssertionError, match="not idle"):
+        sit(desk, ticket("b"), 0)
+    with pytest.raises(AssertionError, match="not prefilling"):
+        advance(desk, 1, 5)
+    with pytest.raises(AssertionError, match="not loading"):
+        loaded(desk, 0)
+    desk = advance(desk, 0, 9)
+    assert desk.seat(0).state is SeatState.RUNNING
+    with pytest.raises(AssertionError, match="not prefilling"):
+        advance(desk, 0, 10)
+    with pytest.raises(AssertionError, match="not prefilling"):
+        load(desk, 0)
 
 
 def test_e1_the_last_prompt_token_belongs_to_decode() -> None:

@@ -193,7 +193,7 @@ def test_server_tools_are_left_out() -> None:
     assert [tool.name for tool in meant(HI, tools=foreign).tools] == ["weather", "bare"]
 
 
-def test_images_are_refused_when_new_and_omitted_when_old() -> None:
+def test_b19_images_are_refused_when_new_and_omitted_when_old() -> None:
     with pytest.raises(BadRequest, match="image input is not supported") as refused:
         meant([*HI, user(text("see"), IMAGE)])
     assert refused.value.param == "messages[1].content[1]"
