@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.ports import Vault
 from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
-from mlxstack.engine import footprint, loader
+from mlxstack.engine import device, footprint, loader
 from mlxstack.engine.thread import Engine
 from mlxstack.host import presets
 from mlxstack.host.models import measured
@@ -72,7 +72,7 @@ class Supply:
         weights = measured(path)
         if weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
-        half_bytes = 2 if loader.has_gpu() else 4
+        half_bytes = 2 if device.has_gpu() else 4
         return Checked(str(path), weights.n_bytes(half_bytes))
 
     def keep(self, preset: Preset) -> None:
