@@ -8,6 +8,7 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from msgspec.structs import replace
 
+from mlxstack.api.request_id import request_id
 from mlxstack.core.ask import Priority
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey
@@ -41,7 +42,7 @@ def admit(connection: Connection, key: ApiKey) -> None:
 
 
 def entitled(options: Options, connection: Connection) -> Options:
-    """The options with what endpoint and key say; the body has no word in it.
+    """The options with what endpoint, key and request say; the body has no word in it.
 
     Raises Forbidden for an agent that the key does not name.
     """
@@ -50,6 +51,7 @@ def entitled(options: Options, connection: Connection) -> Options:
         _check(key, options.agent)
     return replace(
         options,
+        request=request_id(connection.scope),
         priority=Priority.LOW if connection.url.path.startswith(BATCH) else _priority(key),
         salt=f"{key.salt}\n{options.salt}" if key.salt else options.salt,
     )

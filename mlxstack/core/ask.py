@@ -42,6 +42,7 @@ class Ask(Struct, frozen=True):
     name that the conversation was given for its content. `cuts` are token positions worth a
     checkpoint, ascending.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
+    `request` is the id of the HTTP request, for the log.
     """
 
     id: str
@@ -57,5 +58,6 @@ class Ask(Struct, frozen=True):
     use_cache: bool = True
     cuts: tuple[int, ...] = ()
     salt: str = ""
+    request: str = ""
     arrived: float = 0.0
     deadline: float | None = None

@@ -126,6 +126,7 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             use_cache=options.use_cache,
             cuts=prompt.cuts,
             salt=options.salt,
+            request=options.request,
             arrived=now,
             deadline=now + service.preset.queue.timeout_s,
         ),

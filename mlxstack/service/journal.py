@@ -1,5 +1,7 @@
 """Remembers the last requests and the last misses, for people who ask why."""
 
+import json
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -11,6 +13,8 @@ from mlxstack.core.ask import Ask
 from mlxstack.core.event import Event, Failed, Finished, Miss, Seated
 from mlxstack.core.frame import MissView, RequestView
 from mlxstack.service.roster import Roster
+
+log = logging.getLogger("mlxstack.requests")
 
 MOST_REQUESTS = 200
 AROUND = 24
@@ -56,6 +60,7 @@ class Journal:
                 self._done.append(entry)
                 told = replace(entry.view, miss=entry.miss)
                 self.roster.note(told, entry.at, is_explicit=ask.agent is not None)
+                _log(ask, told)
 
     def requests(self) -> tuple[RequestView, ...]:
         """The last requests, the newest first."""
@@ -104,6 +109,19 @@ class Journal:
             text_cached=self.decode(miss.instead),
             text_sent=self.decode(ask.tokens[miss.at : miss.at + AROUND]),
         )
+
+
+def _log(ask: Ask, view: RequestView) -> None:
+    """One line of `name=value`; nothing of what was said, and nobody's name unquoted."""
+    log.info(
+        "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
+        "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",
+        ask.request or "-", view.id, json.dumps(view.agent),
+        "-" if view.slot is None else view.slot,
+        ask.priority.name.lower(), view.n_prompt, view.n_cached, view.n_generated,
+        1000 * view.queued_s, 1000 * view.ttft_s, 1000 * view.decode_s, view.ended,
+        view.miss.reason if view.miss else "-",
+    )  # fmt: skip
 
 
 def _aged(miss: MissView | None, age_s: float) -> MissView | None:

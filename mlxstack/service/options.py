@@ -68,6 +68,7 @@ class Options(Struct, frozen=True):
     has_progress: bool = False
     priority: Priority = Priority.NORMAL
     salt: str = ""
+    request: str = ""
 
 
 class Bounds(Struct, frozen=True):

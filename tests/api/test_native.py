@@ -1,11 +1,16 @@
 """llama-server's own surface over HTTP, on a real engine."""
 
+import logging
+import time
+from pathlib import Path
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api.running import Running
-from tests.api.speaking import PLAIN, chat, chunks, frames, prompt_of
+from mlxstack.core.preset import MetricsSpec, PrefixCacheSpec
+from tests.api.running import Running, running, tiny_preset
+from tests.api.speaking import PLAIN, chat, chat_body, chunks, frames, prompt_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -147,3 +152,28 @@ def test_x4_somebody_is_there(live: Running) -> None:
         assert httpx.head(live.url + path).status_code == 200
     unknown = httpx.head(live.url + "/nope")
     assert (unknown.status_code, unknown.content) == (404, b"")
+
+
+def test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mlxstack.requests"):
+        body = chat_body("a very secret word", id_slot=0, agent="me")
+        answer = http.post("/v1/chat/completions", json=body)
+    (line,) = (r.getMessage() for r in caplog.records if r.name == "mlxstack.requests")
+    assert f"request={answer.headers['x-request-id']} id={answer.json()['id']} " in line
+    assert 'agent="me" slot=0 priority=normal' in line
+    usage = answer.json()["usage"]
+    assert f"prompt={usage['prompt_tokens']} cached=0 " in line
+    assert "secret" not in line
+
+
+def test_d11_h8_a_summary_line_comes_at_every_interval(
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = PrefixCacheSpec(metrics=MetricsSpec(log_interval=0.2))
+    preset = tiny_preset(model_folder, prefix_cache=spec)
+    with caplog.at_level(logging.INFO, "mlxstack.duties"), running(preset, tmp_path):
+        time.sleep(1.1)
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("requests=")]
+    assert 3 <= len(lines) <= 6

@@ -15,6 +15,7 @@ from mlxstack.core.ask import Ask
 from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.engine.thread import Engine
+from mlxstack.store.disk import Disk
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.vault import DiskVault
 from tests.models import VOCAB
@@ -101,10 +102,12 @@ def preset_of(model: Path, **more: Any) -> Preset:
 
 
 @contextmanager
-def running(preset: Preset, home: Path, memory_bytes: int | None = None) -> Iterator[Driver]:
+def running(
+    preset: Preset, home: Path, memory_bytes: int | None = None, disk: Disk | None = None
+) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
-    stores = DiskVault(home / "kv"), SlotShelf(home / "slots")
+    stores = DiskVault(home / "kv", disk), SlotShelf(home / "slots", disk)
     engine = Engine(preset, *stores, listener.deliver, memory_bytes)
     engine.start().result(timeout=WAIT_S)
     try:

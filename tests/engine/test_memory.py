@@ -1,13 +1,16 @@
 """The KV memory: parked, shared, kept on disk, explained (C, D, G and Z rows of the features)."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 import pytest
 
-from mlxstack.core.event import Source
+from mlxstack.core.act import SaveSlot
+from mlxstack.core.event import Chosen, Source
 from mlxstack.core.preset import (
     DiskSpec,
     EvictionPolicy,
@@ -16,7 +19,9 @@ from mlxstack.core.preset import (
     Preset,
     SlotSpec,
 )
+from mlxstack.engine.layers import STEP
 from mlxstack.policy.audit import check
+from mlxstack.store.disk import Disk
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import VOCAB
@@ -248,8 +253,6 @@ def test_a_damaged_kv_file_costs_a_cold_start_and_nothing_else(
 
 
 def test_what_lies_on_disk_is_read_while_others_decode(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.event import Chosen
-
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=2048))
     long = prompt(1500, seed=1)
     with running(preset, tmp_path) as driver:
@@ -261,6 +264,47 @@ def test_what_lies_on_disk_is_read_while_others_decode(model_of: ModelOf, tmp_pa
         driver.finish(ask)
         assert driver.seated(ask).source is Source.DISK
         assert driver.tokens(ask) == cold
+        driver.engine.cancel(busy)
+        driver.finish(busy)
+
+
+def test_d13_saved_time_is_zero_on_a_miss_and_grows_with_what_is_reused(one: Driver) -> None:
+    long = prompt(900, seed=1)
+    assert one.finish(one.submit(long, 4)).work.saved_s == 0
+    half = one.finish(one.submit(long[:512] + prompt(20, seed=2), 4)).work
+    whole = one.finish(one.submit(long + prompt(20, seed=3), 4)).work
+    assert whole.n_cached > half.n_cached > 0
+    assert whole.saved_s > half.saved_s > 0
+
+
+def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
+    """The slot's own KV stays where it is; what a step needs beyond it is mlx-lm's growth."""
+    long = prompt(1500, seed=1)
+    answer = one.answer(long, 8, slot=0)
+    follow_up = (*long, *answer, *prompt(40, seed=2))
+    before, growth = mx.get_active_memory(), one.engine._turns.seating.growth
+    one.answer(follow_up, 8, slot=0)
+    grown = mx.get_active_memory() - before
+    assert grown <= growth * (len(follow_up) + 8 - len(long) + 2 * STEP)
+    assert grown < growth * len(long) / 2
+
+
+def test_c17_others_decode_on_while_a_slot_is_saved(model_of: ModelOf, tmp_path: Path) -> None:
+    class SlowDisk(Disk):
+        def sync(self, fd: int) -> None:
+            time.sleep(0.3)
+            super().sync(fd)
+
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=2048))
+    with running(preset, tmp_path, disk=SlowDisk()) as driver:
+        driver.answer(prompt(900, seed=1), 4, slot=0)
+        busy = driver.submit(prompt(20), 1900, slot=1)
+        driver.until(busy, Chosen)
+        saving = driver.engine.act(SaveSlot(0, "a.bin"))
+        n_before = len(driver.tokens(busy))
+        driver.until(busy, Chosen, n_before + 20)
+        assert not saving.done()
+        assert saving.result(timeout=60).n_saved > 900
         driver.engine.cancel(busy)
         driver.finish(busy)
 
