@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mlxstack.cli.show import as_json, table
-from mlxstack.cli.sizes import size
+from mlxstack.cli.sizes import KIB, size
 from mlxstack.cli.slots import Name, Url
 from mlxstack.cli.up import Json
 
@@ -45,9 +45,13 @@ def _tell(told: dict[str, Any]) -> None:
     table(("STEP", "MS", "BYTES", "WHAT"), rows)
     held = told["active_bytes"]
     typer.echo(
-        f"{told['before']} was changed for {told['model']}; MLX held {size(held['after_unload'])} "
-        f"between them, {size(held['before_load'])} before the first was loaded"
+        f"{told['before']} was changed for {told['model']}; MLX held {_held(held['after_unload'])} "
+        f"between them, {_held(held['before_load'])} before the first was loaded"
     )
+
+
+def _held(n_bytes: int) -> str:
+    return f"{n_bytes} bytes" if n_bytes < KIB else size(n_bytes)
 
 
 def _what(step: dict[str, Any]) -> str:

@@ -75,7 +75,7 @@ class Context:
     @property
     def n_bytes(self) -> int:
         """Bytes of the live caches and the checkpoints, counted anew every few tokens."""
-        key = (len(self.tokens) // COUNT_EVERY, len(self.checkpoints), id(self.caches))
+        key = (-(-len(self.tokens) // COUNT_EVERY), len(self.checkpoints), id(self.caches))
         if key != self._counted[0]:
             live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
             kept = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)

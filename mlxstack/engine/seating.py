@@ -69,11 +69,13 @@ class Seating:
     def occupy(self, ask: Ask, slot: int, plan: Plan) -> None:
         """Make the slot's context the planned beginning of the prompt.
 
-        What it held before and the prompt does not continue is parked, unless it is short.
+        What it held before and the prompt does not continue is parked, unless it is short and
+        belongs to no explicit agent.
         """
         mine, now = self.slots[slot], time.monotonic()
         kept = plan.position if plan.source is Source.SLOT else 0
-        if len(mine) - kept >= self.memory.spec.block_size:
+        is_left = mine.agent is not None and not kept and len(mine) > 0
+        if is_left or len(mine) - kept >= self.memory.spec.block_size:
             self.park(mine)
         if plan.source is Source.SLOT:
             mine.rewind(plan.position)
@@ -140,7 +142,8 @@ class Seating:
     def store(self, context: Context) -> None:
         """Write what is not on disk yet of this context; memory lets it go again."""
         spec = self.memory.spec
-        is_worth_it = len(context) >= spec.block_size and context.is_storable
+        least = spec.block_size if context.agent is None else 1
+        is_worth_it = len(context) >= least and context.is_storable
         may_be_written = spec.enabled and spec.disk.enabled and self._may_be_written(context)
         if is_worth_it and may_be_written:
             self._write(context, self._shelving.shelve(context, time.monotonic()))

@@ -13,8 +13,9 @@ from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
 from mlxstack.engine import device, footprint, loader
 from mlxstack.engine.thread import Engine
 from mlxstack.host import presets
-from mlxstack.host.models import measured
+from mlxstack.host.models import read_config
 from mlxstack.host.paths import Home
+from mlxstack.service.fit import refuse_if_too_big
 from mlxstack.service.library import Library
 from mlxstack.service.outbox import Outbox
 from mlxstack.store.disk import Disk
@@ -67,13 +68,14 @@ class Supply:
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> Checked:
-        """Fetch what is not here yet, and look whether it is whole. Raises SetupError."""
+        """Fetch what is not here yet, and look whether it is whole and fits. Raises SetupError."""
         path = loader.locate(preset.model)
-        weights = measured(path)
-        if weights is None:
+        files = read_config(path)
+        if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
-        half_bytes = 2 if device.has_gpu() else 4
-        return Checked(str(path), weights.n_bytes(half_bytes))
+        n_bytes = files.weights.n_bytes(2 if device.has_gpu() else 4)
+        refuse_if_too_big(preset, files, n_bytes)
+        return Checked(str(path), n_bytes)
 
     def keep(self, preset: Preset) -> None:
         """A worker that is started again serves this preset."""

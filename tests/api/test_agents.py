@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -366,3 +367,32 @@ def test_a_damaged_history_is_told_and_healed_by_full_messages(
         body = {"messages": [RULES, user("hi")], "max_tokens": 4}
         http.post("/v1/agents/eli/generate", json=body).raise_for_status()
         assert len(history(http, "eli")) == 3
+
+
+def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Path) -> None:
+    preset = tiny_preset(model_folder)
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        first = turn(http, "flo", user("hi"), max_tokens=1)
+        assert first["usage"]["prompt_tokens"] < 128
+        assert http.get("/v1/agents/flo").json()["bytes"]["live"] > 0
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
+        same = {"messages": [user("hi")], "max_tokens": 4, "session_id": "flo", "temperature": 0}
+        again = http.post("/v1/chat/completions", json=same).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert words(said(again)) == words(cold(http, [user("hi")]))
+
+
+def test_x_9_a_client_that_leaves_leaves_no_trace(http: httpx.Client, live: Running) -> None:
+    turn(http, "gus", RULES, user("hello"))
+    body = {"append": [user("long")], "max_tokens": 600, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/agents/gus/generate", json=body) as answer:
+        next(answer.iter_lines())
+        queued = {"append": [user("next")], "max_tokens": 4, "queue": True, "stream": True}
+        with http.stream("POST", "/v1/agents/gus/generate", json=queued) as waiting:
+            assert next(waiting.iter_lines()).startswith("data: ")
+    for _ in range(2000):
+        if not live.service.lines.is_busy("gus"):
+            break
+        time.sleep(0.005)
+    assert len(history(http, "gus")) == 3
+    assert turn(http, "gus", user("again"))["agent"]["cached_tokens"] > 100

@@ -127,6 +127,15 @@ def test_prepare_changes_nothing(http: httpx.Client, folders: dict[str, Path]) -
     assert missing.status_code == 400 and "complete weights" in missing.text
 
 
+def test_what_does_not_fit_is_refused_while_the_old_model_answers(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", "64MB")
+    answer = http.post("/v1/models/load", json={"preset": "wide"})
+    assert answer.status_code == 400 and "2 slots of 1024 tokens needs" in answer.text
+    assert turn(http, "ann", user("hello"))["model"] == "model-a"
+
+
 def test_d9_a_swap_warms_again(http: httpx.Client, home: Path, folders: dict[str, Path]) -> None:
     (home / "head.txt").write_text("the same rules for all of you, every day. " * 20)
     text = (home / "presets" / "b.yaml").read_text()
