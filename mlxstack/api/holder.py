@@ -57,6 +57,19 @@ def entitled(options: Options, connection: Connection) -> Options:
     )
 
 
+def check_agent(connection: Connection, agent: str) -> None:
+    """Raises Forbidden for an agent that the key does not name."""
+    key: ApiKey | None = connection.state.get("key")
+    if key is not None:
+        _check(key, agent)
+
+
+def may_see(connection: Connection, agent: str) -> bool:
+    """Whether the key names this agent."""
+    key: ApiKey | None = connection.state.get("key")
+    return key is None or _is_named(key, agent)
+
+
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
     """Raises Forbidden when a key would make an agent more urgent than its own tier."""
     key: ApiKey | None = connection.state.get("key")
@@ -68,11 +81,15 @@ def check_raise(connection: Connection, wanted: Priority | None) -> None:
 
 
 def _check(key: ApiKey, agent: str) -> None:
-    if key.agents and not any(fnmatchcase(agent, pattern) for pattern in key.agents):
+    if not _is_named(key, agent):
         raise Forbidden(
             f"this API key may not speak as {agent!r}, only as {', '.join(key.agents)} "
             "(server.api_keys of the preset)"
         )
+
+
+def _is_named(key: ApiKey, agent: str) -> bool:
+    return not key.agents or any(fnmatchcase(agent, pattern) for pattern in key.agents)
 
 
 def _priority(key: ApiKey) -> Priority:

@@ -71,7 +71,7 @@ def test_b10_the_server_keeps_the_history(http: httpx.Client, bob: str) -> None:
     shown = http.get(f"/v1/agents/{bob}").json()
     assert (shown["n_requests"], shown["is_explicit"], shown["place"]) == (3, True, "live")
     assert shown["cached_share"] > 0.3 and shown["bytes"]["live"] > 0
-    assert shown["n_tokens"] == answer["agent"]["n_tokens"]
+    assert 0 <= answer["agent"]["n_tokens"] - shown["n_tokens"] <= 1, "the last token is not fed"
     assert http.get("/v1/agents").json()["data"][0]["id"] == bob
     assert words(said(answer)) == words(cold(http, [*kept, user("what were they")]))
 
@@ -376,7 +376,7 @@ def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Pa
         assert first["usage"]["prompt_tokens"] < 128
         assert http.get("/v1/agents/flo").json()["bytes"]["live"] > 0
     with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
-        same = {"messages": [user("hi")], "max_tokens": 4, "session_id": "flo", "temperature": 0}
+        same = {"messages": [user("hi")], "max_tokens": 6, "session_id": "flo", "temperature": 0}
         again = http.post("/v1/chat/completions", json=same).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         assert words(said(again)) == words(cold(http, [user("hi")]))

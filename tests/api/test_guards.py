@@ -275,6 +275,22 @@ def test_a_key_speaks_only_as_its_agents(tiered: Tiered) -> None:
     assert httpx.get(there, headers={"x-api-key": "slow"}).status_code == 403
 
 
+def test_a_key_sees_and_makes_only_its_agents(tmp_path: Path) -> None:
+    keys = ("plain", ApiKey("slow", Tier.LOW, agents=("night-*",)))
+    preset = tiny_preset(tmp_path / "model", server=ServerSpec(port=0, api_keys=keys))
+    with running(preset, tmp_path / "home") as found:
+        there = found.url + "/v1/agents"
+        plain, slow = ({"x-api-key": key} for key in ("plain", "slow"))
+        httpx.post(there, json={"id": "day"}, headers=plain).raise_for_status()
+        httpx.post(there, json={"id": "night-1"}, headers=slow).raise_for_status()
+        assert httpx.post(there, json={"id": "noon"}, headers=slow).status_code == 403
+        fork = httpx.post(f"{there}/night-1/fork", json={"id": "noon"}, headers=slow)
+        assert fork.status_code == 403
+        seen = {one["id"] for one in httpx.get(there, headers=slow).json()["data"]}
+        assert seen == {"night-1"}
+        assert len(httpx.get(there, headers=plain).json()["data"]) == 2
+
+
 def test_a_digest_is_no_key(tiered: Tiered) -> None:
     digest = "sha256:" + hashlib.sha256(b"fast").hexdigest()
     assert tiered.post(CHAT, digest).status_code == 401

@@ -11,7 +11,7 @@ from msgspec import Struct
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.fields import AGENT_ID
 from mlxstack.api.given import TheService
-from mlxstack.api.holder import check_raise
+from mlxstack.api.holder import check_agent, check_raise, may_see
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
 from mlxstack.core.ask import Priority
@@ -50,16 +50,20 @@ class RewindBody(Struct):
 
 
 @get("/v1/agents")
-async def list_agents(service: TheService) -> dict[str, Any]:
-    """Everybody that this service knows, the last used first."""
+async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
+    """Everybody that the key may speak as, the last used first."""
     found = await agents.everyone(service)
-    return {"object": "list", "data": [shown(portrait) for portrait in found]}
+    seen = [shown(one) for one in found if may_see(request, one.view.id)]
+    return {"object": "list", "data": seen}
 
 
 @post("/v1/agents", status_code=200)
-async def create_agent(service: TheService, data: JSONBody[CreateBody]) -> dict[str, Any]:
+async def create_agent(
+    request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
+) -> dict[str, Any]:
     """Open an agent, with a past if it has one; 409 when there is one of this id."""
     agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
+    check_agent(request, agent)
     past = Past()
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
@@ -106,10 +110,11 @@ async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, A
 
 @post("/v1/agents/{agent:str}/fork", status_code=200)
 async def fork_agent(
-    service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
 ) -> dict[str, Any]:
     """A new agent that goes on from here."""
-    return shown(await agents.fork(service, agent, checked(data.id, "id")))
+    check_agent(request, checked(data.id, "id"))
+    return shown(await agents.fork(service, agent, data.id))
 
 
 @post("/v1/agents/{agent:str}/rewind", status_code=200)
