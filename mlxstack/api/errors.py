@@ -67,6 +67,9 @@ TABLE: dict[type[errors.StackError], Row] = {
     ),
     errors.Loading: Row(503, "server_error", None, "api_error", "unavailable_error"),
     errors.Broken: Row(500, "server_error", None, "api_error", "server_error"),
+    errors.DiskFull: Row(
+        507, "server_error", "insufficient_storage", "api_error", "insufficient_storage_error"
+    ),
     errors.Damaged: Row(400, INVALID, None, INVALID, INVALID),
     errors.SetupError: Row(500, "server_error", None, "api_error", "server_error"),
 }

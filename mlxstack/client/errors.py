@@ -10,6 +10,7 @@ from mlxstack.core.errors import (
     Broken,
     Busy,
     Conflict,
+    DiskFull,
     Forbidden,
     Loading,
     NotFound,
@@ -31,6 +32,7 @@ KINDS: dict[int, type[StackError]] = {
     429: Busy,
     501: Unsupported,
     503: Busy,
+    507: DiskFull,
     529: Busy,
 }
 

@@ -1,5 +1,7 @@
 """What can be done to a slot beside generating, and what comes back."""
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 
@@ -108,6 +110,26 @@ class Clear(Struct, frozen=True):
     """Forget all parked KV in memory that is neither in use nor pinned."""
 
 
+class Scope(StrEnum):
+    """What a sweep of the disk may take: KV that nothing saved names, or saved contexts too."""
+
+    KV = "kv"
+    ALL = "all"
+
+
+class Sweep(Struct, frozen=True):
+    """Delete from the disk what was used longest ago, never what is in use.
+
+    Until `max_bytes` are left, and everything older than `max_age_s` seconds; None is no bound.
+    `is_dry` only tells.
+    """
+
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+    scope: Scope = Scope.ALL
+    is_dry: bool = False
+
+
 class Relieve(Struct, frozen=True):
     """The computer runs short of memory: 1 drops cold parked KV, 2 everything not in use."""
 
@@ -148,6 +170,26 @@ class Parked(Struct, frozen=True):
 
     n_contexts: int
     n_bytes: int
+
+
+class Victim(Struct, frozen=True):
+    """One file that a sweep deletes; `ref` are the identity and key of a KV file."""
+
+    title: str
+    path: str
+    n_bytes: int
+    reason: str
+    ref: tuple[str, str] | None = None
+
+
+class Swept(Struct, frozen=True):
+    """What a sweep came to, in files and bytes. `skipped` are paths, with the reason."""
+
+    victims: tuple[Victim, ...] = ()
+    n_before: int = 0
+    n_after: int = 0
+    skipped: tuple[str, ...] = ()
+    is_dry: bool = False
 
 
 class Freed(Struct, frozen=True):

@@ -14,6 +14,7 @@ StackError
 │   └── OutOfMemory        the KV budget cannot hold this now
 ├── Loading                the model is not there yet
 ├── Broken                 the engine failed; the request was not at fault
+├── DiskFull               the disk, or the share of it that the preset allows, is full
 ├── Damaged                a stored file is not what it claims to be
 └── SetupError             the preset or the machine cannot start this service
 """
@@ -92,6 +93,10 @@ class Loading(StackError):
 
 class Broken(StackError):
     """The engine failed; the request was not at fault."""
+
+
+class DiskFull(StackError):
+    """The disk, or the share of it that the preset allows, has no room for this."""
 
 
 class Damaged(StackError):

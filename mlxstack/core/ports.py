@@ -1,9 +1,14 @@
 """The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
+
+from mlxstack.core.act import Sweep, Swept
+
+Post = Callable[[Callable[[], None]], None]
+"""Runs a function on the thread that it belongs to, soon."""
 
 
 class Plane(Struct, frozen=True):
@@ -57,6 +62,25 @@ class Vault(Protocol):
 
     def read(self, identity: str, key: str) -> Blob:
         """The blob, checked. Raises NotFound or Damaged."""
+        ...
+
+    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> Swept:
+        """Make room for `n_bytes` more, sparing the (identity, key) in use; what had to go.
+
+        Raises DiskFull when there is none.
+        """
+        ...
+
+    def sweep(self, wanted: Sweep, in_use: frozenset[tuple[str, str]]) -> Swept:
+        """Delete by age and bytes. Raises BadRequest when neither is bounded."""
+        ...
+
+    def note(self, identity: str, data: bytes) -> None:
+        """Keep a small note beside the blobs of this identity. Raises StackError."""
+        ...
+
+    def noted(self, identity: str) -> bytes | None:
+        """The note; None when there is none that can be read."""
         ...
 
     def heads(self, identity: str) -> Iterator[BlobHead]:

@@ -11,22 +11,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from msgspec import Struct
 
-from mlxstack.core.act import Restored, Saved
+from mlxstack.core.act import Restored, Saved, Swept
 from mlxstack.core.errors import Busy, Damaged, NotFound, StackError, Unsupported
-from mlxstack.core.ports import Blob, Manifest, Manifests, Shelf, Vault
+from mlxstack.core.ports import Blob, Manifest, Manifests, Post, Shelf, Vault
 from mlxstack.engine import segments
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.kv_file import blob_of, check_cover, parents_first, part_of, record_of
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.segments import Segment
 from mlxstack.engine.shelving import Shelved, Shelving
+from mlxstack.engine.sweeping import Sweeping
 from mlxstack.policy import records
 from mlxstack.store.writer import Writer
 
 log = logging.getLogger(__name__)
-
-Post = Callable[[Callable[[], None]], None]
-
 
 class Fetched(Struct, frozen=True):
     """A slot file with all its blobs, read and checked."""
@@ -52,6 +50,7 @@ class Archive:
         self._identity = identity
         self._post = post
         self._writer = Writer()
+        self.sweeping = Sweeping(memory, vault, identity, self._writer, post)
         self._n_written = 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
@@ -68,8 +67,12 @@ class Archive:
         return n_known
 
     def write(self, keys: Sequence[str]) -> list[Future[int]]:
-        """Write these records in the background; those in memory only. Raises Busy."""
-        return [self._write(key) for key in keys]
+        """Write these records in the background; those in memory only. Raises Busy.
+
+        Room is made before the first of them; where there is none, all futures raise DiskFull.
+        """
+        room = self.sweeping.make_room(keys) if keys else None
+        return [self._write(key, room) for key in keys if room is not None]
 
     def write_through(self, keys: Sequence[str]) -> None:
         """As `write`, if the writer keeps up; what it cannot take stays in memory alone."""
@@ -210,12 +213,12 @@ class Archive:
             return False
         return not self._vault.has(self._identity, key)
 
-    def _write(self, key: str) -> Future[int]:
+    def _write(self, key: str, room: "Future[Swept]") -> Future[int]:
         node = self._memory.index.nodes[key]
         part = self._memory.array_of(key)
         assert part is not None, f"{key} is not in memory"
         blob = blob_of(node.record, part, self._identity)
-        future = self._writer.write(self._vault, blob)
+        future = self.sweeping.write(room, blob)
         future.add_done_callback(self._count)
         self._memory.index.set_writing(key, True)
         future.add_done_callback(lambda done: self._post(lambda: self._written(key, done)))

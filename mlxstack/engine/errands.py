@@ -8,7 +8,8 @@ from typing import Any
 
 from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot, Vacate
 from mlxstack.core.errors import BadRequest, StackError, in_words
-from mlxstack.engine.archive import Archive, Fetched, Post
+from mlxstack.core.ports import Post
+from mlxstack.engine.archive import Archive, Fetched
 from mlxstack.engine.context import Context
 from mlxstack.engine.turns import Turns
 
@@ -51,7 +52,7 @@ class Errands:
         elif isinstance(act, SaveSlot):
             saving = self._archive.save(context, act.slot, act.name)
             self._turns.release(act.slot)
-            _chain(saving, future)
+            pass_on(saving, future)
         else:
             fetching = self._archive.fetch(act.name)
             fetching.add_done_callback(
@@ -93,7 +94,9 @@ class Errands:
         future.set_exception(in_words(error, "this slot action"))
 
 
-def _chain(one: "Future[Any]", other: "Future[Any]") -> None:
+def pass_on(one: "Future[Any]", other: "Future[Any]") -> None:
+    """`other` ends as `one` does."""
+
     def settle(done: "Future[Any]") -> None:
         error = done.exception()
         if error is not None:

@@ -17,9 +17,9 @@ import mlx.core as mx
 import psutil
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Chore, Done, Parked
+from mlxstack.core.act import Act, Chore, Done, Parked, Sweep, Swept
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import BadRequest, Broken, Busy, Loading
+from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, StackError
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Manifests, Shelf, Vault
 from mlxstack.core.preset import Preset
@@ -29,7 +29,7 @@ from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
-from mlxstack.engine.errands import Errands
+from mlxstack.engine.errands import Errands, pass_on
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Turns
@@ -115,6 +115,20 @@ class Engine:
             return self._turns.seating.park_all()
 
         return self._do(park_all)
+
+    def sweep(self, wanted: Sweep) -> Future[Swept]:
+        """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
+        future: Future[Swept] = Future()
+
+        def begin() -> None:
+            try:
+                pass_on(self._archive.sweeping.sweep(wanted), future)
+            except StackError as error:
+                future.set_exception(error)
+
+        self._owe(future)
+        self._post(begin)
+        return future
 
     def snapshot(self) -> Snapshot:
         """The state after the last turn, an immutable value."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from mlxstack.core.act import Relieve
+from mlxstack.core.act import Relieve, Sweep
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest, Loading, StackError
 from mlxstack.core.frame import CacheView
@@ -22,6 +22,7 @@ from mlxstack.text.prompt import Spelling
 log = logging.getLogger("mlxstack.duties")
 
 LOOK_S = 5.0
+SWEEP_S = 600.0
 
 
 async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
@@ -33,6 +34,7 @@ async def do(service: Service, level: Callable[[], Level] = pressure.level) -> N
         if spec.metrics.enabled:
             group.create_task(summarise(service, spec.metrics.log_interval))
         group.create_task(watch_memory(service, level, LOOK_S))
+        group.create_task(watch_disk(service, SWEEP_S))
 
 
 async def warm_all(service: Service) -> None:
@@ -72,6 +74,18 @@ async def watch_memory(service: Service, level: Callable[[], Level], interval_s:
         if now is not Level.CALM:
             with suppress(Loading):
                 await _relieve(service, now)
+        await asyncio.sleep(interval_s)
+
+
+async def watch_disk(service: Service, interval_s: float) -> None:
+    """What is too old, or too much, leaves the disk; other processes write there too."""
+    while True:
+        disk = service.preset.prefix_cache.disk
+        if disk.max_bytes is not None or disk.max_age_s is not None:
+            try:
+                await asyncio.wrap_future(service.engine.sweep(Sweep()))
+            except StackError as error:
+                log.warning("the disk was not swept: %s", error)
         await asyncio.sleep(interval_s)
 
 

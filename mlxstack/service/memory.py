@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Unpin
+from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Sweep, Swept, Unpin
 from mlxstack.core.ask import Ask, Priority
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.event import Finished
@@ -68,6 +68,12 @@ async def clear(service: Service) -> Freed:
     """Forget what is parked in memory and neither in use nor pinned."""
     freed: Freed = await _tend(service, Clear())
     return freed
+
+
+async def sweep(service: Service, wanted: Sweep) -> Swept:
+    """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
+    service.require()
+    return await asyncio.wrap_future(service.engine.sweep(wanted))
 
 
 async def _tend(service: Service, chore: Chore) -> Any:

@@ -8,7 +8,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
-from mlxstack.core.ports import Vault
 from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
 from mlxstack.engine import device, footprint, loader
 from mlxstack.engine.thread import Engine
@@ -18,9 +17,13 @@ from mlxstack.host.paths import Home
 from mlxstack.service.fit import refuse_if_too_big
 from mlxstack.service.library import Library
 from mlxstack.service.outbox import Outbox
+from mlxstack.store import shelves
+from mlxstack.store.bounded import BoundedVault
 from mlxstack.store.disk import Disk
 from mlxstack.store.durable import write_durably
+from mlxstack.store.history import AgentFolders
 from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
 
 log = logging.getLogger("mlxstack.swap")
 
@@ -36,7 +39,7 @@ class Supply:
     """`source` is the file from which the worker is started again; what runs is written there."""
 
     def __init__(
-        self, home: Path, vault: Vault, outbox: Outbox, library: Library, source: Path | None
+        self, home: Path, vault: DiskVault, outbox: Outbox, library: Library, source: Path | None
     ) -> None:
         self._home = home
         self._vault = vault
@@ -48,7 +51,11 @@ class Supply:
         """An engine that is not started. Raises SetupError when a folder cannot be made."""
         self._library.is_writing = preset.agents.persist is not Persist.NEVER
         shelf = SlotShelf(slots_folder(preset, self._home))
-        return Engine(preset, self._vault, shelf, self._outbox.deliver, manifests=self._library)
+        shelves.note(self._vault.root, shelf.directory)
+        vault = BoundedVault(
+            self._vault, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
+        )
+        return Engine(preset, vault, shelf, self._outbox.deliver, manifests=self._library)
 
     def preset(self, wanted: str, running: Preset) -> Preset:
         """The preset of this name or path, to be served where `running` is.

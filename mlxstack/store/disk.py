@@ -1,9 +1,16 @@
 """The system calls that a disk may refuse, with the refusal in words for people."""
 
 import errno
+import fcntl
 import os
 
-from mlxstack.core.errors import StackError
+from mlxstack.core.errors import DiskFull, StackError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+UNKNOWN = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
+
+# On a Mac fsync leaves the bytes in the cache of the drive; this brings them to the medium.
+FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 WHY = {
     errno.ENOSPC: "the disk is full; free some space or run `mlx-stack cache gc`",
@@ -28,7 +35,8 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         """Return when what was written is on the medium."""
-        os.fsync(fd)
+        if FULL_SYNC is None or not _full_sync(fd, FULL_SYNC):
+            os.fsync(fd)
 
     def read(self, fd: int) -> bytes:
         """Everything from here to the end, in one buffer of exactly that size.
@@ -46,4 +54,16 @@ def because(error: OSError) -> str:
 
 def refused(what: str, error: OSError) -> StackError:
     """The error to raise when `what` (a clause such as "a.bin was not saved") was refused."""
-    return StackError(f"{what}: {because(error)}")
+    kind = DiskFull if error.errno in FULL else StackError
+    return kind(f"{what}: {because(error)}")
+
+
+def _full_sync(fd: int, command: int) -> bool:
+    """Whether the file system knows this; network disks do not."""
+    try:
+        fcntl.fcntl(fd, command)
+    except OSError as error:
+        if error.errno in UNKNOWN:
+            return False
+        raise
+    return True

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Conflict
+from mlxstack.core.errors import DiskFull
 from mlxstack.store.disk import because
 from mlxstack.store.vault import Entry
 
@@ -101,11 +101,11 @@ def plan(stock: Stock, rules: Rules, now: float) -> Plan:
 
 
 def check_room(decided: Plan) -> None:
-    """Raises Conflict when even this plan does not make the room that was wanted."""
+    """Raises DiskFull when even this plan does not make the room that was wanted."""
     if decided.n_over:
-        raise Conflict(
-            f"not saved: the disk budget is exceeded by {decided.n_over} bytes and the rest is "
-            "in use; raise prefix_cache.disk.max_bytes or remove saved slots"
+        raise DiskFull(
+            f"not saved: prefix_cache.disk.max_bytes would be exceeded by {decided.n_over} bytes "
+            "and the rest is in use; raise it, or remove what is saved with `mlx-stack slots gc`"
         )
 
 

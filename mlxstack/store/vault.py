@@ -1,6 +1,7 @@
 """Content-addressed KV files: `<root>/<identity>/<ab>/<key>.safetensors`, each written once."""
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,8 @@ from threading import Lock
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Damaged, NotFound
+from mlxstack.core.act import Sweep, Swept
+from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound
 from mlxstack.core.ports import Blob, BlobHead
 from mlxstack.store.blob_file import decode, encode, read_head
 from mlxstack.store.disk import Disk, refused
@@ -23,6 +25,7 @@ from mlxstack.store.durable import (
 
 SUFFIX = ".safetensors"
 ASIDE = ".damaged"
+NOTE = "note"
 # Lower case only: on a Mac "A" and "a" are the same file.
 KEY = re.compile(r"[0-9a-z][0-9a-z._-]{1,127}")
 
@@ -92,6 +95,37 @@ class DiskVault:
             raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
         touch(path)
         return blob
+
+    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> Swept:
+        """Nothing goes: this vault has no bound but the disk's own. Raises DiskFull."""
+        try:
+            n_free = shutil.disk_usage(self.root).free
+        except OSError:
+            return Swept()
+        if n_bytes > n_free:
+            raise DiskFull(
+                f"not saved: {n_bytes} bytes are to be written and the disk has {n_free} left; "
+                "free some space or run `mlx-stack cache gc`"
+            )
+        return Swept()
+
+    def sweep(self, wanted: Sweep, in_use: frozenset[tuple[str, str]]) -> Swept:
+        """Raises Conflict: who names the files of this vault is not known here."""
+        raise Conflict("this vault is not swept")
+
+    def note(self, identity: str, data: bytes) -> None:
+        """Replace the note beside the blobs of this identity. Raises StackError."""
+        if not _is_key(identity):
+            raise ValueError(f"no folder can be called {identity!r}")
+        write_durably(self.root / identity / NOTE, [data], self._disk)
+
+    def noted(self, identity: str) -> bytes | None:
+        """The note; None when there is none that can be read."""
+        if not _is_key(identity):
+            return None
+        with suppress(NotFound, Damaged):
+            return read_whole(self.root / identity / NOTE, self._disk)
+        return None
 
     def heads(self, identity: str) -> Iterator[BlobHead]:
         """The heads of all blobs of one identity, not checked; unreadable ones are left out."""

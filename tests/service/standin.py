@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mlxstack.core.act import Act, Done, Parked
+from mlxstack.core.act import Act, Done, Parked, Sweep, Swept
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Busy, Conflict
 from mlxstack.core.event import (
@@ -86,6 +86,11 @@ class StandIn:
     def act(self, act: Act) -> Future[Done]:
         future: Future[Done] = Future()
         future.set_exception(Conflict("a stand-in has no slots"))
+        return future
+
+    def sweep(self, wanted: Sweep) -> Future[Swept]:
+        future: Future[Swept] = Future()
+        future.set_result(Swept())
         return future
 
     def snapshot(self) -> Snapshot:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.errors import Conflict
+from mlxstack.core.errors import DiskFull
 from mlxstack.store.history import AgentFolders, History
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.stock import take_stock
@@ -150,7 +150,7 @@ def test_a_context_whose_end_frees_nothing_is_spared() -> None:
 def test_c14_a_save_over_the_limit_is_refused_before_writing() -> None:
     stock = Stock((entry(1, 100),), in_use=frozenset({("id", "1")}))
     check_room(plan(stock, Rules(max_bytes=150, n_wanted=50), NOW))
-    with pytest.raises(Conflict, match="exceeded by 10 bytes"):
+    with pytest.raises(DiskFull, match="exceeded by 10 bytes"):
         check_room(plan(stock, Rules(max_bytes=150, n_wanted=60), NOW))
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from mlxstack.api.given import TheService
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
+from mlxstack.core.act import Sweep, Swept
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.frame import CacheView, RequestView
 from mlxstack.service import memory
@@ -75,6 +76,12 @@ async def clear_cache(service: TheService) -> dict[str, int]:
     return {"n_bytes": (await memory.clear(service)).n_bytes}
 
 
+@post("/cache/gc", status_code=200)
+async def sweep_disk(service: TheService, data: JSONBody[Sweep]) -> Swept:
+    """Delete stored KV, and with scope "all" saved contexts, by age and bytes."""
+    return await memory.sweep(service, data)
+
+
 async def _tokens(service: Service, data: PrefixBody) -> tuple[int, ...]:
     found = await _said(service, data)
     if not found:
@@ -103,4 +110,5 @@ ROUTES = (
     release_prefix,
     warm_prefix,
     clear_cache,
+    sweep_disk,
 )

@@ -1,0 +1,67 @@
+"""Makes room on the disk before something is written, and forgets what had to go for it."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from mlxstack.core.act import Sweep, Swept
+from mlxstack.core.ports import Blob, Post, Vault
+from mlxstack.engine.memory import Memory
+from mlxstack.store.writer import Writer
+
+
+class Sweeping:
+    """Belongs to the MLX thread; the disk is touched by the writer. `post` runs there, soon."""
+
+    def __init__(
+        self, memory: Memory, vault: Vault, identity: str, writer: Writer, post: Post
+    ) -> None:
+        self._memory = memory
+        self._vault = vault
+        self._identity = identity
+        self._writer = writer
+        self._post = post
+
+    def make_room(self, keys: Sequence[str]) -> "Future[Swept]":
+        """Room for these records. Raises Busy; the future raises DiskFull."""
+        n_bytes = sum(self._memory.index.nodes[key].record.n_bytes for key in keys)
+        in_use = self._in_use(keys)
+        return self._forgetting(self._writer.submit(lambda: self._vault.make_room(n_bytes, in_use)))
+
+    def sweep(self, wanted: Sweep) -> "Future[Swept]":
+        """Delete what the bounds do not allow. Raises Busy; the future what the vault raises."""
+        in_use = self._in_use(())
+        return self._forgetting(self._writer.submit(lambda: self._vault.sweep(wanted, in_use)))
+
+    def write(self, room: "Future[Swept]", blob: Blob) -> Future[int]:
+        """Write after `room` was made; where there was none, the future raises why."""
+        n_bytes = sum(memoryview(plane.data).nbytes for plane in blob.planes)
+
+        def work() -> int:
+            # One writer thread: that job is over.
+            room.result()
+            return self._vault.write(blob)
+
+        return self._writer.submit(work, n_bytes)
+
+    def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
+        """What no sweep may take: what is read or written now, and what that or `keys` continue."""
+        nodes = self._memory.index.nodes
+        busy = [key for key, node in nodes.items() if node.refs or node.is_writing]
+        found: set[str] = set()
+        for key in (*keys, *busy):
+            above: str | None = key
+            while above is not None and above not in found:
+                found.add(above)
+                above = nodes[above].record.parent
+        return frozenset((self._identity, key) for key in found)
+
+    def _forgetting(self, sweeping: "Future[Swept]") -> "Future[Swept]":
+        sweeping.add_done_callback(lambda done: self._post(lambda: self._forget(done)))
+        return sweeping
+
+    def _forget(self, done: "Future[Swept]") -> None:
+        if done.cancelled() or done.exception() is not None or done.result().is_dry:
+            return
+        for victim in done.result().victims:
+            if victim.ref is not None and victim.ref[0] == self._identity:
+                self._memory.lose(victim.ref[1])

@@ -1,0 +1,111 @@
+"""A vault that stays below its bounds: before it grows, the least recently used goes."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mlxstack.core.act import Scope, Sweep, Swept, Victim
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.ports import BlobHead
+from mlxstack.core.preset import DiskSpec
+from mlxstack.store import shelves
+from mlxstack.store.history import AgentFolders
+from mlxstack.store.stock import take_stock
+from mlxstack.store.sweep import Plan, Ref, Rules, Stock, carry_out, check_room, plan
+from mlxstack.store.vault import DiskVault
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 10.0
+"""What was used in the last seconds stays: its context may be on its way to the disk."""
+
+Clock = Callable[[], float]
+
+
+class BoundedVault:
+    """A `core.ports.Vault` over `vault`, whose files the slot files and `agents` share.
+
+    `clock` tells Unix seconds.
+    """
+
+    def __init__(
+        self, vault: DiskVault, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
+    ) -> None:
+        self._vault = vault
+        self._agents = agents
+        self._spec = spec
+        self._clock = clock
+        self._n_bytes: int | None = None
+        self.has = vault.has
+        self.write = vault.write
+        self.read = vault.read
+        self.note = vault.note
+        self.noted = vault.noted
+
+    @property
+    def root(self) -> Path:
+        """Where the files are."""
+        return self._vault.root
+
+    def heads(self, identity: str) -> Iterator[BlobHead]:
+        """As the vault's."""
+        return self._vault.heads(identity)
+
+    def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> Swept:
+        """Room for `n_bytes` more under `max_bytes`. Nothing goes when even that is not enough.
+
+        Raises DiskFull. The files are counted only when the room seems to be short.
+        """
+        self._vault.make_room(n_bytes, in_use)
+        limit = self._spec.max_bytes
+        if limit is None or (self._n_bytes is not None and self._n_bytes + n_bytes <= limit):
+            self._n_bytes = None if limit is None else (self._n_bytes or 0) + n_bytes
+            return Swept()
+        now = self._clock()
+        decided = plan(self._stock(in_use, Scope.ALL), Rules(limit, None, n_bytes, GRACE_S), now)
+        check_room(decided)
+        swept = _carry_out(decided)
+        self._n_bytes = swept.n_after + n_bytes
+        return swept
+
+    def sweep(self, wanted: Sweep, in_use: frozenset[Ref]) -> Swept:
+        """Delete by age and bytes; the preset's bounds where `wanted` has none of its own.
+
+        Raises BadRequest when there is no bound at all, Conflict when a slot folder is missing.
+        """
+        rules = Rules(wanted.max_bytes, wanted.max_age_s, grace_s=GRACE_S)
+        if wanted.max_bytes is None and wanted.max_age_s is None:
+            rules = Rules(self._spec.max_bytes, self._spec.max_age_s, grace_s=GRACE_S)
+        if rules.max_bytes is None and rules.max_age_s is None:
+            raise BadRequest(
+                "nothing bounds the disk; give --max-bytes or --older-than, "
+                "or prefix_cache.disk.max_bytes in the preset"
+            )
+        decided = plan(self._stock(in_use, wanted.scope), rules, self._clock())
+        if wanted.is_dry:
+            return Swept(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
+        self._n_bytes = None
+        return _carry_out(decided)
+
+    def _stock(self, in_use: frozenset[Ref], scope: Scope) -> Stock:
+        stock = take_stock(self._vault, shelves.known(self.root), self._agents, in_use)
+        if scope is Scope.ALL:
+            return stock
+        spared = frozenset(context.path for context in stock.contexts)
+        return Stock(stock.blobs, stock.contexts, in_use, spared)
+
+
+def _carry_out(decided: Plan) -> Swept:
+    done = carry_out(decided)
+    if done.n_files:
+        log.info("disk: %d files of %d bytes deleted", done.n_files, done.n_bytes)
+    gone = tuple(v for v in _victims(decided) if not Path(v.path).exists())
+    return Swept(gone, decided.n_before, decided.n_before - done.n_bytes, done.skipped)
+
+
+def _victims(decided: Plan) -> tuple[Victim, ...]:
+    return tuple(
+        Victim(doomed.title, doomed.path, doomed.n_bytes, doomed.reason.value, doomed.ref)
+        for doomed in decided.doomed
+    )

@@ -1,0 +1,48 @@
+"""The slot folders that share one vault, noted beside it so that a sweep forgets none."""
+
+import hashlib
+from pathlib import Path
+
+from mlxstack.core.errors import Conflict
+from mlxstack.store.disk import Disk
+from mlxstack.store.durable import open_private, write_durably
+from mlxstack.store.shelf import SlotShelf
+
+FOLDER = "shelves"
+
+# Where drives appear: what is missing right below is not deleted but unplugged.
+MOUNTS = ("/", "/Volumes", "/mnt", "/media", "/run/media")
+
+
+def note(root: Path, directory: Path) -> None:
+    """Remember that slot files in `directory` name KV of the vault at `root`.
+
+    Raises SetupError or StackError when the disk refuses.
+    """
+    path = str(directory.absolute())
+    open_private(root / FOLDER)
+    file = root / FOLDER / hashlib.sha256(path.encode()).hexdigest()[:32]
+    if not file.exists():
+        write_durably(file, [path.encode()], Disk())
+
+
+def known(root: Path) -> tuple[SlotShelf, ...]:
+    """All of them that are there. Raises Conflict when one may be on a drive that is not."""
+    notes = sorted((root / FOLDER).glob("[0-9a-f]*"))
+    return tuple(
+        SlotShelf(directory)
+        for note in notes
+        if _is_there(directory := Path(note.read_text()), note)
+    )
+
+
+def _is_there(directory: Path, note: Path) -> bool:
+    if directory.is_dir():
+        return True
+    nearest = next(parent for parent in directory.parents if parent.exists())
+    if str(nearest) in MOUNTS:
+        raise Conflict(
+            f"nothing was deleted: the slot folder {directory} is not there, and its files may "
+            f"need stored KV; plug its drive in, or delete {note} if it is gone for good"
+        )
+    return False
