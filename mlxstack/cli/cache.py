@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlxstack.cli import gc as sweeps
+from mlxstack.cli.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.slots import Name, Url, ask
 from mlxstack.cli.up import Json
@@ -93,6 +95,22 @@ def clear(name: Name = None, url: Url = None, json: Json = False) -> None:
     """Forget what is parked in memory and neither in use nor pinned."""
     done: Any = ask(name, url, lambda client: client.post("/cache/clear", {}))
     as_json(done) if json else typer.echo(f"{_size(done['n_bytes'])} freed")
+
+
+@app.command()
+def gc(
+    max_bytes: MaxBytes = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Delete stored KV that no saved slot or agent needs, by age and bytes."""
+    from mlxstack.core.act import Scope
+
+    wanted = sweeps.wanted(Scope.KV, max_bytes, older_than, dry_run)
+    sweeps.show(sweeps.collect(wanted, name, url), json)
 
 
 def render(view: "CacheView") -> str:

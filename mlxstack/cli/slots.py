@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from mlxstack.cli import gc as sweeps
+from mlxstack.cli.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
 
@@ -68,6 +70,22 @@ def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) 
     """Empty a slot."""
     done = ask(name, url, lambda client: client.erase_slot(slot))
     as_json(done) if json else typer.echo(f"slot {slot}: {done.n_erased} tokens erased")
+
+
+@app.command()
+def gc(
+    max_bytes: MaxBytes = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Delete saved slots and agents' KV by age and bytes, with what only they needed."""
+    from mlxstack.core.act import Scope
+
+    wanted = sweeps.wanted(Scope.ALL, max_bytes, older_than, dry_run)
+    sweeps.show(sweeps.collect(wanted, name, url), json)
 
 
 def ask(name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]") -> T:

@@ -26,6 +26,7 @@ from mlxstack.store.writer import Writer
 
 log = logging.getLogger(__name__)
 
+
 class Fetched(Struct, frozen=True):
     """A slot file with all its blobs, read and checked."""
 
@@ -52,6 +53,7 @@ class Archive:
         self._writer = Writer()
         self.sweeping = Sweeping(memory, vault, identity, self._writer, post)
         self._n_written = 0
+        self._under_way: dict[str, Future[int]] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
     def open(self) -> int:
@@ -109,11 +111,14 @@ class Archive:
             raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
         shelved = self._shelve(context)
         keys = (*shelved.segments, *shelved.checkpoints)
+        under_way = [self._under_way[key] for key in keys if key in self._under_way]
         writes = self.write([key for key in keys if self._is_unwritten(key)])
         manifest = self._manifest(context, shelved)
 
         def finish() -> Saved:
             # One writer thread: the writes before this one are over.
+            for write in under_way:
+                write.result()
             n_written = sum(write.result() for write in writes)
             if not self._is_whole(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
@@ -220,6 +225,7 @@ class Archive:
         blob = blob_of(node.record, part, self._identity)
         future = self.sweeping.write(room, blob)
         future.add_done_callback(self._count)
+        self._under_way[key] = future
         self._memory.index.set_writing(key, True)
         future.add_done_callback(lambda done: self._post(lambda: self._written(key, done)))
         return future
@@ -229,6 +235,7 @@ class Archive:
             self._n_written += done.result()
 
     def _written(self, key: str, done: "Future[int]") -> None:
+        self._under_way.pop(key, None)
         node = self._memory.index.nodes.get(key)
         if node is None:
             return

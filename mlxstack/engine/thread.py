@@ -30,11 +30,10 @@ from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
 from mlxstack.engine.errands import Errands, pass_on
+from mlxstack.engine.limits import limits_of
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Turns
-from mlxstack.policy.pacing import Pace
-from mlxstack.policy.scheduler import Limits
 
 log = logging.getLogger(__name__)
 
@@ -285,21 +284,6 @@ class Engine:
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,
             why_not_batching=self._verdict.why_not,
         )
-
-
-def limits_of(preset: Preset, budget: int) -> Limits:
-    """The scheduler's limits as the preset states them; `budget` is bytes of KV."""
-    block = preset.prefix_cache.block_size
-    pace = Pace(
-        max_stall_s=preset.pace.max_stall_ms / 1000, max_bite=preset.pace.max_bite, block=block
-    )
-    return Limits(
-        max_active=preset.batch.max_size if preset.batch.enabled else 1,
-        max_waiting=preset.queue.max_waiting,
-        max_bytes=budget,
-        aging_per_s=preset.pace.aging_per_s,
-        pace=pace,
-    )
 
 
 def _identity(facts: ModelFacts, verdict: Verdict, preset: Preset) -> Any:

@@ -17,8 +17,11 @@ from mlxstack.store.vault import DiskVault
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 10.0
-"""What was used in the last seconds stays: its context may be on its way to the disk."""
+GRACE_S = 60.0
+"""What was used in the last seconds stays: another process may be saving it."""
+
+SAVING_S = 10.0
+"""The same while a save waits for room; this process knows what it uses itself."""
 
 Clock = Callable[[], float]
 
@@ -63,7 +66,7 @@ class BoundedVault:
             self._n_bytes = None if limit is None else (self._n_bytes or 0) + n_bytes
             return Swept()
         now = self._clock()
-        decided = plan(self._stock(in_use, Scope.ALL), Rules(limit, None, n_bytes, GRACE_S), now)
+        decided = plan(self._stock(in_use, Scope.ALL), Rules(limit, None, n_bytes, SAVING_S), now)
         check_room(decided)
         swept = _carry_out(decided)
         self._n_bytes = swept.n_after + n_bytes

@@ -15,7 +15,10 @@ from mlxstack.core.ask import Ask
 from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.engine.thread import Engine
+from mlxstack.store import shelves
+from mlxstack.store.bounded import BoundedVault
 from mlxstack.store.disk import Disk
+from mlxstack.store.history import AgentFolders
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.vault import DiskVault
 from tests.models import VOCAB
@@ -107,8 +110,11 @@ def running(
 ) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
-    stores = DiskVault(home / "kv", disk), SlotShelf(home / "slots", disk)
-    engine = Engine(preset, *stores, listener.deliver, memory_bytes)
+    shelf = SlotShelf(home / "slots", disk)
+    shelves.note(home / "kv", shelf.directory)
+    agents = AgentFolders(home / "agents")
+    vault = BoundedVault(DiskVault(home / "kv", disk), agents, preset.prefix_cache.disk)
+    engine = Engine(preset, vault, shelf, listener.deliver, memory_bytes)
     engine.start().result(timeout=WAIT_S)
     try:
         yield Driver(engine, listener)

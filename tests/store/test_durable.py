@@ -142,3 +142,25 @@ def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
     again = os.open(tmp_path, os.O_RDONLY)
     os.close(again)
     assert again == fd
+
+
+def test_on_a_mac_the_cache_of_the_drive_is_emptied_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlxstack.store import disk
+
+    asked: list[int] = []
+    monkeypatch.setattr(disk, "FULL_SYNC", 51)
+    monkeypatch.setattr(disk.fcntl, "fcntl", lambda _fd, command: asked.append(command))
+    write_durably(tmp_path / "a", [b"x"], Disk())
+    assert asked == [51, 51], "the file, then its folder"
+
+
+def test_a_network_disk_without_the_full_sync_gets_the_plain_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlxstack.store import disk
+
+    monkeypatch.setattr(disk, "FULL_SYNC", 0x7FFF_FFF0)
+    assert write_durably(tmp_path / "a", [b"x"], Disk()) == 1
+    assert (tmp_path / "a").read_bytes() == b"x"

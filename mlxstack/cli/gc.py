@@ -1,0 +1,76 @@
+"""`cache gc` and `slots gc`: delete stored KV by age and bytes, beside a running service or not."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.show import as_json, note
+from mlxstack.cli.sizes import size
+
+if TYPE_CHECKING:
+    from mlxstack.core.act import Scope, Sweep, Swept
+
+MaxBytes = Annotated[
+    str | None, typer.Option("--max-bytes", help="Leave at most so much: 500MB, 20GB.")
+]
+OlderThan = Annotated[
+    str | None, typer.Option("--older-than", help="What was not used for so long: 36h, 30d.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go; delete nothing.")]
+
+
+def wanted(scope: "Scope", max_bytes: str | None, older_than: str | None, dry: bool) -> "Sweep":
+    """The sweep that the options ask for. Raises BadRequest."""
+    from mlxstack.cli.sizes import bytes_of, seconds_of
+    from mlxstack.core.act import Sweep
+
+    return Sweep(
+        max_bytes=None if max_bytes is None else bytes_of(max_bytes),
+        max_age_s=None if older_than is None else seconds_of(older_than),
+        scope=scope,
+        is_dry=dry,
+    )
+
+
+def collect(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":
+    """Let a running service of this home do it, since it knows what it uses; else do it here."""
+    from mlxstack.core.preset import DiskSpec
+    from mlxstack.host import services
+    from mlxstack.host.paths import home_from
+    from mlxstack.store.bounded import BoundedVault
+    from mlxstack.store.history import AgentFolders
+    from mlxstack.store.vault import DiskVault
+
+    home = home_from(os.environ)
+    live = services.running(home)
+    if url is None and name is None and not live:
+        vault = BoundedVault(DiskVault(home.kv), AgentFolders(home.agents), DiskSpec())
+        return vault.sweep(sweep, frozenset())
+    chosen = name if url is not None or name is not None else live[0].plan.name
+    return _ask(sweep, chosen, url)
+
+
+def show(swept: "Swept", json: bool) -> None:
+    """What went, or would go."""
+    if json:
+        as_json(swept)
+        return
+    for victim in swept.victims:
+        typer.echo(f"{size(victim.n_bytes):>10}  {victim.reason:<6} {victim.title}")
+    n_bytes = sum(victim.n_bytes for victim in swept.victims)
+    verb = "would be deleted" if swept.is_dry else "deleted"
+    left = f"{size(swept.n_after)} of {size(swept.n_before)} remain"
+    typer.echo(f"{len(swept.victims)} files, {size(n_bytes)} {verb}; {left}")
+    for line in swept.skipped:
+        note(f"kept {line}")
+
+
+def _ask(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":
+    import msgspec
+
+    from mlxstack.cli.slots import ask
+    from mlxstack.core.act import Swept
+
+    body = msgspec.to_builtins(sweep)
+    return msgspec.convert(ask(name, url, lambda client: client.post("/cache/gc", body)), Swept)

@@ -1,0 +1,128 @@
+"""When the disk is full, or its share is: refused before writing, nothing lost (C14, G12)."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.act import RestoreSlot, Saved, SaveSlot, Sweep
+from mlxstack.core.errors import DiskFull
+from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.policy.audit import check
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.models import LLAMA
+from tests.store.bad_disks import FullDisk
+
+MINE, OTHER = prompt(300, seed=1), prompt(300, seed=2)
+BYTES_PER_TOKEN = 2 * LLAMA["num_hidden_layers"] * LLAMA["num_key_value_heads"] * 32 * 4
+
+
+def bounded(model: Path, max_bytes: int, n_slots: int = 3) -> Preset:
+    cache = PrefixCacheSpec(disk=DiskSpec(max_bytes=max_bytes))
+    return preset_of(model, prefix_cache=cache, slots=SlotSpec(count=n_slots, n_ctx=1024))
+
+
+def files(home: Path) -> set[str]:
+    return {path.name for path in (home / "kv").rglob("*.safetensors")}
+
+
+def save(driver: Driver, slot: int, name: str) -> Saved:
+    saved = driver.engine.act(SaveSlot(slot, name)).result(timeout=60)
+    assert isinstance(saved, Saved)
+    return saved
+
+
+def grow_old(home: Path) -> None:
+    then = time.time() - 3600
+    for path in (*(home / "kv").rglob("*.safetensors"), *(home / "slots").iterdir()):
+        os.utime(path, (then, then))
+
+
+def test_c14_a_save_over_the_limit_is_refused_before_writing(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    limit = 200 * BYTES_PER_TOKEN
+    with running(bounded(model_of("tiny"), limit), tmp_path) as driver:
+        driver.answer(MINE, slot=0)
+        before = driver.context(0)
+        with pytest.raises(DiskFull, match="max_bytes"):
+            save(driver, 0, "a.bin")
+        assert not files(tmp_path)
+        assert driver.context(0) == before
+        follow_up = before + prompt(20, seed=3)
+        ask = driver.submit(follow_up, slot=0)
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == len(before)
+        assert driver.tokens(ask) == driver.cold(follow_up, slot=1)
+
+
+def test_c14_at_the_limit_the_oldest_makes_room_and_is_forgotten(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    limit = 500 * BYTES_PER_TOKEN
+    with running(bounded(model_of("tiny"), limit), tmp_path) as driver:
+        driver.answer(MINE, slot=0)
+        save(driver, 0, "mine.bin")
+        grow_old(tmp_path)
+        old = files(tmp_path)
+        driver.answer(OTHER, slot=1)
+        save(driver, 1, "other.bin")
+        assert old.isdisjoint(files(tmp_path))
+        assert sum(f.stat().st_size for f in (tmp_path / "kv").rglob("*.safetensors")) <= limit
+        assert driver.engine.act(RestoreSlot(0, "other.bin")).result(60).n_restored  # type: ignore[union-attr]
+        check(driver.engine._turns.seating.memory.index)
+        assert driver.answer(MINE, slot=1) == driver.cold(MINE, slot=1)
+
+
+def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    with running(bounded(model_of("tiny"), 10**9, n_slots=1), tmp_path) as driver:
+        driver.answer(MINE)
+        save(driver, 0, "mine.bin")
+        driver.answer(OTHER)
+        driver.engine._archive.catch_up()
+        dry = driver.engine.sweep(Sweep(max_bytes=0)).result(60)
+        assert not dry.victims, "what was used a moment ago stays"
+        grow_old(tmp_path)
+        swept = driver.engine.sweep(Sweep(max_bytes=0)).result(60)
+        assert swept.victims
+        assert not files(tmp_path)
+        driver.answer(OTHER[:200])
+        check(driver.engine._turns.seating.memory.index)
+        assert driver.answer(MINE) == driver.cold(MINE)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+def test_g12_a_full_disk_refuses_in_words_and_loses_nothing(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    disk = FullDisk(40_000)
+    preset = preset_of(model_of(kind), slots=SlotSpec(count=1, n_ctx=1024))
+    with running(preset, tmp_path, disk=disk) as driver:
+        history = MINE + tuple(driver.answer(MINE, agent="a"))
+        with pytest.raises(DiskFull, match="disk is full"):
+            save(driver, 0, "a.bin")
+        driver.answer(OTHER, agent="b")
+        follow_up = history + prompt(20, seed=3)
+        ask = driver.submit(follow_up, agent="a")
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached >= len(MINE) - 128
+        assert driver.tokens(ask) == driver.cold(follow_up)
+        disk.room = 10**9
+        driver.answer(follow_up, agent="a")
+        held = driver.context(0)
+        save(driver, 0, "a.bin")
+        assert driver.engine.act(RestoreSlot(0, "a.bin")).result(60).n_restored == len(held)  # type: ignore[union-attr]
+
+
+def test_d24_a_disk_that_is_full_at_a_turn_of_an_agent_costs_a_line_in_the_log(
+    model_of: ModelOf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(bounded(model_of("tiny"), 1000), tmp_path) as driver:
+        expected = driver.answer(MINE, agent="a")
+        driver.engine._archive.catch_up()
+        assert driver.answer(MINE, agent="a") == expected
+    assert "max_bytes would be exceeded" in caplog.text

@@ -1,0 +1,123 @@
+"""The vault that stays below its bounds (C14): what goes, what stays, what is refused."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.act import Scope, Sweep
+from mlxstack.core.errors import BadRequest, Conflict, DiskFull
+from mlxstack.core.ports import Manifest
+from mlxstack.core.preset import DiskSpec
+from mlxstack.store import shelves
+from mlxstack.store.bounded import BoundedVault
+from mlxstack.store.history import AgentFolders
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
+from tests.store.blobs import IDENTITY, small_blob
+
+HOUR = 3600.0
+NOBODY: frozenset[tuple[str, str]] = frozenset()
+
+
+class House:
+    """A vault with one slot folder, and files as old as wished."""
+
+    def __init__(self, root: Path, **disk: int) -> None:
+        self.vault = DiskVault(root / "kv")
+        self.shelf = SlotShelf(root / "slots")
+        shelves.note(root / "kv", root / "slots")
+        self.bounded = BoundedVault(self.vault, AgentFolders(root / "agents"), DiskSpec(**disk))
+
+    def store(self, key: str, age_s: float = HOUR) -> int:
+        """Write a blob that was last used so long ago; the bytes of its file."""
+        one = small_blob(key)
+        self.vault.write(one)
+        found = next(e for e in self.vault.entries() if e.key == key)
+        self._age(Path(found.path), age_s)
+        return found.n_bytes
+
+    def save(self, name: str, *keys: str, age_s: float = HOUR) -> None:
+
+        self.shelf.write(name, Manifest(identity=IDENTITY, tokens=(1,), segments=keys))
+        self._age(self.shelf.directory / name, age_s)
+
+    def keys(self) -> set[str]:
+        return {entry.key for entry in self.vault.entries()}
+
+    def _age(self, path: Path, age_s: float) -> None:
+        then = time.time() - age_s
+        os.utime(path, (then, then))
+
+
+def test_c14_at_the_limit_the_least_recently_used_makes_room(tmp_path: Path) -> None:
+    n_bytes = House(tmp_path / "one").store("aa")
+    house = House(tmp_path, max_bytes=3 * n_bytes)
+    for number, key in enumerate(("aa", "bb", "cc")):
+        house.store(key, age_s=HOUR * (3 - number))
+    swept = house.bounded.make_room(n_bytes, NOBODY)
+    assert house.keys() == {"bb", "cc"}
+    assert [victim.ref for victim in swept.victims] == [(IDENTITY, "aa")]
+
+
+def test_c14_what_is_in_use_or_fresh_never_goes_and_the_save_is_refused_before_writing(
+    tmp_path: Path,
+) -> None:
+    n_bytes = House(tmp_path / "one").store("aa")
+    house = House(tmp_path, max_bytes=2 * n_bytes)
+    house.store("aa")
+    house.store("bb", age_s=0)
+    with pytest.raises(DiskFull, match="max_bytes"):
+        house.bounded.make_room(n_bytes, frozenset({(IDENTITY, "aa")}))
+    with pytest.raises(DiskFull):
+        house.bounded.make_room(3 * n_bytes, NOBODY)
+    assert house.keys() == {"aa", "bb"}
+
+
+def test_c14_cache_gc_leaves_saved_slots_alone_and_slots_gc_does_not(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for key in ("aa", "bb"):
+        house.store(key)
+    house.save("a.bin", "aa")
+    house.bounded.sweep(Sweep(max_bytes=0, scope=Scope.KV), NOBODY)
+    assert house.keys() == {"aa"}
+    dry = house.bounded.sweep(Sweep(max_bytes=0, is_dry=True), NOBODY)
+    assert {victim.title for victim in dry.victims} == {"slot file a.bin", "KV aa"}
+    assert house.keys() == {"aa"}
+    done = house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
+    assert done.victims == dry.victims
+    assert not house.keys()
+    assert not house.shelf.list()
+
+
+def test_c14_the_presets_own_bounds_hold_when_none_is_given(tmp_path: Path) -> None:
+    house = House(tmp_path, max_age_s=int(2 * HOUR))
+    house.store("aa", age_s=3 * HOUR)
+    house.store("bb", age_s=HOUR)
+    house.bounded.sweep(Sweep(), NOBODY)
+    assert house.keys() == {"bb"}
+    with pytest.raises(BadRequest, match="nothing bounds"):
+        House(tmp_path / "free").bounded.sweep(Sweep(), NOBODY)
+
+
+def test_c14_kv_that_any_noted_folder_names_stays(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.store("aa")
+    other = SlotShelf(tmp_path / "elsewhere")
+    shelves.note(tmp_path / "kv", tmp_path / "elsewhere")
+    other.write("b.bin", Manifest(IDENTITY, (1,), ("aa",)))
+    house.bounded.sweep(Sweep(max_bytes=0, scope=Scope.KV), NOBODY)
+    assert house.keys() == {"aa"}
+
+
+def test_c14_nothing_goes_while_a_slot_folder_is_unplugged(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.store("aa")
+    file = next((tmp_path / "kv" / "shelves").iterdir())
+    file.write_text("/mnt/no-such-drive/slots")
+    with pytest.raises(Conflict, match="no-such-drive"):
+        house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
+    file.write_text(str(tmp_path / "deleted" / "slots"))
+    house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
+    assert not house.keys()
