@@ -106,6 +106,16 @@ class LetGo(Struct, frozen=True):
     is_kept: bool
 
 
+class Recall(Struct, frozen=True):
+    """What several conversations began with, also before a restart: a tuple of token tuples."""
+
+
+class Protect(Struct, frozen=True):
+    """Keep the known part of such a beginning longer than others."""
+
+    tokens: tuple[int, ...]
+
+
 class Clear(Struct, frozen=True):
     """Forget all parked KV in memory that is neither in use nor pinned."""
 
@@ -142,7 +152,7 @@ class Locate(Struct, frozen=True):
     agents: tuple[str, ...]
 
 
-Chore = Look | Locate | Pin | PinAgent | LetGo | Unpin | Clear | Relieve
+Chore = Look | Locate | Recall | Protect | Pin | PinAgent | LetGo | Unpin | Clear | Relieve
 
 
 class Pinned(Struct, frozen=True):

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -58,8 +59,9 @@ class Archive:
 
     def open(self) -> int:
         """Take what earlier runs left on disk into the index; how many records."""
-        now = time.monotonic()
-        n_known = 0
+        self.shelving.learning.recall(self._vault.noted(self._identity))
+        self.shelving.learning.keep = self._note
+        now, n_known = time.monotonic(), 0
         for head in sorted(self._vault.heads(self._identity), key=parents_first):
             try:
                 self._memory.on_disk(record_of(head), now)
@@ -182,6 +184,11 @@ class Archive:
         """Finish what waits to be written."""
         self._writer.close()
         self._reader.shutdown(wait=True)
+
+    def _note(self, data: bytes) -> None:
+        """Keep this beside the KV; the next note makes up for one that was not kept."""
+        with suppress(Busy):
+            self._writer.submit(lambda: self._vault.note(self._identity, data))
 
     def _manifest(self, context: Context, shelved: Shelved) -> Manifest:
         keys = (*shelved.segments, *shelved.checkpoints)

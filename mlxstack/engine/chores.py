@@ -14,14 +14,14 @@ from mlxstack.core.act import (
     Look,
     Pin,
     PinAgent,
+    Protect,
+    Recall,
     Relieve,
     Unpin,
 )
-from mlxstack.core.errors import NotFound
 from mlxstack.core.frame import CacheView, PrefixView, Sums
-from mlxstack.engine import agent_chores
+from mlxstack.engine import agent_chores, pinning
 from mlxstack.engine.ledger import Ledger
-from mlxstack.engine.pinning import pin
 from mlxstack.engine.seating import Seating
 from mlxstack.policy import audit
 from mlxstack.policy.eviction import Pressure
@@ -36,12 +36,8 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
             return look(seating, ledger, chore.limit)
         case Locate() | PinAgent() | LetGo():
             return agent_chores.do(chore, seating)
-        case Pin():
-            return pin(seating, chore)
-        case Unpin():
-            if not seating.memory.owners.unpin(chore.name):
-                raise NotFound(f"no prefix is called {chore.name}")
-            return None
+        case Pin() | Unpin() | Recall() | Protect():
+            return pinning.do(chore, seating)
         case Clear():
             return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
         case Relieve():

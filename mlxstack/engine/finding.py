@@ -10,10 +10,10 @@ from mlxstack.core.act import Kept
 from mlxstack.core.ask import Ask
 from mlxstack.core.event import Miss, Source
 from mlxstack.engine.context import Context
+from mlxstack.engine.learning import Learning
 from mlxstack.engine.memory import Memory
 from mlxstack.policy import blocks, matching, records, restore
 from mlxstack.policy.blocks import Chain
-from mlxstack.policy.hot import Heads
 from mlxstack.policy.prefix import common_prefix
 from mlxstack.policy.records import Place
 from mlxstack.policy.restore import Clues, Option, Plan, State
@@ -35,11 +35,11 @@ class Remembered(Struct, frozen=True):
 
 
 class Finding:
-    """Belongs to the MLX thread. `heads` learns what several conversations begin with."""
+    """Belongs to the MLX thread. `learning` learns what several conversations begin with."""
 
-    def __init__(self, memory: Memory, heads: Heads) -> None:
+    def __init__(self, memory: Memory, learning: Learning) -> None:
         self._memory = memory
-        self._heads = heads
+        self._learning = learning
         self._prompts: OrderedDict[str, Remembered] = OrderedDict()
 
     def find(self, ask: Ask, slots: Sequence[Context], slot: int) -> tuple[Plan, Miss | None]:
@@ -59,7 +59,7 @@ class Finding:
     def remember(self, ask: Ask) -> None:
         """The prompt that has just been seated: heads are learned, the agent's next is compared."""
         chain = self._memory.chain(ask.tokens, ask.salt)
-        self._heads.observe(_conversation(ask, chain), chain.keys)
+        self._learning.observe(_conversation(ask, chain), chain, ask)
         name = ask.agent or ask.name
         if name is None:
             return

@@ -1,22 +1,44 @@
-"""Names a prefix, so that it is kept whatever happens."""
+"""Names prefixes, so that they are kept whatever happens, or longer than others."""
 
 import time
+from typing import Any
 
-from mlxstack.core.act import Pin, Pinned
+from mlxstack.core.act import Pin, Pinned, Protect, Recall, Unpin
+from mlxstack.core.errors import NotFound
 from mlxstack.engine.seating import Seating
 from mlxstack.policy.owners import Name
 from mlxstack.policy.prefix import common_prefix
 
 
+def do(chore: Pin | Unpin | Recall | Protect, seating: Seating) -> Any:
+    """The answer to the chore, as its own words say. Raises NotFound."""
+    match chore:
+        case Pin():
+            return pin(seating, chore)
+        case Unpin():
+            if not seating.memory.owners.unpin(chore.name):
+                raise NotFound(f"no prefix is called {chore.name}")
+        case Recall():
+            return tuple(one.tokens for one in seating.learned)
+        case Protect():
+            _park_nearest(seating, chore.tokens, "")
+    return None
+
+
 def pin(seating: Seating, wanted: Pin) -> Pinned:
     """A live context that begins with the tokens is parked first, so that there is something."""
     memory = seating.memory
-    live = [c for c in seating.slots if c.salt == wanted.salt and len(c)]
-    nearest = max(live, key=lambda c: common_prefix(c.tokens, wanted.tokens), default=None)
-    if nearest is not None and common_prefix(nearest.tokens, wanted.tokens):
-        seating.park(nearest)
+    _park_nearest(seating, wanted.tokens, wanted.salt)
     path = memory.path_of(wanted.tokens, wanted.salt)
     n_tokens = path[-1].upto if path else 0
     keys = tuple(step.key for step in path)
     memory.owners.pin(Name(wanted.name, keys, n_tokens, time.monotonic()))
     return Pinned(wanted.name, n_tokens, sum(step.n_bytes for step in path))
+
+
+def _park_nearest(seating: Seating, tokens: tuple[int, ...], salt: str) -> None:
+    """Park the live context that shares most of these tokens, if any shares some."""
+    live = [c for c in seating.slots if c.salt == salt and len(c)]
+    nearest = max(live, key=lambda c: common_prefix(c.tokens, tokens), default=None)
+    if nearest is not None and common_prefix(nearest.tokens, tokens):
+        seating.park(nearest)

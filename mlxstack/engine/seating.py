@@ -13,6 +13,7 @@ from mlxstack.core.preset import Persist
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.finding import Finding
+from mlxstack.engine.learning import Learned
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.shelving import Shelved
 from mlxstack.policy.restore import Plan
@@ -31,7 +32,7 @@ class Seating:
         self, slots: Sequence[Context], memory: Memory, archive: Archive, persist: Persist
     ) -> None:
         self._persist = persist
-        self.finding = Finding(memory, archive.shelving.heads)
+        self.finding = Finding(memory, archive.shelving.learning)
         self._shelving = archive.shelving
         self.slots = slots
         self.memory = memory
@@ -43,6 +44,11 @@ class Seating:
     def live_bytes(self) -> int:
         """Bytes of all live contexts."""
         return sum(context.n_bytes for context in self.slots)
+
+    @property
+    def learned(self) -> tuple[Learned, ...]:
+        """What several conversations began with."""
+        return self._shelving.learning.learned
 
     def need(self, ask: Ask) -> int:
         """Bytes of live KV for the prompt and the beginning of its answer."""

@@ -10,11 +10,11 @@ from msgspec import Struct
 from mlxstack.core.ask import Ask
 from mlxstack.engine import segments
 from mlxstack.engine.context import Checkpoint, Context
+from mlxstack.engine.learning import Learning
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.segments import Segment
 from mlxstack.policy import blocks, matching, records
 from mlxstack.policy.blocks import Chain
-from mlxstack.policy.hot import Heads
 from mlxstack.policy.owners import Name
 from mlxstack.policy.records import Match, Step, Trail
 from mlxstack.policy.restore import Plan
@@ -29,10 +29,10 @@ class Shelved(Struct, frozen=True):
 
 
 class Shelving:
-    """`heads` are what several conversations begin with; they are kept longer."""
+    """`learning` knows what several conversations begin with; that is kept longer."""
 
     def __init__(self, memory: Memory) -> None:
-        self.heads = Heads()
+        self.learning = Learning(memory.spec.block_size)
         self._memory = memory
 
     def park(self, context: Context, now: float) -> Shelved:
@@ -48,11 +48,11 @@ class Shelving:
 
     def _protect(self, context: Context, shelved: Shelved, now: float) -> None:
         """A head that several conversations began with is kept longer, though nobody named it."""
-        if not shelved.segments or not self.heads.hot:
+        if not shelved.segments or not self.learning.hot:
             return
         keys = self._memory.chain(context.tokens, self._salt(context)).keys
         known = {name.name for name in self._memory.owners.names}
-        for head in self.heads.hot:
+        for head in self.learning.hot:
             name = f"learned-{head.key.hex()[:8]}"
             if name not in known and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._memory.spec.block_size

@@ -38,7 +38,7 @@ async def do(service: Service, level: Callable[[], Level] = pressure.level) -> N
 
 
 async def warm_all(service: Service) -> None:
-    """Compute and pin the preset's prefixes; one that cannot be is named in the log."""
+    """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
             tokens = await _tokens(service, prefix)
@@ -46,6 +46,11 @@ async def warm_all(service: Service) -> None:
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
         except (OSError, ValueError, StackError) as error:
             log.warning("the prefix %s was not warmed: %s", prefix.name, error)
+    try:
+        n_heads = await memory.warm_learned(service)
+        log.info("warmed %d heads that conversations shared", n_heads)
+    except StackError as error:
+        log.warning("learned heads were not warmed: %s", error)
 
 
 async def summarise(service: Service, interval_s: float) -> None:

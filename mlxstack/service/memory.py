@@ -8,7 +8,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlxstack.core.act import Chore, Clear, Freed, Look, Pin, Pinned, Sweep, Swept, Unpin
+from mlxstack.core.act import (
+    Chore,
+    Clear,
+    Freed,
+    Look,
+    Pin,
+    Pinned,
+    Protect,
+    Recall,
+    Sweep,
+    Swept,
+    Unpin,
+)
 from mlxstack.core.ask import Ask, Priority
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.event import Finished
@@ -57,6 +69,16 @@ async def warm(service: Service, tokens: Sequence[int]) -> None:
     with service.open(ask) as ticket:
         while not isinstance(await ticket.next(PATIENCE_S), Finished):
             pass
+
+
+async def warm_learned(service: Service) -> int:
+    """Compute again what several conversations began with before the restart; how many heads."""
+    heads: tuple[tuple[int, ...], ...] = await _tend(service, Recall())
+    fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
+    for tokens in fitting:
+        await warm(service, tokens)
+        await _tend(service, Protect(tokens))
+    return len(fitting)
 
 
 async def unpin(service: Service, name: str) -> None:

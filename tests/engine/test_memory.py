@@ -418,3 +418,50 @@ def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
         one.answer(prompt(150, seed=50 + n), 2)
     view = one.engine.tend(Look()).result(timeout=60)
     assert not [p for p in view.prefixes if p.name.startswith("learned")]
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+def test_d10_a_learned_head_survives_a_restart(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    from mlxstack.core.act import Look, Recall
+
+    preset = preset_of(model_of(kind), slots=ONE_SLOT)
+    head = prompt(256, seed=1)
+    with running(preset, tmp_path) as driver:
+        for n in range(3):
+            tokens = head + prompt(60, seed=10 + n)
+            driver.answer(tokens, 2, agent=f"agent-{n}", cuts=(256,))
+        driver.engine._archive.catch_up()
+    with running(preset, tmp_path) as driver:
+        assert driver.engine.tend(Recall()).result(timeout=60) == (head,)
+        fourth = head + prompt(60, seed=77)
+        ask = driver.submit(fourth, agent="agent-4", cuts=(256,))
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == 256
+        assert driver.tokens(ask) == driver.cold(fourth)
+        view = driver.engine.tend(Look()).result(timeout=60)
+        assert [p for p in view.prefixes if p.name.startswith("learned-")]
+
+
+def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_path: Path) -> None:
+    from mlxstack.core.act import Recall
+
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
+    with running(preset, tmp_path) as driver:
+        driver.engine._archive._note(b'[{"key": "zz", "tokens": [1]}]')
+        driver.engine._archive.catch_up()
+    with running(preset, tmp_path) as driver:
+        assert driver.engine.tend(Recall()).result(timeout=60) == ()
+        driver.answer(HEAD)
+
+
+def test_d10_the_heads_of_a_tenant_are_not_written_down(model_of: ModelOf, tmp_path: Path) -> None:
+    from mlxstack.core.act import Recall
+
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
+    with running(preset, tmp_path) as driver:
+        for n in range(3):
+            tokens = HEAD + prompt(60, seed=n)
+            driver.answer(tokens, 2, agent=f"agent-{n}", salt="secret")
+        assert driver.engine.tend(Recall()).result(timeout=60) == ()

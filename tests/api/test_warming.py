@@ -1,0 +1,70 @@
+"""What is warm when the service comes up again (D9, D10)."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mlxstack.core.preset import PrefixCacheSpec, Preset, WarmPrefix
+from mlxstack.service import duties
+from tests.api.running import Running, running, tiny_preset
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"It can {name} things. " * 9}}
+    for name in ("read", "write", "search")
+]
+SYSTEM = "You are careful. " * 40
+
+
+def ask(live: Running, text: str, tools: list[dict[str, Any]] | None = None) -> httpx.Response:
+    body = {
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}],
+        "tools": tools or [],
+        "max_tokens": 2,
+    }
+    return httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+
+
+def warm(live: Running) -> None:
+    asyncio.run_coroutine_threadsafe(duties.warm_all(live.service), live.loop).result(60)
+
+
+def warming(folder: Path, **cache: Any) -> Preset:
+    spec = PrefixCacheSpec(warm_on_startup=True, **cache)
+    return tiny_preset(folder / "model", prefix_cache=spec)
+
+
+def test_d10_tools_that_three_conversations_share_are_warm_after_a_restart(tmp_path: Path) -> None:
+    preset = warming(tmp_path)
+    with running(preset, tmp_path / "home") as live:
+        for n in range(3):
+            ask(live, f"{n} is where this conversation starts. " * 8, TOOLS)
+    with running(preset, tmp_path / "home") as live:
+        warm(live)
+        view = httpx.get(f"{live.url}/cache").json()
+        learned = [p for p in view["prefixes"] if p["name"].startswith("learned-")]
+        assert learned
+        hit = ask(live, "And now for something else. " * 8, TOOLS)
+        n_cached = int(hit.headers["x-mlx-stack-cache-prefix-tokens"])
+        without = ask(live, "And now without tools. " * 8)
+        assert n_cached == max(p["n_tokens"] for p in learned)
+        n_system = int(without.headers["x-mlx-stack-cache-prefix-tokens"])
+        assert n_cached > n_system + 128, "the tools were warm too"
+
+
+def test_d9_a_named_prefix_is_warm_for_the_first_request(tmp_path: Path) -> None:
+    file = tmp_path / "system.json"
+    file.write_text(json.dumps([{"role": "system", "content": SYSTEM}]))
+    prefixes = (
+        WarmPrefix("careful", messages_file=str(file)),
+        WarmPrefix("lost", text_file=str(tmp_path / "no-such-file")),
+    )
+    with running(warming(tmp_path, warm_prefixes=prefixes), tmp_path / "home") as live:
+        warm(live)
+        first = ask(live, "Hello.")
+        assert first.headers["x-mlx-stack-cache-hit"] == "true"
+        names = {p["name"]: p for p in httpx.get(f"{live.url}/cache").json()["prefixes"]}
+        assert names["careful"]["is_pinned"]
+        assert "lost" not in names
