@@ -8,14 +8,14 @@ from pathlib import Path
 
 from mlxstack import __version__
 from mlxstack.bench.report import Conditions
-from mlxstack.host.machine import amount, find_openblas, machine, preload
+from mlxstack.host.machine import amount, for_mlx, machine
 
 PACKAGES = ("mlx", "mlx-lm")
 
 
 def child_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every process that is measured: OpenBLAS for all, or for none."""
-    return {**env, **preload(env, find_openblas())}
+    """The environment of every process that is measured: OpenBLAS and huge pages for all."""
+    return {**env, **for_mlx(env)}
 
 
 def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:

@@ -56,7 +56,7 @@ def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
     if unchecked is not None:
         note(f"warning: {unchecked}")
     write_json(home.preset_file(preset.name), preset)
-    env = machine.preload(os.environ, machine.find_openblas())
+    env = machine.for_mlx(os.environ)
     return Plan(
         name=preset.name,
         root=str(home.root),

@@ -13,7 +13,16 @@ import pytest
 from mlxstack.core.errors import Conflict, SetupError
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
-from mlxstack.host.machine import OPENBLAS, amount, chip, find_openblas, machine, preload
+from mlxstack.host.machine import (
+    HUGE,
+    OPENBLAS,
+    amount,
+    chip,
+    find_openblas,
+    huge_pages,
+    machine,
+    preload,
+)
 from mlxstack.host.paths import Home, home_from, make_home, make_private
 from mlxstack.host.process import end, free_port, identify, is_alive, listener, refusal
 
@@ -55,6 +64,14 @@ def test_the_threaded_openblas_is_preferred(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / OPENBLAS).touch()
     assert find_openblas((str(tmp_path),)) == tmp_path / "openblas-pthread" / OPENBLAS
+
+
+def test_huge_pages_are_asked_for_on_linux_and_never_twice() -> None:
+    assert huge_pages({}, "Linux") == {"GLIBC_TUNABLES": HUGE}
+    assert huge_pages({}, "Darwin") == {}
+    other = "glibc.malloc.check=1"
+    assert huge_pages({"GLIBC_TUNABLES": other}, "Linux") == {"GLIBC_TUNABLES": f"{other}:{HUGE}"}
+    assert huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "Linux") == {}
 
 
 def test_preload_is_added_to_what_is_there_and_never_twice() -> None:
