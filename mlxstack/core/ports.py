@@ -1,6 +1,6 @@
 """The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -36,7 +36,10 @@ class Blob(Struct, frozen=True):
 
 
 class BlobHead(Struct, frozen=True):
-    """A stored blob without its planes, as its file claims to be; `n_bytes` of the planes."""
+    """A stored blob without its planes, as its file claims to be; `n_bytes` of the planes.
+
+    `shapes` are dtype and shape of every plane.
+    """
 
     key: str
     kind: str
@@ -44,6 +47,7 @@ class BlobHead(Struct, frozen=True):
     end: int
     n_bytes: int
     meta: str = ""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 class Vault(Protocol):
@@ -81,6 +85,17 @@ class Vault(Protocol):
 
     def noted(self, identity: str) -> bytes | None:
         """The note; None when there is none that can be read."""
+        ...
+
+    def head(self, identity: str, key: str) -> BlobHead:
+        """What the file claims to hold, not checked. Raises NotFound or Damaged."""
+        ...
+
+    def pour(self, identity: str, key: str, rows: Sequence[memoryview]) -> None:
+        """Read all planes into `rows`, one after the other, and check them.
+
+        Raises NotFound or Damaged; then the rows hold anything.
+        """
         ...
 
     def heads(self, identity: str) -> Iterator[BlobHead]:

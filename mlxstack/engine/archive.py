@@ -10,32 +10,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from msgspec import Struct
-
 from mlxstack.core.act import Restored, Saved, Swept
-from mlxstack.core.errors import Busy, Damaged, NotFound, StackError, Unsupported
+from mlxstack.core.errors import Busy, Damaged, StackError, Unsupported
 from mlxstack.core.ports import Blob, Manifest, Manifests, Post, Shelf, Vault
-from mlxstack.engine import segments
-from mlxstack.engine.context import Checkpoint, Context
-from mlxstack.engine.kv_file import blob_of, check_cover, parents_first, part_of, record_of
+from mlxstack.engine.context import Context
+from mlxstack.engine.kv_file import blob_of, parents_first, part_of, record_of
 from mlxstack.engine.memory import Memory
-from mlxstack.engine.segments import Segment
+from mlxstack.engine.restoring import Restoring, Sources, Wanted
 from mlxstack.engine.shelving import Shelved, Shelving
 from mlxstack.engine.sweeping import Sweeping
 from mlxstack.policy import records
 from mlxstack.store.writer import Writer
 
 log = logging.getLogger(__name__)
-
-
-class Fetched(Struct, frozen=True):
-    """A slot file with all its blobs, read and checked."""
-
-    name: str
-    manifest: Manifest
-    segments: tuple[Blob, ...]
-    checkpoints: tuple[Blob, ...]
-    started: float
 
 
 class Archive:
@@ -56,6 +43,8 @@ class Archive:
         self._n_written = 0
         self._under_way: dict[str, Future[int]] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        sources = Sources(vault, shelf, identity)
+        self._restoring = Restoring(sources, self._reader, post, self._anchor)
 
     def open(self) -> int:
         """Take what earlier runs left on disk into the index; how many records."""
@@ -147,27 +136,10 @@ class Archive:
         else:
             noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
-    def fetch(self, name: str) -> Future[Fetched]:
-        """Read and check a slot file and all it names. The future raises NotFound or Damaged."""
-        started = time.perf_counter()
+    def restore(self, name: str, context: Context, n_ctx: int) -> "Future[Restored]":
+        """Read a slot file and all it names, and make it the context; see `Restoring`."""
         self._shelf.check(name)
-        return self._reader.submit(self._fetch, name, started)
-
-    def install(self, context: Context, fetched: Fetched, slot: int) -> Restored:
-        """Make the fetched state the slot's context. On any error the context is as it was."""
-        manifest = fetched.manifest
-        n_tokens = len(manifest.tokens)
-        fresh = context.fresh(n_tokens)
-        if n_tokens:
-            parts = [part for b in fetched.segments if isinstance(part := part_of(b), Segment)]
-            marks = [m for b in fetched.checkpoints if isinstance(m := part_of(b), Checkpoint)]
-            fresh.adopt(manifest.tokens, segments.spans(fresh, parts, n_tokens), marks)
-        context.become(fresh)
-        context.n_prompt = n_tokens
-        if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
-            context.anchor(manifest.segments[-1])
-        took = 1000 * (time.perf_counter() - fetched.started)
-        return Restored(slot, fetched.name, n_tokens, manifest.n_bytes, took)
+        return self._restoring.start(Wanted(name, context, n_ctx))
 
     def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
         """Bring records from disk into memory, then call `then` on the MLX thread.
@@ -189,6 +161,10 @@ class Archive:
         """Keep this beside the KV; the next note makes up for one that was not kept."""
         with suppress(Busy):
             self._writer.submit(lambda: self._vault.note(self._identity, data))
+
+    def _anchor(self, context: Context, manifest: Manifest) -> None:
+        if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
+            context.anchor(manifest.segments[-1])
 
     def _manifest(self, context: Context, shelved: Shelved) -> Manifest:
         keys = (*shelved.segments, *shelved.checkpoints)
@@ -276,23 +252,6 @@ class Archive:
             except StackError as error:
                 found[key] = error
         return found
-
-    def _fetch(self, name: str, started: float) -> Fetched:
-        manifest = self._shelf.read(name)
-        if manifest.identity != self._identity:
-            raise Damaged(
-                f"the slot file {name} was saved with another model, adapter or KV precision"
-            )
-        blobs = tuple(self._read(name, key) for key in manifest.segments)
-        marks = tuple(self._read(name, key) for key in manifest.checkpoints)
-        check_cover(name, manifest, blobs)
-        return Fetched(name, manifest, blobs, marks, started)
-
-    def _read(self, name: str, key: str) -> Blob:
-        try:
-            return self._vault.read(self._identity, key)
-        except NotFound as error:
-            raise Damaged(f"the slot file {name} needs KV that is gone: {error}") from error
 
 
 def _warn(agent: str, error: BaseException | None) -> None:

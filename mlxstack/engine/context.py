@@ -190,18 +190,20 @@ class Context:
     def adopt(
         self,
         tokens: Sequence[int],
-        spans: Sequence[Sequence[Sequence[mx.array]]],
+        parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[Checkpoint],
     ) -> None:
-        """Become the context of `tokens`: `spans[i]` are the spans of the i-th sliceable layer.
+        """Become the context of `tokens`: `parts[i]` are those of the i-th sliceable layer.
+
+        They have the room that `layers.with_room` says.
 
         The last checkpoint must stand at the end when a layer is stateful.
         """
         self.clear()
         self.caches = self._maker.make(len(tokens))
         sliceable = [leaf for leaf in self.leaves if layers.is_sliceable(leaf)]
-        for leaf, parts in zip(sliceable, spans, strict=True):
-            layers.rebuild(leaf, parts)
+        for leaf, whole in zip(sliceable, parts, strict=True):
+            layers.rebuild(leaf, whole, len(tokens))
         if checkpoints:
             self._thaw(checkpoints[-1])
         self.tokens = list(tokens)
@@ -223,7 +225,7 @@ class Context:
         sliceable = [leaf for leaf in other.leaves if layers.is_sliceable(leaf)]
         self.adopt(
             other.tokens[:end],
-            [[layers.span(leaf, 0, end)] for leaf in sliceable],
+            [layers.joined([layers.span(leaf, 0, end)]) for leaf in sliceable],
             [c for c in other.checkpoints if c.position <= end],
         )
         self.salt = other.salt

@@ -6,10 +6,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from mlxstack.core.act import Act, Done, Erased, EraseSlot, RestoreSlot, SaveSlot, Vacate
-from mlxstack.core.errors import BadRequest, StackError, in_words
-from mlxstack.core.ports import Post
-from mlxstack.engine.archive import Archive, Fetched
+from msgspec import structs
+
+from mlxstack.core.act import (
+    Act,
+    Done,
+    Erased,
+    EraseSlot,
+    Restored,
+    RestoreSlot,
+    SaveSlot,
+    Vacate,
+)
+from mlxstack.core.errors import StackError, in_words
+from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.turns import Turns
 
@@ -19,12 +29,9 @@ log = logging.getLogger(__name__)
 class Errands:
     """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
 
-    def __init__(
-        self, turns: Turns, archive: Archive, post: Post, publish: Callable[[], None]
-    ) -> None:
+    def __init__(self, turns: Turns, archive: Archive, publish: Callable[[], None]) -> None:
         self._turns = turns
         self._archive = archive
-        self._post = post
         self._publish = publish
         self._ids = (f"errand-{n}" for n in itertools.count())
 
@@ -54,10 +61,8 @@ class Errands:
             self._turns.release(act.slot)
             pass_on(saving, future)
         else:
-            fetching = self._archive.fetch(act.name)
-            fetching.add_done_callback(
-                lambda done: self._post(lambda: self._install(act, done, future))
-            )
+            restoring = self._archive.restore(act.name, context, self._turns.n_ctx)
+            restoring.add_done_callback(lambda done: self._restored(act, done, future))
 
     def _vacate(self, act: Vacate, context: Context) -> int:
         if context.agent != act.agent:
@@ -68,17 +73,9 @@ class Errands:
         context.clear()
         return n_tokens
 
-    def _install(self, act: RestoreSlot, done: "Future[Fetched]", future: "Future[Done]") -> None:
+    def _restored(self, act: RestoreSlot, done: "Future[Restored]", future: "Future[Done]") -> None:
         try:
-            fetched = done.result()
-            n_tokens, n_ctx = len(fetched.manifest.tokens), self._turns.n_ctx
-            if n_tokens > n_ctx:
-                raise BadRequest(
-                    f"{act.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
-                    "filename",
-                )
-            context = self._turns.slots[act.slot]
-            self._done(act, future, self._archive.install(context, fetched, act.slot))
+            self._done(act, future, structs.replace(done.result(), slot=act.slot))
         except Exception as error:
             self._fail(act, future, error)
 

@@ -45,7 +45,7 @@ def blob_of(record: records.Record, part: Segment | Checkpoint, identity: str) -
 
 def part_of(blob: Blob) -> Segment | Checkpoint:
     """The arrays of a file. Raises Damaged when its meta is not ours."""
-    layout = json.loads(_about(blob.meta).layout)
+    layout = json.loads(about_of(blob.meta).layout)
     arrays = [segments.from_plane(plane) for plane in blob.planes]
     if blob.kind == SEGMENT:
         return Segment(blob.start, blob.end, tuple(arrays), tuple(layout))
@@ -54,7 +54,7 @@ def part_of(blob: Blob) -> Segment | Checkpoint:
 
 def record_of(head: BlobHead) -> records.Record:
     """The index record of a file, from its head alone. Raises Damaged."""
-    about = _about(head.meta)
+    about = about_of(head.meta)
     names = tuple(bytes.fromhex(name) for name in about.names)
     if head.kind == SEGMENT:
         return records.Segment(head.key, about.parent, head.start, head.end, head.n_bytes, names)
@@ -68,16 +68,16 @@ def parents_first(head: BlobHead) -> tuple[bool, int, int]:
     return head.kind != SEGMENT, head.start, head.end
 
 
-def check_cover(name: str, manifest: Manifest, blobs: Sequence[Blob]) -> None:
+def check_cover(name: str, manifest: Manifest, heads: Sequence[BlobHead]) -> None:
     """Raises Damaged unless the segments follow each other from 0 to the last token.
 
     Each one may begin before the end of the one before, which is used up to there.
     """
     at = 0
-    for blob in blobs:
-        if blob.start > at:
+    for head in heads:
+        if head.start > at:
             raise Damaged(f"the slot file {name} has a gap at token {at}")
-        at = blob.end
+        at = head.end
     if at < len(manifest.tokens):
         raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
 
@@ -86,7 +86,8 @@ def _text(about: About) -> str:
     return msgspec.json.encode(about).decode()
 
 
-def _about(meta: str) -> About:
+def about_of(meta: str) -> About:
+    """What the meta of a KV file says. Raises Damaged."""
     try:
         return msgspec.json.decode(meta, type=About)
     except msgspec.MsgspecError as error:

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import (
 )
 from msgspec import Struct
 
-STEP = KVCache.step
+STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
 
 
@@ -79,17 +79,22 @@ def n_parts(leaf: Any) -> int:
     return 6 if isinstance(leaf, QuantizedKVCache) else 2
 
 
-def rebuild(leaf: Any, spans: Sequence[Sequence[mx.array]]) -> None:
-    """Fill an empty sliceable cache with spans in order; each span holds the parts as `span`.
+def joined(spans: Sequence[Sequence[mx.array]]) -> list[mx.array]:
+    """Spans in order, each with the parts as `span` gives them, as whole parts with room."""
+    return [_join(parts) for parts in zip(*spans, strict=True)]
 
-    Room for the next tokens is added at once, so that the first one does not copy it all.
-    """
-    joined = [_join(parts) for parts in zip(*spans, strict=True)]
-    n_tokens = sum(parts[0].shape[2] for parts in spans)
+
+def with_room(n_tokens: int) -> int:
+    """How many tokens a cache of so many is made for: the next one shall not copy them all."""
+    return n_tokens + (-n_tokens % STEP or STEP)
+
+
+def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
+    """Fill an empty sliceable cache with whole parts (1, heads, with_room(n_tokens), dim)."""
     if isinstance(leaf, QuantizedKVCache):
-        leaf.keys, leaf.values = list(joined[:3]), list(joined[3:])
+        leaf.keys, leaf.values = list(parts[:3]), list(parts[3:])
     else:
-        leaf.keys, leaf.values = joined
+        leaf.keys, leaf.values = parts
     leaf.offset = n_tokens
 
 
@@ -141,7 +146,7 @@ def n_bytes(leaf: Any) -> int:
 def _join(parts: Sequence[mx.array]) -> mx.array:
     n_tokens = sum(part.shape[2] for part in parts)
     shape = list(parts[0].shape)
-    shape[2] = -n_tokens % STEP or STEP
+    shape[2] = with_room(n_tokens) - n_tokens
     return mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2)
 
 

@@ -65,10 +65,8 @@ def pack(context: Context, start: int, end: int) -> Segment:
     return Segment(start, end, tuple(packed), tuple(index[_signature(p)] for p in parts))
 
 
-def spans(
-    template: Context, segments: Sequence[Segment], n_tokens: int
-) -> list[list[list[mx.array]]]:
-    """What `Context.adopt` takes: for each sliceable layer, its spans of the first `n_tokens`.
+def whole(template: Context, segments: Sequence[Segment], n_tokens: int) -> list[list[mx.array]]:
+    """What `Context.adopt` takes: for each sliceable layer, its parts of the first `n_tokens`.
 
     Segments are ascending and may overlap: the next one's start ends the one before.
     """
@@ -79,7 +77,7 @@ def spans(
         parts = iter(_unpack(segment, end - segment.start))
         for layer, width in zip(by_layer, widths, strict=True):
             layer.append([next(parts) for _ in range(width)])
-    return by_layer
+    return [layers.joined(layer) for layer in by_layer]
 
 
 def arrays_of(part: Segment | Checkpoint) -> list[mx.array]:

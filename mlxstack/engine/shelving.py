@@ -93,7 +93,7 @@ class Shelving:
         """Make the context the parked prefix of the plan; all its keys are in memory."""
         fresh = context.fresh(plan.position)
         parts = [self._memory.array_of(step.key) for step in plan.path]
-        spans = segments.spans(fresh, [p for p in parts if isinstance(p, Segment)], plan.position)
+        spans = segments.whole(fresh, [p for p in parts if isinstance(p, Segment)], plan.position)
         marks = [self._memory.array_of(plan.checkpoint)] if plan.checkpoint else []
         fresh.adopt(
             ask.tokens[: plan.position], spans, [m for m in marks if isinstance(m, Checkpoint)]

@@ -230,7 +230,7 @@ class Engine:
         seating.growth = growth_of(loaded.model, maker)
         limits = limits_of(preset, self._budget)
         self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits)
-        self._errands = Errands(self._turns, self._archive, self._post, self._publish)
+        self._errands = Errands(self._turns, self._archive, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)

@@ -11,9 +11,9 @@ copies every plane once more and shuffles the metadata.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Protocol
 
 import msgspec
 import xxhash
@@ -35,6 +35,14 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
+
+
+class Source(Protocol):
+    """What `pour` needs of an open file."""
+
+    def readinto(self, row: memoryview) -> int | None: ...
+
+
 Digits = Annotated[str, Meta(pattern="^[0-9]{1,18}$")]
 Natural = Annotated[int, Meta(ge=0)]
 
@@ -91,7 +99,41 @@ def read_head(file: BinaryIO) -> BlobHead:
     metadata, specs, _ = _parse(first + file.read(n_header))
     n_bytes = max((spec.data_offsets[1] for spec in specs), default=0)
     span = int(metadata.start), int(metadata.end)
-    return BlobHead(metadata.key, metadata.kind, *span, n_bytes, metadata.meta)
+    shapes = tuple((spec.dtype, spec.shape) for spec in specs)
+    return BlobHead(metadata.key, metadata.kind, *span, n_bytes, metadata.meta, shapes)
+
+
+def pour(file: Source, rows: Sequence[memoryview]) -> tuple[str, str]:
+    """Read the payload of an open file into `rows`; identity and key. Raises Damaged.
+
+    No byte is read twice and none is kept elsewhere: for files of hundreds of megabytes.
+    """
+    header = bytearray(LENGTH)
+    _fill(file, memoryview(header))
+    header.extend(bytes(min(int.from_bytes(header, "little"), LONGEST_HEADER)))
+    _fill(file, memoryview(header)[LENGTH:])
+    metadata, specs, _ = _parse(bytes(header))
+    if not header.startswith(HEAD, LENGTH):
+        raise Damaged("its header was not written by mlx-stack")
+    _check_sizes(specs, sum(row.nbytes for row in rows))
+    header[DIGITS] = BLANK
+    digest = xxhash.xxh3_128(header)
+    for row in rows:
+        _fill(file, row)
+        digest.update(row)
+    if file.readinto(memoryview(bytearray(1))):
+        raise Damaged("it is longer than it says")
+    if digest.hexdigest() != metadata.checksum:
+        raise Damaged("its checksum does not match: some byte of it was altered")
+    return metadata.identity, metadata.key
+
+
+def _fill(file: Source, row: memoryview) -> None:
+    while row.nbytes:
+        n_read = file.readinto(row)
+        if not n_read:
+            raise Damaged(f"it is cut: {row.nbytes} bytes are missing")
+        row = row[n_read:]
 
 
 def _header(blob: Blob) -> bytes:

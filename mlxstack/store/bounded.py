@@ -43,6 +43,8 @@ class BoundedVault:
         self.has = vault.has
         self.write = vault.write
         self.read = vault.read
+        self.head = vault.head
+        self.pour = vault.pour
         self.note = vault.note
         self.noted = vault.noted
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from io import FileIO
 
 from mlxstack.core.errors import DiskFull, StackError
 
@@ -45,6 +46,10 @@ class Disk:
         """
         with os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
             return file.readall()
+
+    def open(self, fd: int) -> FileIO:
+        """An unbuffered file over `fd`, which stays open when the file is closed."""
+        return FileIO(fd, "rb", closefd=False)
 
 
 def because(error: OSError) -> str:

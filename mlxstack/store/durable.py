@@ -62,9 +62,19 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) 
 
 def read_whole(path: Path, disk: Disk) -> bytes:
     """All bytes of a regular file, never through a link. Raises NotFound or Damaged."""
+    with opened(path) as fd:
+        return disk.read(fd)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A regular file to read, never through a link.
+
+    Raises NotFound, or Damaged for whatever the disk refuses meanwhile.
+    """
     try:
         with _regular(path) as fd:
-            return disk.read(fd)
+            yield fd
     except FileNotFoundError:
         raise NotFound(f"there is no file {path.name}") from None
     except OSError as error:

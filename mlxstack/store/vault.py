@@ -2,8 +2,8 @@
 
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -12,12 +12,13 @@ from msgspec import Struct
 from mlxstack.core.act import Sweep, Swept
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound
 from mlxstack.core.ports import Blob, BlobHead
-from mlxstack.store.blob_file import decode, encode, read_head
+from mlxstack.store.blob_file import decode, encode, pour, read_head
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
     TEMPORARY,
     clear_leftovers,
     open_private,
+    opened,
     read_whole,
     touch,
     write_durably,
@@ -85,14 +86,9 @@ class DiskVault:
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
         path = self._path(identity, key)
         data = read_whole(path, self._disk)
-        try:
+        with _aside_if_damaged(path):
             blob = decode(data)
-            if (blob.identity, blob.key) != (identity, key):
-                raise Damaged(f"it holds {blob.identity}/{blob.key}")
-        except Damaged as error:
-            with suppress(OSError):
-                path.replace(path.with_name(key + ASIDE))
-            raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
+            _check_name((blob.identity, blob.key), (identity, key))
         touch(path)
         return blob
 
@@ -126,6 +122,21 @@ class DiskVault:
         with suppress(NotFound, Damaged):
             return read_whole(self.root / identity / NOTE, self._disk)
         return None
+
+    def head(self, identity: str, key: str) -> BlobHead:
+        """What the file claims to hold, not checked. Raises NotFound or Damaged."""
+        if not _is_key(identity) or not _is_key(key):
+            raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
+        path = self._path(identity, key)
+        with opened(path) as fd, self._disk.open(fd) as file, _aside_if_damaged(path):
+            return read_head(file)
+
+    def pour(self, identity: str, key: str, rows: Sequence[memoryview]) -> None:
+        """Read all planes into `rows`, and check them as `read` does. Raises NotFound, Damaged."""
+        path = self._path(identity, key)
+        with opened(path) as fd, self._disk.open(fd) as file, _aside_if_damaged(path):
+            _check_name(pour(file, rows), (identity, key))
+        touch(path)
 
     def heads(self, identity: str) -> Iterator[BlobHead]:
         """The heads of all blobs of one identity, not checked; unreadable ones are left out."""
@@ -163,6 +174,21 @@ class DiskVault:
 
     def _path(self, identity: str, key: str) -> Path:
         return self.root / identity / key[:2] / (key + SUFFIX)
+
+
+@contextmanager
+def _aside_if_damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Damaged as error:
+        with suppress(OSError):
+            path.replace(path.with_name(path.name.removesuffix(SUFFIX) + ASIDE))
+        raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
+
+
+def _check_name(found: tuple[str, str], wanted: tuple[str, str]) -> None:
+    if found != wanted:
+        raise Damaged(f"it holds {found[0]}/{found[1]}")
 
 
 def _is_key(text: str) -> bool:

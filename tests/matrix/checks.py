@@ -137,7 +137,7 @@ def through_bytes(context: Context) -> Context:
     unpacked = [Segment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
     marks = [segments.checkpoint(c.position, _thawed(c), _layout(c)) for c in context.checkpoints]
     fresh = context.fresh(n_tokens)
-    fresh.adopt(context.tokens, segments.spans(fresh, unpacked, n_tokens), marks)
+    fresh.adopt(context.tokens, segments.whole(fresh, unpacked, n_tokens), marks)
     return fresh
 
 

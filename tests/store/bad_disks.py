@@ -2,6 +2,7 @@
 
 import errno
 import os
+from io import FileIO
 
 from mlxstack.store.disk import Disk
 
@@ -39,4 +40,7 @@ class UnreadableDisk(Disk):
     """Has a bad sector in every file."""
 
     def read(self, fd: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def open(self, fd: int) -> FileIO:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

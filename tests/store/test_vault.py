@@ -3,10 +3,12 @@
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, NotFound, SetupError, StackError
@@ -179,3 +181,51 @@ def test_a4_a_root_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match="file/kv"):
         DiskVault(tmp_path / "file" / "kv")
+
+
+def rows_for(sizes: list[int]) -> list[memoryview]:
+    return [memoryview(bytearray(size)) for size in sizes]
+
+
+@given(BLOBS, st.data())
+def test_c2_pouring_reads_the_same_bytes_into_any_rows(
+    tmp_path_factory: pytest.TempPathFactory, blob: Blob, data: st.DataObject
+) -> None:
+    vault = DiskVault(tmp_path_factory.mktemp("kv"))
+    vault.write(blob)
+    payload = b"".join(bytes(plane.data) for plane in blob.planes)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(payload)), max_size=4)))
+    sizes = [b - a for a, b in pairwise([0, *cuts, len(payload)])]
+    rows = rows_for(sizes)
+    vault.pour(blob.identity, blob.key, rows)
+    assert b"".join(rows) == payload
+    head = vault.head(blob.identity, blob.key)
+    assert (head.start, head.end, head.meta) == (blob.start, blob.end, blob.meta)
+    assert head.shapes == tuple((plane.dtype, plane.shape) for plane in blob.planes)
+
+
+@pytest.mark.parametrize("change", ["flip", "cut", "stretch", "rows"])
+def test_c8_pouring_a_damaged_file_is_refused_and_sets_it_aside(
+    vault: DiskVault, change: str
+) -> None:
+    vault.write(small_blob())
+    path = file_in(vault)
+    whole = path.read_bytes()
+    changed = {"flip": whole[:-1] + b"!", "cut": whole[:-1], "stretch": whole + b"!"}
+    path.write_bytes(changed.get(change, whole))
+    with pytest.raises(Damaged, match=path.name):
+        vault.pour(IDENTITY, KEY, rows_for([6 if change == "rows" else 7]))
+    assert not vault.has(IDENTITY, KEY)
+    with pytest.raises(NotFound):
+        vault.pour(IDENTITY, KEY, rows_for([7]))
+
+
+def test_c8_every_flipped_bit_is_noticed_while_pouring(vault: DiskVault) -> None:
+    vault.write(small_blob())
+    path = file_in(vault)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        vault.write(small_blob())
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(Damaged):
+            vault.pour(IDENTITY, KEY, rows_for([7]))

@@ -1,0 +1,102 @@
+"""The caches of a context to be, into whose own buffers KV files are read: nothing is copied."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+from msgspec import Struct
+
+from mlxstack.core.errors import Damaged
+from mlxstack.core.ports import BlobHead
+from mlxstack.engine import layers
+from mlxstack.engine.context import Checkpoint, Context
+from mlxstack.engine.kv_file import about_of
+from mlxstack.engine.segments import BY_NAME
+
+Shape = tuple[str, tuple[int, ...]]
+
+
+class Buffer(Struct, frozen=True):
+    """One part of one layer: `base` are the bytes of (heads, room, dim), `n_row` of one token."""
+
+    base: mx.array
+    view: memoryview
+    dtype: str
+    heads: int
+    n_row: int
+
+
+class Landing:
+    """Made and adopted on the MLX thread; `rows` may be filled on any other in between.
+
+    `heads` are those of the segments, ascending; each may begin before the end of the one before,
+    which is used up to there. Raises Damaged when they do not fit together.
+    """
+
+    def __init__(self, fresh: Context, heads: Sequence[BlobHead], n_tokens: int) -> None:
+        self._fresh = fresh
+        self._heads = heads
+        self._n_tokens = n_tokens
+        self._room = layers.with_room(n_tokens)
+        self._order: list[int] = json.loads(about_of(heads[0].meta).layout) if heads else []
+        self._buffers = [self._buffer(shape) for shape in self._parts(heads[:1])]
+        # Read to the end of the file all the same, for its checksum.
+        self._surplus = memoryview(bytearray(max((h.n_bytes for h in heads), default=0)))
+
+    def rows(self, at: int) -> list[memoryview]:
+        """Where the bytes of the planes of segment `at` belong, in the order of its file."""
+        head = self._heads[at]
+        ends = [*(later.start for later in self._heads[at + 1 : at + 2]), self._n_tokens]
+        self._check(head)
+        rows: list[memoryview] = []
+        for group in range(len(head.shapes)):
+            for buffer, which in zip(self._buffers, self._order, strict=True):
+                if which == group:
+                    rows += self._lines(buffer, head, min(ends[0], head.end))
+        return rows
+
+    def adopt(self, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> Context:
+        """The context, once all rows are filled."""
+        arrays = iter([self._array(buffer) for buffer in self._buffers])
+        sliceable = [leaf for leaf in self._fresh.leaves if layers.is_sliceable(leaf)]
+        parts = [[next(arrays) for _ in range(layers.n_parts(leaf))] for leaf in sliceable]
+        self._fresh.adopt(tokens, parts, checkpoints)
+        return self._fresh
+
+    def _buffer(self, shape: Shape) -> Buffer:
+        dtype, (_, heads, _, dim) = shape
+        n_row = dim * BY_NAME[dtype].size
+        base = mx.zeros(heads * self._room * n_row, mx.uint8)
+        flat: Any = base
+        return Buffer(base, memoryview(flat), dtype, heads, n_row)
+
+    def _parts(self, heads: Sequence[BlobHead]) -> Iterator[Shape]:
+        """The shape of every part, in the order of the layers."""
+        for head in heads:
+            for group in self._order:
+                yield head.shapes[group]
+
+    def _lines(self, buffer: Buffer, head: BlobHead, end: int) -> Iterator[memoryview]:
+        n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
+        for which in range(buffer.heads):
+            first = (which * self._room + head.start) * buffer.n_row
+            yield buffer.view[first : first + n_used]
+            yield self._surplus[: n_all - n_used]
+
+    def _check(self, head: BlobHead) -> None:
+        """Every segment has the parts of the first one, for its own tokens."""
+        n_tokens = head.end - head.start
+        found = [
+            (kind, dims[1], dims[2], dims[3] * BY_NAME[kind].size) for kind, dims in head.shapes
+        ]
+        wanted = {
+            (which, (b.dtype, b.heads, n_tokens, b.n_row))
+            for which, b in zip(self._order, self._buffers, strict=True)
+        }
+        if json.loads(about_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
+            raise Damaged(f"the KV file {head.key} does not continue the one before")
+
+    def _array(self, buffer: Buffer) -> mx.array:
+        whole = buffer.base.view(BY_NAME[buffer.dtype])
+        return whole.reshape(1, buffer.heads, self._room, -1)

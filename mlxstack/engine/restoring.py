@@ -1,0 +1,135 @@
+"""Restores a slot file: looks at what it names, makes room, reads into it, checks, takes over.
+
+Looking and reading happen on the reader thread, arrays are made on the MLX thread.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import TypeVar
+
+from msgspec import Struct
+
+from mlxstack.core.act import Restored
+from mlxstack.core.errors import BadRequest, Damaged, NotFound
+from mlxstack.core.ports import Blob, BlobHead, Manifest, Shelf, Vault
+from mlxstack.engine.context import Checkpoint, Context
+from mlxstack.engine.kv_file import check_cover, part_of
+from mlxstack.engine.landing import Landing
+
+T = TypeVar("T")
+
+
+class Sources(Struct, frozen=True):
+    """Where slot files and their KV come from, and the identity they must have."""
+
+    vault: Vault
+    shelf: Shelf
+    identity: str
+
+
+class Wanted(Struct, frozen=True):
+    """Which file is to become which context, of at most `n_ctx` tokens."""
+
+    name: str
+    context: Context
+    n_ctx: int
+
+
+class Found(Struct, frozen=True):
+    """A slot file and what the files of its KV claim; its checkpoints are read already."""
+
+    manifest: Manifest
+    heads: tuple[BlobHead, ...]
+    checkpoints: tuple[Blob, ...]
+
+
+class Restoring:
+    """`post` runs a function on the MLX thread, soon; `took_over` is told what became what."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        reader: Executor,
+        post: Callable[[Callable[[], None]], None],
+        took_over: Callable[[Context, Manifest], None],
+    ) -> None:
+        self._sources = sources
+        self._reader = reader
+        self._post = post
+        self._took_over = took_over
+
+    def start(self, wanted: Wanted) -> "Future[Restored]":
+        """The future raises NotFound, Damaged or BadRequest; then the context is as it was.
+
+        It is done on the MLX thread.
+        """
+        result: Future[Restored] = Future()
+        started = time.perf_counter()
+
+        def make_room(found: Found) -> None:
+            n_tokens, n_ctx = len(found.manifest.tokens), wanted.n_ctx
+            if n_tokens > n_ctx:
+                raise BadRequest(
+                    f"{wanted.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
+                    "filename",
+                )
+            landing = Landing(wanted.context.fresh(n_tokens), found.heads, n_tokens)
+            reading = self._reader.submit(self._pour, wanted.name, found, landing)
+            self._then(reading, lambda _: take_over(found, landing), result)
+
+        def take_over(found: Found, landing: Landing) -> None:
+            marks = [m for b in found.checkpoints if isinstance(m := part_of(b), Checkpoint)]
+            n_tokens, context = len(found.manifest.tokens), wanted.context
+            if n_tokens:
+                context.become(landing.adopt(found.manifest.tokens, marks))
+            else:
+                context.clear()
+            context.n_prompt = n_tokens
+            self._took_over(context, found.manifest)
+            n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
+            result.set_result(Restored(-1, wanted.name, n_tokens, n_bytes, took))
+
+        self._then(self._reader.submit(self._look, wanted.name), make_room, result)
+        return result
+
+    def _then(
+        self, done: "Future[T]", step: Callable[[T], None], result: "Future[Restored]"
+    ) -> None:
+        """Take the next step on the MLX thread; whatever goes wrong is the result."""
+
+        def run() -> None:
+            try:
+                step(done.result())
+            except Exception as error:
+                result.set_exception(error)
+
+        done.add_done_callback(lambda _: self._post(run))
+
+    def _look(self, name: str) -> Found:
+        vault, shelf, identity = self._sources.vault, self._sources.shelf, self._sources.identity
+        manifest = shelf.read(name)
+        if manifest.identity != identity:
+            raise Damaged(
+                f"the slot file {name} was saved with another model, adapter or KV precision"
+            )
+        heads = _each(name, manifest.segments, lambda key: vault.head(identity, key))
+        marks = _each(name, manifest.checkpoints, lambda key: vault.read(identity, key))
+        check_cover(name, manifest, heads)
+        return Found(manifest, heads, marks)
+
+    def _pour(self, name: str, found: Found, landing: Landing) -> None:
+        vault, identity = self._sources.vault, self._sources.identity
+        places = {key: at for at, key in enumerate(found.manifest.segments)}
+        _each(
+            name,
+            found.manifest.segments,
+            lambda key: vault.pour(identity, key, landing.rows(places[key])),
+        )
+
+
+def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, ...]:
+    try:
+        return tuple(read(key) for key in keys)
+    except NotFound as error:
+        raise Damaged(f"the slot file {name} needs KV that is gone: {error}") from error
