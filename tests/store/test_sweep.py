@@ -18,7 +18,7 @@ from tests.store.blobs import IDENTITY, manifest, small_blob
 
 NOW = 10_000.0
 TIMES = st.floats(0, NOW)
-SIZES = st.integers(0, 1000)
+SIZES = st.integers(1, 1000)
 
 
 def entry(number: int, n_bytes: int = 10, used_at: float = 0.0) -> Entry:
