@@ -1,6 +1,7 @@
-"""How much memory MLX holds in this process."""
+"""How much memory MLX holds in this process, and who must not hold it."""
 
 import gc
+import traceback
 
 import mlx.core as mx
 
@@ -10,3 +11,10 @@ def active_bytes() -> int:
     gc.collect()
     mx.clear_cache()
     return int(mx.get_active_memory())
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """An error that is kept does not keep the arrays of those who raised it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

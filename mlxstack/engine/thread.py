@@ -24,7 +24,7 @@ from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Manifests, Shelf, Vault
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
-from mlxstack.engine import chores, loader
+from mlxstack.engine import chores, footprint, loader
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
@@ -202,6 +202,7 @@ class Engine:
         try:
             facts = self._load()
         except Exception as error:
+            footprint.forget_frames(error)
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(facts)

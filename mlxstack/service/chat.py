@@ -97,8 +97,9 @@ async def reply(
 
 async def _remember(service: Service, order: Order, spoken: list[Spoken]) -> None:
     """What an explicit agent heard and said is kept, before anybody sees the end of it."""
-    if order.ask.agent is not None and order.conversation is not None:
-        await agents.heard(service, order.ask.agent, order.conversation, spoken)
+    agent, conversation = order.ask.agent, order.conversation
+    if agent is not None and conversation is not None:
+        await agents.heard(service, agent, conversation, spoken)
 
 
 def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options) -> Order:

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import suppress
+from threading import Lock
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +31,8 @@ class Library:
         self.model = ""
         self._folders = folders
         self._loose: dict[str, History] = {}
+        self._gone: set[str] = set()
+        self._keeping = Lock()
         self._stored: dict[str, dict[str, Stored]] = {}
 
     def agents(self) -> tuple[str, ...]:
@@ -57,25 +60,31 @@ class Library:
             return
         self._folders.write(agent, history)
         self._loose.pop(agent, None)
+        self._gone.discard(agent)
 
     def remove(self, agent: str) -> None:
         """Forget the history and what names its KV. Raises NotFound or StackError."""
         is_loose = self._loose.pop(agent, None) is not None
-        self._stored.pop(agent, None)
-        try:
-            if self._folders is not None:
-                self._folders.remove(agent)
-        except NotFound:
-            if not is_loose:
-                raise
+        with self._keeping:
+            self._gone.add(agent)
+            self._stored.pop(agent, None)
+            try:
+                if self._folders is not None:
+                    self._folders.remove(agent)
+            except NotFound:
+                if not is_loose:
+                    raise
 
     def keep(self, agent: str, manifest: Manifest) -> None:
         """What is saved of an agent, for the model of the manifest. Raises StackError."""
         if self._folders is None or not self.is_writing:
             return
         named = replace(manifest, model=manifest.model or self.model)
-        self._folders.write_manifest(agent, manifest.identity, named)
-        self._note(agent, named)
+        with self._keeping:
+            # What was still to be written when an agent was forgotten does not bring it back.
+            if agent not in self._gone:
+                self._folders.write_manifest(agent, manifest.identity, named)
+                self._note(agent, named)
 
     def stored(self, agent: str) -> tuple[Stored, ...]:
         """What of it is on disk, a line per model."""

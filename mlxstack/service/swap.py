@@ -112,10 +112,17 @@ async def _unload(service: Service, supply: Supply) -> tuple[Step, int]:
 async def _try(service: Service, supply: Supply, preset: Preset) -> str:
     """Load; "" or why it failed. Nothing keeps the failed model alive after this."""
     try:
-        await service.take(preset, supply.engine(preset))
+        engine = supply.engine(preset)
     except StackError as error:
         return error.message
-    return ""
+    try:
+        await service.take(preset, engine)
+    except StackError as error:
+        failure = error.message
+    else:
+        return ""
+    await asyncio.wrap_future(engine.stop(0.0))
+    return failure
 
 
 async def _go_back(service: Service, supply: Supply, old: Preset, failure: str) -> None:

@@ -396,3 +396,16 @@ def test_x_9_a_client_that_leaves_leaves_no_trace(http: httpx.Client, live: Runn
         time.sleep(0.005)
     assert len(history(http, "gus")) == 3
     assert turn(http, "gus", user("again"))["agent"]["cached_tokens"] > 100
+
+
+def test_a_forgotten_agent_does_not_come_back_by_a_late_write(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with (
+        running(tiny_preset(model_folder), tmp_path) as found,
+        httpx.Client(base_url=found.url, timeout=60) as http,
+    ):
+        for n in range(8):
+            turn(http, f"gone-{n}", RULES, user("hello"), max_tokens=1)
+            http.delete(f"/v1/agents/gone-{n}").raise_for_status()
+    assert not list((tmp_path / "agents").iterdir())

@@ -20,12 +20,16 @@ from mlxstack.api.anthropic.convert import conversation as from_messages
 from mlxstack.api.hints import hint
 from mlxstack.api.openai.bodies import ChatBody
 from mlxstack.api.openai.convert import conversation as from_chat
+from mlxstack.api.openai.responses.bodies import ResponsesBody
+from mlxstack.api.openai.responses.convert import conversation as from_responses
+from mlxstack.api.openai.responses.toolbox import Toolbox
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.frame import Frame
 from mlxstack.policy.naming import Names, told
 from tests.api.running import Running
 
 FOLDER = os.environ.get("MLX_STACK_CAPTURES")
+PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 SYSTEM = "You are a patient assistant who likes short words. " * 12
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -36,7 +40,7 @@ def recorded(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     names = Names()
     for one in json.loads((Path(FOLDER or "") / file).read_text()):
         body, headers = one["body"], {k.lower(): v for k, v in one["headers"].items()}
-        if one["path"].split("?")[0] not in ("/v1/messages", "/v1/chat/completions"):
+        if one["path"].split("?")[0] not in PATHS:
             continue
         owner = (body.get("metadata") or {}).get("user_id")
         said = told(meant(one["path"], body))
@@ -46,6 +50,8 @@ def recorded(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 def meant(path: str, body: dict[str, Any]) -> Conversation:
     """The conversation of a recorded body, but for the tools, of which too little was kept."""
     body = {key: value for key, value in body.items() if key != "tools"}
+    if path.endswith("responses"):
+        return from_responses(msgspec.convert(body, ResponsesBody), Toolbox())
     if "messages" in path.rsplit("/", 1)[-1]:
         return from_messages(msgspec.convert(body, MessagesBody))
     return from_chat(msgspec.convert(body, ChatBody))
@@ -58,6 +64,7 @@ def meant(path: str, body: dict[str, Any]) -> Conversation:
         ("claude-code-2.1.329-subagent.json", [0, 0, 1, 0]),
         ("claude-code-2.1.329-tool-loop-and-continue.json", [0, 0, 0]),
         ("claude-code-2.1.329-toolsearch.json", [0, 0]),
+        ("codex-0.169-tool-loop.json", [0, 0]),
         ("opencode-1.18-tool-loop.json", [0, 1, 1]),
         ("opencode-1.18-reasoning.json", [0, 1, 1]),
     ],

@@ -23,15 +23,20 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two models of one geometry, one of another, and one whose weights are cut off."""
+    """Two models of one geometry, one of another, and two that cannot be loaded.
+
+    Of these one fails at once, the other when its weights are in memory already.
+    """
     root = tmp_path_factory.mktemp("swap")
-    found = {name: root / name for name in ("a", "b", "wide", "broken")}
+    found = {name: root / name for name in ("a", "b", "wide", "broken", "mute")}
     models.write(found["a"], TINY, seed=1)
     models.write(found["b"], TINY, seed=2)
     models.write(found["wide"], {**TINY, "num_hidden_layers": 2, "num_key_value_heads": 4}, 3)
     shutil.copytree(found["a"], found["broken"])
     weights = found["broken"] / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
+    shutil.copytree(found["a"], found["mute"])
+    (found["mute"] / "tokenizer.json").write_text("{")
     return found
 
 
@@ -97,9 +102,12 @@ def test_g5_g6_g7_there_and_back_again(http: httpx.Client) -> None:
     assert set(places) == {"model-a", "model-b"} and places["model-b"] == "disk"
 
 
-def test_g8_a_failed_load_goes_back(http: httpx.Client) -> None:
+@pytest.mark.parametrize("wanted", ["broken", "mute"])
+def test_g8_g9_a_failed_load_goes_back(http: httpx.Client, here: Running, wanted: str) -> None:
     before = turn(http, "ann", RULES, user("hello"))
-    broken = http.post("/v1/models/load", json={"preset": "broken"})
+    held = here.service.bytes_before_load
+    broken = http.post("/v1/models/load", json={"preset": wanted})
+    assert here.service.bytes_before_load <= held * 1.05 + 0.05 * here.service.facts.n_bytes
     assert broken.status_code == 500 and "model-a answers again" in broken.text
     after = turn(http, "ann", user("still there"))
     assert after["model"] == before["model"] == "model-a"

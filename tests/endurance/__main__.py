@@ -23,7 +23,7 @@ def main(minutes: float) -> None:
         print(kind, crowd(model, root / f"{kind}-home", seconds, seed=1), flush=True)
     print(soak(root / "tiny", root / "soak-home", n_requests=2000, seed=1), flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
-    print(roundabout(root / "round", n_requests=400, swap_every=20, seed=1), flush=True)
+    print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -93,73 +94,112 @@ class Agent:
     def __init__(self, number: int) -> None:
         self.id = f"agent-{number}"
         mine = f"You are number {number} and like the word {WORDS[number % len(WORDS)]}. "
-        self.messages: list[Any] = [{"role": "system", "content": mine * 12}]
+        self.rules = {"role": "system", "content": mine * 12}
+        self.messages: list[Any] = []
         self.n_prompt: dict[str, int] = {}
         self.is_shaken = False
         """Its last turn may not be on disk."""
 
 
+class Claim(Struct, frozen=True):
+    """This model answered these messages so."""
+
+    who: str
+    model: str
+    messages: tuple[Any, ...]
+    words: tuple[str, str]
+
+
 def roundabout(root: Path, n_requests: int, swap_every: int, seed: int) -> Outcome:
-    """Restart after a third of the requests, kill after two thirds. Raises AssertionError."""
+    """Three agents speak at a time, models are changed while they do.
+
+    Restarted after a third of the requests, killed after two thirds; `n_requests` is a multiple
+    of nine. Raises AssertionError.
+    """
     house, random = House(root), Random(seed)
     agents = [Agent(number) for number in range(N_AGENTS)]
+    claims: list[Claim] = []
     n_returns = n_swaps = 0
     model = "a"
     house.start()
     try:
-        for n in range(1, n_requests + 1):
-            with httpx.Client(base_url=house.url, timeout=WAIT_S) as http:
-                n_returns += _turn(http, random.choice(agents), model, n)
-                if n % swap_every == 0:
-                    model = "b" if model == "a" else "a"
-                    http.post("/v1/models/load", json={"preset": model}).raise_for_status()
-                    n_swaps += 1
+        for n in range(N_SLOTS, n_requests + 1, N_SLOTS):
+            wanted = model
+            if n // swap_every > (n - N_SLOTS) // swap_every:
+                wanted, n_swaps = "b" if model == "a" else "a", n_swaps + 1
+            speakers = random.sample(agents, N_SLOTS)
+            n_returns += sum(model in one.n_prompt for one in speakers)
+            claims += _round(house, speakers, n, wanted if wanted != model else None)
+            model = wanted
+            claims = _proven(house, claims, model)
             if n in (n_requests // 3, 2 * n_requests // 3):
                 is_kill = n > n_requests // 2
                 house.end(signal.SIGKILL if is_kill else signal.SIGTERM)
                 for agent in agents:
                     agent.is_shaken = is_kill
                 house.start()
+        _load(house, "b" if model == "a" else "a")
+        assert not _proven(house, claims, "b" if model == "a" else "a")
         _check_histories(house, agents)
     finally:
         house.end(signal.SIGTERM)
     return Outcome(n_requests, n_returns, n_swaps, house.n_starts)
 
 
-def _turn(http: httpx.Client, agent: Agent, model: str, n: int) -> bool:
-    """One turn; whether the agent came back to a model that knew it."""
+def _round(house: House, speakers: list[Agent], n: int, wanted: str | None) -> list[Claim]:
+    """All at once, and the change of models in their midst, if one is `wanted`."""
+    with ThreadPoolExecutor(N_SLOTS + 1) as pool:
+        turns = [pool.submit(_turn, house, agent, n) for agent in speakers[:-1]]
+        loading = pool.submit(_load, house, wanted) if wanted else None
+        turns += [pool.submit(_turn, house, agent, n) for agent in speakers[-1:]]
+        if loading is not None:
+            loading.result()
+        return [turn.result() for turn in turns]
+
+
+def _load(house: House, model: str) -> None:
+    body = {"preset": model}
+    httpx.post(f"{house.url}/v1/models/load", json=body, timeout=WAIT_S).raise_for_status()
+
+
+def _turn(house: House, agent: Agent, n: int) -> Claim:
+    """One turn by what is new; what of it was known to the model that answered is reused."""
     new = [{"role": "user", "content": f"turn {n} about {WORDS[n % len(WORDS)]}"}]
-    if len(agent.messages) == 1:
-        new = [*agent.messages, *new]
-        agent.messages = []
+    if not agent.messages:
+        new = [agent.rules, *new]
     body = {"append": new, "max_tokens": N_TOKENS, "temperature": 0}
-    answer = http.post(f"/v1/agents/{agent.id}/generate", json=body)
+    answer = httpx.post(f"{house.url}/v1/agents/{agent.id}/generate", json=body, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     found = answer.json()
-    assert found["model"] == model, "it is started again with the model that it had"
     agent.messages += new
-    assert _words(found) == _words(_cold(http, agent.messages)), f"{agent.id} at {n}"
-    before = agent.n_prompt.get(model)
+    model, before = found["model"], agent.n_prompt.get(found["model"])
     if before is not None:
         least = 1 if agent.is_shaken else (before - OPENING) // BLOCK * BLOCK
         cached = found["agent"]["cached_tokens"]
         assert cached >= least, f"{agent.id} at {n}: {cached} of {before} cached"
+    claim = Claim(agent.id, model, tuple(agent.messages), _words(found))
     agent.n_prompt[model] = found["usage"]["prompt_tokens"]
     agent.is_shaken = False
     said = found["choices"][0]["message"]
     agent.messages.append({"role": "assistant", **{k: v for k, v in said.items() if v}})
-    return before is not None
+    return claim
 
 
-def _cold(http: httpx.Client, messages: list[Any]) -> dict[str, Any]:
-    body = {
-        "messages": messages,
-        "max_tokens": N_TOKENS,
-        "temperature": 0,
-        "cache_prompt": False,
-        "id_slot": 0,
-    }
-    return dict(http.post("/v1/chat/completions", json=body).raise_for_status().json())
+def _proven(house: House, claims: list[Claim], model: str) -> list[Claim]:
+    """The claims about other models; those about this one are what it answers from cold."""
+    for claim in claims:
+        if claim.model == model:
+            body = {
+                "messages": claim.messages,
+                "max_tokens": N_TOKENS,
+                "temperature": 0,
+                "cache_prompt": False,
+            }
+            cold = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=WAIT_S)
+            found = cold.raise_for_status().json()
+            assert found["model"] == model, "it is started again with the model that it had"
+            assert _words(found) == claim.words, claim.who
+    return [claim for claim in claims if claim.model != model]
 
 
 def _words(answer: dict[str, Any]) -> tuple[str, str]:
@@ -169,7 +209,7 @@ def _words(answer: dict[str, Any]) -> tuple[str, str]:
 
 def _check_histories(house: House, agents: list[Agent]) -> None:
     for agent in agents:
-        if len(agent.messages) == 1:
+        if not agent.messages:
             continue
         path = f"{house.url}/v1/agents/{agent.id}/history"
         kept = httpx.get(path).raise_for_status().json()["messages"]

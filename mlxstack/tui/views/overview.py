@@ -19,7 +19,7 @@ from mlxstack.tui.views.figures import (
 from mlxstack.tui.views.sheet import Cell, Column, Line, Row, Sheet, Tone, fitted, title
 
 PRIORITIES = {Priority.HIGH: Tone.WARN, Priority.NORMAL: Tone.PLAIN, Priority.LOW: Tone.FAINT}
-HEALTH = {"ok": Tone.GOOD, "loading": Tone.BUSY, "stopping": Tone.WARN}
+HEALTH = {"ok": Tone.GOOD, "loading": Tone.BUSY, "swapping": Tone.BUSY, "stopping": Tone.WARN}
 CONTEXT_BAR = 8
 WIDE = 112
 MANY = 256
