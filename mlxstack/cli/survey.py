@@ -7,10 +7,11 @@ import psutil
 from msgspec import Struct
 
 from mlxstack.client import Client, Health, Unreachable
+from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
 from mlxstack.host.machine import machine
 from mlxstack.host.paths import Home
-from mlxstack.host.state import Phase, State, owner, read_state
+from mlxstack.host.state import Phase, State, owner, read_json, read_state
 
 PROBE_TIMEOUT_S = 3.0
 
@@ -130,6 +131,12 @@ async def _see(home: Home, state: State) -> Seen:
     health = await _health(plan.url) if is_owned else None
     condition, detail = judge(state, is_owned, health)
     worker = state.worker if is_owned else None
+    # What is served may have been changed since the start.
+    served = read_json(home.preset_file(plan.name), Preset)
+    n_slots, n_ctx = plan.n_slots, plan.n_ctx
+    if served is not None:
+        n_slots, n_ctx = served.slots.count, served.slots.n_ctx
+        detail = detail or (f"serves {served.name}" if served.name != plan.name else "")
     return Seen(
         name=plan.name,
         preset=plan.preset,
@@ -138,9 +145,9 @@ async def _see(home: Home, state: State) -> Seen:
         worker_pid=worker.pid if worker is not None else None,
         supervisor_pid=state.supervisor.pid if is_owned else None,
         detail=detail,
-        n_slots=plan.n_slots,
-        n_ctx=plan.n_ctx,
-        total_ctx=plan.n_slots * plan.n_ctx,
+        n_slots=n_slots,
+        n_ctx=n_ctx,
+        total_ctx=n_slots * n_ctx,
         n_restarts=state.n_deaths,
         since=state.since,
         log=str(home.log_file(plan.name)),

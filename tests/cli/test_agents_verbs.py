@@ -1,7 +1,11 @@
 """`agents` and `swap` as a person types them, against a real service."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -13,6 +17,7 @@ from mlxstack.cli.main import app
 from mlxstack.core.errors import BadRequest, NotFound
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
+from tests.cli.terminal import Shell
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -77,3 +82,35 @@ def test_g4_swap_prints_its_timeline(here: Running, tmp_path: Path) -> None:
     assert "tiny was changed for other" in done.stdout
     refused = run(here, "swap", str(tmp_path / "nothing.yaml"))
     assert isinstance(refused.exception, BadRequest) and "nothing.yaml" in str(refused.exception)
+
+
+def test_g3_g5_a_killed_worker_comes_back_with_the_model_it_had(
+    shell: Shell, tmp_path: Path
+) -> None:
+    shell.env.pop("MLX_STACK_WORKER")
+    other = models.write(tmp_path / "b", TINY, seed=2)
+    (shell.home / "presets").mkdir(parents=True)
+    text = f"model: {{id: {other}, alias: other}}\nslots: {{count: 2, n_ctx: 512}}\n"
+    (shell.home / "presets" / "other.yaml").write_text(text)
+    up = shell.up()
+    assert up.returncode == 0, up.stderr
+    try:
+        assert shell.run("swap", "other").returncode == 0
+        assert shell.services()["tiny"]["total_ctx"] == 1024
+        assert "serves other" in shell.run("status").stdout
+        os.kill(shell.services()["tiny"]["worker_pid"], signal.SIGKILL)
+        assert shell.run("up", str(shell.preset), "--if-needed").returncode == 0
+        assert _model(shell) == "other"
+    finally:
+        shell.run("down")
+
+
+def _model(shell: Shell) -> str:
+    """What answers, once it answers again."""
+    for _ in range(400):
+        with suppress(httpx.TransportError):
+            found = httpx.get(f"http://127.0.0.1:{shell.port}/props")
+            if found.is_success:
+                return str(found.json()["model_alias"])
+        time.sleep(0.05)
+    raise AssertionError("nobody answers")
