@@ -25,8 +25,10 @@ from mlxstack.api.openai.responses.convert import conversation as from_responses
 from mlxstack.api.openai.responses.toolbox import Toolbox
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.frame import Frame
+from mlxstack.core.preset import SlotSpec
 from mlxstack.policy.naming import Names, told
-from tests.api.running import Running
+from tests import models
+from tests.api.running import Running, running, tiny_preset
 
 FOLDER = os.environ.get("MLX_STACK_CAPTURES")
 PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
@@ -159,3 +161,27 @@ def until(http: httpx.Client, agent: str, place: str) -> Frame:
                 if any((a.id, a.place) == (agent, place) for a in frame.agents or ()):
                     return frame
     raise AssertionError("the feed ended")
+
+
+@pytest.mark.parametrize("config", [models.LLAMA, models.SLIDING], ids=["tiny", "tiny-swa"])
+def test_x_31_a_title_in_the_only_slot_does_not_cost_the_conversation(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    folder = models.write(tmp_path / "model", config)
+    preset = tiny_preset(folder, slots=SlotSpec(count=1, n_ctx=1024))
+    session = {"x-claude-code-session-id": "s"}
+    with (
+        running(preset, tmp_path / "home") as found,
+        openai.OpenAI(base_url=f"{found.url}/v1", api_key="any", max_retries=0) as sdk,
+    ):
+        long = [f"turn {n} about a rather long story" for n in range(6)]
+        main, _ = ask(sdk, *long, headers=session)
+        title = sdk.chat.completions.with_raw_response.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Write a title."}],
+            max_tokens=4,
+            extra_headers=session,
+        )
+        assert title.headers["x-mlx-stack-agent"] != main
+        again, cached = ask(sdk, *long, "and now", headers=session)
+        assert again == main and cached >= 250
