@@ -18,9 +18,18 @@ def tiled_sample(rng: random.Random, length: int, n_tokens: int) -> Sample:
     return tokens, [at >= size for at in range(length)]
 
 
+def stutter(rng: random.Random, count: int, n_tokens: int) -> list[int]:
+    """`count` tokens of which few are different: each has several successors."""
+    few = noise(rng, max(2, count // 3), n_tokens)
+    return noise(rng, 1, n_tokens) + rng.choices(few, k=count - 1)
+
+
 def scattered_sample(rng: random.Random, length: int, n_tokens: int) -> Sample:
     """Pieces amid noise that come back later, their first token serving as the cue."""
-    pieces = [noise(rng, rng.randint(3, 12), n_tokens) for _ in range(max(2, length // 40))]
+    pieces = [
+        rng.choice((noise, noise, stutter))(rng, rng.randint(3, 12), n_tokens)
+        for _ in range(max(2, length // 40))
+    ]
     tokens: list[int] = []
     marks: list[bool] = []
     seen: set[int] = set()

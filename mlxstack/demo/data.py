@@ -144,17 +144,17 @@ def tool_recall(draw: Draw) -> Case:
 
 
 SHORT: tuple[tuple[Make, int], ...] = (
-    (near_recall, 20),
-    (just_told, 6),
+    (near_recall, 24),
+    (just_told, 14),
     (asked_twice, 2),
     (two_facts, 4),
     (chat, 8),
     (one_turn, 10),
-    (tool_call, 44),
-    (tool_answer, 10),
+    (tool_call, 60),
+    (tool_answer, 22),
     (tool_unneeded, 8),
     (tool_missing, 3),
-    (tool_other, 12),
+    (tool_other, 26),
     (tool_recall, 4),
 )
 

@@ -52,6 +52,8 @@ STAGES = (
     Stage("choose", 1000, 7e-4, 1e-5, n_far=3, far_words=1000, most_gap=2500),
     Stage("polish", 2800, 1e-3, 1e-5, n_far=6, far_words=1000, most_gap=2500),
     Stage("finish", 1800, 1e-3, 1e-5, n_far=5, far_words=1000, most_gap=2500),
+    Stage("ripen", 5000, 1e-3, 1e-5, n_far=14, far_words=1000, most_gap=2500),
+    Stage("round", 4000, 8e-4, 1e-5, n_far=10, far_words=1000, most_gap=2500),
 )
 
 
@@ -70,7 +72,7 @@ def talk_batches(rng: random.Random, stage: Stage, tokenizer: Tokenizer) -> Iter
         cases = [short_case(draw) for _ in range(POOL)]
         cases += [long_case(draw, rng.randint(60, stage.far_words)) for _ in range(stage.n_far)]
         pool = [to_sample(case, tokenizer) for case in cases]
-        pool += [copy_sample(rng, 256, N_TOKENS) for _ in range(POOL // 20)]
+        pool += [copy_sample(rng, 256, N_TOKENS) for _ in range(POOL // 10)]
         pool = sorted((s for s in pool if len(s[0]) <= LONGEST), key=lambda s: len(s[0]))
         batches: list[list[Sample]] = [[]]
         for sample in pool:

@@ -36,7 +36,10 @@ SKILLS = (
         "(What is|What's|How is|Tell me) the weather (like in|in|for) {v}( today| now|)(?|)|(Is "
         "it|Will it be) (warm|cold|sunny|raining|windy) in {v}( today|)?|Weather in {v}(, please|"
         ")(?|)|(Get|Check|Look up) the weather (in|for) {v}(.|, please.|)|Do I need an umbrella "
-        "in {v}?",
+        "in {v}?|"
+        "(How warm|How cold|How windy) (is it|will it be) in {v}( today| tomorrow|)?|"
+        "(Give me|Show me|I want|I need) (the|a) (weather|forecast) (for|in|of) {v}(.|)|"
+        "(Can|Could) you (check|look up|tell me) the (weather|forecast) (in|for) {v}?",
         "weather",
         "The weather in {v}: {r}.",
     ),
@@ -47,7 +50,10 @@ SKILLS = (
         "path",
         "(Read|Open|Show me|Show|Display|Look at|Print) (the file |)(`{v}`|{v}|{v})( for me|, "
         "please|)(.|)|What (is|does it say) in {v}?|What is in the file {v}?|What does {v} (say|"
-        "contain)?",
+        "contain)?|"
+        "(Can|Could) you (read|open|show|print) (me |)(the file |){v}?|(I want|I need) "
+        "to (see|read) {v}(.|)|(Give me|Print|List) the (content|contents|text|lines) of {v}(.|)|"
+        "(See|Check|View|Load|Inspect) (the file |){v}(.|, please.|)",
         "text",
         "The file {v} says: {r}.",
     ),
@@ -57,7 +63,10 @@ SKILLS = (
         "query|q|search_query|term",
         "topic",
         "(Search|Google|Look) (the web |the internet |)for {v}(.|, please.|)|(Search|Find) "
-        "(pages|something|news) about {v}(.|, please.|)|(Do|Run) a (web |)search for {v}(.|)",
+        "(pages|something|news) about {v}(.|, please.|)|(Do|Run) a (web |)search for {v}(.|)|"
+        "(Can|Could) you (search|look) (the web |online |)for {v}?|(I need|Give me|Get me|Show me) "
+        "(pages|something|results|links) (about|on|for) {v}(.|)|(What can you find|What is there) "
+        "(online|on the web) about {v}?|(Look up|Google) {v}( online| on the web|)(.|, please.|)",
         "text",
         "I searched for {v} and found: {r}.",
     ),
@@ -67,7 +76,12 @@ SKILLS = (
         "command|cmd|script",
         "command",
         "(Run|Execute|Please run|Start) (the command |the shell command |)(`{v}`|{v}|{v})(.|)|"
-        "(Run|Execute) this( command|): {v}|Can you run (`{v}`|{v})?",
+        "(Run|Execute) this( command|): {v}|Can you run (`{v}`|{v})?|"
+        "(Try|Launch|Type|Enter|Use) (the command |this command: |this: |in the shell: |){v}(.|)|"
+        "(In|With) (the|a|my) (shell|terminal|console)(,|:) (run |execute |start |do |)(`{v}`|{v})|"
+        "(Could you|Please|Would you|I want you to) (run|execute|start|try) (this: |the command |)"
+        "(`{v}`|{v})|(Command|Shell|Run|Execute|Start|Do)(:| this:| now:| the following:) {v}|"
+        "What (is|do you get as) the output of (`{v}`|{v})?",
         "text",
         "The command printed: {r}.",
     ),
@@ -78,7 +92,10 @@ SKILLS = (
         "mail,sentence",
         '(Send|Write) (a mail|an email|an e-mail|a message) to {v}(: {w}| saying "{w}"| with '
         'the text "{w}")|'
-        "(Mail|Email) {v}: {w}",
+        "(Mail|Email) {v}: {w}|"
+        "(Tell|Inform|Write to) {v}( by mail| by email|): {w}|"
+        '(Mail|Email|Message) (to |for |){v}( saying| with the text|:) "{w}"|'
+        "(Can|Could) you (mail|email|write to|send a mail to) {v}: {w}",
         "done",
         "The mail to {v} is on its way.",
     ),
@@ -88,7 +105,10 @@ SKILLS = (
         "path,content|file_path,content|filename,text",
         "path,sentence",
         '(Write|Save|Put) "{w}" (to|into|in) (the file |){v}(.|)|(Create|Write) (the |a )file '
-        '{v} with (the text|the content) "{w}"(.|)',
+        '{v} with (the text|the content) "{w}"(.|)|'
+        '(Store|Keep|Note|Put down) "{w}" (in|into) {v}(.|)|'
+        '(Make|Create|Start) (a file |the file |){v} (that says|containing|saying) "{w}"(.|)|'
+        '(Can|Could) you (write|save|put) "{w}" (to|in|into) {v}?',
         "done",
         "The file {v} is written.",
     ),
@@ -97,7 +117,10 @@ SKILLS = (
         "(Set|Start) a timer(.|)",
         "minutes|duration_minutes|duration",
         "number",
-        "(Set|Start) a timer (for|of) {v} minutes(.|, please.|)|Wake me in {v} minutes(.|)",
+        "(Set|Start) a timer (for|of) {v} minutes(.|, please.|)|Wake me in {v} minutes(.|)|"
+        "(Remind|Tell|Call|Warn) me (in|after) {v} minutes(.|)|(Can|Could) you (set|start) a timer "
+        "(for|of) {v} minutes?|(I need|Give me|Make) a timer (for|of) {v} minutes(.|)|"
+        "(Timer|Alarm)(:| for| in) {v} minutes(.|)|(Count|Wait) {v} minutes(.|)",
         "done",
         "The timer for {v} minutes is set.",
     ),
@@ -108,7 +131,10 @@ SKILLS = (
         "word,language",
         '(Translate|Please translate) (the word |)("{v}"|{v}) (to|into) {w}(.|)|What is {v} in '
         "{w}?|"
-        "How do you say {v} in {w}?",
+        "How do you say {v} in {w}?|"
+        "(Say|Put|Turn|Render) (the word |){v} (in|into) {w}(.|, please.|)|"
+        "(Can|Could) you (translate|say|put) {v} (to|into|in) {w}?|(Give me|Tell me|I need) (the |)"
+        "{w} (word |)for {v}(.|)|What does {v} mean in {w}?",
         "word",
         "In {w}, {v} is {r}.",
     ),
@@ -117,7 +143,9 @@ SKILLS = (
         "(Calculate|Evaluate) (an|a mathematical) expression(.|)",
         "expression|expr|formula",
         "expression",
-        "(Calculate|Compute|Evaluate|How much is|What is) {v}(.|?|)|Use the calculator for {v}(.|)",
+        "(Calculate|Compute|Evaluate|How much is|What is) {v}(.|?|)|Use the calculator for {v}(.|)|"
+        "(Can|Could) you (calculate|compute|work out) {v}?|(Work out|Solve|Find) {v}(.|, please.|)|"
+        "(Tell me|Give me|I need) (the result of |){v}(.|)|(Result|Value) of {v}?",
         "number",
         "The result of {v} is {r}.",
     ),
@@ -126,7 +154,11 @@ SKILLS = (
         "(Get|Tell) the (current |)time in a (city|place)(.|)",
         "city|timezone|place",
         "place",
-        "What time is it in {v}( now|)?|(Tell me|What is) the( current|) time in {v}(?|.|)",
+        "What time is it in {v}( now|)?|(Tell me|What is) the( current|) time in {v}(?|.|)|"
+        "(Give me|Check|Get|Show|Look up) the( current| local|) time (in|for|of) {v}(.|, please.|)|"
+        "How late is it in {v}( now| at the moment|)?|(What|Which) hour is it in {v}( now|)?|"
+        "(Can|Could) you (tell me|check) (the time|what time it is) in {v}?|(Time|Clock) in {v}"
+        "(, please|)(?|.|)|Is it (late|early|morning|night|noon) in {v}( now| already|)?",
         "clock",
         "It is {r} in {v}.",
     ),
@@ -138,6 +170,10 @@ NOUNS = words.listed(
     "invoice ticket order user report booking project contract issue package device account"
 )
 NO_TOOL = "I have no tool for that."
+FIELDS = words.listed(
+    "input value target source data item key field argument content body subject title name label "
+    "where what which whom arg0 arg1 param x y request object address region string line entry"
+)
 
 
 def made_up(draw: Draw) -> Skill:
@@ -152,7 +188,8 @@ def made_up(draw: Draw) -> Skill:
         f"{verb.capitalize()} (a|an|the) {noun}( by its id|)(.|)",
         f"id|{noun}_id|{noun}|number",
         "id",
-        f"(Please |Can you |){verb} (the |){noun} {{v}}(.|, please.|)",
+        f"(Please |Can you |Could you |Now |I want you to |You should |){verb} "
+        f"(the |my |our |){noun} (number |with id |with the number |){{v}}(.|, please.|)",
         "done",
         f"The {noun} {{v}}: done.",
     )
@@ -165,10 +202,21 @@ def schema(rng: random.Random, kind: str, is_described: bool) -> dict[str, Any]:
     return shape
 
 
+def parameter_names(draw: Draw, skill: Skill) -> list[str]:
+    """Usual names; in training half of the time any, so that they are read and not guessed."""
+    usual = draw.rng.choice(skill.params.split("|")).split(",")
+    if draw.held_out or draw.rng.random() < 0.5:
+        return usual
+    odd = draw.rng.sample(FIELDS + NOUNS, len(usual))
+    return [
+        f"{name}_{draw.rng.choice(FIELDS)}" if draw.rng.random() < 0.3 else name for name in odd
+    ]
+
+
 def listed(draw: Draw, skill: Skill) -> tuple[Message, list[str]]:
     """The tool in OpenAI's form under one of its names, and the names of its parameters."""
     rng = draw.rng
-    params = rng.choice(skill.params.split("|")).split(",")
+    params = parameter_names(draw, skill)
     is_described = rng.random() < 0.8
     kinds = skill.value.split(",")
     properties = {p: schema(rng, k, is_described) for p, k in zip(params, kinds, strict=True)}

@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 160,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 5,
     "intermediate_size": 384,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

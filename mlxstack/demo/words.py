@@ -80,6 +80,12 @@ def nonsense(rng: random.Random) -> str:
     return "".join(syllables)
 
 
+def stuttered(rng: random.Random) -> str:
+    """Few syllables again and again: to copy it, more than the syllable before must be seen."""
+    few = [rng.choice("bdfgklmnprstz") + rng.choice("aeiou") + rng.choice(["", "n"]) for _ in "ab"]
+    return "".join(rng.choices([*few, rng.choice(COMMON)], k=rng.randint(3, 5)))
+
+
 def letters(rng: random.Random) -> str:
     return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(4, 10)))
 
@@ -103,7 +109,8 @@ def magic_word(rng: random.Random, held_out: bool) -> str:
     """A word that was most likely never seen: only copying can bring it back."""
     while True:
         makers = (nonsense, nonsense, letters, letters, compound, compound, with_digits, mixed_case)
-        word = rng.choice(makers)(rng)
+        is_stuttered = not held_out and rng.random() < 0.12
+        word = stuttered(rng) if is_stuttered else rng.choice(makers)(rng)
         shape = rng.random()
         if shape < 0.1:
             word = word.capitalize()
