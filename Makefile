@@ -44,10 +44,13 @@ matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 soak: setup ## The long runs: a crowd, a small budget, kill -9
 	@$(FAST) $(BIN)/python -m tests.endurance
 
+signature: setup ## Sizes, cycles and annotations of the house
+	@$(BIN)/python -m tests.signature
+
 shots: setup ## Redraw the dashboard pictures
 	@$(BIN)/python -m pytest -q tests/tui --snapshot-update
 
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: help setup up down check test fast matrix soak shots bench
+.PHONY: help setup up down check test fast matrix soak signature shots bench

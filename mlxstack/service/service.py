@@ -5,18 +5,17 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from mlxstack.core.act import Act, Chore, Done, Parked, Sweep, Swept
+from mlxstack.core.act import Act, Done
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
-from mlxstack.core.event import Event, Failed, Finished, Seated
+from mlxstack.core.event import Seated
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
-from mlxstack.core.snapshot import Snapshot
 from mlxstack.service import accounts
 from mlxstack.service.gate import Gate
 from mlxstack.service.journal import Journal
@@ -24,6 +23,7 @@ from mlxstack.service.library import Library
 from mlxstack.service.lines import Lines
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.roster import Roster
+from mlxstack.service.ticket import Engine, Ticket
 from mlxstack.service.words import Words
 
 if TYPE_CHECKING:
@@ -48,58 +48,6 @@ class Health(StrEnum):
     BROKEN = "broken"
     SWAPPING = "swapping"
     STOPPING = "stopping"
-
-
-class Engine(Protocol):
-    """What the service needs of `mlxstack.engine.thread.Engine`."""
-
-    tokenizer: Any
-
-    def start(self) -> Future[ModelFacts]: ...
-    def submit(self, ask: Ask) -> None: ...
-    def cancel(self, ask_id: str) -> None: ...
-    def act(self, act: Act) -> Future[Done]: ...
-    def tend(self, chore: Chore) -> Future[Any]: ...
-    def park(self) -> Future[Parked]: ...
-    def sweep(self, wanted: Sweep) -> Future[Swept]: ...
-    def snapshot(self) -> Snapshot: ...
-    def stalled_s(self) -> float: ...
-    def is_alive(self) -> bool: ...
-    def stop(self, drain_s: float) -> Future[None]: ...
-
-
-class Ticket:
-    """One ask under way: its events in order."""
-
-    def __init__(self, ask: Ask, queue: asyncio.Queue[Event], engine: Engine) -> None:
-        self.ask = ask
-        self.is_over = False
-        self._is_cancelled = False
-        self._queue = queue
-        self._engine = engine
-
-    def cancel(self) -> None:
-        """The engine shall stop; its last event still comes. Nothing, once it is over."""
-        if not self.is_over and not self._is_cancelled:
-            self._is_cancelled = True
-            self._engine.cancel(self.ask.id)
-
-    async def next(self, patience_s: float) -> Event | None:
-        """The next event, or None after `patience_s` of silence. Raises what failed the ask."""
-        event = await self._within(patience_s)
-        if isinstance(event, Failed):
-            self.is_over = True
-            raise event.error
-        self.is_over = isinstance(event, Finished)
-        return event
-
-    async def _within(self, patience_s: float) -> Event | None:
-        if not self._queue.empty():
-            return self._queue.get_nowait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                return await self._queue.get()
-        return None
 
 
 class Service:

@@ -1,0 +1,127 @@
+"""The house in numbers: sizes of files and functions, import cycles, annotations.
+
+`python -m tests.signature` prints them as `make signature`.
+"""
+
+import ast
+import math
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+PACKAGE = "mlxstack"
+ROOT = Path(__file__).parent.parent / PACKAGE
+
+Def = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Signature(Struct, frozen=True):
+    """Lines per file and per function, ascending, and what breaks the rules by name."""
+
+    files: tuple[int, ...]
+    functions: tuple[int, ...]
+    longest_file: str
+    longest_function: str
+    bare: tuple[str, ...]
+    cycle: tuple[str, ...]
+    n_public: int
+
+
+def measure(root: Path = ROOT) -> Signature:
+    """Read every module under `root`, without importing any."""
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in root.rglob("*.py")}
+    files = sorted((_n_lines(file), _name(root, file)) for file in trees)
+    found = [(file, node) for file, tree in trees.items() for node in _functions(tree)]
+    functions = sorted((_length(node), f"{_name(root, file)}.{node.name}") for file, node in found)
+    public = [(file, node) for file, node in found if not node.name.startswith("_")]
+    return Signature(
+        files=tuple(n for n, _ in files),
+        functions=tuple(n for n, _ in functions),
+        longest_file=files[-1][1],
+        longest_function=functions[-1][1],
+        bare=tuple(
+            f"{_name(root, f)}.{node.name}" for f, node in public if not _is_annotated(node)
+        ),
+        cycle=_cycle({_name(root, f): set(_imports(t)) for f, t in trees.items()}),
+        n_public=len(public),
+    )
+
+
+def percentile(values: Sequence[int], share: float) -> int:
+    """The smallest value that `share` of all do not exceed."""
+    return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _n_lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def _name(root: Path, file: Path) -> str:
+    parts = (root.name, *file.relative_to(root).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _functions(tree: ast.AST) -> Iterator[Def]:
+    return (node for node in ast.walk(tree) if isinstance(node, Def))
+
+
+def _length(node: Def) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def _is_annotated(node: Def) -> bool:
+    every = node.args
+    named = [*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg]
+    given = [arg for arg in named if arg is not None and arg.arg not in {"self", "cls"}]
+    return node.returns is not None and all(arg.annotation is not None for arg in given)
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Modules of ours that are imported when this one is: not inside functions or for types."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith(PACKAGE))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield str(node.module)
+
+
+def _cycle(graph: dict[str, set[str]]) -> tuple[str, ...]:
+    # A package whose names come from its own modules is no loop: Python finds the module first.
+    edges = {
+        name: {one for one in found if one in graph and not name.startswith(f"{one}.")}
+        for name, found in graph.items()
+    }
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return tuple(error.args[1])
+    return ()
+
+
+def main() -> None:
+    """Print the table."""
+    found = measure()
+    table = Table("what", "p50", "p90", "max", "the largest", title=f"{len(found.files)} files")
+    for what, values, name in (
+        ("lines of a file", found.files, found.longest_file),
+        ("lines of a function", found.functions, found.longest_function),
+    ):
+        numbers = [percentile(values, 0.5), percentile(values, 0.9), values[-1]]
+        table.add_row(what, *map(str, numbers), name)
+    console = Console()
+    console.print(table)
+    console.print(f"lines: {sum(found.files):,}   functions: {len(found.functions):,}")
+    console.print(
+        f"public functions annotated: {found.n_public - len(found.bare)}/{found.n_public}"
+    )
+    console.print(f"import cycle: {' -> '.join(found.cycle) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()
