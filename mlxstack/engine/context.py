@@ -45,7 +45,7 @@ class Context:
         self.tokens: list[int] = []
         self.checkpoints: list[Checkpoint] = []
         self.version = 0
-        self._counted: tuple[tuple[int, int, int], int] = (-1, 0, 0), 0
+        self._counted: tuple[tuple[int, int], int] = (-1, 0), 0
         self.salt = ""
         self.agent: str | None = None
         self.n_prompt = 0
@@ -74,12 +74,15 @@ class Context:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the live caches and the checkpoints, counted anew every few tokens."""
-        key = (-(-len(self.tokens) // COUNT_EVERY), len(self.checkpoints), id(self.caches))
+        """Bytes of the live caches and the checkpoints, which others may share."""
+        return self.cache_bytes + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the live caches alone, counted anew every few tokens."""
+        key = (-(-len(self.tokens) // COUNT_EVERY), id(self.caches))
         if key != self._counted[0]:
-            live = sum(layers.n_bytes(leaf) for leaf in self.leaves)
-            kept = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
-            self._counted = key, live + kept
+            self._counted = key, sum(layers.n_bytes(leaf) for leaf in self.leaves)
         return self._counted[1]
 
     def clear(self) -> None:
@@ -231,6 +234,12 @@ class Context:
         self.salt = other.salt
         self._leaf, self._n_anchored = other._leaf, min(other._n_anchored, len(self.tokens))
         return self.rewind(position)
+
+    def detach(self) -> None:
+        """Share no buffers with the batch any more."""
+        for leaf in self.leaves:
+            layers.detach(leaf)
+        self.evaluate()
 
     def evaluate(self) -> None:
         """Compute everything that is still lazy in the caches."""

@@ -125,6 +125,12 @@ def thaw(leaf: Any, frozen: Frozen) -> None:
     leaf._idx = 0 if leaf.keys is None else leaf.keys.shape[2]
 
 
+def detach(leaf: Any) -> None:
+    """Give a recurrent state buffers of its own: a row of a batch keeps the whole batch alive."""
+    if isinstance(leaf, ArraysCache):
+        leaf.cache = [None if a is None else _detach(a) for a in leaf.cache]
+
+
 def lengthen(leaf: Any, n_tokens: int, seed: int) -> None:
     """Append random KV of `n_tokens` to a cache that has some; other kinds stay as they are.
 

@@ -31,6 +31,7 @@ class Memory:
         self.owners = Owners(self.index)
         self._identity = identity
         self._kept: dict[str, Segment | Checkpoint] = {}
+        self._held: set[int] = set()
         self._transient: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
@@ -46,10 +47,15 @@ class Memory:
         """The arrays of a record that lies in memory."""
         return self._kept.get(key)
 
+    def holds(self, part: Segment | Checkpoint) -> bool:
+        """Whether these very arrays lie here."""
+        return id(part) in self._held
+
     def keep(self, record: records.Record, part: Segment | Checkpoint, now: float) -> None:
         """The arrays of a record lie in memory now."""
         self.insert(record, Place.MEMORY, now)
         self._kept[record.key] = part
+        self._held.add(id(part))
 
     def pass_through(self, keys: Iterable[str]) -> None:
         """These are in memory only to be written."""
@@ -123,7 +129,7 @@ class Memory:
             return
         self.index.drop(key, place)
         if place is Place.MEMORY:
-            del self._kept[key]
+            self._held.discard(id(self._kept.pop(key)))
         if key not in self.index.nodes:
             self._transient.discard(key)
             self._ends.get(records.end_of(node.record), {}).pop(key, None)

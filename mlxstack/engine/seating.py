@@ -42,8 +42,10 @@ class Seating:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all live contexts."""
-        return sum(context.n_bytes for context in self.slots)
+        """Bytes of all live contexts. A checkpoint that is shared or parked too counts once."""
+        own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
+        marks = sum(mark.n_bytes for mark in own.values() if not self.memory.holds(mark))
+        return marks + sum(context.cache_bytes for context in self.slots)
 
     @property
     def learned(self) -> tuple[Learned, ...]:
@@ -110,6 +112,7 @@ class Seating:
 
     def end_turn(self, slot: int) -> None:
         """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
+        self.slots[slot].detach()
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self.store(self.slots[slot])
 

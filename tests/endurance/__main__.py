@@ -21,10 +21,11 @@ def main(minutes: float) -> None:
         model = build(root / kind, kind)
         seconds = minutes * MINUTE_S / len(kinds)
         print(kind, crowd(model, root / f"{kind}-home", seconds, seed=1), flush=True)
-    print(soak(root / "tiny", root / "soak-home", n_requests=2000, seed=1), flush=True)
+    for kind, n_requests in (("tiny", 2000), ("tiny-swa", 400), ("tiny-hybrid", 400)):
+        print(kind, soak(root / kind, root / f"{kind}-soak", n_requests, seed=1), flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 5.0)

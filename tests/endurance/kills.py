@@ -11,6 +11,7 @@ from msgspec import Struct
 from mlxstack.core.act import RestoreSlot
 from mlxstack.core.errors import Damaged, NotFound
 from mlxstack.core.preset import SlotSpec
+from mlxstack.store.history import AgentFolders
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.vault import DiskVault
 from tests.endurance.victim import N_CTX
@@ -50,14 +51,19 @@ def _kill_one(model: Path, home: Path, seed: int, random: Random) -> None:
 
 
 def _check_files(home: Path) -> int:
-    """Every KV file and every slot file reads back whole; opening sweeps what was half written."""
+    """Every KV file, slot file and manifest reads back whole, and all it names is there.
+
+    Opening the stores sweeps away what was half written.
+    """
     vault, shelf = DiskVault(home / "kv"), SlotShelf(home / "slots")
     n_files = 0
     for entry in vault.entries():
         vault.read(entry.identity, entry.key)
         n_files += 1
-    for file in shelf.list():
-        manifest = shelf.read(file.name)
+    agents = AgentFolders(home / "agents")
+    manifests = [shelf.read(file.name) for file in shelf.list()]
+    manifests += [agents.peek_manifest(file.agent, file.model) for file in agents.manifests()]
+    for manifest in manifests:
         for key in (*manifest.segments, *manifest.checkpoints):
             vault.read(manifest.identity, key)
         n_files += 1

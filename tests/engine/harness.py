@@ -15,6 +15,7 @@ from mlxstack.core.ask import Ask
 from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.engine.thread import Engine
+from mlxstack.service.library import Library
 from mlxstack.store import shelves
 from mlxstack.store.bounded import BoundedVault
 from mlxstack.store.disk import Disk
@@ -114,7 +115,9 @@ def running(
     shelves.note(home / "kv", shelf.directory)
     agents = AgentFolders(home / "agents")
     vault = BoundedVault(DiskVault(home / "kv", disk), agents, preset.prefix_cache.disk)
-    engine = Engine(preset, vault, shelf, listener.deliver, memory_bytes)
+    library = Library(agents)
+    library.model = "tiny"
+    engine = Engine(preset, vault, shelf, listener.deliver, memory_bytes, library)
     engine.start().result(timeout=WAIT_S)
     try:
         yield Driver(engine, listener)
