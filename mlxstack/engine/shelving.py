@@ -61,11 +61,14 @@ class Shelving:
                 self._memory.owners.pin(Name(name, steps, n_tokens, now, is_learned=True))
 
     def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
-        """What of the context lies on disk only comes to memory too, without reading it."""
-        for key in shelved.segments:
-            record = self._memory.index.nodes[key].record
+        """What of the context lies on disk only comes to memory too, without reading it.
+
+        Of a segment that the context left before its end, only the file has the rest.
+        """
+        for step in matching.reach(self._memory.index, _last(shelved.segments), len(context)):
+            record = self._memory.index.nodes[step.key].record
             assert isinstance(record, records.Segment)
-            if self._memory.array_of(key) is None and record.end <= len(context):
+            if self._memory.array_of(step.key) is None and step.upto == record.end:
                 packed = segments.pack(context, record.start, record.end)
                 self._memory.keep(record, packed, now)
         for part, key in zip(context.checkpoints, shelved.checkpoints, strict=True):
@@ -140,3 +143,7 @@ class Shelving:
     def _salt(self, context: Context) -> str:
         """Contexts too short to be quantised yet are named apart: their KV is of another kind."""
         return f"{context.salt}\nshort" if len(context) < context.turning_point else context.salt
+
+
+def _last(keys: Sequence[str]) -> str | None:
+    return keys[-1] if keys else None

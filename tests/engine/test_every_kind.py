@@ -122,7 +122,11 @@ def test_d16_evicted_and_unaligned_are_told(small: Driver) -> None:
     small.engine.tend(Clear()).result(timeout=60)
     assert reason(small, HEAD, agent="a") == "evicted"
     small.answer(prompt(300, seed=3), 2, agent="b")
-    assert reason(small, HEAD[:200] + NEXT, agent="c") == "unaligned"
+    assert reason(small, HEAD + NEXT, agent="a") is None
+    small.answer(MINE, 2, agent="a")
+    small.answer(prompt(300, seed=3), 2, agent="b")
+    # What was kept ends behind the answer, inside a block; the answer did not come back.
+    assert reason(small, MINE + NEXT, agent="a") == "unaligned"
 
 
 def test_d16_a_missing_checkpoint_is_told(model_of: ModelOf, tmp_path: Path) -> None:
@@ -149,3 +153,24 @@ def test_d17_another_model_never_hits_and_the_first_one_is_found_again(
         driver.finish(ask)
         assert driver.seated(ask).source is Source.DISK
         assert driver.tokens(ask) == expected
+
+
+def test_g10_a_branch_that_left_a_segment_on_disk_does_not_overwrite_it(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    slots = SlotSpec(count=1, n_ctx=1024)
+    mine, yours = HEAD[:200] + prompt(100, seed=1), HEAD[:200] + prompt(200, seed=2)
+    with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
+        driver.answer(mine, agent="a")
+        driver.engine._archive.catch_up()
+    with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
+        driver.answer(yours, agent="b")
+        driver.engine._archive.catch_up()
+        driver.engine.tend(Clear()).result(timeout=60)
+        driver.engine.tend(Clear()).result(timeout=60)
+        driver.answer(prompt(300, seed=3), agent="c")
+        history = mine + NEXT
+        ask = driver.submit(history, agent="a")
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached >= 256
+        assert driver.tokens(ask) == driver.cold(history)
