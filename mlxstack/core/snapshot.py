@@ -68,6 +68,12 @@ class Counters(Struct, frozen=True):
     n_refused: int = 0
     n_tokens_max: int = 0
 
+    def plus(self, other: "Counters") -> "Counters":
+        """The totals of both; of `n_tokens_max` the larger one."""
+        names = self.__struct_fields__
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, other.n_tokens_max)})
+
 
 class Snapshot(Struct, frozen=True):
     """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes."""

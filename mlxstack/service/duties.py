@@ -59,7 +59,7 @@ async def summarise(service: Service, interval_s: float) -> None:
         await asyncio.sleep(interval_s)
         # While the model is changed there is nothing to tell.
         with suppress(Loading):
-            _tell(await memory.look(service, 1), service.engine.snapshot().counters)
+            _tell(await memory.look(service, 1), service.snapshot().counters)
 
 
 def _tell(view: CacheView, counters: Counters) -> None:

@@ -31,7 +31,7 @@ def frame_of(
 
     `memory` and `kept` are the latest answers of the KV memory.
     """
-    snapshot = service.engine.snapshot()
+    snapshot = service.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
     requests = service.journal.requests()
     return Frame(
@@ -47,7 +47,7 @@ def frame_of(
 
 def _agents(service: Service, kept: Mapping[str, Kept]) -> tuple[AgentView, ...]:
     """The last used ones, with few turns each: a frame is sent several times per second."""
-    records, snapshot = service.roster.latest[:MOST_AGENTS], service.engine.snapshot()
+    records, snapshot = service.roster.latest[:MOST_AGENTS], service.snapshot()
     found = views(records, snapshot, service.name, kept, service.library.stored)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
 
@@ -86,7 +86,7 @@ class Sight:
         self._coming = None
 
     def _is_due(self, now: float) -> bool:
-        counters = self._service.engine.snapshot().counters
+        counters = self._service.snapshot().counters
         pause_s = REST_S if counters == self._counters else LOOK_S
         if self._service.health is not Health.OK or now < self._asked_at + pause_s:
             return False

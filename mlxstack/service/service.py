@@ -10,12 +10,15 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from mlxstack.core.act import Act, Done
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
 from mlxstack.core.event import Seated
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
+from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.service import accounts
 from mlxstack.service.gate import Gate
 from mlxstack.service.journal import Journal
@@ -77,6 +80,7 @@ class Service:
         self.lines = Lines()
         self.gate = Gate()
         self.bytes_before_load = 0
+        self._past = Counters()
         self._outbox = outbox
         self._facts: ModelFacts | None = None
         self._words: Words | None = None
@@ -97,6 +101,11 @@ class Service:
     def roster(self) -> Roster:
         """The agents of this service."""
         return self._outbox.journal.roster
+
+    def snapshot(self) -> Snapshot:
+        """The engine's, with the counters of the engines before it."""
+        now = self.engine.snapshot()
+        return replace(now, counters=self._past.plus(now.counters))
 
     @property
     def n_ctx(self) -> int:
@@ -151,6 +160,7 @@ class Service:
 
     async def take(self, preset: Preset, engine: Engine) -> ModelFacts:
         """Serve this preset by this engine from now on. Raises what made the load fail."""
+        self._past = self._past.plus(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
         self.library.model = self.name
         return await self._begin()

@@ -71,9 +71,19 @@ def swap(http: httpx.Client, preset: str, **more: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
+def counted(http: httpx.Client) -> float:
+    """Generated tokens, as /metrics counts them."""
+    lines = http.get("/metrics").text.splitlines()
+    return next(
+        float(x.split()[1]) for x in lines if x.startswith("llamacpp:tokens_predicted_total")
+    )
+
+
 def test_g4_g9_the_timeline_of_a_swap(http: httpx.Client, here: Running) -> None:
     turn(http, "ann", RULES, user("hello"))
+    before = counted(http)
     told = swap(http, "wide")
+    assert counted(http) == before > 0, "counters never go back"
     assert [step["name"] for step in told["steps"]] == ["drain", "park", "unload", "load", "warm"]
     assert (told["before"], told["model"]) == ("model-a", "model-wide")
     park, unload, load = told["steps"][1:4]

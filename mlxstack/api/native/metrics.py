@@ -84,7 +84,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family, with its one sample."""
-        snapshot = self._service.engine.snapshot()
+        snapshot = self._service.snapshot()
         before, self._before = self._before, snapshot.counters
         yield from _families(CounterMetricFamily, "llamacpp:", llama_counters(snapshot.counters))
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
