@@ -188,10 +188,16 @@ def _return_targets(came: Sequence[Returns], floors: Sequence[Finding]) -> tuple
     """For the longest prompt."""
     one, floor = came[-1], spread(floors[-1].of("floor", "ttft_s")).median
     cold = _median(one.cold)
+    told = spread(tuple(timed.told_s for timed in one.hot)).median
     return (
         at_most("hot TTFT, against cold", ratio(_median(one.hot), cold), 0.10),
         at_most("disk TTFT, against cold", ratio(_median(one.warm), cold), 0.25),
         at_most("same slot TTFT, against in process", ratio(_median(one.same), floor), 1.15),
+        at_most(
+            "hot TTFT saved as told, off the measured one by",
+            abs(ratio(told, cold - _median(one.hot)) - 1),
+            0.30,
+        ),
     )
 
 

@@ -9,12 +9,14 @@ from typing import Any, Self
 import httpx
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.bench.workload import WORDS, Body, Yardstick, question, tool
 from mlxstack.client.answers import Chat, Usage
 from mlxstack.core.errors import Broken
 
 PATH = "/v1/chat/completions"
+SAVED = "x-mlx-stack-ttft-saved-ms"
 ALIKE = {
     "temperature": 0,
     "chat_template_kwargs": {"enable_thinking": False},
@@ -36,13 +38,17 @@ class Server(Struct, frozen=True):
 
 
 class Timed(Struct, frozen=True):
-    """Seconds of one clock. `marks` are the arrivals of pieces of text, one per token at best."""
+    """Seconds of one clock. `marks` are the arrivals of pieces of text, one per token at best.
+
+    `told_s` is what the server says that it saved of the time to the first token.
+    """
 
     started: float
     marks: tuple[float, ...]
     ended: float
     usage: Usage = Usage()
     text: str = ""
+    told_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -114,7 +120,8 @@ class Caller:
                 arrived.append((time.perf_counter(), chunk))
                 if enough is not None and enough.is_set():
                     break
-        return timed(started, arrived, time.perf_counter())
+        told_s = float(answer.headers.get(SAVED, "0")) / 1e3
+        return replace(timed(started, arrived, time.perf_counter()), told_s=told_s)
 
     async def yardstick(self) -> Yardstick:
         """How many tokens this server's model makes of our words and tools."""

@@ -9,6 +9,9 @@ from mlxstack.core.snapshot import Counters
 from mlxstack.policy.meters import Meters, Tally
 from mlxstack.policy.speed import Speed, observe_decode, observe_prefill, prefill_s
 
+BULK = 128
+"""Shorter bites do not tell what a long prompt would have taken: each has its overhead."""
+
 
 class Ledger:
     """Owned by the MLX thread."""
@@ -16,6 +19,7 @@ class Ledger:
     def __init__(self) -> None:
         self.counters = Counters()
         self.speed = Speed()
+        self._bulk = Speed()
         self.seconds_per_ask = 1.0
         self.meters = Meters(time.monotonic())
         self._since_token = 0.0
@@ -28,6 +32,8 @@ class Ledger:
     def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
         """A bite was computed, from position `start` on."""
         self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
+        if n_tokens >= BULK:
+            self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
         self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
 
     def decoded(self, seconds: float, n_tokens: int) -> None:
@@ -56,4 +62,4 @@ class Ledger:
 
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
-        return prefill_s(self.speed, 0, n_cached)
+        return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, 0, n_cached)

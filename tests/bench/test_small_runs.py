@@ -60,7 +60,7 @@ def test_z13_text(tmp_path: Path) -> None:
     assert set(told.raw) >= {"3000: scratch prompt_s", "3000: next hash_s"}
 
 
-def test_k2_k5_d19_cache(tmp_path: Path) -> None:
+def test_k2_k5_d13_d19_cache(tmp_path: Path) -> None:
     told = run("cache", tmp_path)
     came, teams, saves, restores = told.tables
     n = len(caching.SMALL.totals)
@@ -74,6 +74,8 @@ def test_k2_k5_d19_cache(tmp_path: Path) -> None:
     assert (len(teams.rows), len(saves.rows), len(restores.rows)) == (1, 3, 3)
     assert next(t for t in told.targets if t.name.startswith("team start")).is_met
     assert next(t for t in told.targets if t.name.startswith("written")).is_met
+    # Loosely: the machine may be busy. The full command has the bound of the feature.
+    assert next(t for t in told.targets if t.name.startswith("hot TTFT saved")).value < 0.9
 
 
 def test_k1_k3_serve_beside_another_server(tmp_path: Path) -> None:
