@@ -1,4 +1,4 @@
-"""Puts a wish for JSON into words: it is asked for, not enforced."""
+"""Puts a wish for JSON into words, so that the model knows what its answer is held to."""
 
 import json
 from typing import Any

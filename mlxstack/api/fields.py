@@ -9,6 +9,7 @@ from mlxstack.api.hints import hint
 from mlxstack.api.holder import Connection, entitled
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import MAX_TOP_LOGPROBS, Options, Wish
+from mlxstack.text.shape import Shape
 
 AGENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -52,6 +53,10 @@ class Fields(Struct, kw_only=True):
     cache_salt: str | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
     prompt_cache_key: Any = None
     user: Any = None
     metadata: Any = None
@@ -75,6 +80,8 @@ def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) 
         use_cache=body.cache_prompt is not False,
         has_progress=bool(body.return_progress),
         salt=body.cache_salt or "",
+        shape=_shape(body),
+        thinking_budget=thinking_budget(body),
     )
     return entitled(wanted, caller)
 
@@ -90,6 +97,20 @@ def limit(body: Fields) -> int | None:
             f"{name} is {wanted}; it must be at least {body.least}, or -1 for no limit", name
         )
     return wanted
+
+
+def thinking_budget(body: Fields) -> int | None:
+    """The most tokens of a thought; a negative number is no limit."""
+    given = body.thinking_budget_tokens
+    wanted = body.reasoning_budget_tokens if given is None else given
+    return None if wanted is None or wanted < 0 else wanted
+
+
+def _shape(body: Fields) -> Shape | None:
+    """llama-server's own fields."""
+    if body.grammar:
+        return Shape(grammar=body.grammar, param="grammar")
+    return None if body.json_schema is None else Shape(body.json_schema, param="json_schema")
 
 
 def only_one(n: int | None) -> None:

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from mlxstack.core.ports import Guide
+
 
 class Priority(IntEnum):
     """Lower goes first. Given by the endpoint or the key's tier, never by the body."""
@@ -42,7 +44,7 @@ class Ask(Struct, frozen=True):
     name that the conversation was given for its content. `cuts` are token positions worth a
     checkpoint, ascending.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
-    `request` is the id of the HTTP request, for the log.
+    `request` is the id of the HTTP request, for the log. `guide` rules what may be chosen.
     """
 
     id: str
@@ -59,5 +61,6 @@ class Ask(Struct, frozen=True):
     cuts: tuple[int, ...] = ()
     salt: str = ""
     request: str = ""
+    guide: Guide | None = None
     arrived: float = 0.0
     deadline: float | None = None

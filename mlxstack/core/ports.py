@@ -103,6 +103,26 @@ class Vault(Protocol):
         ...
 
 
+class Walk(Protocol):
+    """What one answer may go on with. Used by one thread at a time."""
+
+    def mask(self) -> bytes | None:
+        """One bit per token, lowest first: whether it may come next. None: every token may."""
+        ...
+
+    def take(self, token: int) -> None:
+        """The answer goes on with `token`. Raises StackError when it may not."""
+        ...
+
+
+class Guide(Protocol):
+    """What an answer must look like. Callable from any thread."""
+
+    def start(self) -> Walk:
+        """At the first token of an answer."""
+        ...
+
+
 class Manifest(Struct, frozen=True):
     """A saved context: its tokens, and the blobs that hold their KV, in order.
 

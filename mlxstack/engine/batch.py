@@ -120,6 +120,9 @@ class Batch:
     def _choose(self, rows: tuple[Row, ...], logits: mx.array) -> list[tuple[Row, Choice]]:
         """What each row chooses; a row that raises is put among the broken and left out."""
         best = mx.argmax(logits, axis=-1)
+        if any(row.chooser.is_guided for row in rows):
+            # The device goes on while a guide reads its last token and works out the next mask.
+            mx.async_eval(logits, best)  # type: ignore[no-untyped-call]
         chosen = []
         for i, row in enumerate(rows):
             try:

@@ -17,6 +17,8 @@ from mlx_lm.sample_utils import (
 from msgspec import Struct
 
 from mlxstack.core.ask import Sampling
+from mlxstack.core.ports import Walk
+from mlxstack.engine.mask import masked
 
 
 class Choice(Struct, frozen=True):
@@ -28,29 +30,52 @@ class Choice(Struct, frozen=True):
 
 
 class Chooser:
-    """Chooses for one ask, step by step. `seed` is used where the ask brings none."""
+    """Chooses for one ask, step by step. `seed` is used where the ask brings none.
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], seed: int) -> None:
+    `walk` rules what may be chosen. It must know the last token, so that one is read first.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], seed: int, walk: Walk | None = None
+    ) -> None:
         self._sampling = sampling
         self._key = mx.random.key(sampling.seed if sampling.seed is not None else seed)
         self._processors = _processors(sampling)
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
+        self._walk = walk
+        self._last: mx.array | None = None
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether choosing reads the token before."""
+        return self._walk is not None
 
     @property
     def is_plain(self) -> bool:
         """Greedy, nothing added, nothing reported: the whole batch can do it at once."""
         s = self._sampling
-        return s.temperature == 0 and not self._processors and s.top_logprobs is None
+        is_free = not self._processors and self._walk is None
+        return s.temperature == 0 and is_free and s.top_logprobs is None
 
     def choose(self, logits: mx.array) -> Choice:
-        """The next token from logits (1, vocabulary), nothing evaluated."""
+        """The next token from logits (1, vocabulary), which are not evaluated."""
         for process in self._processors:
             logits = process(self._recent, logits)
+        logits = self._allowed(logits)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         token = self._draw(logprobs)
+        self._last = token
         if self._recent is not None:
             self._recent = mx.concatenate([self._recent, token])[-self._sampling.window :]
         return self._report(token, logprobs)
+
+    def _allowed(self, logits: mx.array) -> mx.array:
+        if self._walk is None:
+            return logits
+        if self._last is not None:
+            self._walk.take(int(self._last.item().real))
+        mask = self._walk.mask()
+        return logits if mask is None else masked(logits, mask)
 
     def _draw(self, logprobs: mx.array) -> mx.array:
         s = self._sampling

@@ -220,7 +220,8 @@ class Turns:
         if self._desk.seat(live.slot).state is SeatState.RUNNING:
             context, ask = self.slots[live.slot], live.ask
             seed = time.monotonic_ns()
-            chooser = Chooser(ask.sampling, ask.tokens, seed)
+            walk = ask.guide.start() if ask.guide else None
+            chooser = Chooser(ask.sampling, ask.tokens, seed, walk)
             live.state, live.running_at = AskState.RUNNING, time.monotonic()
             self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1], ask.max_tokens))
             self.ledger.count(n_prompt_tokens=1)

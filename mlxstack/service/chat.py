@@ -10,11 +10,12 @@ from mlxstack.core.ask import Ask, Priority, Sampling
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.event import Seated
-from mlxstack.service import agents
+from mlxstack.service import agents, guiding
 from mlxstack.service.ear import Ear, Hearing
 from mlxstack.service.options import Bounds, Calling, Options, check, room, sampling
 from mlxstack.service.parts import Called, Content, Ended, Part, Reasoning, Spoken
 from mlxstack.service.service import Service
+from mlxstack.text.guide import Guide
 from mlxstack.text.prompt import Prompt
 from mlxstack.text.speech import Manner
 
@@ -41,7 +42,10 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
     """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
     check(options, _bounds(service))
     prompt = await service.words.prompt(conversation)
-    forced = _forced(service, options, prompt, bool(conversation.tools))
+    tools = guiding.required(options, conversation.tools)
+    forced = _forced(service, options, prompt, bool(tools))
+    opening = guiding.Opening(conversation, prompt, forced)
+    guide = await guiding.guide(service.words, options, opening)
     manner = Manner(
         tools=() if options.calling is Calling.NONE else conversation.tools,
         stops=options.stop,
@@ -52,7 +56,7 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
         name = service.roster.name(conversation, options.hint)
         options = structs.replace(options, name=name)
     admitted = _order(service, prompt, Hearing(manner, forced), options)
-    return structs.replace(admitted, conversation=conversation)
+    return structs.replace(_guided(service, admitted, guide), conversation=conversation)
 
 
 async def admit_text(service: Service, prompt: str | Sequence[int], options: Options) -> Order:
@@ -62,7 +66,8 @@ async def admit_text(service: Service, prompt: str | Sequence[int], options: Opt
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
     manner = Manner(stops=options.stop, before=made.before, is_raw=True)
-    return _order(service, made, Hearing(manner), options)
+    guide = await guiding.text_guide(service.words, options)
+    return _guided(service, _order(service, made, Hearing(manner), options), guide)
 
 
 async def reply(
@@ -140,6 +145,14 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             is_prefill=is_prefill,
         ),
     )
+
+
+def _guided(service: Service, order: Order, guide: Guide | None) -> Order:
+    """What follows a grammar to its end has nothing to say after it."""
+    if guide is None:
+        return order
+    eos = service.facts.eos if guide.has_rules else order.ask.eos
+    return structs.replace(order, ask=structs.replace(order.ask, guide=guide, eos=eos))
 
 
 def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool) -> tuple[int, ...]:

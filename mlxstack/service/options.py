@@ -9,6 +9,7 @@ from mlxstack.core.ask import Priority, Sampling
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
+from mlxstack.text.shape import Shape
 
 T = TypeVar("T")
 
@@ -45,6 +46,8 @@ class Calling(StrEnum):
 class Options(Struct, frozen=True):
     """Everything about a request that is not its words.
 
+    `called` is the tool that a required call must name, `shape` what the answer must look like,
+    `thinking_budget` the most tokens of a thought.
     `max_tokens` None runs until the model ends or the context is full, 0 only computes the
     prompt. `slot` pins; `agent` is an explicit agent, `hint` a client's name for the
     conversation, `name` what people see of one that belongs to no explicit agent.
@@ -63,6 +66,9 @@ class Options(Struct, frozen=True):
     name: str | None = None
     use_cache: bool = True
     calling: Calling = Calling.AUTO
+    called: str | None = None
+    shape: Shape | None = None
+    thinking_budget: int | None = None
     call_prefix: str = "call_"
     is_one_call: bool = False
     has_progress: bool = False

@@ -5,11 +5,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from llguidance import LLMatcher
+
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import Preset
+from mlxstack.text.grammars import Grammars
 from mlxstack.text.pieces import piece_of
 from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
+from mlxstack.text.shape import Calls, Shape, call_grammars, grammars
 from mlxstack.text.voice import Voice
 
 T = TypeVar("T")
@@ -24,7 +28,8 @@ class Words:
         self.tokenizer = tokenizer
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
         self.voice = Voice(tokenizer)
-        self._n_vocab = n_vocab
+        self.n_vocab = n_vocab
+        self._grammars = Grammars(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
 
     async def prompt(self, conversation: Conversation) -> Prompt:
@@ -46,6 +51,19 @@ class Words:
         """The tokens of a text."""
         return await self._run(lambda: self.maker.tokenize(text, spelling))
 
+    async def shape_rules(self, shape: Shape) -> LLMatcher | None:
+        """The rules of a shape; None if this tokenizer cannot be guided. Raises BadRequest."""
+        return await self._run(lambda: self._grammars.compile(grammars(shape), shape.param))
+
+    async def call_rules(self, calls: Calls) -> LLMatcher | None:
+        """The same for tool calls."""
+        return await self._run(lambda: self._grammars.compile(call_grammars(calls), "tools"))
+
+    @property
+    def json_call_marks(self) -> tuple[str, str] | None:
+        """What opens and closes a call, for a grammar; None if calls are not written as JSON."""
+        return self.voice.json_call_marks
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens of this model."""
         return self.maker.detokenize(tokens)
@@ -57,10 +75,8 @@ class Words:
     def check(self, tokens: Sequence[int], param: str) -> None:
         """Raises BadRequest for a token outside the vocabulary."""
         for token in tokens:
-            if not 0 <= token < self._n_vocab:
-                raise BadRequest(
-                    f"token {token} is not in the vocabulary of {self._n_vocab}", param
-                )
+            if not 0 <= token < self.n_vocab:
+                raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
 
     def close(self) -> None:
         """No more work is accepted."""

@@ -13,6 +13,7 @@ from typing import Any
 
 HEADER = "header"
 CALL_START = "to=functions."
+ANSWER = "<|channel|>final<|message|>"
 MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>")
 TRANSITIONS = {
     HEADER: [("<|channel|>analysis<|message|>", "reasoning"), ("<|message|>", "normal")],

@@ -1,8 +1,10 @@
 """What the output of a model can contain, worked out once per tokenizer."""
 
+import json
 from typing import Any
 
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from mlx_lm.tool_parsers import json_tools
 from msgspec import Struct, field
 
 from mlxstack.core.conversation import Tool
@@ -74,6 +76,29 @@ class Voice:
             at for at in self.special if not any(added[at].content in m for m in self.accent.marks)
         )
 
+        self.has_headers = is_harmony
+        self.answer_tokens = self._answer_tokens()
+        self.thought_tokens = _single(tokenizer.think_start_tokens)
+        self.call_tokens = _single(tokenizer.tool_call_start_tokens)
+        self.json_call_marks = self._json_call_marks()
+
+    def _answer_tokens(self) -> tuple[int, ...]:
+        """The tokens after which the answer itself begins."""
+        if not self.has_headers:
+            return tuple(self.tokenizer.think_end_tokens or ())
+        return tuple(self.tokenizer.encode(harmony.ANSWER, add_special_tokens=False))
+
+    def _json_call_marks(self) -> tuple[str, str] | None:
+        """What opens and closes a call, as Lark has it, where between them there is JSON."""
+        parser, accent = self.tokenizer.tool_parser, self.accent
+        if getattr(parser, "__module__", "") != json_tools.__name__ or not accent.call_end:
+            return None
+        return self._mark(accent.call_start), self._mark(accent.call_end)
+
+    def _mark(self, text: str) -> str:
+        token = self.tokenizer.convert_tokens_to_ids(text)
+        return f"<[{token}]>" if token in self.special else json.dumps(text)
+
     def first_state(self, manner: Manner) -> Any:
         """The state of mlx-lm's machine at the beginning of an answer."""
         if manner.is_raw:
@@ -88,6 +113,11 @@ def stop_state(words: tuple[str, ...]) -> Any:
     edges = [(word, str(at)) for at, word in enumerate(words)]
     machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
     return machine.make_state(NORMAL)
+
+
+def _single(tokens: Any) -> frozenset[int]:
+    """A mark that is one token; of others the first token may begin something else."""
+    return frozenset(tokens) if tokens and len(tokens) == 1 else frozenset()
 
 
 def _harmony() -> Accent:

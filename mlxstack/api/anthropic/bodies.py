@@ -35,9 +35,10 @@ class ToolChoice(Struct):
 
 
 class Thinking(Struct):
-    """Whether to think first; a budget is not enforced."""
+    """Whether to think first, and for how many tokens at most."""
 
     type: str
+    budget_tokens: int | None = None
 
 
 class Format(Struct):

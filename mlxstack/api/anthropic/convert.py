@@ -21,6 +21,7 @@ from mlxstack.api.asked_json import asked_json
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.text.normal import drop_billing, error_text, parse_arguments, result_text, user_turn
+from mlxstack.text.shape import Shape
 
 ROLES = ("user", "assistant", "system")
 THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -163,6 +164,14 @@ def _template(body: MessagesBody) -> dict[str, Any]:
     return {"reasoning_effort": EFFORTS[effort]} if effort in EFFORTS else {}
 
 
-def _format(body: MessagesBody) -> tuple[Message, ...]:
+def shape(body: MessagesBody) -> Shape | None:
+    """What the answer must look like."""
     wanted = (body.output_config and body.output_config.format) or body.output_format
-    return (asked_json(wanted.schema),) if wanted and wanted.type == "json_schema" else ()
+    if wanted is None or wanted.type != "json_schema":
+        return None
+    return Shape(wanted.schema or {}, param="output_config.format")
+
+
+def _format(body: MessagesBody) -> tuple[Message, ...]:
+    wanted = shape(body)
+    return () if wanted is None else (asked_json(wanted.schema),)

@@ -12,7 +12,7 @@ from mlxstack.api import fields
 from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
 from mlxstack.api.anthropic import tools
 from mlxstack.api.anthropic.bodies import MessagesBody
-from mlxstack.api.anthropic.convert import conversation, require_answerable
+from mlxstack.api.anthropic.convert import conversation, require_answerable, shape
 from mlxstack.api.anthropic.stream import Names, frames
 from mlxstack.api.anthropic.wire import Message, TokenCount, message
 from mlxstack.api.described import described
@@ -65,6 +65,9 @@ def _options(
         max_tokens=default if body.max_tokens is None else options.max_tokens,
         stop=tuple(word for word in body.stop_sequences or () if word),
         calling=tools.choice(wanted, found.tools),
+        called=wanted.name if wanted and wanted.type == "tool" else None,
+        shape=shape(body),
+        thinking_budget=body.thinking.budget_tokens if body.thinking else None,
         call_prefix="toolu_",
         is_one_call=bool(wanted and wanted.disable_parallel_tool_use),
     )

@@ -32,7 +32,7 @@ def declared(body: MessagesBody) -> tuple[Tool, ...]:
 
 
 def choice(wanted: ToolChoice | None, tools: Iterable[Tool]) -> Calling:
-    """A named tool is required like any: its name is not enforced. Raises BadRequest."""
+    """Whether there must be a call. Raises BadRequest."""
     if wanted is None:
         return Calling.AUTO
     found = CHOICES.get(wanted.type)

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mlxstack.api.asked_json import asked_json
-from mlxstack.api.openai.bodies import Call, ChatBody, ToolSpec, Turn
+from mlxstack.api.openai.bodies import Call, ChatBody, ResponseFormat, ToolSpec, Turn
 from mlxstack.api.openai.content import Content, asked, ruled, told
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import Calling
 from mlxstack.text.normal import parse_arguments
+from mlxstack.text.shape import Shape
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -38,7 +39,7 @@ def conversation(body: ChatBody) -> Conversation:
 
 
 def calling(body: ChatBody) -> Calling:
-    """A named function is required like any: its name is not enforced. Raises BadRequest."""
+    """Whether there must be a call. Raises BadRequest."""
     match body.tool_choice:
         case None | "auto":
             return Calling.AUTO
@@ -50,6 +51,26 @@ def calling(body: ChatBody) -> Calling:
         f"tool_choice is {body.tool_choice!r}; known are none, auto, required, or a function",
         "tool_choice",
     )
+
+
+def called(body: ChatBody) -> str | None:
+    """The one function that must be called."""
+    choice = body.tool_choice
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def shape(body: ChatBody) -> Shape | None:
+    """What the answer must look like."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    return Shape(_schema(wanted) or {}, param="response_format")
+
+
+def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
+    return wanted.json_schema.schema if wanted.json_schema else wanted.schema
 
 
 def _messages(turns: list[Turn]) -> tuple[Message, ...]:
@@ -105,7 +126,7 @@ def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | No
 
 
 def _format(body: ChatBody) -> tuple[Message, ...]:
-    """A wish for JSON becomes a last instruction: it is asked for, not enforced."""
+    """A wish for JSON becomes a last instruction."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return ()
@@ -114,5 +135,4 @@ def _format(body: ChatBody) -> tuple[Message, ...]:
             f"response_format.type is {wanted.type!r}; known are text, json_object, json_schema",
             "response_format.type",
         )
-    schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
-    return (asked_json(schema),)
+    return (asked_json(_schema(wanted)),)

@@ -54,9 +54,12 @@ def options(body: ChatBody, request: AnyRequest) -> Options:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    found = fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
     return structs.replace(
-        fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request),
+        found,
         calling=convert.calling(body),
+        called=convert.called(body),
+        shape=convert.shape(body) or found.shape,
         is_one_call=body.parallel_tool_calls is False,
     )
 

@@ -11,6 +11,7 @@ from mlxstack.api.openai.responses.toolbox import Toolbox
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import Calling
+from mlxstack.text.shape import Shape
 
 # What only a server that stores responses could do.
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
@@ -34,7 +35,7 @@ def conversation(body: ResponsesBody, box: Toolbox) -> Conversation:
 
 
 def calling(choice: str | dict[str, Any] | None) -> Calling:
-    """A named tool is required like any: its name is not enforced. Raises BadRequest."""
+    """Whether there must be a call. Raises BadRequest."""
     match choice:
         case None | "auto":
             return Calling.AUTO
@@ -49,6 +50,25 @@ def calling(choice: str | dict[str, Any] | None) -> Calling:
     raise BadRequest(
         f"tool_choice is {choice!r}; known are none, auto, required, or a tool", "tool_choice"
     )
+
+
+def called(choice: str | dict[str, Any] | None, box: Toolbox) -> str | None:
+    """The one tool that must be called, by its name in the prompt."""
+    match choice:
+        case {"type": "function" | "custom", "name": str(name), **more}:
+            namespace = more.get("namespace")
+            return box.spoken(name, namespace if isinstance(namespace, str) else None)
+    return None
+
+
+def shape(body: ResponsesBody) -> Shape | None:
+    """What the answer must look like."""
+    match (body.text or {}).get("format"):
+        case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
+            return Shape(schema, param="text.format")
+        case {"type": "json_schema" | "json_object"}:
+            return Shape(param="text.format")
+    return None
 
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
@@ -66,7 +86,7 @@ def _input(body: ResponsesBody, box: Toolbox) -> tuple[Message, ...]:
 
 
 def _format(body: ResponsesBody) -> tuple[Message, ...]:
-    """A wish for JSON becomes a last instruction: it is asked for, not enforced."""
+    """A wish for JSON becomes a last instruction."""
     wanted = (body.text or {}).get("format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     match kind:

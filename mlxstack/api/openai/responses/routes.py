@@ -18,7 +18,7 @@ from mlxstack.api.names import served
 from mlxstack.api.openai.responses import convert
 from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.telling import Telling, frames, whole
-from mlxstack.api.openai.responses.toolbox import toolbox
+from mlxstack.api.openai.responses.toolbox import Toolbox, toolbox
 from mlxstack.api.openai.responses.wire import Response
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
@@ -47,7 +47,7 @@ async def responses(
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
     model, box = served(service, data.model), toolbox(data.tools)
-    order = await _admit(service, convert.conversation(data, box), _options(data, request))
+    order = await _admit(service, convert.conversation(data, box), _options(data, request, box))
     telling = Telling(
         _response(data, order, model), box, service.words, is_sealed=SEALED in (data.include or ())
     )
@@ -74,12 +74,15 @@ async def _admit(service: Service, conversation: Conversation, options: Options)
         raise
 
 
-def _options(body: ResponsesBody, request: AnyRequest) -> Options:
+def _options(body: ResponsesBody, request: AnyRequest, box: Toolbox) -> Options:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+    found = fields.options(body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request)
     return structs.replace(
-        fields.options(body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request),
+        found,
         calling=convert.calling(body.tool_choice),
+        called=convert.called(body.tool_choice, box),
+        shape=convert.shape(body) or found.shape,
         is_one_call=body.parallel_tool_calls is False,
     )
 

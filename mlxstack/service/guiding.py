@@ -1,0 +1,88 @@
+"""What rules an answer: the shape that was asked for, the call that must be, the thought's end."""
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Conversation, Tool
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.options import Calling, Options
+from mlxstack.service.words import Words
+from mlxstack.text.guide import Guide, Passage, closed
+from mlxstack.text.prompt import Prompt
+from mlxstack.text.shape import Calls
+
+N_TAIL = 16
+
+
+class Opening(Struct, frozen=True):
+    """How an answer begins: after `prompt`, with the tokens `forced` on it."""
+
+    conversation: Conversation
+    prompt: Prompt
+    forced: tuple[int, ...]
+
+
+async def guide(words: Words, options: Options, opening: Opening) -> Guide | None:
+    """The guide of an answer, None if it may be anything. Raises BadRequest for a bad grammar."""
+    if opening.forced:
+        return await _call_guide(words, options, opening.conversation.tools)
+    if options.shape is None and options.thinking_budget is None:
+        return None
+    rules = None if options.shape is None else await words.shape_rules(options.shape)
+    passage = _passage(words, options, opening)
+    if rules is None and options.thinking_budget is None:
+        return None
+    return Guide(passage, rules)
+
+
+async def text_guide(words: Words, options: Options) -> Guide | None:
+    """The same for a text to be continued, in which there are no thoughts."""
+    if options.shape is None:
+        return None
+    rules = await words.shape_rules(options.shape)
+    return None if rules is None else Guide(Passage(words.n_vocab), rules)
+
+
+def required(options: Options, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools of which one must be called. Raises BadRequest for a name that none has."""
+    if options.called is None:
+        return tools
+    found = tuple(tool for tool in tools if tool.name == options.called)
+    if options.calling is Calling.REQUIRED and not found:
+        raise BadRequest(f"tool_choice: no tool is named {options.called!r}", "tool_choice")
+    return found
+
+
+async def _call_guide(words: Words, options: Options, tools: tuple[Tool, ...]) -> Guide | None:
+    """Only calls written as JSON have a grammar; of others the beginning alone is forced."""
+    is_single = options.is_one_call or options.called is not None
+    marks = words.json_call_marks
+    if marks is None:
+        return None
+    again = "" if is_single else marks[0]
+    rules = await words.call_rules(Calls(required(options, tools), again, marks[1]))
+    return None if rules is None else Guide(Passage(words.n_vocab), rules)
+
+
+def _passage(words: Words, options: Options, opening: Opening) -> Passage:
+    voice = words.voice
+    has_tools = bool(opening.conversation.tools) and options.calling is not Calling.NONE
+    before = Passage(
+        n_vocab=words.n_vocab,
+        eos=voice.eos,
+        is_in_thinking=opening.prompt.is_in_thinking or voice.has_headers,
+        closes=voice.answer_tokens,
+        escapes=voice.call_tokens if has_tools else frozenset(),
+        budget=options.thinking_budget,
+        may_end=voice.has_headers and has_tools,
+    )
+    may_think = opening.conversation.thinking is not False
+    if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
+        return before
+    return Passage(
+        n_vocab=before.n_vocab,
+        eos=before.eos,
+        opens=voice.thought_tokens,
+        closes=before.closes,
+        escapes=before.escapes,
+        budget=before.budget,
+    )

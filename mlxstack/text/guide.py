@@ -1,0 +1,150 @@
+"""Keeps an answer to its grammar and its thoughts to their budget, token by token.
+
+Thoughts are free. The grammar begins where the answer begins; a model that may think or call a
+tool first can choose so with its first token.
+"""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from llguidance import LLMatcher
+from msgspec import Struct
+
+from mlxstack.core.errors import BadRequest
+
+
+class Passage(Struct, frozen=True):
+    """How an answer comes to its grammar, in tokens.
+
+    `opens` begin a thought, which `closes` ends; `escapes` begin something that no grammar
+    rules. `budget` is the most tokens of a thought, None for no limit. `eos` may not end an
+    answer before its grammar began, unless `may_end`.
+    """
+
+    n_vocab: int
+    eos: frozenset[int] = frozenset()
+    is_in_thinking: bool = False
+    opens: frozenset[int] = frozenset()
+    closes: tuple[int, ...] = ()
+    escapes: frozenset[int] = frozenset()
+    budget: int | None = None
+    may_end: bool = False
+
+
+class Guide:
+    """What one request asked for; every choice of it starts afresh. `rules` None rules nothing."""
+
+    def __init__(self, passage: Passage, rules: LLMatcher | None = None) -> None:
+        self._passage = passage
+        self._rules = rules
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the answer has a grammar, which also says where it ends."""
+        return self._rules is not None
+
+    def start(self) -> "Walk":
+        """At the first token of an answer."""
+        rules = None if self._rules is None else self._rules.deep_copy()
+        return Walk(self._passage, rules)
+
+
+class At(Enum):
+    """Where an answer stands."""
+
+    THINKING = auto()
+    BEGINNING = auto()
+    RULED = auto()
+    FREE = auto()
+
+
+class Walk:
+    """One answer on its way. Used by one thread at a time."""
+
+    def __init__(self, passage: Passage, rules: LLMatcher | None) -> None:
+        self._passage = passage
+        self._rules = rules
+        self._at = At.THINKING if passage.is_in_thinking else At.BEGINNING
+        self._n_thoughts = 0
+        self._tail: tuple[int, ...] = ()
+
+    def mask(self) -> bytes | None:
+        """One bit per token, lowest first: whether it may come next. None: every token may."""
+        if self._at is At.FREE:
+            return None
+        if self._at is At.THINKING:
+            return self._thinking_mask()
+        if self._rules is None:
+            return None
+        mask = self._rules.compute_bitmask()
+        if self._rules.is_error():
+            raise BadRequest(f"the grammar cannot be followed: {self._rules.get_error()}")
+        if self._at is At.BEGINNING:
+            return _with(mask, self._passage.opens | self._passage.escapes)
+        return mask
+
+    def take(self, token: int) -> None:
+        """The answer goes on with `token`. Raises BadRequest when the grammar is left."""
+        match self._at:
+            case At.THINKING:
+                self._think(token)
+            case At.BEGINNING if token in self._passage.opens:
+                self._at = At.THINKING
+            case At.BEGINNING if token in self._passage.escapes or self._rules is None:
+                self._at = At.FREE
+            case At.BEGINNING | At.RULED:
+                self._at = At.RULED
+                self._follow(token)
+
+    def _follow(self, token: int) -> None:
+        assert self._rules is not None
+        if not self._rules.consume_token(token):
+            raise BadRequest(f"the answer left its grammar: {self._rules.get_error()}")
+
+    def _think(self, token: int) -> None:
+        self._n_thoughts += 1
+        self._tail = (*self._tail, token)[-len(self._passage.closes) or None :]
+        if self._tail == self._passage.closes:
+            self._at = At.FREE if self._rules is None else At.BEGINNING
+            self._passage = _thought(self._passage)
+
+    def _thinking_mask(self) -> bytes | None:
+        passage = self._passage
+        if passage.closes and passage.budget is not None and self._n_thoughts >= passage.budget:
+            return _with(bytes(-(-passage.n_vocab // 8)), {self._next_close()})
+        if self._rules is None or passage.may_end:
+            return None
+        return _without(b"\xff" * -(-passage.n_vocab // 8), passage.eos)
+
+    def _next_close(self) -> int:
+        """The token that brings the end of the thought nearer."""
+        closes = self._passage.closes
+        n = max(n for n in range(len(closes)) if not n or self._tail[-n:] == closes[:n])
+        return closes[n]
+
+
+def closed(passage: Passage, tokens: Sequence[int]) -> bool:
+    """Whether the end of a thought is among the last `tokens`."""
+    n = len(passage.closes)
+    return n > 0 and any(
+        tuple(tokens[i : i + n]) == passage.closes for i in range(len(tokens) - n + 1)
+    )
+
+
+def _thought(passage: Passage) -> Passage:
+    """There is one thought only."""
+    return Passage(passage.n_vocab, passage.eos, closes=passage.closes, escapes=passage.escapes)
+
+
+def _with(mask: bytes, tokens: frozenset[int] | set[int]) -> bytes:
+    changed = bytearray(mask)
+    for token in tokens:
+        changed[token // 8] |= 1 << token % 8
+    return bytes(changed)
+
+
+def _without(mask: bytes, tokens: frozenset[int]) -> bytes:
+    changed = bytearray(mask)
+    for token in tokens:
+        changed[token // 8] &= ~(1 << token % 8) & 0xFF
+    return bytes(changed)

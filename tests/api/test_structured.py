@@ -1,0 +1,235 @@
+"""Answers that must look like something: schemas, grammars, forced calls, bounded thoughts."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import anthropic
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from tests.api.running import Running
+from tests.api.speaking import chat, chat_body, chunks
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+CHAT = "/v1/chat/completions"
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "is_kind": {"type": "boolean"},
+    },
+    "required": ["name", "age", "is_kind"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": PERSON}}
+    for name in ("greet", "visit")
+]
+
+
+def schema_of(random: Random, depth: int = 0) -> dict[str, Any]:
+    """A schema whose answers are short, so that a limit never cuts them."""
+    leaves: list[dict[str, Any]] = [
+        {"type": "boolean"},
+        {"type": "null"},
+        {"type": "string", "maxLength": random.randrange(1, 9)},
+        {"type": "string", "pattern": "^[a-c]{1,5}-[0-9]{2}$"},
+        {"type": "string", "format": "date"},
+        {"type": "integer", "minimum": -random.randrange(99), "maximum": random.randrange(999)},
+        {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25},
+        {"enum": ["red", 7, None, {"deep": [1, "x"]}, 'quo"te']},
+        {"const": f"c{random.randrange(99)}"},
+    ]
+    kind = random.randrange(4 if depth < 2 else 1)
+    if depth == 0 or kind == 3:
+        names = [f"key {i}" if random.random() < 0.2 else f"k{i}" for i in range(4)]
+        names = names[: random.randrange(1, 5)]
+        n_required = random.randrange(len(names) + 1)
+        return {
+            "type": "object",
+            "properties": {name: schema_of(random, depth + 1) for name in names},
+            "required": names[:n_required],
+            "additionalProperties": False,
+        }
+    if kind == 2:
+        items = schema_of(random, depth + 1)
+        return {"type": "array", "items": items, "minItems": 1, "maxItems": 2}
+    if kind == 1:
+        return {"anyOf": [schema_of(random, depth + 1), random.choice(leaves)]}
+    return random.choice(leaves)
+
+
+def asked(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A chat body whose answer must match `schema`; the words differ by schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    return {**chat_body("go on"), "max_tokens": 600, "response_format": wanted, **more}
+
+
+def content(http: httpx.Client, body: dict[str, Any]) -> str:
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop", choice
+    return str(choice["message"]["content"])
+
+
+def test_schemas_hold_alone_and_in_a_batch_whose_free_row_does_not_change(
+    http: httpx.Client,
+) -> None:
+    free = {**chat_body("sing"), "max_tokens": 300, "ignore_eos": True}
+    alone = http.post(CHAT, json=free).raise_for_status().json()["choices"][0]["message"]
+    schemas = [schema_of(Random(i)) for i in range(100)]
+    for i, schema in enumerate(schemas[:20]):
+        jsonschema.validate(json.loads(content(http, asked(schema, temperature=1, seed=i))), schema)
+    with ThreadPoolExecutor(3) as pool:
+        singing = pool.submit(lambda: http.post(CHAT, json={**free, "cache_prompt": False}))
+        bodies = [asked(schema, temperature=1, seed=i) for i, schema in enumerate(schemas)]
+        answers = list(pool.map(lambda body: content(http, body), bodies))
+        beside = singing.result().json()["choices"][0]["message"]
+    for schema, answer in zip(schemas, answers, strict=True):
+        jsonschema.validate(json.loads(answer), schema)
+    assert beside == alone
+
+
+def test_o_response_format_a_json_object_is_one_whatever_the_temperature(
+    http: httpx.Client,
+) -> None:
+    body = {**chat_body("go"), "response_format": {"type": "json_object"}, "temperature": 2}
+    for seed in range(3):
+        choice = http.post(CHAT, json={**body, "max_tokens": 60, "seed": seed}).json()["choices"][0]
+        text = choice["message"]["content"]
+        assert text.startswith("{")
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(text), dict)
+
+
+def test_streams_and_several_choices_are_held_too(http: httpx.Client) -> None:
+    found = chunks(http, CHAT, asked(PERSON, n=3, temperature=1, seed=5))
+    texts = ["", "", ""]
+    for chunk in found:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    for text in texts:
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_responses_hold_text_format(sdk: openai.OpenAI) -> None:
+    wanted: Any = {"format": {"type": "json_schema", "name": "p", "schema": PERSON}}
+    made = sdk.responses.create(
+        model="tiny", input="who?", text=wanted, reasoning={"effort": "none"}, max_output_tokens=300
+    )
+    jsonschema.validate(json.loads(made.output_text), PERSON)
+
+
+@pytest.mark.parametrize("where", ["output_config", "output_format"])
+def test_messages_hold_their_format(live: Running, where: str) -> None:
+    wanted = {"type": "json_schema", "schema": PERSON}
+    body = {
+        "model": "tiny",
+        "max_tokens": 300,
+        "messages": [{"role": "user", "content": "who?"}],
+        "thinking": {"type": "disabled"},
+        where: {"format": wanted} if where == "output_config" else wanted,
+    }
+    with anthropic.Anthropic(base_url=live.url, api_key="any", max_retries=0) as client:
+        made = client.post("/v1/messages", body=body, cast_to=anthropic.types.Message)
+    assert made.content[0].type == "text"
+    jsonschema.validate(json.loads(made.content[0].text), PERSON)
+
+
+def test_llama_servers_json_schema_and_grammar(http: httpx.Client) -> None:
+    plain = {"prompt": "once", "n_predict": 300, "temperature": 1, "seed": 2}
+    made = http.post("/completion", json={**plain, "json_schema": PERSON}).json()
+    jsonschema.validate(json.loads(made["content"]), PERSON)
+    rules = 'root ::= ("yes" | "no") " " [0-9]{3}'
+    made = http.post("/completion", json={**plain, "grammar": rules}).json()
+    assert made["content"].split(" ")[0] in ("yes", "no")
+    assert made["content"].split(" ")[1].isdigit()
+    assert made["stop_type"] == "eos"
+    said = chat(http, "hello", grammar=rules, max_tokens=30)["choices"][0]["message"]["content"]
+    assert said[:2] in ("ye", "no")
+
+
+@pytest.mark.parametrize("name", ["greet", "visit"])
+def test_a_named_tool_is_called_by_that_name_with_valid_arguments(
+    http: httpx.Client, name: str
+) -> None:
+    choice: Any = {"type": "function", "function": {"name": name}}
+    made = chat(http, "hi", tools=TOOLS, tool_choice=choice, max_tokens=300)["choices"][0]
+    assert made["finish_reason"] == "tool_calls"
+    (call,) = made["message"]["tool_calls"]
+    assert call["function"]["name"] == name
+    jsonschema.validate(json.loads(call["function"]["arguments"]), PERSON)
+
+
+def test_a_required_call_is_valid_and_a_missing_name_is_refused(http: httpx.Client) -> None:
+    body = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    made = chat(http, "hi", **body, max_tokens=300, temperature=1)["choices"][0]
+    (call,) = made["message"]["tool_calls"]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), PERSON)
+    absent = {"type": "function", "function": {"name": "absent"}}
+    refused = http.post(CHAT, json=chat_body(tools=TOOLS, tool_choice=absent))
+    assert refused.status_code == 400
+    assert "absent" in refused.json()["error"]["message"]
+
+
+def test_messages_force_the_named_tool(live: Running) -> None:
+    tools: Any = [{"name": n, "input_schema": PERSON} for n in ("greet", "visit")]
+    with anthropic.Anthropic(base_url=live.url, api_key="any", max_retries=0) as client:
+        made = client.messages.create(
+            model="tiny",
+            max_tokens=300,
+            tools=tools,
+            thinking={"type": "disabled"},
+            messages=[{"role": "user", "content": "hi"}],
+            tool_choice={"type": "tool", "name": "visit"},
+        )
+    assert made.stop_reason == "tool_use"
+    block = made.content[0]
+    assert block.type == "tool_use"
+    assert block.name == "visit"
+    jsonschema.validate(block.input, PERSON)
+
+
+@pytest.mark.parametrize("budget", [0, 7])
+def test_thoughts_end_with_their_budget_and_the_schema_holds_after_them(
+    http: httpx.Client, budget: int
+) -> None:
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    body = asked(PERSON, thinking_budget_tokens=budget, temperature=1, seed=1, **thinking)
+    made = http.post(CHAT, json=body).json()
+    jsonschema.validate(json.loads(made["choices"][0]["message"]["content"]), PERSON)
+    assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] <= budget + 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "foo"},
+        {"$ref": "http://elsewhere/schema"},
+        {"type": "string", "pattern": "(?=a)b"},
+        {"type": "string", "pattern": "((a{1,3000}){1,3000}){1,3000}"},
+        {"allOf": [{"anyOf": [{"pattern": f".*{i}{j}.*"} for i in range(40)]} for j in range(40)]},
+    ],
+)
+def test_schemas_of_strangers_are_refused_or_served_but_hang_nothing(
+    http: httpx.Client, schema: dict[str, Any]
+) -> None:
+    began = time.monotonic()
+    answer = http.post(CHAT, json={**asked(schema), "max_tokens": 20})
+    assert answer.status_code in (200, 400), answer.text
+    assert time.monotonic() - began < 20
+    assert chat(http, "and the next one")["choices"]
+
+
+def test_what_cannot_be_enforced_is_left_out(http: httpx.Client) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2, 3]}, "maxItems": 3}
+    found = json.loads(content(http, asked(schema)))
+    assert set(found) <= {1, 2, 3}
