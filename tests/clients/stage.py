@@ -1,0 +1,88 @@
+"""A real service whose model follows a script, and the programs that talk to it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
+from mlxstack.demo import MODEL_DIR
+from tests.api.running import Running, running
+
+PROGRAMS = Path(os.environ.get("MLX_STACK_CLIENTS", Path(sys.prefix) / "clients"))
+"""The environment that `make clients-ready` builds: aider and litellm pin what we do not."""
+
+Script = list[dict[str, str]]
+
+
+def model(folder: Path, script: Script) -> Path:
+    """The folder of a model that follows `script`."""
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(MODEL_DIR / name, folder / name)
+    shutil.copy(Path(__file__).with_name("scripted.py"), folder / "scripted.py")
+    mx.save_safetensors(str(folder / "model.safetensors"), {"scale": mx.ones((1,))})
+    config = {
+        "model_type": "llama",
+        "model_file": "scripted.py",
+        "tokenizer": str(folder / "tokenizer.json"),
+        "script": script,
+        "vocab_size": 1024,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "eos_token_id": 2,
+        "max_position_embeddings": 262144,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@contextmanager
+def playing(folder: Path, script: Script, **sections: Any) -> Iterator[Running]:
+    """A running service of three slots of 32k tokens that follows `script`."""
+    preset = Preset(
+        model=ModelSpec(
+            id=str(model(folder / "model", script)), alias="local-model", trust_remote_code=True
+        ),
+        slots=SlotSpec(count=3, n_ctx=32768),
+        sampling=SamplingSpec(temperature=0),
+        server=ServerSpec(port=0),
+    )
+    with running(preset, folder / "home") as found:
+        yield found
+
+
+def program(name: str) -> Path:
+    """The installed program; skips the test, or fails it under CI, if there is none."""
+    path = PROGRAMS / "bin" / name
+    if not path.exists():
+        assert not os.environ.get("CI"), f"{path} is missing; `make clients-ready` installs it"
+        pytest.skip(f"{path} is not installed; `make clients-ready` installs it")
+    return path
+
+
+def run(command: list[str], folder: Path, **env: str) -> str:
+    """What a program prints that ends well; its home is `folder`."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "NO_COLOR": "1", **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,196 @@
+"""Real clients over real sockets against a scripted model in the real engine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.api.running import Running
+from tests.clients.scripted import call
+from tests.clients.stage import playing, program, run
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+HELLO = "Hello! I am here."
+SUNNY = "It is sunny in Paris."
+FIXED = "def add(a, b):\n    return a + b\n"
+SCRIPT = [
+    {"when": "tool_response>.*21 degrees", "say": SUNNY, "think": "Now I know."},
+    {"when": "fix add", "say": f"Done.\n\nsums.py\n```\n{FIXED}```\n"},
+    {"when": "hello there", "say": HELLO, "think": "A greeting."},
+    {"when": "weather in Paris", "say": call("get_weather", city="Paris"), "think": "I ask."},
+    {"when": "both cities", "say": "\n".join(call("get_weather", city=c) for c in "AB")},
+    {"when": "broken", "say": '<tool_call>\n{"name": "get_wea\n</tool_call>'},
+]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+FLAT: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": False}
+CLAUDES: Any = {"name": "get_weather", "input_schema": PARAMETERS}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with playing(tmp_path_factory.mktemp("stage"), SCRIPT) as found:
+        yield found
+
+
+@pytest.fixture
+def gpt(stage: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stage.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(stage: Running) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=stage.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def test_b1_openai_chat_streams_and_tool_loop_reuse_the_whole_first_prompt(
+    gpt: openai.OpenAI,
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = gpt.chat.completions.create(model="local-model", messages=messages, tools=[TOOL])
+    said = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls"
+    assert said.model_extra is not None
+    assert said.model_extra["reasoning_content"] == "I ask."
+    assert said.tool_calls is not None
+    (called,) = said.tool_calls
+    assert called.type == "function"
+    # Clients write the arguments again in their own way (C-4).
+    arguments = json.dumps(json.loads(called.function.arguments), separators=(",", ":"))
+    function = {"name": called.function.name, "arguments": arguments}
+    back = {"id": called.id, "type": "function", "function": function}
+    messages += [
+        {"role": "assistant", "reasoning_content": "I ask.", "tool_calls": [back]},
+        {"role": "tool", "tool_call_id": called.id, "content": "21 degrees"},
+    ]
+    stream = gpt.chat.completions.create(
+        model="local-model", messages=messages, tools=[TOOL], stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == SUNNY
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert first.usage is not None
+    n_cached = usage.prompt_tokens_details.cached_tokens or 0
+    # All but the opened thought, which no template renders again.
+    assert n_cached >= first.usage.prompt_tokens - 2
+
+
+def test_o7_parallel_calls_come_whole_in_a_stream(gpt: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "for both cities"}]
+    with gpt.chat.completions.stream(
+        model="local-model", messages=messages, tools=[TOOL]
+    ) as stream:
+        made = stream.get_final_completion().choices[0]
+    assert made.finish_reason == "tool_calls"
+    calls = made.message.tool_calls or []
+    assert [json.loads(one.function.arguments)["city"] for one in calls] == ["A", "B"]
+    one_only = gpt.chat.completions.create(
+        model="local-model", messages=messages, tools=[TOOL], parallel_tool_calls=False
+    )
+    assert len(one_only.choices[0].message.tool_calls or []) == 1
+
+
+def test_a24_a_call_that_makes_no_sense_is_told_as_text_and_counted(
+    gpt: openai.OpenAI, stage: Running
+) -> None:
+    def counted() -> float:
+        text = httpx.get(f"{stage.url}/metrics").text
+        lines = [line for line in text.splitlines() if "unparsed" in line and line[0] != "#"]
+        return float(lines[0].split()[-1])
+
+    before = counted()
+    made = gpt.chat.completions.create(
+        model="local-model", messages=[{"role": "user", "content": "broken"}], tools=[TOOL]
+    ).choices[0]
+    assert made.finish_reason == "stop"
+    assert '{"name": "get_wea' in (made.message.content or "")
+    assert counted() == before + 1
+
+
+def test_r3_responses_loop(gpt: openai.OpenAI) -> None:
+    asked: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    with gpt.responses.stream(model="local-model", input=asked, tools=[FLAT]) as stream:
+        first = stream.get_final_response()
+    (called,) = [item for item in first.output if item.type == "function_call"]
+    asked += [item.model_dump(exclude_none=True) for item in first.output]
+    asked.append(
+        {"type": "function_call_output", "call_id": called.call_id, "output": "21 degrees"}
+    )
+    second = gpt.responses.create(model="local-model", input=asked, tools=[FLAT])
+    assert second.output_text == SUNNY
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 2
+
+
+@pytest.mark.parametrize("thinking", ["enabled", "disabled"])
+def test_a30_anthropic_stream_tool_loop_and_count_tokens(
+    claude: anthropic.Anthropic, thinking: str
+) -> None:
+    more: dict[str, Any] = {"model": "local-model", "tools": [CLAUDES]}
+    more["thinking"] = {"type": thinking, "budget_tokens": 1024}
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    n_counted = claude.messages.count_tokens(messages=messages, **more).input_tokens
+    with claude.messages.stream(messages=messages, max_tokens=900, **more) as stream:
+        first = stream.get_final_message()
+    n_prompt = first.usage.input_tokens + (first.usage.cache_read_input_tokens or 0)
+    assert n_counted == n_prompt
+    called = first.content[-1]
+    assert called.type == "tool_use"
+    assert called.input == {"city": "Paris"}
+    result = {"type": "tool_result", "tool_use_id": called.id, "content": "21 degrees"}
+    messages += [
+        {"role": "assistant", "content": [block.to_dict() for block in first.content]},
+        {"role": "user", "content": [result]},
+    ]
+    second = claude.messages.create(messages=messages, max_tokens=900, **more)
+    assert second.content[-1].type == "text"
+    assert second.content[-1].text == SUNNY
+    assert (second.usage.cache_read_input_tokens or 0) >= n_prompt - 2
+
+
+def test_litellm_speaks_to_both_doors(stage: Running, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("ask_litellm.py")
+    told = run(
+        [str(program("python")), str(script), stage.url],
+        tmp_path,
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+    )
+    assert json.loads(told.splitlines()[-1]) == {
+        "chat": HELLO,
+        "stream": HELLO,
+        "messages": HELLO,
+        "call": "get_weather",
+        "arguments": {"city": "Paris"},
+        "reason": "tool_calls",
+    }
+
+
+def test_c10_aider_edits_a_file(stage: Running, tmp_path: Path) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text("def add(a, b):\n    return a - b\n")
+    run(
+        [
+            str(program("aider")), "--model", "openai/local-model", "--yes-always", "--no-git",
+            "--edit-format", "whole", "--no-check-update", "--analytics-disable",
+            "--no-show-model-warnings", "--no-show-release-notes", "--no-pretty",
+            "--no-detect-urls", "--map-tokens", "0", "--message", "please fix add", "sums.py",
+        ],
+        tmp_path,
+        OPENAI_API_BASE=f"{stage.url}/v1",
+        OPENAI_API_KEY="any",
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+    )  # fmt: skip
+    assert file.read_text() == FIXED
