@@ -20,6 +20,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as slots.count=5."),
 ]
+CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -161,10 +162,13 @@ def _facts(state: "State") -> dict[str, object]:
 
 def _curl(plan: "Plan", preset: "Preset") -> str:
     key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
-    body = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
+    from mlxstack.core.preset import Kind
+
+    path, body = "chat/completions", CHAT
+    if preset.kind is Kind.EMBEDDING:
+        path, body = "embeddings", '{"input": "Hello!"}'
     return (
-        f"curl {plan.url}/v1/chat/completions{key} "
-        f"-H 'content-type: application/json' -d {shlex.quote(body)}"
+        f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
     )
 
 

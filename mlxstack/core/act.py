@@ -116,6 +116,12 @@ class Protect(Struct, frozen=True):
     tokens: tuple[int, ...]
 
 
+class Embed(Struct, frozen=True):
+    """One vector for each text: a tuple of bytes, little-endian float32, of length one."""
+
+    texts: tuple[tuple[int, ...], ...]
+
+
 class Clear(Struct, frozen=True):
     """Forget all parked KV in memory that is neither in use nor pinned."""
 
@@ -152,7 +158,7 @@ class Locate(Struct, frozen=True):
     agents: tuple[str, ...]
 
 
-Chore = Look | Locate | Recall | Protect | Pin | PinAgent | LetGo | Unpin | Clear | Relieve
+Chore = Look | Locate | Recall | Protect | Pin | PinAgent | LetGo | Unpin | Clear | Relieve | Embed
 
 
 class Pinned(Struct, frozen=True):

@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlxstack.core.act import (
     Chore,
     Clear,
+    Embed,
     Freed,
     LetGo,
     Locate,
@@ -19,6 +20,7 @@ from mlxstack.core.act import (
     Relieve,
     Unpin,
 )
+from mlxstack.core.errors import Unsupported
 from mlxstack.core.frame import CacheView, PrefixView, Sums
 from mlxstack.engine import agent_chores, pinning
 from mlxstack.engine.ledger import Ledger
@@ -27,6 +29,11 @@ from mlxstack.policy import audit
 from mlxstack.policy.eviction import Pressure
 from mlxstack.policy.meters import Tally
 from mlxstack.policy.owners import Prefix
+
+NO_EMBEDDINGS = (
+    "This server does not support embeddings; start an embedding preset beside it, "
+    "such as `mlx-stack up demo-embedding`"
+)
 
 
 def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
@@ -38,6 +45,8 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
             return agent_chores.do(chore, seating)
         case Pin() | Unpin() | Recall() | Protect():
             return pinning.do(chore, seating)
+        case Embed():
+            raise Unsupported(NO_EMBEDDINGS)
         case Clear():
             return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
         case Relieve():

@@ -11,7 +11,7 @@ from mlxstack.core.act import Relieve, Sweep
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest, Loading, StackError
 from mlxstack.core.frame import CacheView
-from mlxstack.core.preset import WarmPrefix
+from mlxstack.core.preset import Kind, WarmPrefix
 from mlxstack.core.snapshot import Counters
 from mlxstack.host import pressure
 from mlxstack.host.pressure import Level
@@ -27,6 +27,8 @@ SWEEP_S = 600.0
 
 async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
     """Until cancelled. `level` tells how short of memory the computer is."""
+    if service.preset.kind is Kind.EMBEDDING:
+        return
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
         if spec.warm_on_startup:

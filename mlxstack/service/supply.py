@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
 from mlxstack.engine import device, footprint, loader
+from mlxstack.engine.embed import Embedder
 from mlxstack.engine.thread import Engine
 from mlxstack.host import presets
 from mlxstack.host.models import read_config
@@ -47,8 +48,10 @@ class Supply:
         self._library = library
         self._source = source
 
-    def engine(self, preset: Preset) -> Engine:
+    def engine(self, preset: Preset) -> Engine | Embedder:
         """An engine that is not started. Raises SetupError when a folder cannot be made."""
+        if preset.kind is Kind.EMBEDDING:
+            return Embedder(preset, self._outbox.deliver)
         self._library.is_writing = preset.agents.persist is not Persist.NEVER
         shelf = SlotShelf(slots_folder(preset, self._home))
         shelves.note(self._vault.root, shelf.directory)

@@ -1,18 +1,100 @@
-"""Embeddings, which a chat model does not give."""
+"""Embeddings, in OpenAI's shape and in llama-server's."""
 
-from typing import Any
+from base64 import b64encode
+from typing import Any, Literal
 
 from litestar import post
+from litestar.params import JSONBody
+from msgspec import Struct
 
-from mlxstack.core.errors import Unsupported
+from mlxstack.api.fields import Prompts
+from mlxstack.api.given import TheService
+from mlxstack.api.names import served
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.embedding import Embedded, embed, numbers
 
 
-@post(["/v1/embeddings", "/embeddings"], status_code=200)
-async def embeddings() -> None:
-    """Refuses in the words that clients of llama-server know."""
-    raise Unsupported(
-        "This server does not support embeddings; start an embedding preset beside it"
+class EmbeddingsBody(Struct):
+    """Unknown fields are ignored. OpenAI's SDK asks for base64 unless told otherwise."""
+
+    input: Prompts
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+class NativeBody(Struct):
+    """llama-server's own; `content` is what it calls the input, and "input" means the same."""
+
+    content: Prompts | None = None
+    input: Prompts | None = None
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(Struct, frozen=True):
+    """Tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct, frozen=True, kw_only=True):
+    """All of them, in the order of the input."""
+
+    object: str = "list"
+    model: str
+    data: tuple[Embedding, ...]
+    usage: Usage
+
+
+@post("/v1/embeddings", status_code=200)
+async def embeddings(data: JSONBody[EmbeddingsBody], service: TheService) -> Embeddings:
+    """One vector of length one for each text."""
+    model = served(service, data.model)
+    found = await embed(service, _texts(data.input), data.dimensions)
+    is_text = data.encoding_format == "base64"
+    return Embeddings(
+        model=model,
+        data=tuple(
+            Embedding(index=i, embedding=b64encode(v).decode() if is_text else numbers(v))
+            for i, v in enumerate(found.vectors)
+        ),
+        usage=Usage(found.n_tokens, found.n_tokens),
     )
 
 
-ROUTES: list[Any] = [embeddings]
+@post(["/embedding", "/embeddings"], status_code=200)
+async def native_embedding(
+    data: JSONBody[NativeBody], service: TheService
+) -> tuple[dict[str, Any], ...]:
+    """llama-server's shape: a list, and in it a list of vectors for each text."""
+    given = data.input if data.content is None else data.content
+    if given is None:
+        raise BadRequest("content is missing: a text, or a list of texts", "content")
+    found: Embedded = await embed(service, _texts(given), None)
+    return tuple(
+        {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(found.vectors)
+    )
+
+
+def _texts(given: Prompts) -> list[str | list[int]]:
+    """One text or its tokens, or a list of either. Raises BadRequest for a mixture."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [one for one in given if isinstance(one, int)]
+    texts = [one for one in given if not isinstance(one, int)]
+    if tokens and texts:
+        raise BadRequest(
+            "input mixes tokens with texts; give one text's tokens, or a list", "input"
+        )
+    return [tokens] if tokens else texts
+
+
+ROUTES: list[Any] = [embeddings, native_embedding]

@@ -1,0 +1,68 @@
+"""From texts to vectors."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from math import sqrt
+
+from msgspec import Struct
+
+from mlxstack.core.act import Embed
+from mlxstack.core.errors import BadRequest, TooLong
+from mlxstack.service.service import Service
+from mlxstack.text.prompt import Spelling
+
+MOST_TEXTS = 2048
+"""As OpenAI's."""
+
+Text = str | Sequence[int]
+
+
+class Embedded(Struct, frozen=True):
+    """Vectors of length one, little-endian float32, and how many tokens they took."""
+
+    vectors: tuple[bytes, ...]
+    n_tokens: int
+
+
+async def embed(service: Service, texts: Sequence[Text], dimensions: int | None) -> Embedded:
+    """One vector per text; of the first `dimensions` numbers, made to length one again.
+
+    Raises BadRequest and TooLong for what cannot be embedded, Unsupported on a chat model.
+    """
+    if not 0 < len(texts) <= MOST_TEXTS:
+        raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
+    tokens = tuple([await _tokens(service, text) for text in texts])
+    vectors = await asyncio.wrap_future(service.engine.tend(Embed(tokens)))
+    n_numbers = len(vectors[0]) // 4
+    if dimensions is not None and not 0 < dimensions <= n_numbers:
+        raise BadRequest(f"dimensions is {dimensions}; this model has {n_numbers}", "dimensions")
+    if dimensions is not None:
+        vectors = tuple(shortened(vector, dimensions) for vector in vectors)
+    return Embedded(vectors, sum(len(one) for one in tokens))
+
+
+def numbers(vector: bytes) -> list[float]:
+    """The vector as Python's numbers."""
+    return array("f", vector).tolist()
+
+
+def shortened(vector: bytes, dimensions: int) -> bytes:
+    """The first numbers, made to length one again: how Matryoshka embeddings are cut."""
+    kept = numbers(vector)[:dimensions]
+    length = sqrt(sum(x * x for x in kept)) or 1.0
+    return array("f", [x / length for x in kept]).tobytes()
+
+
+async def _tokens(service: Service, text: Text) -> tuple[int, ...]:
+    if isinstance(text, str):
+        spelling = Spelling(add_special=True, parse_special=False)
+        tokens = await service.words.tokenize(text, spelling)
+    else:
+        service.words.check(text, "input")
+        tokens = tuple(text)
+    if not tokens:
+        raise BadRequest("input has an empty text; there is nothing to embed", "input")
+    if len(tokens) > service.preset.slots.n_ctx:
+        raise TooLong(len(tokens), service.preset.slots.n_ctx)
+    return tokens

@@ -1,0 +1,148 @@
+"""Embeddings: a service of its own, through OpenAI's SDK and llama-server's door."""
+
+from collections.abc import Iterator
+from math import sqrt
+
+import httpx
+import mlx.core as mx
+import openai
+import pytest
+from mlx_lm import load
+
+from mlxstack.core.preset import Kind, ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.engine.embed import MOST_TOKENS, batches, embed
+from mlxstack.service.embedding import numbers, shortened
+from tests.api.running import Running, running
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+TEXTS = ["The cat sleeps.", "read_file(path)", "a", "word " * 300]
+
+
+@pytest.fixture(scope="module")
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    preset = Preset(
+        model=ModelSpec(id="demo", alias="demo-embedding"),
+        kind=Kind.EMBEDDING,
+        slots=SlotSpec(count=1, n_ctx=1024),
+        server=ServerSpec(port=0),
+    )
+    with running(preset, tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@pytest.fixture
+def sdk(embedding: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def test_b16_vectors_are_of_one_length_and_the_same_for_the_same_text(
+    sdk: openai.OpenAI,
+) -> None:
+    found = sdk.embeddings.create(model="demo-embedding", input=[*TEXTS, TEXTS[0]])
+    vectors = [one.embedding for one in found.data]
+    assert [one.index for one in found.data] == list(range(5))
+    assert {len(vector) for vector in vectors} == {160}
+    for vector in vectors:
+        assert cosine(vector, vector) == pytest.approx(1, abs=1e-5)
+    assert cosine(vectors[0], vectors[4]) == pytest.approx(1, abs=1e-5)
+    assert cosine(vectors[0], vectors[1]) < 0.99
+    assert found.usage.prompt_tokens == found.usage.total_tokens > 300
+
+
+def test_b16_base64_and_numbers_are_the_same_vector(sdk: openai.OpenAI) -> None:
+    one = sdk.embeddings.create(model="x", input="hello", encoding_format="float").data[0]
+    other = sdk.embeddings.create(model="x", input="hello").data[0]
+    assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+
+
+def test_b16_a_text_and_its_tokens_are_the_same(embedding: Running, sdk: openai.OpenAI) -> None:
+    tokens = httpx.post(embedding.url + "/tokenize", json={"content": "hello there"}).json()
+    by_text = sdk.embeddings.create(model="x", input="hello there").data[0].embedding
+    by_tokens = sdk.embeddings.create(model="x", input=tokens["tokens"]).data[0].embedding
+    assert by_text == pytest.approx(by_tokens, abs=1e-6)
+
+
+def test_b16_dimensions_cut_and_keep_length_one(sdk: openai.OpenAI) -> None:
+    whole = sdk.embeddings.create(model="x", input="hello").data[0].embedding
+    cut = sdk.embeddings.create(model="x", input="hello", dimensions=40).data[0].embedding
+    assert len(cut) == 40
+    length = sqrt(sum(x * x for x in whole[:40]))
+    assert cut == pytest.approx([x / length for x in whole[:40]], abs=1e-5)
+
+
+def test_b16_llama_servers_shape(embedding: Running) -> None:
+    found = httpx.post(embedding.url + "/embedding", json={"content": "hello"}).json()
+    assert found[0]["index"] == 0
+    assert len(found[0]["embedding"]) == 1
+    assert len(found[0]["embedding"][0]) == 160
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"input": []}, "1 to 2048"),
+        ({"input": ""}, "empty"),
+        ({"input": ["a", ""]}, "empty"),
+        ({"input": [99999]}, "99999"),
+        ({"input": "word " * 3000}, "1024"),
+        ({"input": "a", "dimensions": 161}, "160"),
+        ({"input": "a", "dimensions": 0}, "160"),
+        ({"input": {"a": 1}}, "input"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ],
+)
+def test_b16_bad_input_is_refused_in_openais_words(
+    embedding: Running, body: dict[str, object], says: str
+) -> None:
+    answer = httpx.post(embedding.url + "/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert says in answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_b16_an_embedding_model_does_not_chat_and_a_chat_model_does_not_embed(
+    embedding: Running, http: httpx.Client
+) -> None:
+    said = {"messages": [{"role": "user", "content": "hi"}]}
+    answer = httpx.post(embedding.url + "/v1/chat/completions", json=said)
+    assert answer.status_code == 501
+    assert "embedding model" in answer.json()["error"]["message"]
+    other = http.post("/v1/embeddings", json={"input": "hi"})
+    assert other.status_code == 501
+    assert "demo-embedding" in other.json()["error"]["message"]
+
+
+def test_b16_the_service_is_well_and_tells_of_itself(embedding: Running) -> None:
+    assert httpx.get(embedding.url + "/health").json() == {"status": "ok"}
+    assert httpx.get(embedding.url + "/slots").json() == []
+    assert httpx.get(embedding.url + "/props").json()["model_alias"] == "demo-embedding"
+    assert httpx.get(embedding.url + "/metrics").status_code == 200
+    assert httpx.post(embedding.url + "/slots/0?action=erase").status_code == 501
+
+
+def test_b16_together_equals_alone() -> None:
+    model = load(str(MODEL_DIR))[0]
+    model.set_dtype(mx.float32)
+    texts = tuple(tuple(range(9, 9 + n)) for n in (3, 200, 1, 40, 40))
+    together = embed(model, texts)
+    for text, vector in zip(texts, together, strict=True):
+        assert numbers(embed(model, (text,))[0]) == pytest.approx(numbers(vector), abs=1e-5)
+
+
+def test_b16_batches_hold_every_text_once_and_are_bounded() -> None:
+    lengths = [1, 5000, 3, 4096, 2048, 2048, 7]
+    made = batches(lengths)
+    assert sorted(at for batch in made for at in batch) == list(range(7))
+    for batch in made:
+        assert len(batch) == 1 or len(batch) * max(lengths[at] for at in batch) <= MOST_TOKENS
+
+
+def test_b16_a_cut_of_nothing_is_no_division_by_zero() -> None:
+    assert numbers(shortened(bytes(16), 2)) == [0.0, 0.0]
