@@ -3,7 +3,6 @@
 import re
 
 from mlxstack.core.errors import BadRequest, SetupError
-from mlxstack.host.machine import amount
 
 KIB, MIB = 1024, 1024 * 1024
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -42,6 +41,8 @@ def tokens(n: int) -> str:
 
 def size(n_bytes: float) -> str:
     """Bytes as `64 KiB`, `320 MiB` or `12.3 GiB`; 0 as `-`."""
+    from mlxstack.host.machine import amount
+
     if not n_bytes:
         return "-"
     return f"{n_bytes / KIB:.4g} KiB" if n_bytes < MIB else amount(n_bytes)

@@ -98,13 +98,14 @@ class Restoring:
     ) -> None:
         """Take the next step on the MLX thread; whatever goes wrong is the result."""
 
-        def run() -> None:
+        def run(found: "Future[T]") -> None:
             try:
-                step(done.result())
+                step(found.result())
             except Exception as error:
                 result.set_exception(error)
 
-        done.add_done_callback(lambda _: self._post(run))
+        # The future is handed on and not held by its own callback: nothing waits for the collector.
+        done.add_done_callback(lambda found: self._post(lambda: run(found)))
 
     def _look(self, name: str) -> Found:
         vault, shelf, identity = self._sources.vault, self._sources.shelf, self._sources.identity
