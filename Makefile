@@ -32,7 +32,17 @@ check: setup ## Format, lint, types, floors
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-test: check ## Everything that CI runs
+$(VENV)/clients/ready: tests/clients/requirements.txt
+	@test -x $(VENV)/clients/bin/python || $(PYTHON) -m venv $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@ \
+		|| echo "aider and litellm cannot be installed; their tests say so and are skipped"
+
+programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
+
+clients: programs ## Real coding agents, those that are installed, against a scripted model
+	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
+
+test: check programs ## Everything that CI runs
 	@$(FAST) $(BIN)/python -m pytest
 
 fast: setup ## The pure rooms only, in seconds
@@ -53,4 +63,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: help setup up down check test fast matrix soak signature shots bench
+.PHONY: programs clients help setup up down check test fast matrix soak signature shots bench

@@ -18,7 +18,7 @@ from mlxstack.demo import MODEL_DIR
 from tests.api.running import Running, running
 
 PROGRAMS = Path(os.environ.get("MLX_STACK_CLIENTS", Path(sys.prefix) / "clients"))
-"""The environment that `make clients-ready` builds: aider and litellm pin what we do not."""
+"""The environment that `make programs` builds: aider and litellm pin what we do not."""
 
 Script = list[dict[str, str]]
 
@@ -67,8 +67,8 @@ def program(name: str) -> Path:
     """The installed program; skips the test, or fails it under CI, if there is none."""
     path = PROGRAMS / "bin" / name
     if not path.exists():
-        assert not os.environ.get("CI"), f"{path} is missing; `make clients-ready` installs it"
-        pytest.skip(f"{path} is not installed; `make clients-ready` installs it")
+        assert not os.environ.get("CI"), f"{path} is missing; `make programs` installs it"
+        pytest.skip(f"{path} is not installed; `make programs` installs it")
     return path
 
 

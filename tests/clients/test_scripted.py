@@ -1,7 +1,6 @@
 """Real clients over real sockets against a scripted model in the real engine."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +10,10 @@ import openai
 import pytest
 
 from tests.api.running import Running
-from tests.clients.scripted import call
-from tests.clients.stage import playing, program, run
+from tests.clients.lines import CLAUDES, FIXED, FLAT, HELLO, SUNNY, TOOL
+from tests.clients.stage import program, run
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
-
-HELLO = "Hello! I am here."
-SUNNY = "It is sunny in Paris."
-FIXED = "def add(a, b):\n    return a + b\n"
-SCRIPT = [
-    {"when": "tool_response>.*21 degrees", "say": SUNNY, "think": "Now I know."},
-    {"when": "fix add", "say": f"Done.\n\nsums.py\n```\n{FIXED}```\n"},
-    {"when": "hello there", "say": HELLO, "think": "A greeting."},
-    {"when": "weather in Paris", "say": call("get_weather", city="Paris"), "think": "I ask."},
-    {"when": "both cities", "say": "\n".join(call("get_weather", city=c) for c in "AB")},
-    {"when": "broken", "say": '<tool_call>\n{"name": "get_wea\n</tool_call>'},
-]
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
-FLAT: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": False}
-CLAUDES: Any = {"name": "get_weather", "input_schema": PARAMETERS}
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with playing(tmp_path_factory.mktemp("stage"), SCRIPT) as found:
-        yield found
-
-
-@pytest.fixture
-def gpt(stage: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stage.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def claude(stage: Running) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=stage.url, api_key="any", max_retries=0) as client:
-        yield client
 
 
 def test_b1_openai_chat_streams_and_tool_loop_reuse_the_whole_first_prompt(

@@ -1,0 +1,29 @@
+"""A scripted service, and clients of it."""
+
+from collections.abc import Iterator
+
+import anthropic
+import openai
+import pytest
+
+from tests.api.running import Running
+from tests.clients.lines import SCRIPT
+from tests.clients.stage import playing
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with playing(tmp_path_factory.mktemp("stage"), SCRIPT) as found:
+        yield found
+
+
+@pytest.fixture
+def gpt(stage: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stage.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(stage: Running) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=stage.url, api_key="any", max_retries=0) as client:
+        yield client
