@@ -45,7 +45,8 @@ class Context:
         self.tokens: list[int] = []
         self.checkpoints: list[Checkpoint] = []
         self.version = 0
-        self._counted: tuple[tuple[int, int], int] = (-1, 0), 0
+        self._counted: tuple[int, int] | None = None
+        self._is_bitten = False
         self.salt = ""
         self.agent: str | None = None
         self.n_prompt = 0
@@ -80,14 +81,15 @@ class Context:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the live caches alone, counted anew every few tokens."""
-        key = (-(-len(self.tokens) // COUNT_EVERY), id(self.caches))
-        if key != self._counted[0]:
-            self._counted = key, sum(layers.n_bytes(leaf) for leaf in self.leaves)
+        part = -(-len(self.tokens) // COUNT_EVERY)
+        if self._counted is None or self._counted[0] != part:
+            self._counted = part, sum(layers.n_bytes(leaf) for leaf in self.leaves)
         return self._counted[1]
 
     def clear(self) -> None:
         """Forget everything."""
         self.caches = self._maker.make()
+        self._counted = None
         self.tokens = []
         self.version += 1
         self.checkpoints = []
@@ -107,6 +109,9 @@ class Context:
         """The model has just put the KV of these tokens into the caches."""
         self.tokens.extend(tokens)
         self.version += 1
+        if self._is_bitten or len(tokens) > 1:
+            # A window holds more than its size after a bite, until the next token.
+            self._counted, self._is_bitten = None, len(tokens) > 1
         self.quantise_if_due()
 
     @property
@@ -132,6 +137,7 @@ class Context:
     def become(self, other: "Context") -> None:
         """Take over everything of a context that is not used any more."""
         self.caches, self.tokens = other.caches, other.tokens
+        self._counted = None
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
@@ -143,6 +149,7 @@ class Context:
         due = self._maker.turning_point
         if due and not self.floor and len(self.tokens) >= due:
             self.caches = self._maker.quantise(self.caches)
+            self._counted = None
             self.evaluate()
             self._mark_floor()
 
@@ -173,6 +180,7 @@ class Context:
         if not is_cut and checkpoint is not None:
             self._thaw(checkpoint)
         del self.tokens[position:]
+        self._counted = None
         self.version += 1
         self.checkpoints = [c for c in self.checkpoints if c.position <= position]
         self._n_anchored = min(self._n_anchored, position)
@@ -204,6 +212,7 @@ class Context:
         """
         self.clear()
         self.caches = self._maker.make(len(tokens))
+        self._counted = None
         sliceable = [leaf for leaf in self.leaves if layers.is_sliceable(leaf)]
         for leaf, whole in zip(sliceable, parts, strict=True):
             layers.rebuild(leaf, whole, len(tokens))

@@ -37,6 +37,7 @@ class Seating:
         self.slots = slots
         self.memory = memory
         self.archive = archive
+        self._is_room_due = False
         self.growth = 0
         """Bytes that one token adds to a live context."""
 
@@ -113,13 +114,15 @@ class Seating:
     def end_turn(self, slot: int) -> None:
         """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
         self.slots[slot].detach()
+        self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self.store(self.slots[slot])
 
     def tidy(self, turn: int, idle: Sequence[int]) -> None:
         """Now and then: keep to the budget, give unused buffers back."""
-        if turn % ROOM_EVERY == 0:
+        if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
+            self._is_room_due = False
         if turn % CLEAR_EVERY == 0:
             mx.clear_cache()
 
