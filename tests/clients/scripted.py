@@ -20,7 +20,9 @@ END = 2
 
 
 class ModelArgs(BaseModelArgs):
-    """`script` is a list of {"when", "say", "think"?}; the first `when` found in a turn counts."""
+    """`script` is a list of {"when", "say", "think"?}; the first `when` counts that is found
+    in what was heard since the last answer.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.tokenizer = config["tokenizer"]
@@ -33,7 +35,7 @@ class ModelArgs(BaseModelArgs):
 
 
 class Line(Struct, frozen=True):
-    """What is said when a pattern is found in what was heard last."""
+    """What is said when a pattern is found in what was heard since the last answer."""
 
     when: str
     say: str
@@ -77,7 +79,7 @@ class Model(nn.Module):
     def _next(self, tokens: list[int]) -> int:
         text = self._words.decode(tokens, skip_special_tokens=False)
         heard, opening, said = text.rpartition(OPENING)
-        whole = self._answer(heard.rpartition("<|im_start|>")[2], said)
+        whole = self._answer(heard.rpartition(OPENING)[2], said)
         if not opening or not whole.startswith(said) or whole == said:
             return END
         return int(self._words.encode(whole[len(said) :], add_special_tokens=False).ids[0])

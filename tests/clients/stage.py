@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -49,13 +48,13 @@ def model(folder: Path, script: Script) -> Path:
 
 
 @contextmanager
-def playing(folder: Path, script: Script, **sections: Any) -> Iterator[Running]:
-    """A running service of three slots of 32k tokens that follows `script`."""
+def playing(folder: Path, script: Script, n_ctx: int = 32768) -> Iterator[Running]:
+    """A running service of three slots that follows `script`."""
     preset = Preset(
         model=ModelSpec(
             id=str(model(folder / "model", script)), alias="local-model", trust_remote_code=True
         ),
-        slots=SlotSpec(count=3, n_ctx=32768),
+        slots=SlotSpec(count=3, n_ctx=n_ctx),
         sampling=SamplingSpec(temperature=0),
         server=ServerSpec(port=0),
     )
