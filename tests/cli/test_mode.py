@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.cli.terminal import Shell, free_port
@@ -63,6 +64,37 @@ def test_j2_a_crashed_member_is_started_again_by_the_same_mode(shell: Shell, mod
     after = pids(shell)
     assert after["chat"] == before["chat"]["worker_pid"]
     assert after["embed"] != before["embed"]["worker_pid"]
+
+
+def test_j1_j2_demo_mode_chats_and_embeds_and_its_dead_member_comes_back(shell: Shell) -> None:
+    """The shipped mode with real workers; only the ports are other ones."""
+    del shell.env["MLX_STACK_WORKER"]
+    ports = {name: free_port() for name in ("demo", "demo-embedding")}
+    shipped = shell.run("mode", "list", "--json")
+    assert "demo-mode" in shipped.stdout
+    folder = shell.home / "presets" / "modes"
+    folder.mkdir(parents=True, mode=0o700)
+    members = "".join(
+        f"  - preset: {name}\n    set: {{server.port: {port}}}\n" for name, port in ports.items()
+    )
+    (folder / "demo-mode.yaml").write_text(f"members:\n{members}")
+    started = shell.run("mode", "switch", "demo-mode")
+    assert started.returncode == 0, started.stderr
+    urls = {name: f"http://127.0.0.1:{port}/v1" for name, port in ports.items()}
+    with openai.OpenAI(base_url=urls["demo"], api_key="any") as chat:
+        said = [{"role": "user", "content": "Hello!"}]
+        answer = chat.chat.completions.create(model="x", messages=said, max_tokens=8)  # type: ignore[arg-type]
+        assert answer.choices[0].message.content
+    before = shell.services()
+    with openai.OpenAI(base_url=urls["demo-embedding"], api_key="any") as embedding:
+        first = embedding.embeddings.create(model="x", input="hello").data[0].embedding
+        for who in ("supervisor_pid", "worker_pid"):
+            os.kill(before["demo-embedding"][who], signal.SIGKILL)
+        again = json.loads(shell.run("mode", "switch", "demo-mode", "--json").stdout)
+        assert (again["start"], again["keep"]) == (["demo-embedding"], ["demo"])
+        second = embedding.embeddings.create(model="x", input="hello").data[0].embedding
+    assert second == pytest.approx(first)
+    assert pids(shell)["demo"] == before["demo"]["worker_pid"]
 
 
 def test_j2_a_changed_setting_restarts_that_member_only(shell: Shell, modes: Path) -> None:

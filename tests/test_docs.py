@@ -1,0 +1,118 @@
+"""The pages: links lead somewhere, commands exist, generated parts are what the code says."""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+
+from mlxstack.cli.exits import Exit
+from mlxstack.cli.main import app
+from tests.cli.terminal import CLI, Shell
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`mlx-stack ([a-z][^`]*)`")
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every `mlx-stack ...` that the page tells people to type, without what stands behind."""
+    text = page.read_text(encoding="utf-8")
+    for _, block in BLOCK.findall(text):
+        for line in block.splitlines():
+            typed = line.strip().removeprefix("$ ").partition(" #")[0].partition(" && ")[0]
+            found = re.match(r'(?:eval "\$\()?mlx-stack ([^)"]*)', typed)
+            if found:
+                yield found[1]
+    yield from INLINE.findall(text)
+
+
+def refused(line: str) -> str | None:
+    """Why click would not take this line, looking only at verbs and options."""
+    words = [word for word in shlex.split(line) if not word.startswith("…")]
+    command: click.Command = get_command(app)
+    while isinstance(command, click.Group) and words and not words[0].startswith(("-", "<")):
+        verb = words.pop(0)
+        for one in verb.split("|"):
+            if one not in command.commands:
+                return f"no verb {one}"
+        command = command.commands[verb.partition("|")[0]]
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    given = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
+    unknown = [one for one in given if one.startswith("--") and one not in {*known, "--help"}]
+    return f"no option {unknown[0]}" if unknown else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_l2_links_lead_somewhere(page: Path) -> None:
+    missing = [one for one in LINK.findall(page.read_text(encoding="utf-8"))
+               if not (page.parent / one).exists()]  # fmt: skip
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_l2_every_command_exists_with_its_options(page: Path) -> None:
+    wrong = {line: why for line in commands(page) if (why := refused(line))}
+    assert wrong == {}
+
+
+def test_l2_the_readme_leads_to_every_page() -> None:
+    linked = {(ROOT / one).resolve() for one in LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
+    pages = {page for page in PAGES[1:] if page.parent.name != "decisions"}
+    assert pages - linked == set()
+
+
+def test_l2_the_table_of_capacity_is_what_plan_prints() -> None:
+    page = (ROOT / "docs" / "capacity.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- plan --table -->\n```\n")[1].split("```")[0]
+    said = subprocess.run(
+        [*CLI, "plan", "--table", "--ctx", "4096"], capture_output=True, text=True, check=True
+    ).stdout
+    assert [line.split() for line in shown.splitlines()] == [
+        line.split() for line in said.splitlines()
+    ]
+
+
+def test_l3_troubleshooting_names_every_exit_code_and_status() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    codes = page.split("Exit codes")[1]
+    for code in Exit:
+        assert re.search(rf"\b{code.value}\b", codes), code
+    for status in (400, 401, 403, 404, 409, 413, 500, 501, 503, 507, 529):
+        assert re.search(rf"\b{status}\b", page), status
+    for chapter in ("Memory", "Throughput", "Starvation", "Misses", "Errors"):
+        assert f"## {chapter}" in page
+
+
+def test_l4_every_row_about_others_has_as_many_cells_and_links_are_whole() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert "August 2026" in page
+    links = re.findall(r"\]\((https://[^)]+)\)", page)
+    assert len(links) >= 8
+    assert all(re.fullmatch(r"https://[\w.-]+/[\w./#-]+", link) for link in links)
+
+
+@pytest.mark.net
+def test_l1_the_commands_of_the_caching_page_run(shell: Shell) -> None:
+    """Against the demo service; NAME, FILE and AGENT stand for what the reader has."""
+    del shell.env["MLX_STACK_WORKER"]
+    assert shell.up().returncode == 0
+    (shell.folder / "FILE").write_text("You are a careful assistant. " * 40)
+    page = ROOT / "docs" / "caching.md"
+    lines = [line for line in commands(page) if line.startswith("cache ") and "AGENT" not in line]
+    assert len(lines) >= 3
+    for line in dict.fromkeys(lines):
+        done = shell.run(*shlex.split(line))
+        assert done.returncode == 0, f"{line}: {done.stderr}"
