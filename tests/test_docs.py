@@ -5,8 +5,8 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 from typer.main import get_command
 
@@ -40,15 +40,17 @@ def commands(page: Path) -> Iterator[str]:
 def refused(line: str) -> str | None:
     """Why click would not take this line, looking only at verbs and options."""
     words = [word for word in shlex.split(line) if not word.startswith("…")]
-    command: click.Command = get_command(app)
-    while isinstance(command, click.Group) and words and not words[0].startswith(("-", "<")):
+    command: Any = get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith(("-", "<")):
         verb = words.pop(0)
         for one in verb.split("|"):
             if one not in command.commands:
                 return f"no verb {one}"
         command = command.commands[verb.partition("|")[0]]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    given = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
+    given = [
+        word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]
+    ]
     unknown = [one for one in given if one.startswith("--") and one not in {*known, "--help"}]
     return f"no option {unknown[0]}" if unknown else None
 
@@ -105,14 +107,18 @@ def test_l4_every_row_about_others_has_as_many_cells_and_links_are_whole() -> No
 
 
 @pytest.mark.net
-def test_l1_the_commands_of_the_caching_page_run(shell: Shell) -> None:
+def test_l1_the_commands_of_the_caching_page_run(tmp_path: Path) -> None:
     """Against the demo service; NAME, FILE and AGENT stand for what the reader has."""
+    shell = Shell(tmp_path)
     del shell.env["MLX_STACK_WORKER"]
     assert shell.up().returncode == 0
     (shell.folder / "FILE").write_text("You are a careful assistant. " * 40)
     page = ROOT / "docs" / "caching.md"
     lines = [line for line in commands(page) if line.startswith("cache ") and "AGENT" not in line]
     assert len(lines) >= 3
-    for line in dict.fromkeys(lines):
-        done = shell.run(*shlex.split(line))
-        assert done.returncode == 0, f"{line}: {done.stderr}"
+    try:
+        for line in dict.fromkeys(lines):
+            done = shell.run(*shlex.split(line))
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+    finally:
+        shell.run("down")
