@@ -16,6 +16,7 @@ from mlxstack.client.answers import Chat, Usage
 from mlxstack.core.errors import Broken
 
 PATH = "/v1/chat/completions"
+COUNT = "/v1/messages/count_tokens"
 SAVED = "x-mlx-stack-ttft-saved-ms"
 ALIKE = {
     "temperature": 0,
@@ -122,6 +123,12 @@ class Caller:
                     break
         told_s = float(answer.headers.get(SAVED, "0")) / 1e3
         return replace(timed(started, arrived, time.perf_counter()), told_s=told_s)
+
+    async def count(self, body: Body) -> float | None:
+        """Seconds to count the tokens of a prompt; None where the server does not count."""
+        started = time.perf_counter()
+        answer = await self._http.post(COUNT, json={"model": self.server.model, **body})
+        return time.perf_counter() - started if answer.is_success else None
 
     async def yardstick(self) -> Yardstick:
         """How many tokens this server's model makes of our words and tools."""

@@ -33,6 +33,7 @@ def results(found: dict[str, Found], plan: ServePlan, bounds: Bounds) -> Results
         _interference(found, plan),
         _team(found, plan),
         _requests(found, plan),
+        *_counts(found),
     )
     raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
     return Results(tables, serve_targets(first, bounds), raw, (_chart(found, plan),))
@@ -47,7 +48,27 @@ def serve_targets(one: Found, bounds: Bounds) -> tuple[Target, ...]:
         at_most("p99 gap while a long prompt joins, against max_stall_ms", p99, 1.2),
         at_most("worst gap while a long prompt joins, against max_stall_ms", worst, 1.2),
         at_most("the newcomer's TTFT, against alone", newcomer, 1.5),
+        *_count_targets(one),
     )
+
+
+def _count_targets(one: Found) -> tuple[Target, ...]:
+    if not one.get("counts"):
+        return ()
+    grown = ratio(mean(one["gaps counting"]), mean(one["gaps uncounted"]))
+    return (
+        at_most("p95 of 26 token counts at once, against 200 ms", _p95(one) / 0.2, 1.0),
+        at_most("gap of decoding agents meanwhile, against before", grown, 1.2),
+    )
+
+
+def _p95(one: Found) -> float:
+    return percentile(one["counts"], 95)
+
+
+def mean(values: Sequence[float]) -> float:
+    """0 of none."""
+    return sum(values) / len(values) if values else 0.0
 
 
 def median(values: Sequence[float]) -> float:
@@ -169,6 +190,24 @@ def _team(found: dict[str, Found], plan: ServePlan) -> Table:
     title = f"{plan.team} agents x {plan.n_turns} turns, one head"
     note = f"About {plan.team_split.total} tokens in, {plan.n_team_answer} out per turn."
     return Table(title, heads, rows, note)
+
+
+def _counts(found: dict[str, Found]) -> tuple[Table, ...]:
+    """One table, if anybody counts."""
+    rows = tuple(
+        (
+            name,
+            seconds(percentile(one["counts"], 50)),
+            seconds(_p95(one)),
+            seconds(mean(one["gaps uncounted"])),
+            seconds(mean(one["gaps counting"])),
+        )
+        for name, one in found.items()
+        if one.get("counts")
+    )
+    heads = ("Server", "Count p50", "p95", "Mean gap before", "Meanwhile")
+    title = "26 token counts at once while three agents decode"
+    return (Table(title, heads, rows),) if rows else ()
 
 
 def _requests(found: dict[str, Found], plan: ServePlan) -> Table:

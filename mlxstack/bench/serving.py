@@ -16,6 +16,9 @@ Found = dict[str, tuple[float, ...]]
 """Figures of one server by name; one value per pass, or per request where its name says so."""
 
 DECODERS = 3
+COUNTS = 26
+"""So many tools Claude Code counts at once for `/context`."""
+
 CALM_S = 1.0
 """So long before somebody joins, silences are taken for usual ones."""
 
@@ -143,16 +146,44 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
     enough.set()
     decoders = await asyncio.gather(*asks)
     calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
-    calm = [gap for one in decoders for gap in one.gaps_within(calm_from, joined.started)]
-    gaps = [gap for one in decoders for gap in one.gaps_within(joined.started, until)]
+    calm = _gaps(decoders, calm_from, joined.started)
+    gaps = _gaps(decoders, joined.started, until)
     if not gaps:
         raise Broken("the decoders had ended when the long prompt was computed; let them go on")
     return {
-        "gaps calm": tuple(calm),
-        "gaps joining": tuple(gaps),
+        "gaps calm": calm,
+        "gaps joining": gaps,
         "newcomer alone": (alone.ttft_s,),
         "newcomer": (joined.ttft_s,),
     }
+
+
+async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Three agents decode when a client counts the tokens of all its tools at once.
+
+    Nothing of servers that do not count.
+    """
+    if await caller.count(question(10, yard, "whether")) is None:
+        return {}
+    enough = asyncio.Event()
+    bodies = [question(plan.n_prompt, yard, f"counted by {seed} {i}") for i in range(DECODERS)]
+    asks = [asyncio.create_task(caller.ask(body, plan.n_endless, enough)) for body in bodies]
+    await asyncio.sleep(plan.lead_s)
+    began = caller.clock()
+    asked = [question(plan.n_prompt, yard, f"count {seed} {i}") for i in range(COUNTS)]
+    took = await asyncio.gather(*(caller.count(body) for body in asked))
+    until = caller.clock()
+    enough.set()
+    decoders = await asyncio.gather(*asks)
+    return {
+        "counts": tuple(one for one in took if one is not None),
+        "gaps uncounted": _gaps(decoders, began - CALM_S, began),
+        "gaps counting": _gaps(decoders, began, until),
+    }
+
+
+def _gaps(decoders: Sequence[Timed], began: float, ended: float) -> tuple[float, ...]:
+    return tuple(gap for one in decoders for gap in one.gaps_within(began, ended))
 
 
 async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
@@ -218,4 +249,4 @@ def decode_rate(timed: Sequence[Timed]) -> float:
     return ratio(n, stop - start) if stop > start else 0.0
 
 
-SCENES: tuple[Scene, ...] = (turns, crowds, short_answers, interference, team, requests)
+SCENES: tuple[Scene, ...] = (turns, crowds, short_answers, interference, counts, team, requests)

@@ -78,7 +78,7 @@ def test_k2_k5_d13_d19_cache(tmp_path: Path) -> None:
     assert next(t for t in told.targets if t.name.startswith("hot TTFT saved")).value < 0.9
 
 
-def test_k1_k3_serve_beside_another_server(tmp_path: Path) -> None:
+def test_k1_k3_serve_beside_another_server_and_count_tokens(tmp_path: Path) -> None:
     told = run("peers", tmp_path)
     titles = [table.title for table in told.tables]
     crowd = told.tables[titles.index("Agents at once")]
@@ -86,7 +86,9 @@ def test_k1_k3_serve_beside_another_server(tmp_path: Path) -> None:
     assert column(crowd, "Requests") == ["1", "2"] * 2
     assert column(crowd, "Total tokens") == ["12", "24"] * 2
     assert "Ours against mlx_lm.server" in titles
-    assert len(told.targets) == 9
+    counts = told.tables[titles.index("26 token counts at once while three agents decode")]
+    assert column(counts, "Server") == ["mlx-stack"]
+    assert len(told.targets) == 11
 
 
 async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:
