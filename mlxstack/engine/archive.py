@@ -90,16 +90,22 @@ class Archive:
         """Bytes newly written so far."""
         return self._n_written
 
-    def save(self, context: Context, slot: int, name: str) -> "Future[Saved]":
-        """Write what is not on disk yet, the slot file last.
+    def prepare(self, context: Context, name: str) -> bool:
+        """Pack a piece of what `save` will write; False when so little is left that it can save.
 
-        Raises BadRequest for a bad name, Unsupported for a model whose caches cannot be stored,
-        Busy when the writer is too far behind.
+        Raises as `save` does.
         """
-        started = time.perf_counter()
         self._shelf.check(name)
         if not context.is_storable:
             raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
+        return self.shelving.shelve_next(context, time.monotonic())
+
+    def save(self, context: Context, slot: int, name: str, started: float) -> "Future[Saved]":
+        """Write what is not on disk yet, the slot file last; timed from `started` on.
+
+        After `prepare` has said False. Raises BadRequest for a bad name, Unsupported for a model
+        whose caches cannot be stored, Busy when the writer is too far behind.
+        """
         shelved = self._shelve(context)
         keys = (*shelved.segments, *shelved.checkpoints)
         under_way = [self._under_way[key] for key in keys if key in self._under_way]

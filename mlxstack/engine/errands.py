@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,7 @@ from mlxstack.core.act import (
     Vacate,
 )
 from mlxstack.core.errors import StackError, in_words
+from mlxstack.core.ports import Post
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.turns import Turns
@@ -29,9 +31,12 @@ log = logging.getLogger(__name__)
 class Errands:
     """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
 
-    def __init__(self, turns: Turns, archive: Archive, publish: Callable[[], None]) -> None:
+    def __init__(
+        self, turns: Turns, archive: Archive, post: Post, publish: Callable[[], None]
+    ) -> None:
         self._turns = turns
         self._archive = archive
+        self._post = post
         self._publish = publish
         self._ids = (f"errand-{n}" for n in itertools.count())
 
@@ -57,12 +62,25 @@ class Errands:
         elif isinstance(act, Vacate):
             self._done(act, future, Erased(act.slot, self._vacate(act, context)))
         elif isinstance(act, SaveSlot):
-            saving = self._archive.save(context, act.slot, act.name)
-            self._turns.release(act.slot)
-            pass_on(saving, future)
+            self._save(act, context, future, time.perf_counter())
         else:
             restoring = self._archive.restore(act.name, context, self._turns.n_ctx)
             restoring.add_done_callback(lambda done: self._restored(act, done, future))
+
+    def _save(
+        self, act: SaveSlot, context: Context, future: "Future[Done]", started: float
+    ) -> None:
+        """A piece of a long context between two turns, so that nobody waits for all of it."""
+        try:
+            if self._archive.prepare(context, act.name):
+                self._post(lambda: self._save(act, context, future, started))
+                return
+            saving = self._archive.save(context, act.slot, act.name, started)
+        except Exception as error:
+            self._fail(act, future, error)
+            return
+        self._turns.release(act.slot)
+        pass_on(saving, future)
 
     def _vacate(self, act: Vacate, context: Context) -> int:
         if context.agent != act.agent:

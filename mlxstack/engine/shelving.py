@@ -19,6 +19,8 @@ from mlxstack.policy.owners import Name
 from mlxstack.policy.records import Match, Step, Trail
 from mlxstack.policy.restore import Plan
 
+Piece = tuple[int, int]
+
 
 class Shelved(Struct, frozen=True):
     """A context in the index: its path, its checkpoints, and which of these keys are new."""
@@ -80,7 +82,8 @@ class Shelving:
         context.checkpoint()
         chain = self._memory.chain(context.tokens, self._salt(context))
         known = self._memory.match(chain, context.tokens, self._trail(context))
-        new = self._add_segments(context, chain, known, now)
+        pieces = segments.pieces(known.covered, len(context))
+        new = self._add_segments(context, chain, known, pieces, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
         if leaf is None:
             return Shelved((), (), ())
@@ -91,6 +94,16 @@ class Shelving:
         new += [key for key, is_new in marks if is_new]
         self._memory.pass_through(new)
         return Shelved(tuple(step.key for step in path), tuple(keys), tuple(new))
+
+    def shelve_next(self, context: Context, now: float) -> bool:
+        """One piece of what `shelve` would put into the index; False when at most one is left."""
+        chain = self._memory.chain(context.tokens, self._salt(context))
+        known = self._memory.match(chain, context.tokens, self._trail(context))
+        pieces = segments.pieces(known.covered, len(context))
+        if len(pieces) < 2:
+            return False
+        self._memory.pass_through(self._add_segments(context, chain, known, pieces[:1], now))
+        return True
 
     def resume(self, context: Context, ask: Ask, plan: Plan, now: float) -> None:
         """Make the context the parked prefix of the plan; all its keys are in memory."""
@@ -107,10 +120,12 @@ class Shelving:
             context.anchor(plan.path[-1].key)
         self._memory.index.touch([step.key for step in plan.path], now)
 
-    def _add_segments(self, context: Context, chain: Chain, known: Match, now: float) -> list[str]:
+    def _add_segments(
+        self, context: Context, chain: Chain, known: Match, pieces: Sequence[Piece], now: float
+    ) -> list[str]:
         parent = known.path[-1].key if known.path else None
         size, new = self._memory.spec.block_size, []
-        for start, end in segments.pieces(known.covered, len(context)):
+        for start, end in pieces:
             key = blocks.segment_key(blocks.state_at(chain, context.tokens, end), start)
             packed = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]

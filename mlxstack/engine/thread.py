@@ -231,7 +231,7 @@ class Engine:
         seating.growth = growth_of(loaded.model, maker)
         limits = limits_of(preset, self._budget)
         self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits)
-        self._errands = Errands(self._turns, self._archive, self._publish)
+        self._errands = Errands(self._turns, self._archive, self._post, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
@@ -261,7 +261,8 @@ class Engine:
             mx.clear_cache()
             self._has_work = False
             self._obey(self._inbox.get())
-        while not self._inbox.empty():
+        # What these put in is for after the next turn: long work comes in pieces.
+        for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
 
     def _obey(self, message: Message) -> None:
