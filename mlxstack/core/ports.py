@@ -1,6 +1,6 @@
 """The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
@@ -91,7 +91,7 @@ class Vault(Protocol):
         """What the file claims to hold, not checked. Raises NotFound or Damaged."""
         ...
 
-    def pour(self, identity: str, key: str, rows: Sequence[memoryview]) -> None:
+    def pour(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, one after the other, and check them.
 
         Raises NotFound or Damaged; then the rows hold anything.

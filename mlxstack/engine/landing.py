@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import mlx.core as mx
@@ -18,17 +19,21 @@ Shape = tuple[str, tuple[int, ...]]
 
 
 class Buffer(Struct, frozen=True):
-    """One part of one layer: `base` are the bytes of (heads, room, dim), `n_row` of one token."""
+    """One part of one layer: `n_row` bytes for each token of each head.
 
-    base: mx.array
-    view: memoryview
+    `view` are the bytes of (heads, room, dim), once they are allocated.
+    """
+
     dtype: str
     heads: int
     n_row: int
+    view: "Future[memoryview]"
 
 
 class Landing:
-    """Made and adopted on the MLX thread; `rows` may be filled on any other in between.
+    """Allocated and adopted on the MLX thread; another one may fill `rows` meanwhile.
+
+    Touching fresh memory takes as long as reading the file, so that both go on at once.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
@@ -40,36 +45,43 @@ class Landing:
         self._n_tokens = n_tokens
         self._room = layers.with_room(n_tokens)
         self._order: list[int] = json.loads(about_of(heads[0].meta).layout) if heads else []
-        self._buffers = [self._buffer(shape) for shape in self._parts(heads[:1])]
+        self._buffers = [_buffer(shape) for shape in self._parts(heads[:1])]
+        self._bases: list[mx.array] = []
         # Read to the end of the file all the same, for its checksum.
         self._surplus = memoryview(bytearray(max((h.n_bytes for h in heads), default=0)))
 
-    def rows(self, at: int) -> list[memoryview]:
+    def allocate(self) -> None:
+        """Make the buffers one by one; `rows` waits for each."""
+        for buffer in self._buffers:
+            base = mx.zeros(buffer.heads * self._room * buffer.n_row, mx.uint8)
+            mx.eval(base)
+            self._bases.append(base)
+            flat: Any = base
+            buffer.view.set_result(memoryview(flat))
+
+    def give_up(self, error: Exception) -> None:
+        """Nobody needs to wait for the buffers that are missing."""
+        for buffer in self._buffers:
+            if not buffer.view.done():
+                buffer.view.set_exception(error)
+
+    def rows(self, at: int) -> Iterator[memoryview]:
         """Where the bytes of the planes of segment `at` belong, in the order of its file."""
         head = self._heads[at]
         ends = [*(later.start for later in self._heads[at + 1 : at + 2]), self._n_tokens]
         self._check(head)
-        rows: list[memoryview] = []
         for group in range(len(head.shapes)):
             for buffer, which in zip(self._buffers, self._order, strict=True):
                 if which == group:
-                    rows += self._lines(buffer, head, min(ends[0], head.end))
-        return rows
+                    yield from self._lines(buffer, head, min(ends[0], head.end))
 
     def adopt(self, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> Context:
         """The context, once all rows are filled."""
-        arrays = iter([self._array(buffer) for buffer in self._buffers])
+        arrays = map(self._array, self._buffers, self._bases)
         sliceable = [leaf for leaf in self._fresh.leaves if layers.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(layers.n_parts(leaf))] for leaf in sliceable]
         self._fresh.adopt(tokens, parts, checkpoints)
         return self._fresh
-
-    def _buffer(self, shape: Shape) -> Buffer:
-        dtype, (_, heads, _, dim) = shape
-        n_row = dim * BY_NAME[dtype].size
-        base = mx.zeros(heads * self._room * n_row, mx.uint8)
-        flat: Any = base
-        return Buffer(base, memoryview(flat), dtype, heads, n_row)
 
     def _parts(self, heads: Sequence[BlobHead]) -> Iterator[Shape]:
         """The shape of every part, in the order of the layers."""
@@ -79,9 +91,10 @@ class Landing:
 
     def _lines(self, buffer: Buffer, head: BlobHead, end: int) -> Iterator[memoryview]:
         n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
+        view = buffer.view.result()
         for which in range(buffer.heads):
             first = (which * self._room + head.start) * buffer.n_row
-            yield buffer.view[first : first + n_used]
+            yield view[first : first + n_used]
             yield self._surplus[: n_all - n_used]
 
     def _check(self, head: BlobHead) -> None:
@@ -97,6 +110,10 @@ class Landing:
         if json.loads(about_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
             raise Damaged(f"the KV file {head.key} does not continue the one before")
 
-    def _array(self, buffer: Buffer) -> mx.array:
-        whole = buffer.base.view(BY_NAME[buffer.dtype])
-        return whole.reshape(1, buffer.heads, self._room, -1)
+    def _array(self, buffer: Buffer, base: mx.array) -> mx.array:
+        return base.view(BY_NAME[buffer.dtype]).reshape(1, buffer.heads, self._room, -1)
+
+
+def _buffer(shape: Shape) -> Buffer:
+    dtype, (_, heads, _, dim) = shape
+    return Buffer(dtype, heads, dim * BY_NAME[dtype].size, Future())

@@ -77,6 +77,10 @@ class Restoring:
             landing = Landing(wanted.context.fresh(n_tokens), found.heads, n_tokens)
             reading = self._reader.submit(self._pour, wanted.name, found, landing)
             self._then(reading, lambda _: take_over(found, landing), result)
+            try:
+                landing.allocate()
+            except Exception as error:
+                landing.give_up(error)
 
         def take_over(found: Found, landing: Landing) -> None:
             marks = [m for b in found.checkpoints if isinstance(m := part_of(b), Checkpoint)]

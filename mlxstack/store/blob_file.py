@@ -11,7 +11,7 @@ copies every plane once more and shuffles the metadata.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Annotated, Any, BinaryIO, Protocol
 
@@ -103,7 +103,7 @@ def read_head(file: BinaryIO) -> BlobHead:
     return BlobHead(metadata.key, metadata.kind, *span, n_bytes, metadata.meta, shapes)
 
 
-def pour(file: Source, rows: Sequence[memoryview]) -> tuple[str, str]:
+def pour(file: Source, rows: Iterable[memoryview]) -> tuple[str, str]:
     """Read the payload of an open file into `rows`; identity and key. Raises Damaged.
 
     No byte is read twice and none is kept elsewhere: for files of hundreds of megabytes.
@@ -115,12 +115,14 @@ def pour(file: Source, rows: Sequence[memoryview]) -> tuple[str, str]:
     metadata, specs, _ = _parse(bytes(header))
     if not header.startswith(HEAD, LENGTH):
         raise Damaged("its header was not written by mlx-stack")
-    _check_sizes(specs, sum(row.nbytes for row in rows))
     header[DIGITS] = BLANK
     digest = xxhash.xxh3_128(header)
+    n_bytes = 0
     for row in rows:
         _fill(file, row)
         digest.update(row)
+        n_bytes += row.nbytes
+    _check_sizes(specs, n_bytes)
     if file.readinto(memoryview(bytearray(1))):
         raise Damaged("it is longer than it says")
     if digest.hexdigest() != metadata.checksum:

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -131,7 +131,7 @@ class DiskVault:
         with opened(path) as fd, self._disk.open(fd) as file, _aside_if_damaged(path):
             return read_head(file)
 
-    def pour(self, identity: str, key: str, rows: Sequence[memoryview]) -> None:
+    def pour(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, and check them as `read` does. Raises NotFound, Damaged."""
         path = self._path(identity, key)
         with opened(path) as fd, self._disk.open(fd) as file, _aside_if_damaged(path):
