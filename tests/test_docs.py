@@ -85,6 +85,16 @@ def test_l2_the_table_of_capacity_is_what_plan_prints() -> None:
     ]
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/**/*.py"))
+    named = {
+        one
+        for page in PAGES
+        for one in re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))
+    }
+    assert {one for one in named if f"def {one}(" not in tests} == set()
+
+
 def test_l3_troubleshooting_names_every_exit_code_and_status() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     codes = page.split("Exit codes")[1]

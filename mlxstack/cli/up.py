@@ -113,7 +113,6 @@ def _owner(name: str, home: "Home") -> "State | None":
 def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
     from mlxstack.cli import launch
 
-    _warn_if_open(preset)
     began = time.monotonic()
     with spinner(f"starting {plan.name}") as turn:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
@@ -170,15 +169,6 @@ def _curl(plan: "Plan", preset: "Preset") -> str:
     return (
         f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
     )
-
-
-def _warn_if_open(preset: "Preset") -> None:
-    server = preset.server
-    if server.host not in {"127.0.0.1", "localhost", "::1"} and not server.api_keys:
-        note(
-            f"warning: {server.host} can be reached from other machines and no key is asked for; "
-            "set server.api_keys"
-        )
 
 
 def _show_resolved(loaded: "Loaded", json: bool) -> None:

@@ -174,7 +174,8 @@ class ApiKey(Strict, frozen=True):
 class ServerSpec(Strict, frozen=True):
     """Where the service listens, and its bounds.
 
-    Of `api_keys` one is needed if there are any; a bare text is a key of normal tier.
+    Of `api_keys` one is needed if there are any; a bare text is a key of normal tier. Other
+    machines are let in without a key only where `without_key` says so.
 
     `allowed_hosts` are names beside loopback and IP addresses by which it may be called; "*" any.
     """
@@ -183,6 +184,7 @@ class ServerSpec(Strict, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 7109
     allowed_hosts: tuple[str, ...] = ()
     api_keys: tuple[str | ApiKey, ...] = ()
+    without_key: bool = False
     strict_models: bool = False
     max_body_bytes: Count = 64 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0

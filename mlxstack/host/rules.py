@@ -1,5 +1,6 @@
 """What no single key can tell: values of a preset that are impossible, or contradict each other."""
 
+import ipaddress
 import re
 from collections.abc import Iterator
 
@@ -63,9 +64,25 @@ def _files(prefix: WarmPrefix) -> list[str]:
     return [kind for kind in kinds if getattr(prefix, kind) is not None]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    if host in {"localhost", ""}:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def _server(preset: Preset) -> Iterator[Broken]:
     if not preset.server.host.strip():
         yield ("server", "host"), "is empty, but must be an address such as 127.0.0.1"
+    if not (is_loopback(preset.server.host) or preset.server.api_keys or preset.server.without_key):
+        yield (
+            ("server", "host"),
+            f"is {preset.server.host}, which other machines reach, and no key is asked for: set "
+            "server.api_keys (`mlx-stack key` makes one), or server.without_key: true",
+        )
     for at, key in enumerate(preset.server.api_keys):
         text = key if isinstance(key, str) else key.key
         if not text.strip():

@@ -38,6 +38,11 @@ REFUSALS = [
     ("model: {id: demo}\nserver:\n  port: 99999\n", 3, ["server.port", "from 0 to 65535"]),
     ("model: {id: demo}\nserver:\n  api_keys: [a, 3]\n", 3, ["server.api_keys[1]", "a text"]),
     ("model: {id: demo}\nserver:\n  api_keys: ['']\n", 3, ["server.api_keys[0] is empty"]),
+    (
+        "model: {id: demo}\nserver:\n  host: 0.0.0.0\n",
+        3,
+        ["server.host is 0.0.0.0", "mlx-stack key", "server.without_key"],
+    ),
     ("model: {id: demo}\nmodel: {id: x}\n", 2, ["`model` is given twice", "line 1"]),
     ("model: {id: demo}\nslots:\n  count: [a\n", 4, ["this is not YAML"]),
     ("model: {id: demo}\n---\na: 1\n", 2, ["this is not YAML"]),
@@ -71,6 +76,21 @@ def test_a2_refusals_name_file_line_key_and_remedy(
     assert message.startswith(f"{path}:{line}: ")
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "host: 127.0.0.9",
+        "host: '::1'",
+        "host: localhost",
+        "{host: 0.0.0.0, api_keys: [a]}",
+        "{host: 192.168.1.7, without_key: true}",
+    ],
+)
+def test_a_host_that_is_safe_or_meant_is_taken(tmp_path: Path, home: Home, server: str) -> None:
+    text = f"model: {{id: demo}}\nserver: {{{server.strip('{}')}}}\n"
+    assert presets.load(written(tmp_path, text), home).preset.server.host
 
 
 def test_a2_a_missing_model_says_what_is_missing(tmp_path: Path, home: Home) -> None:
