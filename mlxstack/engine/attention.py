@@ -6,6 +6,7 @@ docs/decisions/0001-one-seam-in-mlx-lm.md.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -39,14 +40,21 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantised KV and have no cache which says so, and for one query on a CPU.
     """
-    if not isinstance(keys, Rows):
+    is_alone = not isinstance(keys, Rows)
+    each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
+    if sinks is None and queries.shape[2] == 1 and _is_plain(each_keys, mask):
+        return _multiply_out(queries * scale, each_keys, each_values)
+    if is_alone:
         read = _precision(queries, keys, cache)
         if read is not cache:
             # mlx-lm scales the queries of quantised attention in place.
             queries = queries[:]
-        return _attend_alone(queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks)
+        alone: mx.array = _original(
+            queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
+        )
+        return alone
     outputs = [
-        _attend_alone(
+        _original(
             queries[i : i + 1],
             keys[i],
             values[i],
@@ -62,21 +70,28 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
     return mx.concatenate(outputs, axis=0)
 
 
-def _attend_alone(queries: mx.array, keys: Any, values: Any, **how: Any) -> mx.array:
-    """mlx-lm's function; on a CPU one query over plain keys is multiplied out, which is faster.
+def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
+    """Whether one query per row sees all of its row's keys, which are ordinary arrays, on a CPU."""
+    is_free = mask is None or isinstance(mask, str)
+    return is_free and not has_gpu() and all(isinstance(one, mx.array) for one in keys)
 
-    There MLX's fused function is a composition of operations that also repeats shared heads.
+
+def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any]) -> mx.array:
+    """Scaled queries (B, heads, 1, dim) times keys, softmax, times values, row by row.
+
+    On a CPU MLX's fused function is a composition of operations that also repeats shared heads.
     """
-    is_plain = isinstance(keys, mx.array) and not isinstance(how["mask"], mx.array)
-    if is_plain and how["sinks"] is None and queries.shape[2] == 1 and not has_gpu():
-        rows, heads, _, dim = queries.shape
-        n_kv = keys.shape[1]
-        grouped = (queries * how["scale"]).reshape(rows, n_kv, heads // n_kv, dim)
-        weights = mx.softmax(grouped @ keys.swapaxes(-1, -2), axis=-1, precise=True)
-        alone: mx.array = (weights @ values).reshape(rows, heads, 1, values.shape[-1])
-        return alone
-    mixed: mx.array = _original(queries, keys, values, **how)
-    return mixed
+    rows, heads, _, dim = queries.shape
+    # Several rows over one array: a batch of mlx-lm's own.
+    grouped = queries.reshape(rows, -1, heads // keys[0].shape[1], dim)
+    each = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
+    mixed = [
+        mx.softmax(query @ k.swapaxes(-1, -2), axis=-1, precise=True) @ v
+        for query, k, v in zip(each, keys, values, strict=True)
+    ]
+    joined = mx.concatenate(mixed, axis=0) if len(mixed) > 1 else mixed[0]
+    out: mx.array = joined.reshape(rows, heads, 1, -1)
+    return out
 
 
 def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:

@@ -68,10 +68,9 @@ class KVView:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Rows, Rows]:
         """Append (B, heads, 1, dim) row by row; the full keys and values of every row."""
-        pairs = [
-            cache.update_and_fetch(keys[i : i + 1], values[i : i + 1])
-            for i, cache in enumerate(self.caches)
-        ]
+        n_rows = len(self.caches)
+        new = zip(mx.split(keys, n_rows), mx.split(values, n_rows), strict=True)
+        pairs = [cache.update_and_fetch(*one) for cache, one in zip(self.caches, new, strict=True)]
         return Rows([pair[0] for pair in pairs]), Rows([pair[1] for pair in pairs])
 
     def keys_and_values(self) -> tuple[Rows, Rows]:
