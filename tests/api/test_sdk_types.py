@@ -104,7 +104,7 @@ def test_input_tokens(http: httpx.Client) -> None:
         ("POST", CHAT, 400),
         ("POST", LEGACY, 400),
         ("POST", "/v1/responses", 400),
-        ("POST", "/v1/embeddings", 501),
+        ("POST", "/v1/embeddings", 400),
         ("GET", "/v1/models/other", 404),
         ("GET", "/v1/nowhere", 404),
         ("GET", "/v1/responses/resp_1", 404),

@@ -82,7 +82,7 @@ def test_completion_knows_verbs_presets_and_clients(tmp_path: Path) -> None:
     assert completions(tmp_path, "unin") == ["uninstall"]
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "demo-of-mine.yaml").write_text("extends: demo\n")
-    assert completions(tmp_path, "up demo") == ["demo", "demo-of-mine"]
+    assert completions(tmp_path, "up demo") == ["demo", "demo-embedding", "demo-of-mine"]
     assert completions(tmp_path, "presets show gpt") == ["gpt-oss-20b"]
     assert completions(tmp_path, "run co") == ["codex"]
 
