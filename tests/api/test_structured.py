@@ -39,7 +39,7 @@ def schema_of(random: Random, depth: int = 0) -> dict[str, Any]:
     leaves: list[dict[str, Any]] = [
         {"type": "boolean"},
         {"type": "null"},
-        {"type": "string", "maxLength": random.randrange(1, 9)},
+        {"type": "string", "maxLength": random.randrange(1, 5)},
         {"type": "string", "pattern": "^[a-c]{1,5}-[0-9]{2}$"},
         {"type": "string", "format": "date"},
         {"type": "integer", "minimum": -random.randrange(99), "maximum": random.randrange(999)},
@@ -49,8 +49,8 @@ def schema_of(random: Random, depth: int = 0) -> dict[str, Any]:
     ]
     kind = random.randrange(4 if depth < 2 else 1)
     if depth == 0 or kind == 3:
-        names = [f"key {i}" if random.random() < 0.2 else f"k{i}" for i in range(4)]
-        names = names[: random.randrange(1, 5)]
+        names = [f"key {i}" if random.random() < 0.2 else f"k{i}" for i in range(3)]
+        names = names[: random.randrange(1, 4)]
         n_required = random.randrange(len(names) + 1)
         return {
             "type": "object",
@@ -86,7 +86,7 @@ def test_schemas_hold_alone_and_in_a_batch_whose_free_row_does_not_change(
     free = {**chat_body("sing"), "max_tokens": 300, "ignore_eos": True}
     alone = http.post(CHAT, json=free).raise_for_status().json()["choices"][0]["message"]
     schemas = [schema_of(Random(i)) for i in range(100)]
-    for i, schema in enumerate(schemas[:20]):
+    for i, schema in enumerate(schemas):
         jsonschema.validate(json.loads(content(http, asked(schema, temperature=1, seed=i))), schema)
     with ThreadPoolExecutor(3) as pool:
         singing = pool.submit(lambda: http.post(CHAT, json={**free, "cache_prompt": False}))
