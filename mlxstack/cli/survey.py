@@ -113,11 +113,14 @@ def judge(state: State, is_owned: bool, health: Health | None) -> tuple[Conditio
         if state.phase is Phase.STOPPED:
             return Condition.STOPPED, ""
         if state.phase is Phase.CRASHED:
-            return Condition.CRASHED, f"gave up after {state.n_deaths} deaths; see the log"
+            why = f"; the last worker {state.died_how}" if state.died_how else ""
+            return Condition.CRASHED, f"gave up after {state.n_deaths} deaths{why}; see the log"
         return Condition.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
     if health is None:
         return Condition.DOWN, f"no answer ({state.phase})"
-    return (Condition.HEALTHY, "") if health.is_ready else (Condition.DEGRADED, health.message)
+    if not health.is_ready:
+        return Condition.DEGRADED, health.message
+    return Condition.HEALTHY, f"the last worker {state.died_how}" if state.died_how else ""
 
 
 async def _look(home: Home) -> list[Seen]:
@@ -136,7 +139,8 @@ async def _see(home: Home, state: State) -> Seen:
     n_slots, n_ctx = plan.n_slots, plan.n_ctx
     if served is not None:
         n_slots, n_ctx = served.slots.count, served.slots.n_ctx
-        detail = detail or (f"serves {served.name}" if served.name != plan.name else "")
+        serves = f"serves {served.name}" if served.name != plan.name else ""
+        detail = "; ".join(filter(None, (serves, detail)))
     return Seen(
         name=plan.name,
         preset=plan.preset,

@@ -31,10 +31,13 @@ class Phase(StrEnum):
 
 
 class Patience(Struct, frozen=True):
-    """How often a worker may die. Times in seconds.
+    """How often a worker may die, and how long it may be stuck. Times in seconds.
 
     A dead worker starts again after `first_s`, doubling up to `longest_s`. `n_deaths` within
     `window_s` are too many. A worker asked to stop is killed after `grace_s`.
+
+    It is looked at every `look_s`. It is killed when it stops answering for `silent_s`, or is
+    neither healthy nor loading for `stuck_s`: by then it has told everybody who waits for it.
     """
 
     first_s: float = 0.5
@@ -42,6 +45,9 @@ class Patience(Struct, frozen=True):
     n_deaths: int = 5
     window_s: float = 600.0
     grace_s: float = 12.0
+    look_s: float = 5.0
+    silent_s: float = 30.0
+    stuck_s: float = 150.0
 
 
 class Plan(Struct, frozen=True):
@@ -72,7 +78,8 @@ class Plan(Struct, frozen=True):
 class State(Struct, frozen=True):
     """What the supervisor last said. `since` is seconds since the epoch, of the last start.
 
-    `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal).
+    `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal);
+    `died_how` tells its end in words: "was killed by SIGKILL".
     """
 
     plan: Plan
@@ -82,6 +89,7 @@ class State(Struct, frozen=True):
     since: float = 0.0
     n_deaths: int = 0
     exit_code: int | None = None
+    died_how: str = ""
     last_words: tuple[str, ...] = ()
 
 

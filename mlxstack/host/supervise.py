@@ -1,4 +1,4 @@
-"""Keeps one worker alive: starts it, logs what it says, restarts it, gives up when it flaps."""
+"""Keeps one worker alive: starts it, logs it, restarts a dead or stuck one, gives up on flaps."""
 
 import asyncio
 import os
@@ -15,6 +15,7 @@ from mlxstack.core.errors import StackError
 from mlxstack.host.lifeline import VARIABLE
 from mlxstack.host.logs import Journal
 from mlxstack.host.process import ProcessId, identify
+from mlxstack.host.pulse import Pulse, look
 from mlxstack.host.state import Phase, Plan, State, claim, read_json, release, write_json
 
 HOPELESS = 78
@@ -80,15 +81,32 @@ class Supervisor:
         pump = asyncio.create_task(self._pump(process))
         stopping = asyncio.create_task(self._stop.wait())
         ending = asyncio.create_task(process.wait())
-        await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
+        sticking = asyncio.create_task(self._until_stuck())
+        watched = {stopping, ending, sticking}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        how = None
+        if stopping.done() and not ending.done():
             await self._end(process, ending)
+        elif sticking.done() and not ending.done():
+            how = sticking.result()
+            self._say(f"worker {process.pid} {how}; killing it")
+            process.kill()
         stopping.cancel()
+        sticking.cancel()
         await self._drain(pump)
         code = await ending
         if not self._stop.is_set():
-            self._mourn(process.pid, code)
+            self._mourn(process.pid, code, how)
         return code
+
+    async def _until_stuck(self) -> str:
+        """Look at the worker again and again; in words, why it counts as stuck."""
+        every, pulse = self._plan.patience.look_s, Pulse(self._plan.patience)
+        while True:
+            await asyncio.sleep(every)
+            why = pulse.feel(await asyncio.to_thread(look, self._plan.url, every))
+            if why is not None:
+                return why
 
     async def _start(self) -> Process:
         grace = {VARIABLE: str(self._plan.patience.grace_s)}
@@ -127,11 +145,17 @@ class Supervisor:
         for task in pending:
             task.cancel()
 
-    def _mourn(self, pid: int, code: int) -> None:
+    def _mourn(self, pid: int, code: int, stuck: str | None) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         words = tuple(self._journal.last_lines)[-N_LAST_WORDS:]
         self._say(f"worker {pid} {how}")
-        self._tell(worker=None, exit_code=code, last_words=words, n_deaths=self._state.n_deaths + 1)
+        self._tell(
+            worker=None,
+            exit_code=code,
+            died_how=f"{stuck} and {how}" if stuck else how,
+            last_words=words,
+            n_deaths=self._state.n_deaths + 1,
+        )
 
     def _next_delay(self, now: float) -> float | None:
         """Seconds until the next start, or None when there were too many deaths."""

@@ -69,6 +69,7 @@ def test_a9_a_killed_worker_comes_back(shell: Shell) -> None:
     while (one := shell.services()["tiny"])["state"] != "healthy" or one["worker_pid"] == worker:
         assert time.monotonic() < deadline
     assert one["n_restarts"] == 1
+    assert one["detail"] == "the last worker was killed by SIGKILL"
 
 
 def test_a9_down_kills_the_deaf_within_ten_seconds(shell: Shell) -> None:

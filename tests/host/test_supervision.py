@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
-from mlxstack.host import services
+from mlxstack.host import pulse, services
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import free_port, identify, is_alive, kill, refusal
 from mlxstack.host.state import (
@@ -31,7 +31,16 @@ from mlxstack.host.state import (
 pytestmark = pytest.mark.net
 
 WORKER = Path(__file__).parent / "worker.py"
-QUICK = Patience(first_s=0.05, longest_s=0.1, n_deaths=3, window_s=30.0, grace_s=1.0)
+QUICK = Patience(
+    first_s=0.05,
+    longest_s=0.1,
+    n_deaths=3,
+    window_s=30.0,
+    grace_s=1.0,
+    look_s=0.25,
+    silent_s=1.0,
+    stuck_s=1.0,
+)
 
 
 def until(question: Callable[[], object], timeout_s: float = 15.0) -> object:
@@ -133,6 +142,42 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
     assert second.worker.pid != first.pid
     assert second.exit_code == -signal.SIGKILL
     assert f"worker {first.pid} was killed by SIGKILL" in one.log()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (signal.SIGSTOP, "has not answered"),
+        (signal.SIGUSR1, "has not been healthy for 1 s and says `no turn ends`"),
+    ],
+)
+def test_a9_a_stuck_worker_is_killed_and_started_again(
+    started: Callable[[str], Started], how: signal.Signals, why: str
+) -> None:
+    one = started("ok")
+    first = one.listening().worker
+    assert first is not None
+    os.kill(first.pid, how)
+    until(lambda: (s := one.state()) and s.n_deaths == 1 and s.phase is Phase.RUNNING)
+    second = one.listening()
+    assert second.worker is not None and second.worker.pid != first.pid
+    assert not is_alive(first)
+    assert why in second.died_how and second.died_how.endswith(" and was killed by SIGKILL")
+    told = second.died_how.removesuffix(" and was killed by SIGKILL")
+    assert f"worker {first.pid} {told}; killing it" in one.log()
+    assert pulse.look(one.plan.url, 1.0).is_well
+
+
+def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> None:
+    one = started("ok")
+    for n_deaths in (1, 2, 3):
+        worker = one.listening().worker
+        assert worker is not None
+        until(lambda: pulse.look(one.plan.url, 1.0).is_well)
+        os.kill(worker.pid, signal.SIGUSR1)
+        until(lambda n=n_deaths: (s := one.state()) and s.n_deaths == n)
+    assert one.process.wait(20) == 1
+    assert "died 3 times within 30 s; giving up" in one.log()
 
 
 def test_a9_sigterm_drains_the_worker_and_cleans_up(started: Callable[[str], Started]) -> None:

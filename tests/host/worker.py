@@ -2,7 +2,7 @@
 
 `python worker.py PRESET_JSON`. The variable WORKER_MODE makes it behave:
 ok; slow (never ready); deaf (ignores SIGTERM); dies (at once); hopeless (must not restart);
-flaps (serves, then dies soon).
+flaps (serves, then dies soon). After SIGUSR1 it calls itself ill.
 """
 
 import asyncio
@@ -16,13 +16,15 @@ from mlxstack.host.lifeline import follow_supervisor
 
 MODE = os.environ.get("WORKER_MODE", "ok")
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+ILL = {"error": {"code": 503, "message": "no turn ends", "type": "unavailable_error"}}
+is_ill = asyncio.Event()
 
 
 def answer(method: str, target: str, preset: dict) -> tuple[int, object]:
     path, _, query = target.partition("?")
     slots = preset["slots"]
-    if MODE == "slow":
-        return 503, LOADING
+    if MODE == "slow" or is_ill.is_set():
+        return 503, ILL if is_ill.is_set() else LOADING
     if path == "/health":
         return 200, {"status": "ok"}
     if path == "/props":
@@ -63,6 +65,7 @@ async def run(preset: dict) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         loop.add_signal_handler(signal.SIGTERM, leaving.set)
+    loop.add_signal_handler(signal.SIGUSR1, is_ill.set)
     follow_supervisor(os.environ)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
