@@ -10,6 +10,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.ports import BlobHead
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import shelves
+from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders
 from mlxstack.store.stock import take_stock
 from mlxstack.store.sweep import Plan, Ref, Rules, Stock, carry_out, check_room, plan
@@ -70,7 +71,7 @@ class BoundedVault:
         now = self._clock()
         decided = plan(self._stock(in_use, Scope.ALL), Rules(limit, None, n_bytes, SAVING_S), now)
         check_room(decided)
-        swept = _carry_out(decided)
+        swept = _carry_out(decided, self._vault.disk)
         self._n_bytes = swept.n_after + n_bytes
         return swept
 
@@ -91,7 +92,7 @@ class BoundedVault:
         if wanted.is_dry:
             return Swept(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
         self._n_bytes = None
-        return _carry_out(decided)
+        return _carry_out(decided, self._vault.disk)
 
     def _stock(self, in_use: frozenset[Ref], scope: Scope) -> Stock:
         stock = take_stock(self._vault, shelves.known(self.root), self._agents, in_use)
@@ -101,8 +102,8 @@ class BoundedVault:
         return Stock(stock.blobs, stock.contexts, in_use, spared)
 
 
-def _carry_out(decided: Plan) -> Swept:
-    done = carry_out(decided)
+def _carry_out(decided: Plan, disk: Disk) -> Swept:
+    done = carry_out(decided, disk)
     if done.n_files:
         log.info("disk: %d files of %d bytes deleted", done.n_files, done.n_bytes)
     gone = tuple(v for v in _victims(decided) if not Path(v.path).exists())

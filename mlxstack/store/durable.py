@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -17,10 +18,10 @@ TEMPORARY = "..tmp-"
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
-def open_private(directory: Path) -> None:
+def open_private(directory: Path, disk: Disk) -> None:
     """Create `directory` (0700) if need be. Raises SetupError when nothing can be kept there."""
     try:
-        make_private(directory, Disk())
+        make_private(directory, disk)
     except OSError as error:
         raise SetupError(f"the folder {directory} cannot be created: {because(error)}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
@@ -33,7 +34,7 @@ def make_private(directory: Path, disk: Disk) -> None:
         return
     make_private(directory.parent, disk)
     directory.mkdir(mode=0o700, exist_ok=True)
-    _sync_directory(directory.parent, disk)
+    sync_directory(directory.parent, disk)
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> int:
@@ -54,10 +55,37 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) 
             raise
         finally:
             os.close(fd)
-        _sync_directory(path.parent, disk)
+        sync_directory(path.parent, disk)
     except OSError as error:
         raise refused(f"{path.name} was not saved", error) from error
     return n_bytes
+
+
+def remove_durably(path: Path, disk: Disk) -> None:
+    """Remove a file, or a folder with all in it, wholly or not at all. Raises OSError."""
+    if path.is_dir():
+        doomed = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+        path.replace(doomed)
+        sync_directory(path.parent, disk)
+        shutil.rmtree(doomed)
+    else:
+        path.unlink()
+        sync_directory(path.parent, disk)
+
+
+def sync_directory(directory: Path, disk: Disk) -> None:
+    """Bring the names in `directory` to the medium, where it has such a thing. Raises OSError."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # someone else's folder, such as /home: theirs to keep
+        return
+    try:
+        disk.sync(fd)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:  # some network disks have no such thing
+            raise
+    finally:
+        os.close(fd)
 
 
 def read_whole(path: Path, disk: Disk) -> bytes:
@@ -100,8 +128,11 @@ def touch(path: Path) -> bool:
 
 
 def clear_leftovers(paths: Iterable[Path]) -> int:
-    """Remove those temporary files whose writer died; how many they were."""
-    return sum(_clear(path) for path in paths)
+    """Remove those temporary files whose writer died; how many they were.
+
+    Folders of this kind were being removed; that is gone on with.
+    """
+    return sum(_clear(path) for path in tuple(paths))
 
 
 def _open_temporary(directory: Path) -> tuple[int, Path]:
@@ -127,6 +158,9 @@ def _regular(path: Path) -> Iterator[int]:
 
 
 def _clear(path: Path) -> bool:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
     with suppress(OSError, Damaged), _regular(path) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
@@ -139,17 +173,3 @@ def _write_all(fd: int, data: memoryview, disk: Disk) -> int:
     while n_done < data.nbytes:
         n_done += disk.write(fd, data[n_done:])
     return n_done
-
-
-def _sync_directory(directory: Path, disk: Disk) -> None:
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # someone else's folder, such as /home: theirs to keep
-        return
-    try:
-        disk.sync(fd)
-    except OSError as error:
-        if error.errno not in CANNOT_SYNC:  # some network disks have no such thing
-            raise
-    finally:
-        os.close(fd)

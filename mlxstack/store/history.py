@@ -5,7 +5,6 @@
 """
 
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from mlxstack.store.durable import (
     clear_leftovers,
     open_private,
     read_whole,
+    remove_durably,
     touch,
     write_durably,
 )
@@ -66,12 +66,12 @@ class AgentFolders:
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or Disk()
-        open_private(root)
+        open_private(root, self._disk)
         clear_leftovers(root.rglob(TEMPORARY + "*"))
 
     def agents(self) -> tuple[str, ...]:
-        """The ids of all agents that have a folder, sorted."""
-        found = (name_of(path.name) for path in self.root.iterdir() if path.is_dir())
+        """The ids of all agents that have a history, sorted."""
+        found = (name_of(path.parent.name) for path in self.root.glob("*/history.json"))
         return tuple(sorted(agent for agent in found if agent is not None))
 
     def write(self, agent: str, history: History) -> int:
@@ -125,9 +125,9 @@ class AgentFolders:
         return tuple(found)
 
     def remove(self, agent: str) -> None:
-        """Forget an agent: its history and its manifests. Raises NotFound or StackError."""
+        """Forget an agent at once: its history and its manifests. Raises NotFound or StackError."""
         try:
-            shutil.rmtree(self._folder(agent))
+            remove_durably(self._folder(agent), self._disk)
         except FileNotFoundError:
             raise NotFound(f"there is no agent {agent}") from None
         except OSError as error:

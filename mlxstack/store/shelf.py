@@ -14,6 +14,7 @@ from mlxstack.store.durable import (
     clear_leftovers,
     open_private,
     read_whole,
+    remove_durably,
     touch,
     write_durably,
 )
@@ -37,9 +38,9 @@ class SlotShelf:
     """
 
     def __init__(self, directory: Path, disk: Disk | None = None) -> None:
-        open_private(directory)
-        self.directory = directory.resolve()
         self._disk = disk or Disk()
+        open_private(directory, self._disk)
+        self.directory = directory.resolve()
         clear_leftovers(self.directory.glob(TEMPORARY + "*"))
 
     def check(self, name: str) -> None:
@@ -73,7 +74,7 @@ class SlotShelf:
         return tuple(slot_file for slot_file in found if slot_file is not None)
 
     def remove(self, name: str) -> int:
-        """Delete a slot file; bytes freed, those of its KV not counted.
+        """Delete a slot file for good; bytes freed, those of its KV not counted.
 
         Raises BadRequest, NotFound (a foreign file counts as none), or StackError.
         """
@@ -81,7 +82,9 @@ class SlotShelf:
         if slot_file is None:
             raise NotFound(f"there is no slot file {name}")
         try:
-            Path(slot_file.path).unlink(missing_ok=True)
+            remove_durably(Path(slot_file.path), self._disk)
+        except FileNotFoundError:
+            raise NotFound(f"there is no slot file {name}") from None
         except OSError as error:
             raise refused(f"the slot file {name} was not removed", error) from error
         return slot_file.n_bytes

@@ -14,16 +14,17 @@ FOLDER = "shelves"
 MOUNTS = ("/", "/Volumes", "/mnt", "/media", "/run/media")
 
 
-def note(root: Path, directory: Path) -> None:
+def note(root: Path, directory: Path, disk: Disk | None = None) -> None:
     """Remember that slot files in `directory` name KV of the vault at `root`.
 
     Raises SetupError or StackError when the disk refuses.
     """
     path = str(directory.absolute())
-    open_private(root / FOLDER)
+    disk = disk or Disk()
+    open_private(root / FOLDER, disk)
     file = root / FOLDER / hashlib.sha256(path.encode()).hexdigest()[:32]
     if not file.exists():
-        write_durably(file, [path.encode()], Disk())
+        write_durably(file, [path.encode()], disk)
 
 
 def known(root: Path) -> tuple[SlotShelf, ...]:

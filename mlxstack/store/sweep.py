@@ -13,7 +13,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.errors import DiskFull
-from mlxstack.store.disk import because
+from mlxstack.store.disk import Disk, because
+from mlxstack.store.durable import sync_directory
 from mlxstack.store.vault import Entry
 
 Ref = tuple[str, str]
@@ -109,19 +110,36 @@ def check_room(decided: Plan) -> None:
         )
 
 
-def carry_out(decided: Plan) -> Swept:
-    """Delete what the plan says; what was used since, or cannot be deleted, is skipped."""
-    n_files = n_bytes = 0
-    skipped: list[str] = []
-    named: set[Ref] = set()
+def carry_out(decided: Plan, disk: Disk) -> Swept:
+    """Delete what the plan says; what was used since, or cannot be deleted, is skipped.
+
+    KV goes only when the end of what named it is certain to outlive a loss of power.
+    """
+    contexts = [doomed for doomed in decided.doomed if doomed.ref is None]
+    skipped = {doomed.path: why for doomed in contexts if (why := _delete(doomed))}
+    staying = [doomed for doomed in contexts if doomed.path in skipped]
+    unsettled = _unsettled({Path(c.path).parent for c in contexts if c not in staying}, disk)
+    staying += [doomed for doomed in contexts if Path(doomed.path).parent in unsettled]
+    named = frozenset[Ref]().union(*(doomed.refs for doomed in staying))
     for doomed in decided.doomed:
-        objection = "its context stays" if doomed.ref in named else _delete(doomed)
-        if objection:
-            skipped.append(f"{doomed.path}: {objection}")
-            named |= doomed.refs
-        else:
-            n_files, n_bytes = n_files + 1, n_bytes + doomed.n_bytes
-    return Swept(n_files, n_bytes, tuple(skipped))
+        if doomed.ref is not None:
+            why = "its context stays" if doomed.ref in named else _delete(doomed)
+            if why:
+                skipped[doomed.path] = why
+    gone = [doomed for doomed in decided.doomed if doomed.path not in skipped]
+    reasons = tuple(f"{path}: {why}" for path, why in skipped.items())
+    return Swept(len(gone), sum(doomed.n_bytes for doomed in gone), reasons)
+
+
+def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
+    """Those whose names the disk would not bring to the medium."""
+    found = set()
+    for folder in folders:
+        try:
+            sync_directory(folder, disk)
+        except OSError:
+            found.add(folder)
+    return found
 
 
 class _Sweep:

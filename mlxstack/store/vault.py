@@ -49,9 +49,9 @@ class DiskVault:
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
-        self._disk = disk or Disk()
+        self.disk = disk or Disk()
         self._writing = Lock()
-        open_private(root)
+        open_private(root, self.disk)
         clear_leftovers(root.rglob(TEMPORARY + "*"))
         for old in root.rglob("*" + ASIDE):
             old.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ class DiskVault:
         if touch(path):
             return 0
         with self._writing:
-            return 0 if touch(path) else write_durably(path, encode(blob), self._disk)
+            return 0 if touch(path) else write_durably(path, encode(blob), self.disk)
 
     def read(self, identity: str, key: str) -> Blob:
         """The blob, checked; its planes are views. Raises NotFound or Damaged.
@@ -85,7 +85,7 @@ class DiskVault:
         if not _is_key(identity) or not _is_key(key):
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
         path = self._path(identity, key)
-        data = read_whole(path, self._disk)
+        data = read_whole(path, self.disk)
         with _aside_if_damaged(path):
             blob = decode(data)
             _check_name((blob.identity, blob.key), (identity, key))
@@ -113,14 +113,14 @@ class DiskVault:
         """Replace the note beside the blobs of this identity. Raises StackError."""
         if not _is_key(identity):
             raise ValueError(f"no folder can be called {identity!r}")
-        write_durably(self.root / identity / NOTE, [data], self._disk)
+        write_durably(self.root / identity / NOTE, [data], self.disk)
 
     def noted(self, identity: str) -> bytes | None:
         """The note; None when there is none that can be read."""
         if not _is_key(identity):
             return None
         with suppress(NotFound, Damaged):
-            return read_whole(self.root / identity / NOTE, self._disk)
+            return read_whole(self.root / identity / NOTE, self.disk)
         return None
 
     def head(self, identity: str, key: str) -> BlobHead:
@@ -128,13 +128,13 @@ class DiskVault:
         if not _is_key(identity) or not _is_key(key):
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
         path = self._path(identity, key)
-        with opened(path) as fd, self._disk.open(fd) as file, _aside_if_damaged(path):
+        with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
             return read_head(file)
 
     def pour(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, and check them as `read` does. Raises NotFound, Damaged."""
         path = self._path(identity, key)
-        with opened(path) as fd, self._disk.open(fd) as file, _aside_if_damaged(path):
+        with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
             _check_name(pour(file, rows), (identity, key))
         touch(path)
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import ModelOf
 from tests.endurance.crowd import crowd
+from tests.endurance.cuts import cuts
 from tests.endurance.kills import kills
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
@@ -36,6 +37,16 @@ def test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six(
 def test_c11_killed_while_saving_and_serving(model_of: ModelOf, tmp_path: Path) -> None:
     outcome = kills(model_of("tiny"), tmp_path, n_kills=4, seed=1)
     assert outcome.n_files > 0
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid"])
+def test_c11_power_lost_while_serving_and_saving(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    outcome = cuts(model_of(kind), tmp_path, n_turns=7, n_engines=2, seed=1)
+    assert outcome.n_contexts > 100
+    assert outcome.n_answered > 5
+    assert outcome.n_deleted > 0, "room was never made"
 
 
 @pytest.mark.net

@@ -112,8 +112,8 @@ def running(
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
     shelf = SlotShelf(home / "slots", disk)
-    shelves.note(home / "kv", shelf.directory)
-    agents = AgentFolders(home / "agents")
+    shelves.note(home / "kv", shelf.directory, disk)
+    agents = AgentFolders(home / "agents", disk)
     vault = BoundedVault(DiskVault(home / "kv", disk), agents, preset.prefix_cache.disk)
     library = Library(agents)
     library.model = "tiny"

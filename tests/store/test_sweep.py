@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import DiskFull
+from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders, History
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.stock import take_stock
@@ -197,7 +198,7 @@ def test_c14_a_plan_touches_nothing_and_carrying_it_out_does(house: House) -> No
     limit = plan(stock, Rules(), NOW).n_before - 2 * stock.blobs[0].n_bytes
     decided = plan(stock, Rules(max_bytes=limit), NOW)
     assert len(house.keys()) == 5
-    swept = carry_out(decided)
+    swept = carry_out(decided, Disk())
     assert (swept.n_files, swept.skipped) == (2, ())
     assert swept.n_bytes == decided.n_before - decided.n_after
     assert house.keys() == {"0000", "0001", "0002"}
@@ -205,7 +206,7 @@ def test_c14_a_plan_touches_nothing_and_carrying_it_out_does(house: House) -> No
 
 
 def test_c14_everything_old_goes_but_the_history(house: House) -> None:
-    carry_out(plan(house.stock(), Rules(max_age_s=60), time.time()))
+    carry_out(plan(house.stock(), Rules(max_age_s=60), time.time()), Disk())
     assert house.keys() == set()
     assert house.shelf.list() == ()
     assert house.agents.manifests() == ()
@@ -216,11 +217,11 @@ def test_what_is_used_after_the_plan_stays_with_its_files(house: House) -> None:
     decided = plan(house.stock(), Rules(max_bytes=0), NOW)
     house.shelf.read("a.bin")
     house.vault.has(IDENTITY, "0004")
-    swept = carry_out(decided)
+    swept = carry_out(decided, Disk())
     assert house.keys() == {"0000", "0001", "0004"}
     assert len(swept.skipped) == 4
     assert any("used meanwhile" in line for line in swept.skipped)
-    assert carry_out(decided).n_files == 0
+    assert carry_out(decided, Disk()).n_files == 0
 
 
 def test_a_damaged_context_names_nothing(house: House) -> None:
