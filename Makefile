@@ -51,7 +51,7 @@ fast: setup ## The pure rooms only, in seconds
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
-soak: setup ## The long runs: a crowd, a small budget, kill -9
+soak: setup ## The long runs: a crowd, a small budget, power cuts, kill -9
 	@$(FAST) $(BIN)/python -m tests.endurance
 
 signature: setup ## Sizes, cycles and annotations of the house

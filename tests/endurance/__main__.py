@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tests.endurance.crowd import crowd
+from tests.endurance.cuts import cuts
 from tests.endurance.kills import kills
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
@@ -23,6 +24,8 @@ def main(minutes: float) -> None:
         print(kind, crowd(model, root / f"{kind}-home", seconds, seed=1), flush=True)
     for kind, n_requests in (("tiny", 2000), ("tiny-swa", 400), ("tiny-hybrid", 400)):
         print(kind, soak(root / kind, root / f"{kind}-soak", n_requests, seed=1), flush=True)
+    for kind in kinds:
+        print(kind, cuts(root / kind, root / f"{kind}-cuts", 20, n_engines=20, seed=1), flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)
 

@@ -126,7 +126,7 @@ def _path_of(fd: int) -> str:
         import fcntl
 
         return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode()
-    return os.readlink(f"/proc/self/fd/{fd}")
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
 class File(Struct):
