@@ -25,7 +25,10 @@ def open_private(directory: Path, disk: Disk) -> None:
     except OSError as error:
         raise SetupError(f"the folder {directory} cannot be created: {because(error)}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise SetupError(f"the folder {directory} is not writable; check who owns it")
+        raise SetupError(
+            f"the folder {directory} is not writable; "
+            "check who owns it, and that its disk is not mounted read-only"
+        )
 
 
 def make_private(directory: Path, disk: Disk) -> None:

@@ -1,5 +1,8 @@
 """Short slices of the long runs; `make soak` runs them in full."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,16 @@ from tests.endurance.cuts import cuts
 from tests.endurance.kills import kills
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
+
+
+def can_mount() -> bool:
+    """Whether this system lets anybody have mounts of their own."""
+    if shutil.which("unshare") is None:
+        return False
+    trial = "mount -t tmpfs none /mnt"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", trial], capture_output=True, check=False)
+    return done.returncode == 0
+
 
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
@@ -44,6 +57,23 @@ def test_c11_power_lost_while_serving_and_saving(model_of: ModelOf, tmp_path: Pa
     assert outcome.n_contexts > 100
     assert outcome.n_answered > 5
     assert outcome.n_deleted > 0, "room was never made"
+
+
+@pytest.mark.net
+@pytest.mark.skipif(not can_mount(), reason="a disk of one's own needs `unshare -rm`")
+def test_g12_a_real_disk_fills_up_and_turns_read_only(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = [sys.executable, "-m", "tests.endurance.small_disk", str(tmp_path / "tiny")]
+    done = subprocess.run(
+        ["unshare", "-rm", *command, str(disk)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "kept its word\n", done.stderr
 
 
 @pytest.mark.net

@@ -1,0 +1,97 @@
+"""A service on a real disk that fills up and turns read-only; to be run under `unshare -rm`.
+
+In a mount namespace of its own everybody may mount a small disk. Nobody else sees it.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mlxstack.core.errors import SetupError
+from tests.api.running import running, tiny_preset
+
+N_BYTES = 6_000_000
+SAVE = ("/slots/0?action=save", {"filename": "a.bin"})
+RESTORE = ("/slots/0?action=restore", {"filename": "a.bin"})
+CHAT = {"messages": [{"role": "user", "content": "the pear and the boat " * 20}], "id_slot": 0}
+
+
+def main(model: Path, disk: Path) -> None:
+    """Raises AssertionError where the service does not keep its word."""
+    _mount(disk, f"size={N_BYTES}")
+    preset = tiny_preset(model)
+    with running(preset, disk / "home") as live, _calling(live.url) as call:
+        cold = _answer(call(*_chat(cache_prompt=False)))
+        assert _answer(call(*_chat())) == cold
+        assert call(*_turn()).status_code == 200
+        with _filled(disk):
+            _refuses(call(*SAVE), 507, "the disk has 0 left")
+            assert _answer(call(*_chat())) == cold
+            assert call(*_turn()).status_code == 200
+        assert call(*SAVE).status_code == 200
+        assert call(*_turn()).status_code == 200
+        _mount(disk, "remount,ro")
+        _refuses(call(*SAVE), 500, "read-only")
+        assert call(*RESTORE).status_code == 200
+        assert _answer(call(*_chat())) == cold
+        assert call(*_turn()).status_code == 200
+    with suppress(SetupError), running(preset, disk / "home"):
+        raise AssertionError("it started where nothing can be kept")
+    _mount(disk, "remount,rw")
+    with running(preset, disk / "home") as live, _calling(live.url) as call:
+        assert call(*RESTORE).status_code == 200
+        assert _answer(call(*_chat())) == cold
+        assert call(*_turn()).status_code == 200
+    print("kept its word")
+
+
+def _chat(**more: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/chat/completions", {**CHAT, "max_tokens": 8, "temperature": 0, **more}
+
+
+def _turn() -> tuple[str, dict[str, Any]]:
+    said = [{"role": "user", "content": "a turn about rain"}]
+    return "/v1/agents/a/generate", {"append": said, "max_tokens": 4}
+
+
+def _answer(reply: httpx.Response) -> object:
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]
+
+
+def _refuses(reply: httpx.Response, status: int, words: str) -> None:
+    assert reply.status_code == status, reply.text
+    assert words in reply.text, reply.text
+
+
+@contextmanager
+def _calling(url: str) -> Iterator[Any]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield lambda path, body: client.post(path, json=body)
+
+
+def _mount(disk: Path, how: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", how, "none", str(disk)], check=True)
+
+
+@contextmanager
+def _filled(disk: Path) -> Iterator[None]:
+    """Not a byte is left meanwhile."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    yield
+    ballast.unlink()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
