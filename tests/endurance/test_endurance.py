@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.demo import MODEL_DIR
 from tests.conftest import ModelOf
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
 from tests.endurance.kills import kills
+from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
 
@@ -81,3 +83,13 @@ def test_g3_g5_twelve_agents_two_models_a_restart_and_a_kill(tmp_path: Path) -> 
     outcome = roundabout(tmp_path, n_requests=54, swap_every=20, seed=1)
     assert (outcome.n_swaps, outcome.n_starts) == (2, 3)
     assert outcome.n_returns > 20
+
+
+@pytest.mark.net
+def test_a9_a_worker_killed_under_load_is_back_by_itself_and_agents_kept_their_kv(
+    tmp_path: Path,
+) -> None:
+    outcome = revivals(MODEL_DIR, tmp_path, n_blows=2, seed=1)
+    assert outcome.n_returns == 10
+    assert outcome.least_share > 0
+    assert outcome.talk.n_cut > 0
