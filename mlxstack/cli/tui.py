@@ -4,14 +4,17 @@ import asyncio
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from mlxstack.cli.here import Here
     from mlxstack.cli.target import Target
     from mlxstack.tui.feed import Feed
     from mlxstack.tui.theme import Look
@@ -28,6 +31,9 @@ Replay = Annotated[
 ]
 Speed = Annotated[float, typer.Option("--speed", help="How many times as fast to replay.", min=0.1)]
 
+LONGEST_S = 7200.0
+"""A model may have to be fetched before it can be changed."""
+
 
 def tui(
     url: Url = None,
@@ -38,6 +44,7 @@ def tui(
     speed: Speed = 1.0,
 ) -> None:
     """Watch a running service: slots, queue, cache, agents, requests. Leaving does not touch it."""
+    from mlxstack.cli.here import here
     from mlxstack.host.paths import home_from
     from mlxstack.tui.theme import look_from
 
@@ -51,7 +58,8 @@ def tui(
     if replay is not None:
         code = _play(replay, speed, look)
     else:
-        code = asyncio.run(_attach(_target(url, key, name), record, look))
+        machine = here(home) if url is None else None
+        code = asyncio.run(_attach(_target(url, key, name), record, Setting(look, machine)))
     raise typer.Exit(code)
 
 
@@ -77,21 +85,25 @@ def _play(path: Path, speed: float, look: "Look") -> int:
     return app.return_code or 0
 
 
-async def _attach(where: "Target", record: Path | None, look: "Look") -> int:
+class Setting(Struct, frozen=True):
+    """How it looks, and the computer it may change; None when the service runs elsewhere."""
+
+    look: "Look"
+    machine: "Here | None"
+
+
+async def _attach(where: "Target", record: Path | None, setting: Setting) -> int:
     from mlxstack.client import Client
     from mlxstack.tui.app import Dashboard
     from mlxstack.tui.feed import LiveFeed
     from mlxstack.tui.tape import Recording, new_tape
 
-    async with Client(where.url, where.api_key) as client:
+    async with Client(where.url, where.api_key, LONGEST_S) as client:
         live: Feed = LiveFeed(client)
-        if record is None:
-            app = Dashboard(live, client, look)
+        with new_tape(record) if record else nullcontext() as file:
+            feed = Recording(live, file) if file else live
+            app = Dashboard(feed, client, setting.look, setting.machine)
             await app.run_async()
-        else:
-            with new_tape(record) as file:
-                app = Dashboard(Recording(live, file), client, look)
-                await app.run_async()
         return app.return_code or 0
 
 

@@ -84,9 +84,9 @@ class Client:
         """Any other POST with a JSON body and a JSON object as its answer."""
         return decode((await self._checked("POST", path, body)).content, dict[str, Any])
 
-    async def delete(self, path: str) -> None:
-        """Any DELETE."""
-        await self._checked("DELETE", path)
+    async def delete(self, path: str) -> dict[str, Any]:
+        """Any DELETE with a JSON object as its answer."""
+        return decode((await self._checked("DELETE", path)).content, dict[str, Any])
 
     async def save_slot(self, slot: int, filename: str) -> SlotSaved:
         """Write the context of a slot to a slot file."""

@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 
 from mlxstack.tui.carrying import Errand, carry_out, question
-from mlxstack.tui.deeds import DEEDS, Calls, Deed, Target, deed_of
+from mlxstack.tui.deeds import DEEDS, Calls, Deed, Machine, Target, deed_of
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.model import Model, fold
@@ -43,7 +43,10 @@ class Updated(Message):
 
 
 class Dashboard(App[None]):
-    """`calls` does what a person asks for; None when there is only a tape to look at."""
+    """`calls` does what a person asks for; None when there is only a tape to look at.
+
+    `machine` is the computer of the service, when it is this one.
+    """
 
     TITLE = "mlx-stack"
     CSS_PATH = "dashboard.tcss"
@@ -57,13 +60,17 @@ class Dashboard(App[None]):
         Binding("q", "quit", "Quit", id="quit"),
     ]
 
-    def __init__(self, feed: Feed, calls: Calls | None, look: Look) -> None:
+    def __init__(
+        self, feed: Feed, calls: Calls | None, look: Look, machine: Machine | None = None
+    ) -> None:
         super().__init__()
         self.register_theme(HOUSE)
         self.theme = look.theme if look.theme in self.available_themes else HOUSE.name
         self.model = Model()
         self.calls = calls
-        self.chosen: dict[Target, str] = {Target.SERVICE: ""}
+        self.machine = machine
+        always = (Target.SERVICE, Target.CACHE, *((Target.MACHINE,) if machine else ()))
+        self.chosen = dict.fromkeys(always, "")
         self._feed = feed
         self._look = look
         for mode, board in BOARDS.items():
@@ -114,10 +121,10 @@ class Dashboard(App[None]):
         """Returns when the question is on the screen: keys that follow are meant for it."""
         key = self.chosen.get(deed.target)
         if self.calls is None or key is None:
-            missing = "choose a row first" if self.calls else "a tape cannot be changed"
-            self.notify(f"{deed.label}: {missing}", severity="warning", markup=False)
+            why_not = _why_not(deed) if self.calls else "a tape cannot be changed"
+            self.notify(f"{deed.label}: {why_not}", severity="warning", markup=False)
             return
-        errand = Errand(deed, self.calls, key)
+        errand = Errand(deed, self.calls, key, self.machine)
         first = question(errand, self.model)
         if first is None:
             self._begin(errand, "")
@@ -156,3 +163,9 @@ class Dashboard(App[None]):
         for screen in self.screen_stack:
             if isinstance(screen, Board):
                 screen.model = self.model
+
+
+def _why_not(deed: Deed) -> str:
+    if deed.target is Target.MACHINE:
+        return "this can be done on the computer of the service only"
+    return "choose a row first"

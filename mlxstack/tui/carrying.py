@@ -3,10 +3,12 @@
 from msgspec import Struct
 from textual.app import App
 
+from mlxstack.core.ask import Priority
 from mlxstack.core.errors import StackError
-from mlxstack.tui.deeds import Aim, Calls, Deed, Hands, Wants, filename_of
+from mlxstack.tui.deeds import Aim, Calls, Deed, Hands, Machine, Wants
+from mlxstack.tui.deeds.slots import filename_of
 from mlxstack.tui.model import Model
-from mlxstack.tui.screens.asking import Consent, FileName, Question
+from mlxstack.tui.screens.asking import Choice, Consent, Question, Words
 from mlxstack.tui.views.figures import printable
 
 
@@ -16,22 +18,29 @@ class Errand(Struct, frozen=True):
     deed: Deed
     calls: Calls
     key: str
+    machine: Machine | None = None
+
+
+PRIORITIES = tuple(one.name.lower() for one in Priority)
 
 
 def question(errand: Errand, model: Model) -> Question | None:
     """What is to be asked first; its answer is the words, or None when it shall not be done."""
-    told = errand.deed.describe(model, errand.key)
-    match errand.deed.wants:
+    told, wants = errand.deed.describe(model, errand.key), errand.deed.wants
+    match wants:
+        case Wants.NOTHING:
+            return None
         case Wants.CONSENT:
             return Consent(told)
-        case Wants.FILENAME:
-            return FileName(told, filename_of(model, errand.key))
-    return None
+        case Wants.PRIORITY:
+            return Choice(told, PRIORITIES)
+    proposal = filename_of(model, errand.key) if wants is Wants.FILENAME else ""
+    return Words(told, proposal, _known(errand))
 
 
 async def carry_out(app: App[None], errand: Errand, words: str) -> None:
     """To be run in a worker: the service may let it wait."""
-    hands = Hands(errand.calls, app.copy_to_clipboard)
+    hands = Hands(errand.calls, app.copy_to_clipboard, errand.machine)
     try:
         done = await errand.deed.do(hands, Aim(errand.key, words))
     except (StackError, ConnectionError) as why:
@@ -39,3 +48,11 @@ async def carry_out(app: App[None], errand: Errand, words: str) -> None:
         app.notify(printable(str(why)), title=title, severity="error", markup=False)
     else:
         app.notify(printable(done), markup=False)
+
+
+def _known(errand: Errand) -> tuple[str, ...]:
+    """What may be answered, as far as this computer knows it."""
+    if errand.machine is None:
+        return ()
+    named = {Wants.PRESET: errand.machine.presets, Wants.MODE: errand.machine.modes}
+    return named.get(errand.deed.wants, ())

@@ -32,8 +32,9 @@ class Clerk:
         self.asked.append((path, len(body), ""))
         return {"n_bytes": 3 * 2**30}
 
-    async def delete(self, path: str) -> None:
+    async def delete(self, path: str) -> dict[str, Any]:
         self.asked.append((path, 0, ""))
+        return {}
 
     async def erase_slot(self, slot: int) -> SlotErased:
         self.asked.append(("erase", slot, ""))

@@ -14,7 +14,7 @@ from mlxstack.tui.deeds import DEEDS
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.screens.agents import Agents, OneAgent
-from mlxstack.tui.screens.asking import Consent, FileName
+from mlxstack.tui.screens.asking import Consent, Words
 from mlxstack.tui.screens.cache import Cache
 from mlxstack.tui.screens.overview import Overview
 from mlxstack.tui.screens.page import Page
@@ -101,7 +101,7 @@ async def test_h4_save_proposes_the_agents_name_and_restore_reads_it_back() -> N
         await settled(pilot)
         await pilot.press("s")
         await pilot.pause()
-        assert isinstance(app.screen, FileName)
+        assert isinstance(app.screen, Words)
         assert app.screen.query_one(Input).value == "claude-main.kv"
         await pilot.press("enter")
         await settled(pilot)
@@ -185,7 +185,8 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         page = "\n".join("".join(cell.text for cell in line) for line in help_lines(""))
         for deed in DEEDS:
             assert any(title.startswith(f"{deed.label}: {deed.target}") for title in titles)
-            assert (keys.get(deed.key) == deed.label) is (deed.target == "slot")
+            is_here = deed.target in Overview.TARGETS
+            assert (keys.get(deed.key) == deed.label) is is_here, deed
             assert deed.help in page
         assert {"Show overview", "Show cache", "Show agents", "Show requests"} <= set(titles)
 

@@ -155,6 +155,18 @@ def test_why_a_request_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "4", "down", "enter")
 
 
+def test_ask_priority_80x24(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), NARROW, "3", "o")
+
+
+def test_ask_priority_120x40(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), WIDE, "3", "o")
+
+
+def test_ask_delete_80x24(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), NARROW, "3", "d")
+
+
 def test_help_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "question_mark")
 

@@ -1,13 +1,18 @@
-"""Questions before a deed: consent, or a file name. The answer None means: do not."""
+"""Questions before a deed: consent, a choice, words. The answer None means: do not."""
 
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.events import Key
 from textual.screen import ModalScreen
+from textual.suggester import SuggestFromList
 from textual.widgets import Button, Input, Static
 
+from mlxstack.tui.views.figures import printable
+
+MOST = 400
 Question = ModalScreen[str | None]
 
 
@@ -44,25 +49,63 @@ class Consent(Question):
         self.dismiss(None)
 
 
-class FileName(Question):
-    """A line to write in."""
+class Choice(Question):
+    """One of a few words, by its first letter or by mouse."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel")]
 
-    def __init__(self, question: str, proposal: str) -> None:
+    def __init__(self, question: str, words: tuple[str, ...]) -> None:
+        super().__init__()
+        self._question = question
+        self._words = words
+
+    def compose(self) -> ComposeResult:
+        """The question and a button per word."""
+        with Vertical(classes="box"):
+            yield Static(self._question, markup=False)
+            with Horizontal(classes="buttons"):
+                for word in self._words:
+                    yield Button(f"{word.capitalize()} ({word[0]})", id=word)
+            yield Static("esc leaves it as it is", markup=False, classes="note")
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """By mouse, or enter."""
+        self.dismiss(event.button.id)
+
+    def on_key(self, event: Key) -> None:
+        """By first letter."""
+        chosen = next((word for word in self._words if word[0] == event.character), None)
+        if chosen is not None:
+            self.dismiss(chosen)
+
+    def action_cancel(self) -> None:
+        """Nothing is done."""
+        self.dismiss(None)
+
+
+class Words(Question):
+    """A line to write in; `known` words are proposed while one writes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel")]
+
+    def __init__(self, question: str, proposal: str = "", known: tuple[str, ...] = ()) -> None:
         super().__init__()
         self._question = question
         self._proposal = proposal
+        self._known = known
 
     def compose(self) -> ComposeResult:
-        """The question and a line to write in."""
+        """The question, a line to write in, and what is known."""
+        suggester = SuggestFromList(self._known, case_sensitive=False)
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
-            yield Input(self._proposal, max_length=255)
+            yield Input(self._proposal, max_length=4096, suggester=suggester)
+            if self._known:
+                yield Static(printable(", ".join(self._known), MOST), markup=False, classes="note")
             yield Static("enter does it, esc does not", markup=False, classes="note")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """An empty name is none."""
+        """No words are no answer."""
         self.dismiss(event.value.strip() or None)
 
     def action_cancel(self) -> None:

@@ -36,7 +36,7 @@ class Board(Screen[None]):
         yield Nav(self.MODE, self._feed)
         yield Lines(_banner, "banner").data_bind(model=Board.model)
         yield from self.parts()
-        yield Footer()
+        yield Footer(compact=True)
 
     def parts(self) -> Iterable[Widget]:
         """What is between the first and the last line."""

@@ -14,7 +14,7 @@ from mlxstack.tui.views.requests import miss_lines
 from mlxstack.tui.widgets.lines import Lines
 from mlxstack.tui.widgets.section import Section
 
-OURS = frozenset({Target.PREFIX, Target.SERVICE})
+OURS = frozenset({Target.PREFIX, Target.CACHE})
 
 
 class Cache(Board):

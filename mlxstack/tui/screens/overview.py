@@ -14,15 +14,15 @@ from mlxstack.tui.widgets.chart import DECODE, PREFILL, Chart
 from mlxstack.tui.widgets.lines import Lines
 from mlxstack.tui.widgets.section import Section
 
-SLOTS = frozenset({Target.SLOT})
+OURS = frozenset({Target.SLOT, Target.SERVICE, Target.MACHINE})
 
 
 class Overview(Board):
     """Health, speed, slots, queue."""
 
     MODE = "overview"
-    TARGETS = SLOTS
-    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(SLOTS)]
+    TARGETS = OURS
+    BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
     EXPLAINS = (
         "The first line tells how the service is: its model, how long it is up, how much of the "
         "KV budget is taken, and how many requests wait.\n\n"

@@ -1,91 +1,12 @@
-"""What a person can do to a service from the dashboard; footer, palette and help derive from it.
-
-Later deeds (agents, prefixes, model, mode) are further entries of `DEEDS`: a deed names what it
-is done to, and needs nothing but a call of the client.
-"""
+"""What can be done to a slot: save, restore, erase it, copy the curl that does it."""
 
 import shlex
-from collections.abc import Awaitable, Callable
-from enum import StrEnum
-from typing import Any, Protocol
-from urllib.parse import quote
 
-from msgspec import Struct
-
-from mlxstack.client import SlotErased, SlotRestored, SlotSaved
+from mlxstack.tui.deeds.deed import Aim, Deed, Hands, Target, Wants
 from mlxstack.tui.model import Model
 from mlxstack.tui.views.figures import printable, short_time, size, tokens
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
-
-
-class Target(StrEnum):
-    """What a deed is done to; a screen with such rows offers the deed."""
-
-    SLOT = "slot"
-    PREFIX = "prefix"
-    AGENT = "agent"
-    SERVICE = "service"
-
-
-class Wants(StrEnum):
-    """What is asked for before it is done."""
-
-    NOTHING = "nothing"
-    CONSENT = "consent"
-    FILENAME = "filename"
-
-
-class Calls(Protocol):
-    """What the deeds need of `mlxstack.client.Client`."""
-
-    url: str
-
-    async def save_slot(self, slot: int, filename: str) -> SlotSaved: ...
-    async def restore_slot(self, slot: int, filename: str) -> SlotRestored: ...
-    async def erase_slot(self, slot: int) -> SlotErased: ...
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
-    async def delete(self, path: str) -> None: ...
-
-
-class Aim(Struct, frozen=True):
-    """Which one (the key of its row), and the words that were given."""
-
-    key: str
-    words: str = ""
-
-
-class Hands(Struct, frozen=True):
-    """What a deed works with: the service, and the clipboard."""
-
-    calls: Calls
-    copy: Callable[[str], None]
-
-
-class Deed(Struct, frozen=True):
-    """`do` returns what happened; it raises StackError or ConnectionError when it went wrong.
-
-    `describe` says in a sentence what will happen to which thing.
-    """
-
-    id: str
-    key: str
-    label: str
-    help: str
-    target: Target
-    wants: Wants
-    describe: Callable[[Model, str], str]
-    do: Callable[[Hands, Aim], Awaitable[str]]
-
-
-def deeds_of(targets: frozenset[Target]) -> tuple[Deed, ...]:
-    """The deeds of a screen that shows such things, in the order of the footer."""
-    return tuple(deed for deed in DEEDS if deed.target in targets)
-
-
-def deed_of(name: str) -> Deed:
-    """The deed of this id."""
-    return next(deed for deed in DEEDS if deed.id == name)
 
 
 def filename_of(model: Model, key: str) -> str:
@@ -125,23 +46,6 @@ async def copy_curl(hands: Hands, aim: Aim) -> str:
     command = f"curl -sS {url} {key} -d {body}"
     hands.copy(command)
     return f"copied: {command}"
-
-
-async def unpin(hands: Hands, aim: Aim) -> str:
-    """The prefix stays until its room is needed."""
-    await hands.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
-    return f"{aim.key} is no longer pinned"
-
-
-async def clear(hands: Hands, _: Aim) -> str:
-    """What is in use or pinned stays."""
-    done = await hands.calls.post("/cache/clear", {})
-    return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
-
-
-def _parked(model: Model) -> str:
-    cache = model.frame.cache
-    return size(cache.memory_bytes) if cache else "all"
 
 
 def _slot(model: Model, key: str) -> str:
@@ -192,25 +96,5 @@ DEEDS: tuple[Deed, ...] = (
         wants=Wants.NOTHING,
         describe=lambda model, key: f"Copy the curl that saves {_slot(model, key)}.",
         do=copy_curl,
-    ),
-    Deed(
-        id="unpin",
-        key="u",
-        label="Unpin",
-        help="Let go of the chosen pinned prefix: it stays until its room is needed.",
-        target=Target.PREFIX,
-        wants=Wants.CONSENT,
-        describe=lambda _, key: f"Let go of the pinned prefix {printable(key, 60)}?",
-        do=unpin,
-    ),
-    Deed(
-        id="clear",
-        key="x",
-        label="Clear",
-        help="Forget all parked KV in memory that is neither in use nor pinned.",
-        target=Target.SERVICE,
-        wants=Wants.CONSENT,
-        describe=lambda model, _: f"Clear the cache? {_parked(model)} are held, live ones stay.",
-        do=clear,
     ),
 )

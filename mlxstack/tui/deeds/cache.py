@@ -1,0 +1,83 @@
+"""What can be done to the KV memory: warm a prefix, let go of one, clear everything."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.tui.deeds.deed import Aim, Deed, Hands, Target, Wants
+from mlxstack.tui.model import Model
+from mlxstack.tui.views.figures import printable, size
+
+
+async def unpin(hands: Hands, aim: Aim) -> str:
+    """The prefix stays until its room is needed."""
+    await hands.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
+    return f"{aim.key} is no longer pinned"
+
+
+async def warm(hands: Hands, aim: Aim) -> str:
+    """Computed behind everybody else, then kept under the name of the file."""
+    body = await asyncio.to_thread(_prefix, aim.words)
+    done = await hands.calls.post("/cache/prefixes", body)
+    return f"{body['name']}: {done.get('n_tokens', 0)} tokens are kept"
+
+
+async def clear(hands: Hands, _: Aim) -> str:
+    """What is in use or pinned stays."""
+    done = await hands.calls.post("/cache/clear", {})
+    return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
+
+
+def _prefix(path: str) -> dict[str, Any]:
+    """A chat in JSON, or a text, with its name. Raises BadRequest when it cannot be read."""
+    file = Path(path).expanduser()
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".json":
+            return {"name": file.stem, "messages": msgspec.json.decode(text)}
+        return {"name": file.stem, "text": text}
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as why:
+        raise BadRequest(f"{file} cannot be read: {why}") from why
+
+
+def _parked(model: Model) -> str:
+    cache = model.frame.cache
+    return size(cache.memory_bytes) if cache else "all"
+
+
+DEEDS: tuple[Deed, ...] = (
+    Deed(
+        id="unpin",
+        key="u",
+        label="Unpin",
+        help="Let go of the chosen pinned prefix: it stays until its room is needed.",
+        target=Target.PREFIX,
+        wants=Wants.CONSENT,
+        describe=lambda _, key: f"Let go of the pinned prefix {printable(key, 60)}?",
+        do=unpin,
+    ),
+    Deed(
+        id="warm",
+        key="w",
+        label="Warm",
+        help="Compute what is in a file (text, or messages in .json) and pin it under its name.",
+        target=Target.CACHE,
+        wants=Wants.FILE,
+        describe=lambda *_: "Compute and pin which file of this computer? .json: a chat.",
+        do=warm,
+    ),
+    Deed(
+        id="clear",
+        key="x",
+        label="Clear",
+        help="Forget all parked KV in memory that is neither in use nor pinned.",
+        target=Target.CACHE,
+        wants=Wants.CONSENT,
+        describe=lambda model, _: f"Clear the cache? {_parked(model)} are held, live ones stay.",
+        do=clear,
+    ),
+)

@@ -1,0 +1,48 @@
+"""What can be done to a whole service: change its model, or the mode of its computer."""
+
+from mlxstack.core.errors import Unsupported
+from mlxstack.tui.deeds.deed import Aim, Deed, Hands, Target, Wants
+from mlxstack.tui.model import Model
+from mlxstack.tui.views.figures import printable, short_time
+
+
+async def swap(hands: Hands, aim: Aim) -> str:
+    """Requests wait until the new model is there."""
+    done = await hands.calls.post("/v1/models/load", {"preset": aim.words})
+    took = short_time(sum(step["ms"] for step in done["steps"]) / 1000)
+    return f"{done['before']} was changed for {done['model']} in {took}"
+
+
+async def switch(hands: Hands, aim: Aim) -> str:
+    """Raises Unsupported when the services run elsewhere."""
+    if hands.machine is None:
+        raise Unsupported("modes can be switched on the computer of the service only")
+    return await hands.machine.switch_mode(aim.words)
+
+
+def _model(model: Model) -> str:
+    return printable(model.frame.service.model, 40) or "the model"
+
+
+DEEDS: tuple[Deed, ...] = (
+    Deed(
+        id="swap",
+        key="m",
+        label="Model",
+        help="Change the model of the service: requests wait, contexts go to disk.",
+        target=Target.SERVICE,
+        wants=Wants.PRESET,
+        describe=lambda model, _: f"Serve which preset instead of {_model(model)}?",
+        do=swap,
+    ),
+    Deed(
+        id="switch",
+        key="o",
+        label="Mode",
+        help="Switch this computer to a mode: what it does not have stops, what it lacks starts.",
+        target=Target.MACHINE,
+        wants=Wants.MODE,
+        describe=lambda *_: "Switch to which mode? Services that it does not have are stopped.",
+        do=switch,
+    ),
+)

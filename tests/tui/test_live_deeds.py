@@ -1,0 +1,215 @@
+"""What is done by key press in the dashboard happens in a real service, and is seen there."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from mlxstack.core.frame import AgentView
+from mlxstack.tui.deeds import deed_of
+from mlxstack.tui.screens.agents import Agents, OneAgent
+from mlxstack.tui.screens.asking import Choice, Consent, Words
+from mlxstack.tui.widgets.table import Table
+from tests.api.running import Running, running, tiny_preset
+from tests.tui.test_live import board, said, until, watching
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+ANN, BOB = "ann:1", "bob"
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A running service with three slots."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    with running(tiny_preset(folder), tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@pytest.fixture
+async def http(live: Running) -> Any:
+    async with httpx.AsyncClient(base_url=live.url, timeout=60) as client:
+        yield client
+
+
+async def meet(http: httpx.AsyncClient, *agents: str) -> None:
+    """Each of them says something, the first one last; nobody else is there."""
+    for one in (await http.get("/v1/agents")).json()["data"]:
+        await http.delete(f"/v1/agents/{one['id']}")
+    for agent in reversed(agents):
+        body = {
+            "messages": [{"role": "user", "content": f"a story about {agent} " * 20}],
+            "max_tokens": 4,
+            "session_id": agent,
+        }
+        (await http.post("/v1/chat/completions", json=body)).raise_for_status()
+
+
+async def at_agents(pilot: Pilot[Any], chosen: str) -> None:
+    """The agents screen, with the cursor on this one."""
+    await pilot.press("3")
+    await until(pilot, lambda: chosen in rows(pilot))
+    for _ in range(rows(pilot).index(chosen)):
+        await pilot.press("down")
+    assert board(pilot).chosen["agent"] == chosen  # type: ignore[index]
+
+
+def rows(pilot: Pilot[Any]) -> list[str]:
+    return [str(row.value) for row in pilot.app.screen.query(Table).first().rows]
+
+
+async def answered(pilot: Pilot[Any], key: str, *answer: str) -> None:
+    """A key that asks, the question on the screen, and the answer."""
+    await pilot.press(key)
+    await pilot.pause()
+    assert isinstance(pilot.app.screen, Consent | Choice | Words)
+    await pilot.press(*answer)
+
+
+def view(pilot: Pilot[Any], agent: str) -> AgentView | None:
+    return next((one for one in board(pilot).model.frame.agents or () if one.id == agent), None)
+
+
+def seen(pilot: Pilot[Any], agent: str, is_so: Callable[[AgentView], bool]) -> Callable[[], bool]:
+    def look() -> bool:
+        found = view(pilot, agent)
+        return found is not None and is_so(found)
+
+    return look
+
+
+def is_running(pilot: Pilot[Any]) -> bool:
+    return any(slot.state == "running" for slot in board(pilot).model.frame.snapshot.slots)
+
+
+async def test_h4_an_agent_is_parked_and_shown_without_a_slot(
+    live: Running, http: httpx.AsyncClient
+) -> None:
+    await meet(http, ANN, BOB)
+    async with watching(live.url) as pilot:
+        await at_agents(pilot, ANN)
+        await until(pilot, seen(pilot, ANN, lambda one: one.slot is not None))
+        await answered(pilot, "p", "n")
+        await answered(pilot, "p", "y")
+        await until(pilot, lambda: said(board(pilot), f"{ANN} left the memory"))
+        await until(pilot, seen(pilot, ANN, lambda one: one.slot is None and one.place == "disk"))
+        await until(pilot, seen(pilot, BOB, lambda one: one.slot is not None))
+    assert (await http.get(f"/v1/agents/{ANN}")).json()["place"] == "disk"
+
+
+async def test_h4_an_agent_is_pinned_and_let_go(live: Running, http: httpx.AsyncClient) -> None:
+    await meet(http, ANN, BOB)
+    async with watching(live.url) as pilot:
+        await at_agents(pilot, BOB)
+        await answered(pilot, "i", "y")
+        await until(pilot, seen(pilot, BOB, lambda one: one.is_pinned))
+        assert (await http.get(f"/v1/agents/{BOB}")).json()["is_pinned"]
+        table = pilot.app.screen.query(Table).first()
+        await until(pilot, lambda: table.get_row(BOB)[0].plain == f"* {BOB}")
+        await answered(pilot, "u", "y")
+        await until(pilot, seen(pilot, BOB, lambda one: not one.is_pinned))
+        assert not (await http.get(f"/v1/agents/{BOB}")).json()["is_pinned"]
+
+
+async def test_h4_an_agent_gets_a_priority_on_its_own_screen(
+    live: Running, http: httpx.AsyncClient
+) -> None:
+    await meet(http, ANN)
+    async with watching(live.url) as pilot:
+        await at_agents(pilot, ANN)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, OneAgent)
+        await answered(pilot, "o", "escape")
+        assert isinstance(pilot.app.screen, OneAgent)
+        await answered(pilot, "o", "h")
+        await until(pilot, lambda: said(board(pilot), f"{ANN} has priority high"))
+    assert (await http.get(f"/v1/agents/{ANN}")).json()["priority"] == "high"
+
+
+async def test_h4_an_agent_is_deleted_by_the_palettes_deed_and_gone(
+    live: Running, http: httpx.AsyncClient
+) -> None:
+    await meet(http, ANN, BOB)
+    async with watching(live.url) as pilot:
+        await at_agents(pilot, BOB)
+        await pilot.press("1")
+        app = board(pilot)
+        commands = app.get_system_commands(app.screen)
+        await next(one for one in commands if one.title == f"Delete: agent {BOB}").callback()
+        await pilot.pause()
+        await pilot.press("y")
+        await until(pilot, lambda: said(app, f"{BOB} is forgotten"))
+        await pilot.press("3")
+        await until(pilot, lambda: isinstance(app.screen, Agents) and rows(pilot) == [ANN])
+    assert (await http.get(f"/v1/agents/{BOB}")).status_code == 404
+
+
+async def test_h4_a_busy_agent_is_not_deleted_and_the_reason_is_told(
+    live: Running, http: httpx.AsyncClient
+) -> None:
+    await meet(http, ANN)
+    body = {
+        "messages": [{"role": "user", "content": "go on"}],
+        "max_tokens": 800,
+        "ignore_eos": True,
+        "session_id": ANN,
+    }
+    async with watching(live.url) as pilot:
+        await at_agents(pilot, ANN)
+        talking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        await until(pilot, lambda: is_running(pilot))
+        await answered(pilot, "d", "y")
+        await until(pilot, lambda: said(board(pilot), "is busy"))
+    assert (await talking).is_success
+    assert (await http.get(f"/v1/agents/{ANN}")).is_success
+
+
+async def test_h4_a_file_is_warmed_and_pinned_under_its_name(
+    live: Running, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "handbook.txt"
+    file.write_text("the rules of this house are few and clear. " * 20)
+    async with watching(live.url) as pilot:
+        await pilot.press("2")
+        await answered(pilot, "w", *"none.txt", "enter")
+        await until(pilot, lambda: said(board(pilot), "none.txt cannot be read"))
+        await answered(pilot, "w")
+        pilot.app.screen.query_one(Input).value = str(file)
+        await pilot.press("enter")
+        await until(pilot, lambda: said(board(pilot), "tokens are kept"))
+    found = (await http.get("/cache")).json()["prefixes"]
+    assert any(one["name"] == "handbook" and one["is_pinned"] for one in found)
+
+
+async def test_h4_the_model_is_changed_by_the_name_of_a_preset(tmp_path: Path) -> None:
+    presets = tmp_path / "home" / "presets"
+    presets.mkdir(parents=True, mode=0o700)
+    preset = tiny_preset(tmp_path / "tiny")
+    (presets / "other.yaml").write_text(
+        f"name: other\nmodel: {{id: {tmp_path / 'tiny'}, alias: other}}\n"
+        "slots: {count: 2, n_ctx: 512}\n"
+    )
+    with running(preset, tmp_path / "home") as found:
+        async with watching(found.url) as pilot:
+            app = board(pilot)
+            await answered(pilot, "m", *"none", "enter")
+            await until(pilot, lambda: said(app, "no preset is called `none`"))
+            assert app.model.frame.service.model == "tiny"
+            await answered(pilot, "m", *"other", "enter")
+            await until(pilot, lambda: said(app, "tiny was changed for other"))
+            await until(pilot, lambda: app.model.frame.service.model == "other")
+            await until(pilot, lambda: len(rows(pilot)) == 2)
+
+
+async def test_h4_without_its_computer_the_mode_cannot_be_switched(live: Running) -> None:
+    async with watching(live.url) as pilot:
+        await pilot.press("o")
+        assert not isinstance(pilot.app.screen, Words)
+        await board(pilot).perform(deed_of("switch"))
+        await until(pilot, lambda: said(board(pilot), "on the computer of the service only"))
