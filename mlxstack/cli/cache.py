@@ -107,9 +107,12 @@ def gc(
     json: Json = False,
 ) -> None:
     """Delete stored KV that no saved slot or agent needs, by age and bytes."""
+    from msgspec import structs
+
     from mlxstack.core.act import Scope
 
-    wanted = sweeps.wanted(Scope.KV, max_bytes, older_than, dry_run)
+    bounds = sweeps.bounds(max_bytes, older_than)
+    wanted = structs.replace(bounds, scope=Scope.KV, is_dry=dry_run)
     sweeps.show(sweeps.collect(wanted, name, url), json)
 
 

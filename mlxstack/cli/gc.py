@@ -9,7 +9,7 @@ from mlxstack.cli.show import as_json, note
 from mlxstack.cli.sizes import size
 
 if TYPE_CHECKING:
-    from mlxstack.core.act import Scope, Sweep, Swept
+    from mlxstack.core.act import Sweep, Swept
 
 MaxBytes = Annotated[
     str | None, typer.Option("--max-bytes", help="Leave at most so much: 500MB, 20GB.")
@@ -18,9 +18,12 @@ OlderThan = Annotated[
     str | None, typer.Option("--older-than", help="What was not used for so long: 36h, 30d.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go; delete nothing.")]
+OfAgent = Annotated[
+    str | None, typer.Option("--agent", help="Only what this agent saved and nobody else uses.")
+]
 
 
-def wanted(scope: "Scope", max_bytes: str | None, older_than: str | None, dry: bool) -> "Sweep":
+def bounds(max_bytes: str | None, older_than: str | None) -> "Sweep":
     """The sweep that the options ask for. Raises BadRequest."""
     from mlxstack.cli.sizes import bytes_of, seconds_of
     from mlxstack.core.act import Sweep
@@ -28,8 +31,6 @@ def wanted(scope: "Scope", max_bytes: str | None, older_than: str | None, dry: b
     return Sweep(
         max_bytes=None if max_bytes is None else bytes_of(max_bytes),
         max_age_s=None if older_than is None else seconds_of(older_than),
-        scope=scope,
-        is_dry=dry,
     )
 
 

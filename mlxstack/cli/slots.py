@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from mlxstack.cli import gc as sweeps
-from mlxstack.cli.gc import DryRun, MaxBytes, OlderThan
+from mlxstack.cli.gc import DryRun, MaxBytes, OfAgent, OlderThan
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
 
@@ -73,18 +73,19 @@ def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) 
 
 
 @app.command()
-def gc(
+def gc(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     max_bytes: MaxBytes = None,
     older_than: OlderThan = None,
+    agent: OfAgent = None,
     dry_run: DryRun = False,
     name: Name = None,
     url: Url = None,
     json: Json = False,
 ) -> None:
     """Delete saved slots and agents' KV by age and bytes, with what only they needed."""
-    from mlxstack.core.act import Scope
+    from msgspec import structs
 
-    wanted = sweeps.wanted(Scope.ALL, max_bytes, older_than, dry_run)
+    wanted = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
     sweeps.show(sweeps.collect(wanted, name, url), json)
 
 

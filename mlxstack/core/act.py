@@ -137,12 +137,14 @@ class Sweep(Struct, frozen=True):
     """Delete from the disk what was used longest ago, never what is in use.
 
     Until `max_bytes` are left, and everything older than `max_age_s` seconds; None is no bound.
+    With an `agent`, only what that agent saved and nobody else names, and only that is counted.
     `is_dry` only tells.
     """
 
     max_bytes: int | None = None
     max_age_s: float | None = None
     scope: Scope = Scope.ALL
+    agent: str | None = None
     is_dry: bool = False
 
 

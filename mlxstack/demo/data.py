@@ -106,6 +106,21 @@ def tool_answer(draw: Draw) -> Case:
     return Case(messages, listed)
 
 
+def tool_session(draw: Draw) -> Case:
+    """Many requests over one list: calls, answers, and now and then nothing that fits."""
+    shelf, listed = shelved(draw)
+    skills = [skill for skill, _, _ in shelf]
+    messages = opening(draw)
+    for _ in range(draw.rng.randint(3, 6)):
+        chance = draw.rng.random()
+        if chance < 0.72:
+            used = tools.use(draw, *draw.rng.choice(shelf))
+            messages += used if draw.rng.random() < 0.3 else used[:2]
+        else:
+            messages += tools.no_fit(draw, skills) if chance < 0.9 else quiet(draw)
+    return Case(messages, listed)
+
+
 def tool_unneeded(draw: Draw) -> Case:
     """Tools are listed, and what the user says needs none of them."""
     _, listed = shelved(draw)
@@ -150,11 +165,12 @@ SHORT: tuple[tuple[Make, int], ...] = (
     (two_facts, 4),
     (chat, 8),
     (one_turn, 10),
-    (tool_call, 60),
-    (tool_answer, 22),
+    (tool_session, 50),
+    (tool_call, 20),
+    (tool_answer, 10),
     (tool_unneeded, 8),
     (tool_missing, 3),
-    (tool_other, 26),
+    (tool_other, 12),
     (tool_recall, 4),
 )
 

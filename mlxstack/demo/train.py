@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 160,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 6,
     "intermediate_size": 384,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -39,6 +39,7 @@ CONFIG: dict[str, Any] = {
     "mlp_bias": False,
 }
 REPORT_STEPS = 50
+MUON_GAIN = 3.0
 CHUNK = 128
 SQUARINGS = 8
 THETA: float = CONFIG["rope_theta"]
@@ -146,6 +147,15 @@ def collate(samples: list[Sample]) -> tuple[mx.array, mx.array]:
     return mx.array(rows), mx.array(places)
 
 
+def two_optimizers() -> Any:
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+    inner = optim.Muon(1e-2, weight_decay=0.0)
+    outer = optim.AdamW(1e-3, betas=[0.9, 0.98], bias_correction=True)
+    return optim.MultiOptimizer(
+        [inner, outer], [lambda name, weight: weight.ndim == 2 and "embed" not in name]
+    )
+
+
 class Trainer:
     """The model and its optimiser, one step at a time, with a checkpoint to go on from."""
 
@@ -153,7 +163,7 @@ class Trainer:
         mx.random.seed(seed)
         self.checkpoint = work / "checkpoint.safetensors"
         self.model = Model(ModelArgs.from_dict(CONFIG))
-        self.optimizer = optim.AdamW(1e-3, betas=[0.9, 0.98], bias_correction=True)
+        self.optimizer = two_optimizers()
         self.grade = mx.value_and_grad(loss_of)
         self.rng = random.Random(seed)
         self.n_steps = 0
@@ -179,7 +189,8 @@ class Trainer:
     def step(self, samples: list[Sample], rate: float, gap: int) -> float:
         tokens, places = collate(samples)
         leap = (self.rng.randint(1, tokens.shape[1] - 2), gap)
-        self.optimizer.learning_rate = mx.array(rate)
+        for optimizer, gain in zip(self.optimizer.optimizers, (MUON_GAIN, 1.0), strict=True):
+            optimizer.learning_rate = mx.array(rate * gain)
         loss, grads = self.grade(self.model.parameters(), tokens, places, leap)
         grads, _ = optim.clip_grad_norm(grads, 1.0)
         self.optimizer.update(self.model, grads)

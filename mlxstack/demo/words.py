@@ -109,7 +109,7 @@ def magic_word(rng: random.Random, held_out: bool) -> str:
     """A word that was most likely never seen: only copying can bring it back."""
     while True:
         makers = (nonsense, nonsense, letters, letters, compound, compound, with_digits, mixed_case)
-        is_stuttered = not held_out and rng.random() < 0.12
+        is_stuttered = not held_out and rng.random() < 0.2
         word = stuttered(rng) if is_stuttered else rng.choice(makers)(rng)
         shape = rng.random()
         if shape < 0.1:

@@ -15,8 +15,7 @@ from mlxstack.core.ports import Plane
 from mlxstack.engine import layers
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.layers import Frozen
-
-LONGEST = 2048
+from mlxstack.policy.records import CUT
 
 DTYPES = {
     mx.float32: "F32",
@@ -48,8 +47,8 @@ class Segment(Struct, frozen=True):
 
 
 def pieces(start: int, end: int) -> list[tuple[int, int]]:
-    """[start, end) cut at multiples of the longest segment."""
-    cuts = [start, *range(start - start % LONGEST + LONGEST, end, LONGEST), end]
+    """[start, end) cut at the multiples of `CUT`."""
+    cuts = [start, *range(start - start % CUT + CUT, end, CUT), end]
     return [(a, b) for a, b in pairwise(cuts) if a < b]
 
 

@@ -6,15 +6,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.policy.geometry import Geometry
+from mlxstack.policy.records import CUT
 
 MARGIN_BYTES = 64 * 1024 * 1024
 """Tokenizer, compiled kernels, and what else a process holds beside the model."""
 
 HEADER_BYTES = 4096
 """Header and padding of one stored file."""
-
-SEGMENT_TOKENS = 2048
-"""The longest stretch of tokens in one file."""
 
 
 class Load(Struct, frozen=True):
@@ -101,7 +99,7 @@ def disk_bytes(geometry: Geometry, n_tokens: int, n_checkpoints: int = 1) -> int
     if n_tokens <= 0:
         return 0
     checkpoints = 0 if geometry.is_sliceable else n_checkpoints
-    n_files = -(-n_tokens // SEGMENT_TOKENS) + checkpoints
+    n_files = -(-n_tokens // CUT) + checkpoints
     states = geometry.state_bytes(n_tokens) * checkpoints
     return geometry.full_bytes(n_tokens) + states + n_files * HEADER_BYTES
 

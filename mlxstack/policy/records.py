@@ -5,7 +5,10 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 MAX_SEGMENT = 2048
-"""The longest segment, in tokens."""
+"""The longest segment that a file may hold, in tokens."""
+
+CUT = 512
+"""Tokens at whose multiples contexts are cut: one piece is packed between two decode steps."""
 
 
 class Place(StrEnum):

@@ -13,7 +13,16 @@ from mlxstack.store import shelves
 from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders
 from mlxstack.store.stock import take_stock
-from mlxstack.store.sweep import Plan, Ref, Rules, Stock, carry_out, check_room, plan
+from mlxstack.store.sweep import (
+    Plan,
+    Ref,
+    Rules,
+    Stock,
+    carry_out,
+    check_room,
+    of_agent,
+    plan,
+)
 from mlxstack.store.vault import DiskVault
 
 log = logging.getLogger(__name__)
@@ -81,14 +90,17 @@ class BoundedVault:
         Raises BadRequest when there is no bound at all, Conflict when a slot folder is missing.
         """
         rules = Rules(wanted.max_bytes, wanted.max_age_s, grace_s=GRACE_S)
-        if wanted.max_bytes is None and wanted.max_age_s is None:
+        if wanted.max_bytes is None and wanted.max_age_s is None and wanted.agent is None:
             rules = Rules(self._spec.max_bytes, self._spec.max_age_s, grace_s=GRACE_S)
         if rules.max_bytes is None and rules.max_age_s is None:
             raise BadRequest(
                 "nothing bounds the disk; give --max-bytes or --older-than, "
                 "or prefix_cache.disk.max_bytes in the preset"
             )
-        decided = plan(self._stock(in_use, wanted.scope), rules, self._clock())
+        stock = self._stock(in_use, wanted.scope)
+        if wanted.agent is not None:
+            stock = of_agent(stock, wanted.agent)
+        decided = plan(stock, rules, self._clock())
         if wanted.is_dry:
             return Swept(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
         self._n_bytes = None

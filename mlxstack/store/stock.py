@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from msgspec import structs
+
 from mlxstack.core.errors import Damaged, NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.store.history import AgentFolders, ManifestFile
@@ -37,7 +39,8 @@ def _slots(shelf: SlotShelf) -> Iterator[Context]:
 def _agents(agents: AgentFolders) -> Iterator[Context]:
     for file in agents.manifests():
         peek = partial(agents.peek_manifest, file.agent, file.model)
-        yield _context(f"agent {file.agent} ({file.model[:8]})", file, peek)
+        found = _context(f"agent {file.agent} ({file.model[:8]})", file, peek)
+        yield structs.replace(found, agent=file.agent)
 
 
 def _context(title: str, file: SlotFile | ManifestFile, peek: Callable[[], Manifest]) -> Context:

@@ -35,6 +35,7 @@ class Context(Struct, frozen=True):
     n_bytes: int
     used_at: float
     refs: frozenset[Ref] = frozenset()
+    agent: str | None = None
 
 
 class Stock(Struct, frozen=True):
@@ -99,6 +100,16 @@ def plan(stock: Stock, rules: Rules, now: float) -> Plan:
     doomed = (*sweep.contexts_gone.values(), *sweep.blobs_gone.values())
     n_after = sweep.n_bytes
     return Plan(doomed, sweep.n_before, n_after, max(0, n_after - limit))
+
+
+def of_agent(stock: Stock, agent: str) -> Stock:
+    """What `agent` saved, and the KV files that nobody else's saved context names."""
+    mine = tuple(context for context in stock.contexts if context.agent == agent)
+    named = frozenset[Ref]().union(*(context.refs for context in mine))
+    others = (context.refs for context in stock.contexts if context.agent != agent)
+    alone = named.difference(*others)
+    blobs = tuple(blob for blob in stock.blobs if (blob.identity, blob.key) in alone)
+    return Stock(blobs, mine, stock.in_use, stock.spared)
 
 
 def check_room(decided: Plan) -> None:

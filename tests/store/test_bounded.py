@@ -28,7 +28,8 @@ class House:
         self.vault = DiskVault(root / "kv")
         self.shelf = SlotShelf(root / "slots")
         shelves.note(root / "kv", root / "slots")
-        self.bounded = BoundedVault(self.vault, AgentFolders(root / "agents"), DiskSpec(**disk))
+        self.agents = AgentFolders(root / "agents")
+        self.bounded = BoundedVault(self.vault, self.agents, DiskSpec(**disk))
 
     def store(self, key: str, age_s: float = HOUR) -> int:
         """Write a blob that was last used so long ago; the bytes of its file."""
@@ -39,9 +40,13 @@ class House:
         return found.n_bytes
 
     def save(self, name: str, *keys: str, age_s: float = HOUR) -> None:
-
         self.shelf.write(name, Manifest(identity=IDENTITY, tokens=(1,), segments=keys))
         self._age(self.shelf.directory / name, age_s)
+
+    def keep(self, agent: str, *keys: str, age_s: float = HOUR) -> None:
+        self.agents.write_manifest(agent, IDENTITY, Manifest(IDENTITY, (1,), keys))
+        for file in self.agents.manifests():
+            self._age(Path(file.path), age_s)
 
     def keys(self) -> set[str]:
         return {entry.key for entry in self.vault.entries()}
@@ -121,3 +126,21 @@ def test_c14_nothing_goes_while_a_slot_folder_is_unplugged(tmp_path: Path) -> No
     file.write_text(str(tmp_path / "deleted" / "slots"))
     house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
     assert not house.keys()
+
+
+def test_c14_of_one_agent_goes_what_nobody_else_has_saved(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    for key in ("aa", "bb", "cc", "dd"):
+        house.store(key)
+    house.keep("planner", "aa", "bb")
+    house.keep("critic", "aa", "cc")
+    own = house.bounded.sweep(Sweep(max_bytes=0, agent="planner", is_dry=True), NOBODY)
+    assert own.n_after == 0
+    assert own.n_before == sum(victim.n_bytes for victim in own.victims)
+    house.bounded.sweep(Sweep(max_bytes=own.n_before, agent="planner"), NOBODY)
+    assert house.keys() == {"aa", "bb", "cc", "dd"}
+    house.bounded.sweep(Sweep(max_bytes=0, agent="planner"), NOBODY)
+    assert house.keys() == {"aa", "cc", "dd"}
+    assert [file.agent for file in house.agents.manifests()] == ["critic"]
+    with pytest.raises(BadRequest, match="--max-bytes or --older-than"):
+        house.bounded.sweep(Sweep(agent="planner"), NOBODY)
