@@ -159,3 +159,7 @@ class Manifests(Protocol):
     def keep(self, agent: str, manifest: Manifest) -> None:
         """Replace what is saved of this agent for the manifest's model. Raises StackError."""
         ...
+
+    def identities(self, agent: str) -> frozenset[str]:
+        """Of which models something of this agent is saved."""
+        ...

@@ -81,6 +81,11 @@ class Archive:
                 self.catch_up()
                 self.write_through((key,))
 
+    def is_foreign(self, agent: str) -> bool:
+        """Whether something of this agent is saved, but of other models only."""
+        known = self.manifests.identities(agent) if self.manifests else frozenset[str]()
+        return bool(known) and self._identity not in known
+
     def catch_up(self) -> None:
         """Wait until nothing waits to be written."""
         self._writer.drain()

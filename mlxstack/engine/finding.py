@@ -1,7 +1,7 @@
 """Finds what of a prompt need not be computed, and why it is not more."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,11 +35,17 @@ class Remembered(Struct, frozen=True):
 
 
 class Finding:
-    """Belongs to the MLX thread. `learning` learns what several conversations begin with."""
+    """Belongs to the MLX thread. `learning` learns what several conversations begin with.
 
-    def __init__(self, memory: Memory, learning: Learning) -> None:
+    `is_foreign` tells whether an agent has KV, but of other models only.
+    """
+
+    def __init__(
+        self, memory: Memory, learning: Learning, is_foreign: Callable[[str], bool]
+    ) -> None:
         self._memory = memory
         self._learning = learning
+        self._is_foreign = is_foreign
         self._prompts: OrderedDict[str, Remembered] = OrderedDict()
 
     def find(self, ask: Ask, slots: Sequence[Context], slot: int) -> tuple[Plan, Miss | None]:
@@ -113,9 +119,12 @@ class Finding:
     def _clues(self, ask: Ask, slots: Sequence[Context]) -> Clues:
         before = self._before(ask, slots)
         keys = self._memory.chain(ask.tokens, ask.salt).keys
+        name = ask.agent or ask.name
+        is_new = name is not None and name not in self._prompts
         return Clues(
             n_prompt=len(ask.tokens),
             block_size=self._memory.spec.block_size,
+            is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),
             n_common=common_prefix(before, ask.tokens),
             n_evicted=matching.was_known(self._memory.index, keys),

@@ -32,7 +32,7 @@ class Seating:
         self, slots: Sequence[Context], memory: Memory, archive: Archive, persist: Persist
     ) -> None:
         self._persist = persist
-        self.finding = Finding(memory, archive.shelving.learning)
+        self.finding = Finding(memory, archive.shelving.learning, archive.is_foreign)
         self._shelving = archive.shelving
         self.slots = slots
         self.memory = memory

@@ -58,7 +58,7 @@ class Reason(StrEnum):
     EVICTED = "evicted"
     NO_CHECKPOINT = "no checkpoint"
     UNALIGNED = "unaligned"
-    IDENTITY = "identity changed"
+    MODEL = "model changed"
     DISABLED = "disabled"
 
 
@@ -115,7 +115,7 @@ def why(chosen: Plan, options: Sequence[Option], clues: Clues) -> Miss | None:
     is_near = common - at < clues.block_size
     losses = (
         (not clues.is_enabled, Miss(Reason.DISABLED)),
-        (clues.is_foreign and not at, Miss(Reason.IDENTITY)),
+        (clues.is_foreign and not at, Miss(Reason.MODEL)),
         (0 < diverged >= covered - at, Miss(Reason.DIVERGED, clues.n_common)),
         (at < covered, Miss(Reason.NO_CHECKPOINT, at)),
         (at < common and is_near, Miss(Reason.UNALIGNED, at)),

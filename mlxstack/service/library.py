@@ -90,6 +90,10 @@ class Library:
         """What of it is on disk, a line per model."""
         return tuple(self._stored.get(agent, {}).values())
 
+    def identities(self, agent: str) -> frozenset[str]:
+        """Of which models something of this agent is on disk."""
+        return frozenset(self._stored.get(agent, ()))
+
     def survey(self) -> None:
         """Look at what earlier runs saved; a damaged manifest is named in the log and ignored."""
         if self._folders is None:

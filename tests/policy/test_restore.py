@@ -106,7 +106,7 @@ WINDOW = live(Source.SLOT, 0, 500, [State(400, "c")])
     [
         ([], Clues(1000), Miss(Reason.COLD)),
         ([], Clues(1000, is_enabled=False), Miss(Reason.DISABLED)),
-        ([], Clues(1000, is_foreign=True), Miss(Reason.IDENTITY)),
+        ([], Clues(1000, is_foreign=True), Miss(Reason.MODEL)),
         ([SLOT], Clues(1000, n_previous=500, n_common=500), None),
         ([SLOT], Clues(501, n_previous=500, n_common=500), None),
         ([SLOT], Clues(400, n_previous=500, n_common=400), None),
