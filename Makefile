@@ -54,6 +54,12 @@ matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 soak: setup ## The long runs: a crowd, a small budget, power cuts, kill -9
 	@$(FAST) $(BIN)/python -m tests.endurance
 
+wheel: setup ## Build the wheel, install it into an empty environment, walk through the README
+	@rm -rf $(VENV)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps -w $(VENV)/wheel .
+	@$(PYTHON) -m venv $(VENV)/wheel/env
+	@$(VENV)/wheel/env/bin/python -m pip install --quiet --disable-pip-version-check $(VENV)/wheel/*.whl
+	@$(FAST) MLX_STACK_BIN=$(CURDIR)/$(VENV)/wheel/env/bin $(BIN)/python -m pytest -q tests/test_readme.py
+
 signature: setup ## Sizes, cycles and annotations of the house
 	@$(BIN)/python -m tests.signature
 
@@ -63,4 +69,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: programs clients help setup up down check test fast matrix soak signature shots bench
+.PHONY: programs clients help setup up down check test fast matrix soak wheel signature shots bench

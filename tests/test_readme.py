@@ -1,4 +1,4 @@
-"""The walk-through of the README, typed as it stands, against the real service."""
+"""The walk-through of the README, typed as it stands, by a wheel in an environment of its own."""
 
 import os
 import re
@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,17 +32,58 @@ def scenes() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `mlx-stack` is: `MLX_STACK_BIN`, else a built wheel beside the packages of this one."""
+    if named := os.environ.get("MLX_STACK_BIN"):
+        return Path(named)
+    root = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(root)]
+    subprocess.run(build, check=True, capture_output=True, timeout=240)
+    venv.create(root / "env", symlinks=True)
+    python = root / "env" / "bin" / "python"
+    (wheel,) = root.glob("*.whl")
+    install = [*pip, "--python", str(python), "install", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=240)
+    (site,) = (root / "env").glob("lib/python*/site-packages")
+    # A path in a .pth file does not bring that folder's own .pth files, so not the editable one.
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    return python.parent
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
+def shell(programs: Path, tmp_path: Path) -> Iterator[tuple[dict[str, str], str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    here = Path(sys.executable).parent
     env = {**os.environ, "MLX_STACK_HOME": str(tmp_path), "MLX_STACK_SERVER_PORT": port}
-    env["PATH"] = f"{here}{os.pathsep}{env['PATH']}"
-    subprocess.run(["mlx-stack", "up", "demo"], env=env, check=True, timeout=240)
+    env["PATH"] = f"{programs}{os.pathsep}{env['PATH']}"
+    env.pop("PYTHONPATH", None)
+    up = ["mlx-stack", "up", "demo"]
+    subprocess.run(up, env=env, check=True, timeout=240, cwd=tmp_path)
     yield env, port
-    subprocess.run(["mlx-stack", "down"], env=env, check=False, timeout=60)
+    subprocess.run(["mlx-stack", "down"], env=env, check=False, timeout=60, cwd=tmp_path)
+
+
+def test_the_wheel_holds_the_presets_and_the_demo_model(
+    programs: Path, shell: tuple[dict[str, str], str], tmp_path: Path
+) -> None:
+    ask = "import mlxstack, pathlib; print(pathlib.Path(mlxstack.__file__).parent)"
+    done = subprocess.run(
+        [programs / "python", "-c", ask],
+        check=True,
+        env=shell[0],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    house = Path(done.stdout.strip())
+    assert not house.is_relative_to(ROOT), done.stderr
+    for folder, ours in (("presets", ROOT / "presets"), ("demo", ROOT / "mlxstack" / "demo")):
+        names = {str(p.relative_to(ours)) for p in ours.rglob("*.*") if "__pycache__" not in str(p)}
+        assert names
+        assert not {name for name in names if not (house / folder / name).exists()}
 
 
 def test_the_walk_through_is_true(shell: tuple[dict[str, str], str]) -> None:
@@ -55,6 +98,7 @@ def test_the_walk_through_is_true(shell: tuple[dict[str, str], str]) -> None:
             text=True,
             timeout=240,
             check=False,
+            cwd=env["MLX_STACK_HOME"],
         )
         pattern = re.escape(promised.replace("7109", port)).replace("…", ".*")
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
