@@ -163,7 +163,8 @@ class RequestView(Struct, frozen=True):
 class Frame(Struct, frozen=True, omit_defaults=True):
     """Everything at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
 
-    `agents` come with the last used first, `requests` with the last finished first.
+    `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
+    only the last used ones are told; 0 when nobody counts them.
     """
 
     at: float = 0.0
@@ -173,3 +174,4 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     cache: CacheView | None = None
     agents: tuple[AgentView, ...] | None = None
     requests: tuple[RequestView, ...] | None = None
+    n_agents: int = 0

@@ -42,6 +42,7 @@ def frame_of(
         cache=None if memory is None else _with_misses(memory, requests),
         agents=_agents(service, kept),
         requests=requests[:MOST_REQUESTS],
+        n_agents=service.roster.n_agents,
     )
 
 

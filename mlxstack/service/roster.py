@@ -112,6 +112,11 @@ class Roster:
         self._records.move_to_end(view.agent)
 
     @property
+    def n_agents(self) -> int:
+        """How many accounts there are."""
+        return len(self._records)
+
+    @property
     def latest(self) -> tuple[Record, ...]:
         """All accounts, the last used first."""
         return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))

@@ -119,7 +119,7 @@ class Dashboard(App[None]):
 
     async def perform(self, deed: Deed) -> None:
         """Returns when the question is on the screen: keys that follow are meant for it."""
-        key = self.chosen.get(deed.target)
+        key = self._aim(deed.target)
         if self.calls is None or key is None:
             why_not = _why_not(deed) if self.calls else "a tape cannot be changed"
             self.notify(f"{deed.label}: {why_not}", severity="warning", markup=False)
@@ -138,13 +138,13 @@ class Dashboard(App[None]):
         if action != "deed":
             return True
         deed = deed_of(str(parameters[0]))
-        can_do = self.calls is not None and deed.target in self.chosen
+        can_do = self.calls is not None and self._aim(deed.target) is not None
         return True if can_do else None
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every deed and every screen, then the toolkit's own."""
         for deed in DEEDS:
-            aim = f"{deed.target} {self.chosen.get(deed.target, '')}".strip()
+            aim = f"{deed.target} {self._aim(deed.target) or ''}".strip()
             yield SystemCommand(f"{deed.label}: {aim}", deed.help, partial(self.perform, deed))
         for mode in MODES:
             yield SystemCommand(
@@ -153,6 +153,12 @@ class Dashboard(App[None]):
                 partial(self.run_action, f"show('{mode}')"),
             )
         yield from super().get_system_commands(screen)
+
+    def _aim(self, target: Target) -> str | None:
+        """What the screen is about, or else what the cursor of a table is on."""
+        boards = (screen for screen in self.screen_stack if isinstance(screen, Board))
+        aims = [aim for board in boards if (aim := board.aim(target)) is not None]
+        return aims[-1] if aims else self.chosen.get(target)
 
     def _begin(self, errand: Errand, words: str | None) -> None:
         """In the background: the dashboard goes on."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from mlxstack.core.frame import AgentView
+from mlxstack.core.preset import SlotSpec
 from mlxstack.tui.deeds import deed_of
 from mlxstack.tui.screens.agents import Agents, OneAgent
 from mlxstack.tui.screens.asking import Choice, Consent, Words
@@ -25,9 +27,10 @@ ANN, BOB = "ann:1", "bob"
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A running service with three slots."""
+    """A running service with three slots, in which one can talk for long."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    with running(tiny_preset(folder), tmp_path_factory.mktemp("home")) as found:
+    preset = tiny_preset(folder, slots=SlotSpec(count=3, n_ctx=16_384))
+    with running(preset, tmp_path_factory.mktemp("home")) as found:
         yield found
 
 
@@ -37,10 +40,15 @@ async def http(live: Running) -> Any:
         yield client
 
 
-async def meet(http: httpx.AsyncClient, *agents: str) -> None:
+async def alone(http: httpx.AsyncClient, *agents: str) -> None:
     """Each of them says something, the first one last; nobody else is there."""
     for one in (await http.get("/v1/agents")).json()["data"]:
         await http.delete(f"/v1/agents/{one['id']}")
+    await meet(http, *agents)
+
+
+async def meet(http: httpx.AsyncClient, *agents: str) -> None:
+    """Each of them says something, the first one last."""
     for agent in reversed(agents):
         body = {
             "messages": [{"role": "user", "content": f"a story about {agent} " * 20}],
@@ -90,7 +98,7 @@ def is_running(pilot: Pilot[Any]) -> bool:
 async def test_h4_an_agent_is_parked_and_shown_without_a_slot(
     live: Running, http: httpx.AsyncClient
 ) -> None:
-    await meet(http, ANN, BOB)
+    await alone(http, ANN, BOB)
     async with watching(live.url) as pilot:
         await at_agents(pilot, ANN)
         await until(pilot, seen(pilot, ANN, lambda one: one.slot is not None))
@@ -103,7 +111,7 @@ async def test_h4_an_agent_is_parked_and_shown_without_a_slot(
 
 
 async def test_h4_an_agent_is_pinned_and_let_go(live: Running, http: httpx.AsyncClient) -> None:
-    await meet(http, ANN, BOB)
+    await alone(http, ANN, BOB)
     async with watching(live.url) as pilot:
         await at_agents(pilot, BOB)
         await answered(pilot, "i", "y")
@@ -119,7 +127,7 @@ async def test_h4_an_agent_is_pinned_and_let_go(live: Running, http: httpx.Async
 async def test_h4_an_agent_gets_a_priority_on_its_own_screen(
     live: Running, http: httpx.AsyncClient
 ) -> None:
-    await meet(http, ANN)
+    await alone(http, ANN)
     async with watching(live.url) as pilot:
         await at_agents(pilot, ANN)
         await pilot.press("enter")
@@ -129,13 +137,23 @@ async def test_h4_an_agent_gets_a_priority_on_its_own_screen(
         assert isinstance(pilot.app.screen, OneAgent)
         await answered(pilot, "o", "h")
         await until(pilot, lambda: said(board(pilot), f"{ANN} has priority high"))
-    assert (await http.get(f"/v1/agents/{ANN}")).json()["priority"] == "high"
+        assert (await http.get(f"/v1/agents/{ANN}")).json()["priority"] == "high"
+        # Whoever comes meanwhile becomes the first of the list, and is not meant.
+        await meet(http, BOB)
+        await until(pilot, seen(pilot, BOB, lambda one: True))
+        await answered(pilot, "d", "y")
+        await until(pilot, lambda: said(board(pilot), f"{ANN} is forgotten"))
+        await until(pilot, lambda: view(pilot, ANN) is None)
+        await pilot.press("d")
+        await pilot.press("y")
+        await until(pilot, lambda: said(board(pilot), f"there is no agent {ANN}"))
+    assert (await http.get(f"/v1/agents/{BOB}")).is_success
 
 
 async def test_h4_an_agent_is_deleted_by_the_palettes_deed_and_gone(
     live: Running, http: httpx.AsyncClient
 ) -> None:
-    await meet(http, ANN, BOB)
+    await alone(http, ANN, BOB)
     async with watching(live.url) as pilot:
         await at_agents(pilot, BOB)
         await pilot.press("1")
@@ -150,13 +168,42 @@ async def test_h4_an_agent_is_deleted_by_the_palettes_deed_and_gone(
     assert (await http.get(f"/v1/agents/{BOB}")).status_code == 404
 
 
+async def test_drilling_into_an_agent_shows_the_turns_that_the_service_tells(
+    live: Running, http: httpx.AsyncClient
+) -> None:
+    await alone(http, ANN, BOB)
+    await meet(http, ANN)
+    await meet(http, ANN)
+    async with watching(live.url) as pilot:
+        await at_agents(pilot, ANN)
+        await pilot.press("enter")
+        told = (await http.get(f"/v1/agents/{ANN}")).json()
+        assert [turn["reason"] is None for turn in told["turns"]] == [False, True, True]
+        app = pilot.app
+        await until(pilot, lambda: app.screen.query_one("#turns Table", Table).row_count == 3)
+        table = app.screen.query_one("#turns Table", Table)
+        for i, turn in enumerate(told["turns"]):
+            n_prompt = turn["n_cached"] + turn["n_computed"]
+            row = [cell.plain for cell in table.get_row(str(i))]
+            assert row[2] == f"{100 * turn['n_cached'] // n_prompt}%"
+            assert row[3] == str(n_prompt + turn["n_generated"])
+            parts = [turn[part] > 0 for part in ("n_cached", "n_computed", "n_generated")]
+            assert [sign in row[4] for sign in "█▓░"] == parts
+            assert row[5] == (turn["reason"] or "-")
+        states = app.screen.query_one("#states Table", Table)
+        await until(pilot, lambda: states.row_count == len(told["states"]) == 1)
+        shown = [cell.plain for cell in states.get_row("tiny")]
+        assert shown[:2] == ["tiny", str(told["states"][0]["n_tokens"])]
+        assert shown[3] == told["states"][0]["place"] == "live"
+
+
 async def test_h4_a_busy_agent_is_not_deleted_and_the_reason_is_told(
     live: Running, http: httpx.AsyncClient
 ) -> None:
-    await meet(http, ANN)
+    await alone(http, ANN)
     body = {
         "messages": [{"role": "user", "content": "go on"}],
-        "max_tokens": 800,
+        "max_tokens": 15_000,
         "ignore_eos": True,
         "session_id": ANN,
     }
@@ -166,7 +213,10 @@ async def test_h4_a_busy_agent_is_not_deleted_and_the_reason_is_told(
         await until(pilot, lambda: is_running(pilot))
         await answered(pilot, "d", "y")
         await until(pilot, lambda: said(board(pilot), "is busy"))
-    assert (await talking).is_success
+    assert not talking.done()
+    talking.cancel()
+    with suppress(asyncio.CancelledError):
+        await talking
     assert (await http.get(f"/v1/agents/{ANN}")).is_success
 
 

@@ -147,6 +147,10 @@ def test_one_agent_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "3", "enter")
 
 
+def test_one_agent_that_missed_80x24(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), NARROW, "3", "down", "enter")
+
+
 def test_why_a_request_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "4", "down", "enter")
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mlxstack.core.frame import CacheView, Frame, TurnView
 from mlxstack.tui.model import Model, fold
@@ -110,6 +111,19 @@ def test_empty_sections_are_not_unreported_ones() -> None:
     assert cache.prefixes(model, 80).note == "Nothing is kept yet."
     assert agents.agents(model, 80).note == "No agent has come by yet."
     assert requests.requests(model, 80).note == "No request has finished yet."
+
+
+def test_the_census_tells_where_everybody_is_and_that_there_are_more() -> None:
+    last = seen(scenes.busy()).frame
+    head = agents.agents(Model(frame=last), 80).title[1].text
+    assert "4: 2 live, 1 parked, 1 on disk" in head
+    many = Model(frame=replace(last, n_agents=300))
+    assert "the last 4 of 300" in agents.agents(many, 80).title[1].text
+
+
+def test_z10_an_agent_shows_where_it_last_missed_and_what_was_sent_instead() -> None:
+    told = "\n".join("".join(c.text for c in line) for line in agents.portrait(scenes.AGENTS[1]))
+    assert "diverged at token 1312, 41s ago: Tuesday, 14:02 -> Tuesday, 14:09" in told
 
 
 def test_a_cache_that_is_off_says_how_to_switch_it_on() -> None:

@@ -61,6 +61,10 @@ class OneAgent(Board):
         super().__init__(feed)
         self._agent = name
 
+    def aim(self, target: Target) -> str | None:
+        """This agent, wherever the cursor of the list goes meanwhile."""
+        return self._agent if target is Target.AGENT else None
+
     def parts(self) -> Iterable[Widget]:
         """Portrait, states, turns."""
         yield Lines(self._portrait, "portrait").data_bind(model=Board.model)

@@ -38,6 +38,11 @@ class Board(Screen[None]):
         yield from self.parts()
         yield Footer(compact=True)
 
+    def aim(self, target: Target) -> str | None:
+        """The key of the one thing of this kind that the whole screen is about, if there is one."""
+        del target
+        return None
+
     def parts(self) -> Iterable[Widget]:
         """What is between the first and the last line."""
         raise NotImplementedError

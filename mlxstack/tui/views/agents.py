@@ -1,6 +1,8 @@
 """Who works here, and what did each of them cost and save?"""
 
-from mlxstack.core.frame import AgentView, TurnView
+from collections import Counter
+
+from mlxstack.core.frame import AgentView, MissView, TurnView
 from mlxstack.tui.model import Model
 from mlxstack.tui.views.figures import (
     NONE,
@@ -16,6 +18,7 @@ from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
 from mlxstack.tui.views.sheet import Cell, Column, Line, Row, Sheet, Tone, fitted, title
 
 NOT_YET = "This service does not report its agents yet."
+NAMES = {"live": "live", "parked": "parked", "disk": "on disk"}
 PLACES = {"live": Tone.GOOD, "parked": Tone.PLAIN, "disk": Tone.FAINT}
 REUSED, COMPUTED, GENERATED = "█", "▓", "░"
 
@@ -37,8 +40,7 @@ def agents(model: Model, width: int) -> Sheet:
     )
     rows = tuple(Row(one.id, _agent(one, is_wide)) for one in found or ())
     note = NOT_YET if found is None else "No agent has come by yet."
-    head = title("Agents", f"{len(rows)}, enter shows the turns of one" if rows else "")
-    return Sheet(head, fitted(columns, width), rows, note)
+    return Sheet(title("Agents", _census(model)), fitted(columns, width), rows, note)
 
 
 def agent(model: Model, name: str) -> AgentView | None:
@@ -47,11 +49,11 @@ def agent(model: Model, name: str) -> AgentView | None:
 
 
 def portrait(one: AgentView) -> tuple[Line, ...]:
-    """What is to be said about one agent, above its turns."""
+    """What is to be said about one agent, above its turns, with its last miss."""
     n_computed = one.n_prompt - one.n_cached
     work = (
         f"{tokens(one.n_cached)} reused ({share(one.n_cached, one.n_prompt)}), "
-        f"{tokens(n_computed)} computed, {tokens(one.n_generated)} generated"
+        f"{tokens(n_computed)} computed, {tokens(one.n_generated)} out"
     )
     first = joined(
         [
@@ -63,7 +65,18 @@ def portrait(one: AgentView) -> tuple[Line, ...]:
         ]
     )
     saved = Cell(f"{span(one.saved_s)} saved", Tone.GOOD)
-    return first, joined([Cell(f"{one.n_requests} requests"), Cell(work), saved])
+    second = joined([Cell(f"{one.n_requests} requests"), Cell(work), saved])
+    return (first, second, *((last_miss(one.miss),) if one.miss else ()))
+
+
+def last_miss(miss: MissView) -> Line:
+    """Why it last computed more than it had to, where, and what was there instead."""
+    at = "" if miss.at is None else f" at token {miss.at}"
+    change = ""
+    if miss.text_cached or miss.text_sent:
+        change = f": {printable(miss.text_cached, 24)} -> {printable(miss.text_sent, 24)}"
+    told = f"{printable(miss.reason, 40)}{at}, {span(miss.age_s)} ago{change}"
+    return (Cell("last miss ", Tone.FAINT), Cell(told, Tone.WARN))
 
 
 def states(one: AgentView, width: int) -> Sheet:
@@ -129,6 +142,18 @@ def _turn(turn: TurnView, largest: int, width: int) -> tuple[Cell, ...]:
         Cell(turn_bar(turn, largest, width)),
         Cell(printable(turn.reason or NONE, 40), Tone.FAINT),
     )
+
+
+def _census(model: Model) -> str:
+    """How many there are, and where."""
+    found = model.frame.agents
+    if not found:
+        return ""
+    where = Counter("live" if one.slot is not None else one.place for one in found)
+    told = ", ".join(f"{where[place]} {name}" for place, name in NAMES.items() if where[place])
+    n_all = model.frame.n_agents
+    some = f"the last {len(found)} of {n_all}" if n_all > len(found) else str(len(found))
+    return f"{some}{': ' if told else ''}{told}  enter shows one"
 
 
 def _agent(one: AgentView, is_wide: bool) -> tuple[Cell, ...]:
