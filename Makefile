@@ -51,6 +51,9 @@ fast: setup ## The pure rooms only, in seconds
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix
 
+docs: setup ## Write the pages that are drawn from the code
+	@$(BIN)/python -m tests.pages
+
 soak: setup ## The long runs: a crowd, a small budget, power cuts, kill -9
 	@$(FAST) $(BIN)/python -m tests.endurance
 
@@ -69,4 +72,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: programs clients help setup up down check test fast matrix soak wheel signature shots bench
+.PHONY: programs clients help setup up down check test fast matrix docs soak wheel signature shots bench

@@ -10,6 +10,7 @@ import yaml
 
 from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.host.marked import Keys
+from mlxstack.host.meanings import MEANINGS
 
 PRESET = mi.type_info(Preset)
 
@@ -23,6 +24,9 @@ def json_schema() -> dict[str, Any]:
     form["anyOf"] = [{"required": ["model"]}, {"required": ["extends"]}]
     for section in (form, schema["$defs"][ModelSpec.__name__]):
         section.pop("required", None)
+    for path, section_type, field in keys_in():
+        found = schema["$defs"][section_type.__name__]["properties"][field.encode_name]
+        found["description"] = MEANINGS[path]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -54,6 +58,22 @@ def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tupl
             yield from leaves(below, (*keys, name))
         else:
             yield (*keys, name)
+
+
+def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, type, mi.Field]]:
+    """Every key that holds a value: dotted, the section that it is in, and what it may hold.
+
+    `[]` stands for each item of a list of sections.
+    """
+    kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
+    for section in (one for one in kinds if isinstance(one, mi.StructType)):
+        for field in section.fields:
+            path, below = f"{before}{field.encode_name}", field.type
+            if not isinstance(below, mi.StructType):
+                yield path, section.cls, field
+            if isinstance(below, mi.VarTupleType):
+                path, below = f"{path}[]", below.item_type
+            yield from keys_in(below, f"{path}.")
 
 
 def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:

@@ -1,0 +1,18 @@
+"""`python -m tests.pages` writes those pages of the docs that are drawn from the code."""
+
+from pathlib import Path
+
+from tests.pages import command_page, preset_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"presets.md": preset_page.page, "cli.md": command_page.page}
+
+
+def main() -> None:
+    """Write all of them."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

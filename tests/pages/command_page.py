@@ -1,0 +1,94 @@
+"""The page docs/cli.md, drawn from the verbs of the command."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+
+from mlxstack.cli.exits import Exit
+from mlxstack.cli.main import app
+
+NAME = "mlx-stack"
+
+ABOUT = """\
+# The command
+
+Every verb of `mlx-stack` with its options. This page is written by `make docs` from the
+command itself.
+
+* `--json` prints for programs what a verb prints for people; errors go to stderr, one sentence
+  each.
+* `mlx-stack --version` and `mlx-stack VERB --help` do what they say.
+* `NO_COLOR` switches colours off. `mlx-stack --install-completion` teaches your shell the verbs
+  and presets.
+* A mistyped verb, preset or key is answered with the nearest one.
+"""
+
+VARIABLES = """\
+## Variables
+
+| variable | meaning |
+|---|---|
+| `MLX_STACK_HOME` | where everything is kept; `~/.mlx-stack`, if not set |
+| `MLX_STACK_…` | a key of the preset, such as `MLX_STACK_SLOTS_COUNT` ([presets](presets.md)) |
+| `MLX_STACK_MEMORY` | the memory to plan with instead of this machine's, such as `48GB` |
+| `NO_COLOR` | no colours |
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([ABOUT, *_verbs(get_command(app), NAME), VARIABLES + _exits()])
+
+
+def _verbs(group: Any, before: str) -> Iterator[str]:
+    mark = "##" if before == NAME else "###"
+    for name, verb in group.commands.items():
+        if verb.hidden:
+            continue
+        path, inner = f"{before} {name}", hasattr(verb, "commands")
+        words = [path, *(_argument(one) for one in verb.params if not _is_option(one))]
+        said = inspect.cleandoc(verb.help or "")
+        if inner:
+            said += "\n\nIts verbs: " + ", ".join(f"`{one}`" for one in verb.commands) + "."
+        usage = " ".join([*words, "[OPTIONS]"] if verb.params and not inner else words)
+        yield f"{mark} {path}\n\n{said}\n\n```\n{usage}\n```\n{_table(verb.params)}"
+        if inner:
+            yield from _verbs(verb, path)
+
+
+def _is_option(one: Any) -> bool:
+    return bool(one.param_type_name == "option")
+
+
+def _argument(one: Any) -> str:
+    shown = (one.metavar or one.name.upper()).strip("[]")
+    shown += "..." if one.nargs == -1 else ""
+    return shown if one.required else f"[{shown}]"
+
+
+def _table(params: list[Any]) -> str:
+    rows = [_row(one) for one in params if not one.hidden]
+    return "\n".join(["", "| word | meaning |", "|---|---|", *rows, ""]) if rows else ""
+
+
+def _row(one: Any) -> str:
+    word = _argument(one)
+    if _is_option(one):
+        takes = "" if one.is_flag else " " + (one.metavar or one.opts[-1].strip("-").upper())
+        word = ", ".join((*one.opts, *one.secondary_opts)) + takes
+    has_default = _is_option(one) and one.default and not callable(one.default)
+    default = f" Default: {one.default}." if has_default else ""
+    cells = (f"`{word}`", f"{one.help or ''}{default}")
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _exits() -> str:
+    words = inspect.cleandoc(Exit.__doc__ or "").partition("\n\n")[2]
+    meanings = dict(
+        part.split(": ", 1) for part in words.replace("\n", " ").rstrip(".").split(". ")
+    )
+    rows = "".join(f"| {code.value} | {meanings[code.name]} |\n" for code in Exit)
+    return f"## Exit codes\n\n| code | meaning |\n|---|---|\n{rows}"

@@ -1,0 +1,149 @@
+"""The page docs/presets.md, drawn from the structs, the shipped files and the planner."""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec.inspect as mi
+import msgspec.json
+
+from mlxstack.cli.candidate import Candidate, excerpts, of_preset
+from mlxstack.cli.sizes import size, tokens
+from mlxstack.core.preset import Preset
+from mlxstack.host import models, presets
+from mlxstack.host.meanings import MEANINGS
+from mlxstack.host.memory import mac_memory
+from mlxstack.host.paths import Home
+from mlxstack.host.preflight import BUILTIN_MODEL
+from mlxstack.host.shape import keys_in, meaning
+from mlxstack.policy import weights
+from mlxstack.policy.capacity import disk_bytes, need
+
+MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
+DISK_TOKENS = 50_000
+HEADS = ("key", "what may stand there", "default", "meaning")
+
+ABOUT = """\
+# Presets
+
+A preset says in one small file what is served. This page is written by `make docs` from the
+code and the shipped files.
+
+```yaml
+extends: gpt-oss-20b        # a preset's name, or the path of a file; what follows is put over it
+name: mine                  # the service's name; the name of the file, if left out
+slots: {count: 6, n_ctx: 32768}
+kv: {bits: 8}
+```
+
+It goes into `$MLX_STACK_HOME/presets` (`~/.mlx-stack/presets`), where its name is enough, or
+anywhere: a path works too. A user's preset goes before a shipped one of the same name.
+`mlx-stack presets show NAME` tells every value and who gave it; `mlx-stack up NAME --dry-run`
+what would run.
+
+**Who wins:** the command line (`--set slots.count=6`, `--port`), then variables
+(`MLX_STACK_SLOTS_COUNT=6`: the key in capitals, dots as underscores), then the file, then the
+preset that it extends, then the default. Paths mean the folder of the file that holds them, or
+the current one when they come by option or variable.
+
+**Strict:** an unknown key or an impossible value is refused with file, line and the nearest key.
+For editors, `mlx-stack presets --schema` prints the JSON schema; put it beside the file and begin
+with `# yaml-language-server: $schema=preset.schema.json`.
+"""
+
+SHIPPED = """\
+## Shipped presets
+
+{uses}
+
+What they hold, computed by the planner from the model's `config.json` (excerpts under
+`presets/configs`), weights estimated from it. *All slots* is everything at once: weights, KV of
+all slots full, workspace and margin; *from* is the smallest Mac whose GPU may use so much. *Disk*
+is one saved agent of {n_disk:,} tokens. `mlx-stack plan NAME` says the same for your machine,
+with the contexts and slots that would fit.
+
+{numbers}
+
+An embedding model holds no KV between requests. What a file says about its own model stands at
+its top, also where a name or a figure could not be verified.
+"""
+
+KEYS = """\
+## Every key
+
+`null` is an absent value. Lists of sections are written `key[]`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    with TemporaryDirectory() as folder:
+        home = Home(Path(folder))
+        shelf = {name: presets.load(name, home).preset for name in presets.listed(home)}
+    uses = _table(
+        ("preset", "when to use"),
+        ((f"`{name}`", one.when_to_use) for name, one in shelf.items()),
+    )
+    numbers = _table(
+        ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",
+         "all slots", "from", "disk"),
+        (_numbers(one) for one in shelf.values()),
+    )  # fmt: skip
+    shipped = SHIPPED.format(uses=uses, numbers=numbers, n_disk=DISK_TOKENS)
+    return "\n".join([ABOUT, shipped, KEYS, *_sections()])
+
+
+def _numbers(preset: Preset) -> tuple[str, ...]:
+    one = _candidate(preset)
+    load = one.load()
+    total = need(load).total
+    macs = (gb for gb in MACS_GB if mac_memory(f"{gb}GB").usable >= total)
+    return (
+        f"`{preset.name}`",
+        f"`{preset.model.id}`",
+        f"{preset.slots.count} x {tokens(preset.slots.n_ctx)}",
+        str(preset.kv.bits),
+        size(load.weights),
+        size(load.geometry.growth),
+        size(load.geometry.state_bytes(1 << 30)),
+        size(total),
+        f"{next(macs)} GB",
+        size(disk_bytes(load.geometry, DISK_TOKENS)),
+    )
+
+
+def _candidate(preset: Preset) -> Candidate:
+    """From the excerpts even where the model was downloaded, so that the page is the same."""
+    if preset.model.id == BUILTIN_MODEL:
+        return of_preset(preset)
+    for file in excerpts().glob("*.json"):
+        files = models.read_config(file)
+        if files.config["excerpt_of"] == preset.model.id:
+            return Candidate(preset, files, weights.estimate(files.config), is_measured=False)
+    raise LookupError(f"no excerpt of the config of {preset.model.id}")
+
+
+def _sections() -> Iterator[str]:
+    rows = [_key(path, field) for path, _, field in keys_in()]
+    alone = [row for row in rows if "." not in row[0]]
+    yield _table(HEADS, alone) + "\n"
+    inside = (row for row in rows if "." in row[0])
+    for name, found in groupby(inside, key=lambda row: row[0].partition(".")[0].strip("`")):
+        yield f"### {name}\n\n{_table(HEADS, found)}\n"
+
+
+def _key(path: str, field: mi.Field) -> tuple[str, str, str, str]:
+    default: Any = field.default
+    if field.default_factory is not mi.NODEFAULT:
+        default = field.default_factory()
+    shown = "needed" if default is mi.NODEFAULT else f"`{msgspec.json.encode(default).decode()}`"
+    kind = "a list of sections" if isinstance(field.type, mi.VarTupleType) else ""
+    kind = kind if f"{path}[].name" in MEANINGS else meaning(field.type)
+    return f"`{path}`", kind, shown, MEANINGS[path]
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,0 +1,22 @@
+"""L2: the pages that are drawn from the code are what the code says now."""
+
+import pytest
+
+from mlxstack.host.meanings import MEANINGS
+from mlxstack.host.shape import json_schema, keys_in
+from tests.pages.__main__ import DOCS, PAGES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_l2_a_drawn_page_is_up_to_date(name: str) -> None:
+    drawn = PAGES[name]()
+    assert (DOCS / name).read_text(encoding="utf-8") == drawn, "run `make docs`"
+
+
+def test_every_key_of_a_preset_has_a_meaning_and_no_other() -> None:
+    assert {path for path, _, _ in keys_in()} == set(MEANINGS)
+
+
+def test_editors_are_told_what_a_key_means() -> None:
+    slots = json_schema()["$defs"]["SlotSpec"]["properties"]
+    assert slots["count"]["description"] == MEANINGS["slots.count"]
