@@ -160,11 +160,20 @@ class RequestView(Struct, frozen=True):
     miss: MissView | None = None
 
 
+class Sample(Struct, frozen=True, array_like=True):
+    """Tokens computed and generated since the start, at `at`, seconds since 1970."""
+
+    at: float
+    n_prompt: int
+    n_generated: int
+
+
 class Frame(Struct, frozen=True, omit_defaults=True):
     """Everything at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
 
     `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
-    only the last used ones are told; 0 when nobody counts them.
+    only the last used ones are told; 0 when nobody counts them. `past` are the last minutes, the
+    oldest first: only the first frame of a feed has it.
     """
 
     at: float = 0.0
@@ -175,3 +184,4 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     agents: tuple[AgentView, ...] | None = None
     requests: tuple[RequestView, ...] | None = None
     n_agents: int = 0
+    past: tuple[Sample, ...] = ()

@@ -23,14 +23,16 @@ log = logging.getLogger("mlxstack.duties")
 
 LOOK_S = 5.0
 SWEEP_S = 600.0
+SAMPLE_S = 1.0
 
 
 async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
     """Until cancelled. `level` tells how short of memory the computer is."""
-    if service.preset.kind is Kind.EMBEDDING:
-        return
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
+        group.create_task(sample(service, SAMPLE_S))
+        if service.preset.kind is Kind.EMBEDDING:
+            return
         if spec.warm_on_startup:
             group.create_task(warm_all(service))
         if spec.metrics.enabled:
@@ -72,6 +74,13 @@ def _tell(view: CacheView, counters: Counters) -> None:
         counters.n_generated_tokens, view.hour.saved_s, view.memory_bytes,
         view.memory_budget or 0, view.n_entries, view.n_evicted,
     )  # fmt: skip
+
+
+async def sample(service: Service, interval_s: float) -> None:
+    """Count what was done, so that the charts of a dashboard that comes later are not empty."""
+    while True:
+        service.sample()
+        await asyncio.sleep(interval_s)
 
 
 async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:

@@ -66,11 +66,15 @@ class Sight:
         self._coming: tuple[Future[CacheView], Future[tuple[Kept, ...]]] | None = None
         self._asked_at = -REST_S
         self._counters = Counters()
+        self._has_past = False
 
     def frame(self) -> Frame:
-        """The frame of now, with the latest answer of the KV memory."""
+        """The frame of now, with the latest answer of the KV memory; the first tells the past."""
         self._take()
         frame = frame_of(self._service, self._memory, self._kept)
+        if not self._has_past:
+            self._has_past = True
+            frame = replace(frame, past=tuple(self._service.samples))
         if self._coming is None and self._is_due(time.monotonic()):
             tend = self._service.engine.tend
             names = tuple(agent.id for agent in frame.agents or ())

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from mlxstack.core.act import Act, Done
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
 from mlxstack.core.event import Seated
+from mlxstack.core.frame import Sample
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Counters, Snapshot
@@ -40,6 +42,8 @@ GIVE_UP_S = 120.0
 """So long, and everybody who waits is told."""
 WATCH_S = 1.0
 LAST_TURN_S = 5.0
+MOST_SAMPLES = 301
+"""Five minutes, at one per second."""
 
 
 class Health(StrEnum):
@@ -80,6 +84,7 @@ class Service:
         self.lines = Lines()
         self.gate = Gate()
         self.bytes_before_load = 0
+        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._past = Counters()
         self._outbox = outbox
         self._facts: ModelFacts | None = None
@@ -220,6 +225,11 @@ class Service:
     def remember(self, seated: Seated, ask: Ask) -> None:
         """Keep what a slot was last asked, for people who look at it."""
         self.last_in_slot[seated.slot] = ask
+
+    def sample(self) -> None:
+        """Keep what was done so far, for those who come later and ask for the last minutes."""
+        now = self.snapshot().counters
+        self.samples.append(Sample(time.time(), now.n_prompt_tokens, now.n_generated_tokens))
 
     def require(self) -> None:
         """Raises Loading until the model is there, Broken when it could not be loaded."""

@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.client import Lost
-from mlxstack.core.frame import Frame
+from mlxstack.core.frame import Frame, Sample
 from mlxstack.core.snapshot import Counters
 
 WINDOW_S = 300.0
@@ -64,7 +64,8 @@ def fold(before: Model, news: Frame | Lost) -> Model:
         base.n_prompt + counters.n_prompt_tokens,
         base.n_generated + counters.n_generated_tokens,
     )
-    return Model(news, Link(LinkState.LIVE), _marks(before, now), now, base)
+    seen = _remembering(before, news.past, base)
+    return Model(replace(news, past=()), Link(LinkState.LIVE), _marks(seen, now), now, base)
 
 
 def prompt_rate(model: Model) -> float:
@@ -130,6 +131,19 @@ def _base(before: Model, counters: Counters) -> Mark:
         or counters.n_generated_tokens < last.n_generated_tokens
     )
     return before.now if went_back else before.base
+
+
+def _remembering(before: Model, past: tuple[Sample, ...], base: Mark) -> Model:
+    """With what the service tells of the time in which nobody looked."""
+    told = tuple(
+        Mark(one.at, base.n_prompt + one.n_prompt, base.n_generated + one.n_generated)
+        for one in past
+        if not before.marks or one.at > before.now.at
+    )
+    if not told:
+        return before
+    last = (before.now,) if before.marks and before.now.at > before.marks[-1].at else ()
+    return replace(before, marks=(*before.marks, *last, *told), now=told[-1])
 
 
 def _marks(before: Model, now: Mark) -> tuple[Mark, ...]:

@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
-from mlxstack.client import Client
-from mlxstack.core.frame import Sums
+from mlxstack.client import Client, Message
+from mlxstack.core.frame import Frame, Sums
 from mlxstack.core.preset import ServerSpec
+from mlxstack.service.service import MOST_SAMPLES
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
-from mlxstack.tui.model import LinkState
+from mlxstack.tui.model import WINDOW_S, LinkState, series
 from mlxstack.tui.plain import pages
 from mlxstack.tui.theme import Look
 from mlxstack.tui.views.overview import totals
+from mlxstack.tui.widgets.chart import Chart
 from mlxstack.tui.widgets.table import Table
-from tests.api.running import Running, running, tiny_preset
+from tests.api.running import Running, running, standing, tiny_preset
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
@@ -171,6 +174,39 @@ async def test_h4_save_erase_and_restore_reach_the_service(live: Running) -> Non
 
 def said(app: Dashboard, words: str) -> bool:
     return any(words in one.message for one in app._notifications)
+
+
+async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Running) -> None:
+    await talk(live.url, max_tokens=40)
+    samples, counters = live.service.samples, live.service.snapshot().counters
+    n_generated = counters.n_generated_tokens
+    async with asyncio.timeout(20):
+        while samples[-1].n_generated < n_generated or len(samples) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    oldest = samples[0]
+    async with watching(live.url) as pilot:
+        app = board(pilot)
+        assert app.model.marks[0].at <= max(oldest.at, app.model.now.at - WINDOW_S) + 3
+        shown = [pair[1] for pair in series(app.model, 300)]
+        assert len([rate for rate in shown if rate is not None]) >= 2
+        assert sum(rate for rate in shown if rate) > 0
+        drawn = str(app.screen.query_one("#decode", Chart).render())
+        assert any(sign in drawn for sign in "▂▃▄▅▆▇█")
+
+
+async def test_the_past_is_bounded_and_only_the_first_frame_has_it(live: Running) -> None:
+    service, _ = standing(ServerSpec(port=0))
+    for _ in range(3 * MOST_SAMPLES):
+        service.sample()
+    assert len(service.samples) == MOST_SAMPLES
+    frames = []
+    async with Client(live.url) as client:
+        async for message in client.feed("/events"):
+            assert isinstance(message, Message)
+            frames.append(msgspec.json.decode(message.data, type=Frame))
+            if len(frames) == 2:
+                break
+    assert [bool(one.past) for one in frames] == [True, False]
 
 
 async def test_h1_leaving_does_not_touch_the_service(live: Running) -> None:

@@ -2,9 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mlxstack.client import Lost
-from mlxstack.core.frame import Frame
+from mlxstack.core.frame import Frame, Sample
 from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.tui.model import (
     WINDOW_S,
@@ -58,6 +59,37 @@ def test_series_is_none_where_nothing_was_seen_and_sums_to_the_counters() -> Non
     seen = [pair for pair in shown if pair[1] is not None]
     assert len(seen) in (20, 21)
     assert round(sum(pair[1] or 0 for pair in seen) * step) in range(95, 106)
+
+
+def test_whoever_attaches_late_sees_the_last_minutes() -> None:
+    past = tuple(Sample(1000.0 + i, i * 10, i) for i in range(100))
+    model = folded(replace(frame(1100.0, 1000, 100), past=past))
+    seen = [pair[1] for pair in series(model, 60) if pair[1] is not None]
+    assert len(seen) in (20, 21)
+    assert round(sum(seen) * WINDOW_S / 60) in range(95, 101)
+    assert (round(prompt_rate(model)), round(decode_rate(model))) == (10, 1)
+    assert model.frame.past == ()
+
+
+def test_h5_after_a_gap_the_service_tells_what_happened_meanwhile() -> None:
+    before = [frame(1000.0 + i, i * 10, i, i) for i in range(20)]
+    past = tuple(Sample(950.0 + i, max(0, i - 50) * 10, max(0, i - 50)) for i in range(140))
+    late = replace(frame(1090.0, 900, 90, 90), past=past)
+    model = folded(*before, Lost("gone", 0.1), late)
+    at = [mark.at for mark in model.marks]
+    assert at == sorted(set(at))
+    assert at[0] == 1000.0
+    assert len([pair for pair in series(model, 300) if pair[1]]) in range(88, 92)
+
+
+def test_h5_the_past_of_a_restarted_service_counts_on_from_the_one_before() -> None:
+    before = [frame(1000.0 + i, i * 10, i, i) for i in range(20)]
+    past = tuple(Sample(1030.0 + i, i * 10, i) for i in range(10))
+    late = replace(frame(1040.0, 100, 10, 10), past=past)
+    model = folded(*before, Lost("gone", 0.1), late)
+    assert model.now.n_generated == 19 + 10
+    assert all((pair[1] or 0) >= 0 for pair in series(model, 300))
+    assert round(sum(pair[1] or 0 for pair in series(model, 300))) == 29
 
 
 def test_h5_a_restart_counts_on_and_is_no_negative_speed() -> None:
