@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 7109
+SEED ?= 1
+MINUTES ?= 30
 # MLX's CPU build links a slow reference BLAS; OpenBLAS in front of it is 10 to 25 times faster.
 # Its arrays come from malloc, where huge pages save most of the cost of fresh memory.
 BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
@@ -57,6 +59,9 @@ docs: setup ## Write the pages that are drawn from the code
 soak: setup ## The long runs: a crowd, a small budget, power cuts, kill -9
 	@$(FAST) $(BIN)/python -m tests.endurance
 
+chaos: setup ## Random clients and faults for MINUTES=30, by SEED=1; a failing run can be repeated
+	@$(FAST) $(BIN)/python -m tests.endurance.chaos $(SEED) $(MINUTES)
+
 wheel: setup ## Build the wheel, install it into an empty environment, walk through the README
 	@rm -rf $(VENV)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps -w $(VENV)/wheel .
 	@$(PYTHON) -m venv $(VENV)/wheel/env
@@ -72,4 +77,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: programs clients help setup up down check test fast matrix docs soak wheel signature shots bench
+.PHONY: programs clients help setup up down check test fast matrix docs soak chaos wheel signature shots bench
