@@ -156,13 +156,18 @@ def _guided(service: Service, order: Order, guide: Guide | None) -> Order:
 
 
 def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool) -> tuple[int, ...]:
-    """The beginning of a tool call, when one is required and the model has a mark for it."""
+    """The beginning of a tool call, when one is required. Raises BadRequest if there is none."""
     if options.calling is not Calling.REQUIRED or not has_tools:
         return ()
-    tokenizer = service.words.tokenizer
-    opening = tuple(tokenizer.tool_call_start_tokens or ())
-    if opening and prompt.is_in_thinking:
-        return (*tokenizer.think_end_tokens, *opening)
+    opening = service.words.voice.call_opening
+    if not opening:
+        raise BadRequest(
+            "tool_choice: no way is known in which this model writes tool calls, so that none can "
+            'be forced; use tool_choice "auto"',
+            "tool_choice",
+        )
+    if prompt.is_in_thinking:
+        return (*service.words.tokenizer.think_end_tokens, *opening)
     return opening
 
 

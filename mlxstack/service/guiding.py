@@ -6,9 +6,9 @@ from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import Calling, Options
 from mlxstack.service.words import Words
+from mlxstack.text.forced import Calls
 from mlxstack.text.guide import Guide, Passage, closed
 from mlxstack.text.prompt import Prompt
-from mlxstack.text.shape import Calls
 
 N_TAIL = 16
 
@@ -53,13 +53,12 @@ def required(options: Options, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 
 async def _call_guide(words: Words, options: Options, tools: tuple[Tool, ...]) -> Guide | None:
-    """Only calls written as JSON have a grammar; of others the beginning alone is forced."""
-    is_single = options.is_one_call or options.called is not None
-    marks = words.json_call_marks
+    """None if this tokenizer cannot be guided; then the beginning alone is forced."""
+    marks = words.voice.call_marks
     if marks is None:
         return None
-    again = "" if is_single else marks[0]
-    rules = await words.call_rules(Calls(required(options, tools), again, marks[1]))
+    is_single = options.is_one_call or options.called is not None
+    rules = await words.call_rules(Calls(required(options, tools), marks, is_single))
     return None if rules is None else Guide(Passage(words.n_vocab), rules)
 
 

@@ -10,10 +10,11 @@ from llguidance import LLMatcher
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import Preset
+from mlxstack.text.forced import Calls, call_grammars
 from mlxstack.text.grammars import Grammars
 from mlxstack.text.pieces import piece_of
 from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
-from mlxstack.text.shape import Calls, Shape, call_grammars, grammars
+from mlxstack.text.shape import Shape, grammars
 from mlxstack.text.voice import Voice
 
 T = TypeVar("T")
@@ -58,11 +59,6 @@ class Words:
     async def call_rules(self, calls: Calls) -> LLMatcher | None:
         """The same for tool calls."""
         return await self._run(lambda: self._grammars.compile(call_grammars(calls), "tools"))
-
-    @property
-    def json_call_marks(self) -> tuple[str, str] | None:
-        """What opens and closes a call, for a grammar; None if calls are not written as JSON."""
-        return self.voice.json_call_marks
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens of this model."""

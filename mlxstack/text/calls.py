@@ -1,13 +1,20 @@
 """The text of a tool call to the call it means, by mlx-lm's parsers."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.text.kinds import declared
 from mlxstack.text.normal import parse_arguments
 
 Shapes = list[dict[str, Any]]
 Parser = Callable[[str, Shapes], Any]
+# What parsers raise for text that is no call: `float` and `int` of huge numbers, too.
+UNREADABLE = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 def tool_shapes(tools: Iterable[Tool]) -> Shapes:
@@ -18,7 +25,7 @@ def tool_shapes(tools: Iterable[Tool]) -> Shapes:
             "function": {
                 "name": tool.name,
                 "description": tool.description,
-                "parameters": tool.parameters,
+                "parameters": declared(tool.parameters),
             },
         }
         for tool in tools
@@ -32,17 +39,48 @@ def parse_calls(parser: Parser, text: str, shapes: Shapes) -> tuple[ToolCall, ..
     """
     try:
         parsed = parser(text, shapes)
-    except (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError):
+    except UNREADABLE:
         return ()
-    calls = tuple(_call(item) for item in (parsed if isinstance(parsed, list) else [parsed]))
+    found = parsed if isinstance(parsed, list) else [parsed]
+    calls = tuple(_call(item, shapes) for item in found)
     return tuple(call for call in calls if call is not None) if all(calls) else ()
 
 
-def _call(parsed: Any) -> ToolCall | None:
+def _call(parsed: Any, shapes: Shapes) -> ToolCall | None:
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
     arguments = parse_arguments(parsed.get("arguments"))
     if not parsed["name"] or isinstance(arguments, str):
         return None
     own_id = parsed.get("id")
-    return ToolCall(own_id if isinstance(own_id, str) else "", parsed["name"], arguments)
+    nullable = _nullable(parsed["name"], shapes)
+    known = {
+        str(key): None if value == "null" and key in nullable else _plain(value)
+        for key, value in arguments.items()
+    }
+    return ToolCall(own_id if isinstance(own_id, str) else "", parsed["name"], known)
+
+
+def _nullable(name: str, shapes: Shapes) -> frozenset[str]:
+    """The arguments that are text or null; parsers that look at `type` alone say "null"."""
+    for shape in shapes:
+        function = shape["function"]
+        if function["name"] == name:
+            found = function["parameters"].get("properties")
+            known = found if isinstance(found, dict) else {}
+            return frozenset(key for key, one in known.items() if one.get("nullable") is True)
+    return frozenset()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value; parsers take what looks like Python for Python."""
+    match value:
+        case dict():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple() | set():
+            return [_plain(one) for one in value]
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+    return str(value)

@@ -48,6 +48,16 @@ def markers_of(tokenizer: Any) -> tuple[str, ...]:
     return (*thoughts, *markers_of_calls(tokenizer), *tokenizer.structural_markers, *edges)
 
 
+def nameless(tokenizer: Any) -> dict[str, int]:
+    """The tokens that no text of a grammar spells, as llguidance sees it, by their content."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {
+        token.content: at
+        for at, token in added.items()
+        if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+    }
+
+
 def _is_structure(token: Any, markers: tuple[str, ...], template: str) -> bool:
     """Special, or written by the template, or part of a marker; never mere white space."""
     text: str = token.content

@@ -1,16 +1,16 @@
 """What the output of a model can contain, worked out once per tokenizer."""
 
-import json
 from typing import Any
 
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
-from mlx_lm.tool_parsers import json_tools
 from msgspec import Struct, field
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text import harmony
 from mlxstack.text.calls import Parser
-from mlxstack.text.markup import markers_of
+from mlxstack.text.forced import Marks
+from mlxstack.text.forms import form_of
+from mlxstack.text.markup import markers_of, nameless
 
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 Transitions = dict[str, list[tuple[str, str]]]
@@ -80,7 +80,8 @@ class Voice:
         self.answer_tokens = self._answer_tokens()
         self.thought_tokens = _single(tokenizer.think_start_tokens)
         self.call_tokens = _single(tokenizer.tool_call_start_tokens)
-        self.json_call_marks = self._json_call_marks()
+        self.call_opening = self._call_opening()
+        self.call_marks = self._call_marks(nameless(tokenizer))
 
     def _answer_tokens(self) -> tuple[int, ...]:
         """The tokens after which the answer itself begins."""
@@ -88,16 +89,19 @@ class Voice:
             return tuple(self.tokenizer.think_end_tokens or ())
         return tuple(self.tokenizer.encode(harmony.ANSWER, add_special_tokens=False))
 
-    def _json_call_marks(self) -> tuple[str, str] | None:
-        """What opens and closes a call, as Lark has it, where between them there is JSON."""
-        parser, accent = self.tokenizer.tool_parser, self.accent
-        if getattr(parser, "__module__", "") != json_tools.__name__ or not accent.call_end:
-            return None
-        return self._mark(accent.call_start), self._mark(accent.call_end)
+    def _call_opening(self) -> tuple[int, ...]:
+        """The tokens that open a tool call, none if this model is not known to write any."""
+        if not self.has_headers:
+            return tuple(self.tokenizer.tool_call_start_tokens or ())
+        return tuple(self.tokenizer.encode(harmony.CALL_OPENING, add_special_tokens=False))
 
-    def _mark(self, text: str) -> str:
-        token = self.tokenizer.convert_tokens_to_ids(text)
-        return f"<[{token}]>" if token in self.special else json.dumps(text)
+    def _call_marks(self, special: dict[str, int]) -> Marks | None:
+        """How a forced call is written; None if the form of this model's calls is not known."""
+        module = getattr(self.accent.parser, "__module__", "").rpartition(".")[2]
+        form = form_of(module, self.tokenizer.get_vocab())
+        if form is None:
+            return None
+        return Marks(self.accent.call_start, self.accent.call_end, form, special)
 
     def first_state(self, manner: Manner) -> Any:
         """The state of mlx-lm's machine at the beginning of an answer."""

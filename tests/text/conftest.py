@@ -116,6 +116,15 @@ HARMONY_SPECIAL = [
 ]  # fmt: skip
 CHATML_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML_ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+CALL_SPECIAL = [
+    "[ARGS]", "[TOOL_CALLS]", "<|open|>", "<|close|>", "<|sep|>", "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>",
+    "<|constrain|>", "<|message|>", '<|"|>', "<escape>", "<|tool_call_end|>",
+]  # fmt: skip
+CALL_ADDED = [
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<longcat_arg_key>",
+    "</longcat_arg_value>", "</minimax:tool_call>", "<tool_call|>", "<end_function_call>",
+]  # fmt: skip
 MISTRAL_SPECIAL = [
     "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]",
     "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
@@ -172,6 +181,14 @@ def loaded(folder: Path, tokenizer: Tokenizer, template: str, ends: dict[str, st
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tokenizer = byte_level(CHATML_SPECIAL, CHATML_ADDED)
     folder = tmp_path_factory.mktemp("chatml")
+    return loaded(folder, tokenizer, CHATML, {"eos_token": "<|im_end|>"})
+
+
+@pytest.fixture(scope="session")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Has the marks of many families as tokens of their own, special or not."""
+    tokenizer = byte_level([*CHATML_SPECIAL, *CALL_SPECIAL], [*CHATML_ADDED, *CALL_ADDED])
+    folder = tmp_path_factory.mktemp("tagged")
     return loaded(folder, tokenizer, CHATML, {"eos_token": "<|im_end|>"})
 
 

@@ -1,0 +1,74 @@
+"""The grammar of a tool call that must be made."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+from msgspec import Struct
+
+from mlxstack.core.conversation import Tool
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.forms import Form
+from mlxstack.text.pen import Pen
+from mlxstack.text.shape import JSON_OPTIONS, LENIENT, bound
+
+
+class Marks(Struct, frozen=True):
+    """How one model calls tools: what opens and closes a call, and the form of what is between.
+
+    `special` are the tokens without text of their own, by name.
+    """
+
+    opens: str
+    closes: str
+    form: Form
+    special: Mapping[str, int]
+
+
+class Calls(Struct, frozen=True):
+    """Calls of these tools, after the mark that opens the first one; just one if `is_single`."""
+
+    tools: tuple[Tool, ...]
+    marks: Marks
+    is_single: bool
+
+
+def call_grammars(calls: Calls) -> tuple[str, ...]:
+    """The grammar, and another that leaves out what cannot be enforced.
+
+    A tool that the model has no words for is left out; raises BadRequest if that is every one.
+    """
+    return tuple(_grammar(calls, options) for options in (JSON_OPTIONS, LENIENT))
+
+
+def _grammar(calls: Calls, options: Mapping[str, Any]) -> str:
+    pen = Pen(calls.marks.special, options)
+    found = [calls.marks.form.call(tool, pen) for tool in calls.tools]
+    known = [pen.rule(one) for one in found if one is not None]
+    if not known:
+        raise _unspeakable(calls.tools)
+    grammar = pen.grammar(_start(calls, pen.rule(" | ".join(known)), pen))
+    bound(grammar, "tools")
+    return LLMatcher.grammar_from_lark(grammar)
+
+
+def _start(calls: Calls, call: str, pen: Pen) -> str:
+    marks, form = calls.marks, calls.marks.form
+    line = '"\\n"?' if marks.closes else ""
+    some = call
+    if form.between is not None and not calls.is_single:
+        some = f"{call} ({pen.said(form.between)} {call})*"
+    inside = f"{pen.said(form.opens)} {some} {pen.said(form.closes)}"
+    whole = pen.rule(f"{line} {inside} {line} {pen.said(marks.closes)}")
+    if calls.is_single or form.between is not None or form.is_last:
+        return whole
+    return f"{whole} ({line} {pen.said(marks.opens)} {whole})*"
+
+
+def _unspeakable(tools: Iterable[Tool]) -> BadRequest:
+    names = ", ".join(tool.name for tool in tools)
+    return BadRequest(
+        f"tool_choice: the way this model writes calls has no words for the names or the required "
+        f'arguments of {names}, so that a call cannot be forced; use tool_choice "auto"',
+        "tool_choice",
+    )

@@ -1,0 +1,163 @@
+"""How each family of models writes its tool calls, for the grammar of a forced one.
+
+One form per parser of mlx-lm, which reads the calls back; the marks around them are the parser's.
+"""
+
+import json
+import re
+from collections.abc import Callable, Container
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.pen import Pen, quoted
+from mlxstack.text.spoken import function_gemma_call, gemma_call, python_call
+from mlxstack.text.tagged import EDGE_SPACES, NULL, Tags, tagged
+
+Writer = Callable[[Tool, Pen], str | None]
+
+
+class Form(Struct, frozen=True):
+    """`call` writes one call of a tool; it gives None if the family has no words for it.
+
+    `between` stands between calls that share a pair of marks; None: each has marks of its own.
+    `opens` and `closes` stand inside the marks, around all calls. `is_last`: nothing follows a
+    call.
+    """
+
+    call: Writer
+    between: str | None = None
+    opens: str = ""
+    closes: str = ""
+    is_last: bool = False
+
+
+def json_call(before: str, after: str, names: str = ".+") -> Writer:
+    """The writer of calls with JSON between `before`, which holds `{name}`, and `after`."""
+
+    def call(tool: Tool, pen: Pen) -> str | None:
+        if not re.fullmatch(names, tool.name):
+            return None
+        arguments = pen.json({"type": "object", **tool.parameters}, {})
+        return f"{pen.opening(before, tool.name)} {arguments} {pen.said(after)}"
+
+    return call
+
+
+def json_object(tool: Tool, pen: Pen) -> str:
+    """A call as one JSON object."""
+    named = {"type": "object", **tool.parameters}
+    head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
+    return f'{quoted(head)} {pen.json(named, {})} "}}"'
+
+
+GLM = Tags(
+    opens="{name}\n",
+    argument="<arg_key>{key}</arg_key>\n<arg_value>",
+    argument_closes="</arg_value>\n",
+    closes="",
+    never=("</arg_value>", "</tool_call>"),
+)
+FORMS = {
+    "json_tools": Form(json_object),
+    "qwen3_coder": Form(
+        tagged(
+            Tags(
+                opens="<function={name}>\n",
+                argument="<parameter={key}>\n",
+                argument_closes="\n</parameter>\n",
+                closes="</function>",
+                never=("</parameter>", "</tool_call>"),
+                avoided=NULL,
+            )
+        )
+    ),
+    "glm47": Form(tagged(GLM)),
+    "laguna": Form(tagged(GLM)),
+    "longcat": Form(
+        tagged(
+            Tags(
+                opens="{name}\n",
+                argument="<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>",
+                argument_closes="</longcat_arg_value>\n",
+                closes="",
+                never=("</longcat_arg_value>", "</longcat_tool_call>"),
+                bare='{"name": {name}, "arguments": {}}',
+            )
+        )
+    ),
+    "minimax_m2": Form(
+        tagged(
+            Tags(
+                opens='<invoke name="{name}">\n',
+                argument='<parameter name="{key}">',
+                argument_closes="</parameter>\n",
+                closes="</invoke>",
+                never=("</parameter>", "</invoke>", "</minimax:tool_call>"),
+                avoided=(*EDGE_SPACES, *NULL),
+            )
+        ),
+        between="\n",
+    ),
+    "minicpm5": Form(
+        tagged(
+            Tags(
+                opens='"{name}">',
+                argument='<param name="{key}">',
+                argument_closes="</param>",
+                closes="",
+                never=("</param>", "</function>", "<![CDATA["),
+                avoided=(*EDGE_SPACES, *NULL),
+            )
+        )
+    ),
+    "muse_spark": Form(
+        tagged(
+            Tags(
+                opens='<atem:invoke name="{name}">\n',
+                argument='<atem:parameter name="{key}">',
+                argument_closes="</atem:parameter>\n",
+                closes="</atem:invoke>",
+                never=("</atem:parameter>", "</atem:invoke>", "</atem:function_calls>"),
+                guesses=True,
+            )
+        ),
+        between="\n",
+    ),
+    "kimi_k2": Form(
+        json_call(
+            "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            r"[^\s:<>]+",
+        ),
+        between="",
+    ),
+    "kimi_k3": Form(
+        tagged(
+            Tags(
+                opens='<|open|>call tool="{name}" index="{index}"<|sep|>',
+                argument='<|open|>argument key="{key}" type="{type}"<|sep|>',
+                argument_closes="<|close|>argument<|sep|>",
+                closes="<|close|>call<|sep|>",
+                never=("<|close|>", "<|open|>"),
+                avoided=(),
+            )
+        ),
+        between="",
+    ),
+    "mistral": Form(json_call("{name}[ARGS]", "", r"[\w-]+"), between="[TOOL_CALLS]"),
+    "pythonic": Form(python_call, between=", ", opens="[", closes="]"),
+    "function_gemma": Form(function_gemma_call),
+    "gemma4": Form(gemma_call),
+    "harmony": Form(
+        json_call("{name} <|constrain|>json<|message|>", "", r"[^\s<>]+"), is_last=True
+    ),
+}
+OLD_MISTRAL = Form(json_object, between=", ", opens="[", closes="]")
+
+
+def form_of(parser: str, vocabulary: Container[str]) -> Form | None:
+    """The form that a parser reads, None if we know none; `vocabulary` tells old from new."""
+    if parser == "mistral" and "[ARGS]" not in vocabulary:
+        return OLD_MISTRAL
+    return FORMS.get(parser)

@@ -1,0 +1,115 @@
+"""What a schema lets an argument be: text, something else, or one of both.
+
+Families that write arguments between tags write text as it is and everything else as JSON, so
+that only the schema tells `5` from "5".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+Schema = dict[str, Any]
+
+OTHERS = ("object", "array", "number", "integer", "boolean", "null")
+COMBINED = ("anyOf", "oneOf")
+MAX_DEPTH = 12
+
+
+class Kinds(Struct, frozen=True):
+    """The schemas of an argument as text, and as anything else; one of them must hold."""
+
+    texts: tuple[Schema, ...] = ()
+    others: tuple[Schema, ...] = ()
+
+    @property
+    def is_text(self) -> bool:
+        """Text, or null at most."""
+        return bool(self.texts) and all(one.get("type") == "null" for one in self.others)
+
+
+def kinds(schema: Any, root: Schema, depth: int = 0) -> Kinds:
+    """Of the schema of an argument; `root` is what its references look into."""
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return Kinds(({"type": "string"},), ({"type": list(OTHERS)},))
+    meant = _meant(schema, root)
+    if meant is not None:
+        return kinds(meant, root, depth + 1)
+    for key in COMBINED:
+        if isinstance(schema.get(key), list):
+            parts = [kinds(part, root, depth + 1) for part in schema[key]]
+            return Kinds(
+                tuple(text for part in parts for text in part.texts),
+                tuple(other for part in parts for other in part.others),
+            )
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return _listed(listed) if isinstance(listed, list) else _typed(schema)
+
+
+def _meant(schema: Schema, root: Schema) -> Schema | None:
+    """What a schema says that only points at another one."""
+    if "$ref" in schema:
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return {**(_referred(str(schema["$ref"]), root) or {}), **rest}
+    alone = schema.get("allOf")
+    if isinstance(alone, list) and len(alone) == 1 and isinstance(alone[0], dict):
+        rest = {key: value for key, value in schema.items() if key != "allOf"}
+        return {**alone[0], **rest}
+    return None
+
+
+def properties(parameters: Schema) -> dict[str, tuple[Any, bool]]:
+    """The schema of each argument, and whether it must be there, in the schema's order."""
+    found = parameters.get("properties")
+    known = dict(found) if isinstance(found, dict) else {}
+    wanted = parameters.get("required")
+    required = [key for key in wanted if isinstance(key, str)] if isinstance(wanted, list) else []
+    return {key: (known.get(key, {}), key in required) for key in (*known, *required)}
+
+
+def declared(parameters: Mapping[str, Any]) -> Schema:
+    """The same arguments, as a parser has to know them that looks at `type` and nothing else."""
+    root = dict(parameters)
+    found = root.get("properties")
+    if not isinstance(found, dict):
+        return root
+    return {**root, "properties": {key: _plain(one, root) for key, one in found.items()}}
+
+
+def _plain(schema: Any, root: Schema) -> Any:
+    if isinstance(schema, dict) and isinstance(schema.get("type"), str):
+        return schema
+    found = kinds(schema, root)
+    if not found.is_text:
+        return {"type": "object"}
+    return {"type": "string", "nullable": bool(found.others)}
+
+
+def _typed(schema: Schema) -> Kinds:
+    named = schema.get("type", ["string", *OTHERS])
+    types = named if isinstance(named, list) else [named]
+    others = [name for name in types if name != "string"]
+    wanted: Any = others[0] if len(others) == 1 else others
+    return Kinds(
+        ({**schema, "type": "string"},) if "string" in types else (),
+        ({**schema, "type": wanted},) if others else (),
+    )
+
+
+def _listed(values: list[Any]) -> Kinds:
+    texts = [value for value in values if isinstance(value, str)]
+    others = [value for value in values if not isinstance(value, str)]
+    is_null = others == [None]
+    return Kinds(
+        ({"enum": texts},) if texts else (),
+        ({"type": "null"} if is_null else {"enum": others},) if others else (),
+    )
+
+
+def _referred(reference: str, root: Schema) -> Schema | None:
+    """What `#/a/b` points at, if it is a schema."""
+    found: Any = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) and name else found
+    return found if isinstance(found, dict) else None

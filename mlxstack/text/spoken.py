@@ -1,0 +1,153 @@
+"""Tool calls in languages of their own: Python's, and those of the two Gemmas."""
+
+import keyword
+import re
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.kinds import MAX_DEPTH, Kinds, Schema, kinds, properties
+from mlxstack.text.pen import Pen, containing, listed, quoted
+
+SCALARS = frozenset({"number", "integer", "boolean", "null"})
+QUOTE, ESCAPE = '<|"|>', "<escape>"
+COMMA = quoted(",")
+
+
+class At(Struct, frozen=True):
+    """A schema somewhere in the parameters `root`."""
+
+    schema: Any
+    root: Schema
+    depth: int = 0
+
+    def below(self, schema: Any) -> "At":
+        """A part of it."""
+        return At(schema, self.root, self.depth + 1)
+
+    @property
+    def kinds(self) -> Kinds:
+        """What it may be."""
+        return kinds(self.schema, self.root)
+
+
+class Tongue(Struct, frozen=True):
+    """Between key and value stands `means`. `value` gives no rule for what it cannot write."""
+
+    means: str
+    is_key: Callable[[str], bool]
+    value: Callable[[At, Pen], str]
+
+
+def python_call(tool: Tool, pen: Pen) -> str | None:
+    """`name(key=value, ...)`, whose values are JSON."""
+    if not all(_is_python_name(part) for part in tool.name.split(".")):
+        return None
+    members = _members(At(tool.parameters, tool.parameters), PYTHON, pen)
+    if members is None:
+        return None
+    return f'{quoted(tool.name + "(")} {listed(members, COMMA + " " + quoted(" ") + "?")} ")"'
+
+
+def gemma_call(tool: Tool, pen: Pen) -> str | None:
+    """`call:name{key:value,...}`, with marks of its own around text, as deep as need be."""
+    return _gemma_call(tool, pen, GEMMA) if re.fullmatch(r"[\w-]+", tool.name) else None
+
+
+def function_gemma_call(tool: Tool, pen: Pen) -> str | None:
+    """The same with other marks; values are text, numbers, truths and null only."""
+    return _gemma_call(tool, pen, FUNCTION_GEMMA) if _is_word(tool.name) else None
+
+
+def _gemma_call(tool: Tool, pen: Pen, tongue: Tongue) -> str | None:
+    members = _members(At(tool.parameters, tool.parameters), tongue, pen)
+    if members is None:
+        return None
+    return f'{quoted(f"call:{tool.name}{{")} {listed(members, COMMA)} "}}"'
+
+
+def _members(at: At, tongue: Tongue, pen: Pen) -> list[tuple[str, bool]] | None:
+    """Each member and whether it must be there; None if one that must cannot be written."""
+    members = []
+    for key, (schema, is_required) in properties(at.schema).items():
+        value = tongue.value(at.below(schema), pen) if tongue.is_key(key) else ""
+        if value:
+            members.append((pen.rule(f"{quoted(key + tongue.means)} {value}"), is_required))
+        elif is_required:
+            return None
+    return members
+
+
+def _json(at: At, pen: Pen) -> str:
+    return pen.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
+
+
+def _flat(at: At, pen: Pen) -> str:
+    texts = [_between(ESCAPE, rule, pen) for rule in _texts(at, ("}", ESCAPE), pen)]
+    return _either([*texts, *_scalars(at, pen)], pen)
+
+
+def _deep(at: At, pen: Pen) -> str:
+    if at.depth > MAX_DEPTH:
+        return ""
+    found = [_between(QUOTE, rule, pen) for rule in _texts(at, (QUOTE, "\x00"), pen)]
+    found += _scalars(at, pen)
+    for schema in at.kinds.others:
+        if schema.get("type") == "object":
+            members = _members(at.below(schema), GEMMA, pen)
+            found += [] if members is None else [f'"{{" {listed(members, COMMA)} "}}"']
+        elif schema.get("type") == "array":
+            found += _array(at.below(schema), pen)
+    return _either(found, pen)
+
+
+def _array(at: At, pen: Pen) -> list[str]:
+    item = _deep(at.below(at.schema.get("items", {})), pen)
+    least, most = at.schema.get("minItems", 0), at.schema.get("maxItems")
+    if not item or most == 0:
+        return [] if least else ['"[" "]"']
+    upper = "" if most is None else most - 1
+    some = f'"[" {item} ({COMMA} {item}){{{max(0, least - 1)},{upper}}} "]"'
+    return [some] if least else ['"[" "]"', some]
+
+
+def _texts(at: At, never: tuple[str, ...], pen: Pen) -> list[str]:
+    avoided = [containing(one) for one in never]
+    rules = [pen.text(schema, avoided) for schema in at.kinds.texts]
+    return [rule for rule in rules if rule]
+
+
+def _scalars(at: At, pen: Pen) -> list[str]:
+    found = []
+    for schema in at.kinds.others:
+        named = schema.get("type", [])
+        types = [one for one in (named if isinstance(named, list) else [named]) if one in SCALARS]
+        plain = [one for one in schema.get("enum", []) if not isinstance(one, dict | list)]
+        if plain:
+            found.append(pen.json({"enum": plain}, at.root))
+        elif types:
+            found.append(pen.json({**schema, "type": types}, at.root))
+    return found
+
+
+def _between(mark: str, rule: str, pen: Pen) -> str:
+    return f"{pen.said(mark)} {rule} {pen.said(mark)}"
+
+
+def _either(rules: list[str], pen: Pen) -> str:
+    return pen.rule(" | ".join(rules)) if rules else ""
+
+
+def _is_python_name(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _is_word(name: str) -> bool:
+    return re.fullmatch(r"\w+", name) is not None
+
+
+PYTHON = Tongue("=", _is_python_name, _json)
+GEMMA = Tongue(":", _is_word, _deep)
+FUNCTION_GEMMA = Tongue(":", _is_word, _flat)

@@ -1,0 +1,107 @@
+"""A call is forced by name, and with valid arguments, in whatever words a model calls tools."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests import models
+from tests.api.running import TINY, running, tiny_preset
+from tests.api.speaking import PLAIN, chat, chat_body, chunks
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+CHAT = "/v1/chat/completions"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 99}, {"type": "null"}]},
+        "is_kind": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
+    for name in ("greet", "visit")
+]
+KIMI = [
+    f"<|tool_call{name}|>"
+    for name in ("s_section_begin", "s_section_end", "_begin", "_argument_begin", "_end")
+]
+HARMONY = [f"<|{name}|>" for name in ("channel", "message", "start", "end", "call", "constrain")]
+FAMILIES = {
+    "qwen3_coder": [],
+    "glm47": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    "pythonic": ["<|tool_call_start|>", "<|tool_call_end|>"],
+    "kimi_k2": KIMI,
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
+    "harmony": HARMONY,
+}
+
+
+@contextmanager
+def speaking(family: str, folder: Path) -> Iterator[httpx.Client]:
+    """A tiny service whose tokenizer has the marks of a family, if it is one."""
+    marks = FAMILIES.get(family, [])
+    models.write(folder, {**TINY, "vocab_size": TINY["vocab_size"] + len(marks)})
+    _add(folder, family, marks)
+    with (
+        running(tiny_preset(folder), folder / "home") as live,
+        httpx.Client(base_url=live.url, timeout=60) as http,
+    ):
+        yield http
+
+
+def _add(folder: Path, family: str, marks: list[str]) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for at, mark in enumerate(marks, TINY["vocab_size"]):
+        # As in the published tokenizers: tags are added tokens, but not special ones.
+        added = {"id": at, "content": mark, "special": "arg_" not in mark or "|" in mark, **plain}
+        tokenizer["added_tokens"].append(added)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = (folder / "chat_template.jinja").read_text()
+    if family not in ("harmony", "none"):
+        config["tool_parser_type"] = family
+    else:
+        # mlx-lm guesses the family from the template.
+        template = template.replace("tool_call.name", "tool_call['name']")
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_o_tool_choice_forces_the_call(family: str, tmp_path: Path) -> None:
+    with speaking(family, tmp_path) as http:
+        named: Any = {"type": "function", "function": {"name": "visit"}}
+        for seed in range(3):
+            more = {"max_tokens": 400, "temperature": 1, "seed": seed}
+            made = chat(http, "hi", tools=TOOLS, tool_choice=named, **more)["choices"][0]
+            assert made["finish_reason"] == "tool_calls", made
+            (call,) = made["message"]["tool_calls"]
+            assert call["function"]["name"] == "visit"
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+        alone = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+        found = chunks(http, CHAT, chat_body("hi", tools=TOOLS, **alone, **PLAIN, seed=4))
+        assert found[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        deltas = [one["choices"][0]["delta"].get("tool_calls") for one in found]
+        text = "".join(one[0]["function"].get("arguments", "") for one in deltas if one)
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_a_model_that_writes_no_calls_cannot_be_forced(tmp_path: Path) -> None:
+    with speaking("none", tmp_path) as http:
+        refused = http.post(CHAT, json=chat_body(tools=TOOLS, tool_choice="required"))
+        assert refused.status_code == 400
+        assert "tool_choice" in refused.json()["error"]["message"]
+        assert chat(http, "hi", tools=TOOLS)["choices"]

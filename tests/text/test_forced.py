@@ -1,0 +1,207 @@
+"""A forced call has a tool's name and valid arguments, in the words of every family."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher
+from mlx_lm import tool_parsers
+
+from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.calls import parse_calls, tool_shapes
+from mlxstack.text.forced import Calls, Marks, call_grammars
+from mlxstack.text.forms import FORMS, OLD_MISTRAL, Form
+from mlxstack.text.grammars import Grammars
+from mlxstack.text.markup import nameless
+
+LEAVES: list[dict[str, Any]] = [
+    {"type": "string", "maxLength": 6},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    {"type": "string", "pattern": "^[a-c]{1,3}/[0-9]$"},
+    {"type": "string", "pattern": "^x[0-9]|y$", "maxLength": 6},
+    {"type": "string", "enum": ["red", 'quo"te', "two\nlines", "</parameter>"]},
+    {"type": "integer", "minimum": -5, "maximum": 99},
+    {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25},
+    {"type": "boolean"},
+    {"type": ["string", "null"], "maxLength": 4},
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+    {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "integer", "maximum": 9}]},
+    {"enum": ["a", 7, None, True]},
+    {"const": "c1"},
+    {"$ref": "#/$defs/Colour"},
+]
+NESTED: list[dict[str, Any]] = [
+    {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    {"type": "array", "items": {"type": "integer", "maximum": 9}, "minItems": 1, "maxItems": 3},
+    {
+        "type": "object",
+        "properties": {"to": {"type": "boolean"}, "n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"enum": [1, 22]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+DEFINITIONS = {"Colour": {"type": "string", "enum": ["red", "green"]}}
+
+
+def parameters(random: Random, *, is_flat: bool) -> dict[str, Any]:
+    leaves = LEAVES if is_flat else [*LEAVES, *NESTED]
+    keys = [f"key_{i}" for i in range(random.randrange(4))]
+    return {
+        "type": "object",
+        "properties": {key: random.choice(leaves) for key in keys},
+        "required": [key for key in keys if random.random() < 0.5],
+        "additionalProperties": False,
+        "$defs": DEFINITIONS,
+    }
+
+
+def written(tokenizer: Any, rules: LLMatcher, random: Random, *, stops_at_once: bool = True) -> str:
+    """A random walk through the grammar, which ends where it may, or half of the time."""
+    rules, tokens = rules.deep_copy(), []
+    eos = tokenizer.eos_token_ids
+    while not rules.is_stopped() and len(tokens) < 400:
+        mask = rules.compute_bitmask()
+        allowed = [i for i in range(len(tokenizer)) if mask[i // 8] >> i % 8 & 1]
+        assert allowed, tokenizer.decode(tokens)
+        may_stop = bool(eos & set(allowed)) and (stops_at_once or random.random() < 0.5)
+        others = [token for token in allowed if token not in eos]
+        token = next(iter(eos)) if may_stop or not others else random.choice(others)
+        assert rules.consume_token(token), rules.get_error()
+        tokens += [] if token in eos else [token]
+    return str(tokenizer.decode(tokens))
+
+
+def families() -> Iterator[Any]:
+    for name in (*FORMS, "old_mistral"):
+        yield pytest.param(name, id=name)
+
+
+def form_and_parser(name: str) -> tuple[Form, Any, str]:
+    if name == "harmony":
+        module = importlib.import_module("mlxstack.text.harmony")
+        return FORMS[name], module.parse_call, ""
+    module = importlib.import_module(f"{tool_parsers.__name__}.{name.removeprefix('old_')}")
+    form = OLD_MISTRAL if name == "old_mistral" else FORMS[name]
+    return form, module.parse_tool_call, module.tool_call_end
+
+
+@pytest.fixture(params=["chatml", "tagged"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """One that spells the marks out, and one that has a token for each."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("name", families())
+def test_every_walk_is_a_call_with_valid_arguments(tokenizer: Any, name: str) -> None:
+    form, parser, end = form_and_parser(name)
+    grammars = Grammars(tokenizer, len(tokenizer))
+    marks = Marks("<start>", end, form, nameless(tokenizer))
+    for seed in range(20):
+        random = Random(f"{name} {seed}")
+        tools = tuple(
+            Tool(tool, "", parameters(random, is_flat=name == "function_gemma"))
+            for tool in ("greet", "visit")
+        )
+        rules = grammars.compile(call_grammars(Calls(tools, marks, is_single=True)), "tools")
+        assert rules is not None
+        for walk in range(3):
+            text = written(tokenizer, rules, Random(walk))
+            assert not end or text.endswith(end), text
+            assert_valid(parse_calls(parser, text.removesuffix(end), tool_shapes(tools)), tools)
+
+
+def assert_valid(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> None:
+    (call,) = calls
+    (tool,) = (one for one in tools if one.name == call.name)
+    jsonschema.validate(call.arguments, tool.parameters)
+
+
+@pytest.mark.parametrize("name", families())
+def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> None:
+    form, parser, end = form_and_parser(name)
+    start = "[TOOL_CALLS]" if name.endswith("mistral") else "<|im_start|>"
+    marks = Marks(start, end, form, nameless(tokenizer))
+    nothing = {"type": "object", "additionalProperties": False}
+    tools = (Tool("greet", "", PERSON), Tool("visit", "", nothing))
+    asked = call_grammars(Calls(tools, marks, is_single=False))
+    rules = Grammars(tokenizer, len(tokenizer)).compile(asked, "tools")
+    assert rules is not None
+    shapes = tool_shapes(tools)
+    most = 0
+    for walk in range(12):
+        text = written(tokenizer, rules, Random(walk), stops_at_once=False)
+        parts = text.split(start) if form.between is None else [text]
+        found = [parse_calls(parser, one.strip().removesuffix(end), shapes) for one in parts]
+        calls = tuple(call for some in found for call in some)
+        assert all(found), text
+        for call in calls:
+            assert_valid((call,), tools)
+        most = max(most, len(calls))
+    assert most == 1 if form.is_last else most > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [
+        ("pythonic", Tool("get-weather")),
+        ("pythonic", Tool("f", "", {"properties": {"from": {}}, "required": ["from"]})),
+        ("qwen3_coder", Tool("f", "", {"properties": {"a b": {}}, "required": ["a b"]})),
+        ("function_gemma", Tool("f", "", {"required": ["x"], "properties": {"x": NESTED[0]}})),
+    ],
+)
+def test_what_a_family_has_no_words_for_is_refused(chatml: Any, name: str, tool: Tool) -> None:
+    marks = Marks("<start>", "", FORMS[name], {})
+    with pytest.raises(BadRequest, match=tool.name):
+        call_grammars(Calls((tool,), marks, is_single=True))
+    both = call_grammars(Calls((tool, Tool("other")), marks, is_single=True))
+    assert "other" in both[0]
+    assert tool.name not in both[0].replace("function", "")
+
+
+def read(name: str, text: str, schema: dict[str, Any]) -> Any:
+    """The argument `x`, sampled as `text` by a model of this family."""
+    tools = (Tool("f", "", {"type": "object", "properties": {"x": schema}}),)
+    _, parser, _ = form_and_parser(name)
+    written = {
+        "qwen3_coder": f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>",
+        "glm47": f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>",
+    }[name]
+    (call,) = parse_calls(parser, written, tool_shapes(tools))
+    return call.arguments["x"]
+
+
+OPTIONAL_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+OPTIONAL_NUMBER = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47"])
+def test_an_optional_argument_keeps_its_type(name: str) -> None:
+    assert read(name, "5", OPTIONAL_NUMBER) == 5
+    assert read(name, "null", OPTIONAL_NUMBER) is None
+    assert read(name, "5", OPTIONAL_TEXT) == "5"
+    assert read(name, "null", OPTIONAL_TEXT) is None
+    assert read(name, '{"a": 1}', {"$ref": "#/$defs/missing"}) == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ["...", "{1, 2}", "b'x'", "1e999", "1j", "(1, 2)"])
+def test_what_looks_like_python_is_still_json(text: str) -> None:
+    value = read("glm47", text, {})
+    json.dumps(value, allow_nan=False)
+
+
+def test_a_number_beyond_all_bounds_is_no_call() -> None:
+    text = "<function=f>\n<parameter=x>\n1e999\n</parameter>\n</function>"
+    tools = (Tool("f", "", {"properties": {"x": {"type": "integer"}}}),)
+    _, parser, _ = form_and_parser("qwen3_coder")
+    assert parse_calls(parser, text, tool_shapes(tools)) == ()
