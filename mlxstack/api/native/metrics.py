@@ -102,6 +102,7 @@ def metrics_route(service: Service) -> Any:
 
     @get("/metrics", media_type=MEDIA_TYPE, name="metrics")
     async def metrics() -> Response[bytes]:
+        """Prometheus text: llama-server's names, and ours."""
         if not is_on:
             raise Unsupported("metrics are off; switch prefix_cache.metrics.enabled on")
         return Response(generate_latest(registry), media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,108 @@
+"""The page docs/api.md, drawn from the routes of the service."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from litestar.handlers import HTTPRouteHandler
+
+from mlxstack.api.app import create_app
+from mlxstack.core.preset import ServerSpec
+from tests.api.running import standing
+from tests.service.standin import FACTS
+
+ABOUT = """\
+# The doors
+
+Every route of the service, drawn by `make docs` (`python -m tests.pages`) from the routes
+themselves. The running service describes them in full at `/schema/openapi.json`, and for a browser
+at `/schema`. What each field means is what it means for the OpenAI, the Anthropic and the
+llama-server API; unknown fields are ignored. A key goes where your client puts it:
+`Authorization: Bearer KEY` or `x-api-key: KEY`.
+
+Errors come in the envelope of the door that was knocked on, with a sentence that says what, why
+and what to do; 503 and 529 carry `Retry-After`.
+"""
+
+GENERATING = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion")
+DOORS = (
+    ("mlxstack.api.openai.", "OpenAI"),
+    ("mlxstack.api.anthropic.", "Anthropic"),
+    ("mlxstack.api.native.", "llama-server, agents, cache"),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    app = create_app(service)
+    schema = app.openapi_schema.to_schema()
+    handlers = [one for route in app.routes for one in getattr(route, "route_handlers", ())]
+    common = _common(schema)
+    doors = (_door(*door, handlers, schema, common) for door in DOORS)
+    fields = ", ".join(f"`{field}`" for field in common)
+    return "\n".join([ABOUT, *doors, f"## Common fields\n\n{fields}\n"])
+
+
+def _common(schema: dict[str, Any]) -> list[str]:
+    """What every body takes that asks for an answer."""
+    bodies = [_fields(_operation(schema, "POST", path), schema) for path in GENERATING]
+    return [field for field in bodies[0] if all(field in body for body in bodies)]
+
+
+def _door(
+    room: str, title: str, handlers: list[Any], schema: dict[str, Any], common: list[str]
+) -> str:
+    """One line for all routes that do the same."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for handler in handlers:
+        if handler.fn.__module__.startswith(room):
+            for path, *what in _rows(handler, schema, common):
+                paths = lines.setdefault((what[0], what[1], what[2]), [])
+                paths.extend([path] if path not in paths else [])
+    rows = sorted(
+        f"| {method} {', '.join(f'`{path}`' for path in sorted(paths))} | {said} | {takes} |"
+        for (method, said, takes), paths in lines.items()
+    )
+    return "\n".join(
+        [f"## {title}", "", "| route | what it does | takes |", "|---|---|---|", *rows, ""]
+    )
+
+
+def _rows(
+    handler: HTTPRouteHandler, schema: dict[str, Any], common: list[str]
+) -> Iterator[tuple[str, str, str, str]]:
+    said = inspect.cleandoc(handler.fn.__doc__ or "").partition("\n\n")[0]
+    said = said.replace("\n", " ").replace("|", "\\|")
+    for path in handler.paths:
+        told = path.replace(":str", "").replace(":int", "").replace(":path", "")
+        for method in sorted(handler.http_methods - {"OPTIONS"}):
+            taken = _taken(_operation(schema, method, told), schema, common)
+            yield told, method, said, ", ".join(taken)
+
+
+def _taken(operation: dict[str, Any], schema: dict[str, Any], common: list[str]) -> Iterator[str]:
+    """The query's parameters and the body's fields; required ones are bold."""
+    for one in operation.get("parameters", ()):
+        if one["in"] == "query":
+            yield f"`?{one['name']}`"
+    fields = _fields(operation, schema)
+    if fields and set(common) <= set(fields):
+        yield "the [common fields](#common-fields)"
+        fields = {name: needed for name, needed in fields.items() if name not in common}
+    for name, is_needed in fields.items():
+        yield f"**`{name}`**" if is_needed else f"`{name}`"
+
+
+def _operation(schema: dict[str, Any], method: str, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = schema["paths"].get(path, {}).get(method.lower(), {})
+    return found
+
+
+def _fields(operation: dict[str, Any], schema: dict[str, Any]) -> dict[str, bool]:
+    """The body's fields, and whether they are required."""
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    shape = schema["components"]["schemas"].get(name, {})
+    return {field: field in shape.get("required", ()) for field in shape.get("properties", ())}
