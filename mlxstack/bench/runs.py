@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from mlxstack.bench import cache, caching, engine, peers, serve, serving, text
+from mlxstack.bench import cache, caching, engine, peers, serve, serving, start, text
 from mlxstack.bench.call import Caller, Server
 from mlxstack.bench.conditions import child_env, conditions
 from mlxstack.bench.report import Report, Results
@@ -51,8 +51,9 @@ def report(name: str, wanted: Wanted, scene: Scene) -> Report:
     folder.mkdir(parents=True)
     build = replace(SMALL if wanted.is_small else FULL, folder=str(scene.folder / "model"))
     stage = Stage(folder, child_env(scene.env), "", scene.say)
-    before = conditions(_model_words(wanted, build), scene.day, scene.env)
-    if wanted.own is None:
+    model = "none" if name in WITHOUT_MODEL else _model_words(wanted, build)
+    before = conditions(model, scene.day, scene.env)
+    if wanted.own is None and name not in WITHOUT_MODEL:
         stage = with_model(stage, wanted.model, build)
     results = BENCHES[name](stage, wanted)
     return Report(
@@ -79,6 +80,10 @@ def _engine(stage: Stage, wanted: Wanted) -> Results:
 def _text(stage: Stage, wanted: Wanted) -> Results:
     plan = text.SMALL if wanted.is_small else text.TextPlan()
     return text.run(stage, replace(plan, passes=wanted.passes))
+
+
+def _start(stage: Stage, wanted: Wanted) -> Results:
+    return start.run(stage, start.SMALL if wanted.is_small else start.StartPlan(5 * wanted.passes))
 
 
 def _cache(stage: Stage, wanted: Wanted) -> Results:
@@ -117,6 +122,8 @@ BENCHES: dict[str, Callable[[Stage, Wanted], Results]] = {
     "text": _text,
     "serve": _serve,
     "peers": _peers,
+    "start": _start,
 }
-EVERYTHING = ("engine", "cache", "text", "peers")
+WITHOUT_MODEL = frozenset({"start"})
+EVERYTHING = ("start", "engine", "cache", "text", "peers")
 """What `all` runs; the scenes of `serve` are in `peers`."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlxstack.bench.report import Report
     from mlxstack.bench.runs import Wanted
 
-NAMES = ("engine", "cache", "text", "serve", "peers", "all")
+NAMES = ("engine", "cache", "text", "serve", "peers", "start", "all")
 
 
 def bench_names(incomplete: str) -> list[str]:
@@ -52,7 +52,8 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     engine: our batch and mlx-lm's in one process. cache: agents that come back, start together,
     are saved. text: the text work of a request. serve: a service under many agents. peers: the
-    same beside mlx_lm.server on the same model. all: everything.
+    same beside mlx_lm.server on the same model. start: how soon the command answers.
+    all: everything.
     """
     from mlxstack.bench.runs import Wanted
     from mlxstack.core.errors import BadRequest

@@ -1,6 +1,5 @@
 """`env` and `run`: point a coding agent's client at a running service."""
 
-import asyncio
 import os
 import shutil
 import sys
@@ -54,6 +53,8 @@ def run(context: typer.Context, client: Client, name: Name = None, url: Url = No
 
 
 def _setup(client: str, name: str | None, url: str | None) -> "Setup":
+    import asyncio
+
     from mlxstack.cli.target import target
     from mlxstack.core.errors import BadRequest
     from mlxstack.host.clients import CLIENTS

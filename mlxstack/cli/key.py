@@ -1,6 +1,5 @@
 """`key`: make an API key, and what a preset says of it."""
 
-import secrets
 from typing import Annotated
 
 import typer
@@ -15,6 +14,8 @@ N_BYTES = 24
 
 def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
     """Make a new API key; the preset gets only its digest, so keep the key where it is used."""
+    import secrets
+
     from mlxstack.api.holder import as_key
     from mlxstack.core import preset
     from mlxstack.core.errors import BadRequest

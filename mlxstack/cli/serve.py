@@ -1,6 +1,5 @@
 """The worker: what the supervisor starts, not a person."""
 
-import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,8 @@ def serve(
     preset: Annotated[Path, typer.Argument(help="The resolved preset, as `up` wrote it.")],
 ) -> None:
     """Serve one resolved preset in the foreground."""
+    import logging
+
     from mlxstack.host.lifeline import follow_supervisor
     from mlxstack.host.paths import home_from
     from mlxstack.host.presets import read_resolved

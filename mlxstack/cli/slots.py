@@ -1,6 +1,5 @@
 """`slots`: look at the slots of a running service; save, restore and erase them."""
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -91,6 +90,8 @@ def gc(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 def ask(name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]") -> T:
     """Ask the service of this name or URL."""
+    import asyncio
+
     from mlxstack.cli.target import target
     from mlxstack.client import Client
     from mlxstack.host.paths import home_from

@@ -1,6 +1,5 @@
 """`swap`: change the model of a running service; requests wait meanwhile."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +65,8 @@ def _what(step: dict[str, Any]) -> str:
 
 
 def _load(name: str | None, url: str | None, body: dict[str, Any]) -> dict[str, Any]:
+    import asyncio
+
     from mlxstack.cli.target import target
     from mlxstack.client import Client
     from mlxstack.host.paths import home_from

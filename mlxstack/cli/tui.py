@@ -1,22 +1,16 @@
 """`tui`: watch a running service in the terminal; and the same as plain text."""
 
-import asyncio
 import os
-import shutil
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from mlxstack.cli.here import Here
     from mlxstack.cli.target import Target
-    from mlxstack.tui.feed import Feed
     from mlxstack.tui.theme import Look
 
 Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
@@ -31,9 +25,6 @@ Replay = Annotated[
 ]
 Speed = Annotated[float, typer.Option("--speed", help="How many times as fast to replay.", min=0.1)]
 
-LONGEST_S = 7200.0
-"""A model may have to be fetched before it can be changed."""
-
 
 def tui(
     url: Url = None,
@@ -44,6 +35,9 @@ def tui(
     speed: Speed = 1.0,
 ) -> None:
     """Watch a running service: slots, queue, cache, agents, requests. Leaving does not touch it."""
+    import asyncio
+
+    from mlxstack.cli.attach import Setting, attach
     from mlxstack.cli.here import here
     from mlxstack.host.paths import home_from
     from mlxstack.tui.theme import look_from
@@ -59,13 +53,17 @@ def tui(
         code = _play(replay, speed, look)
     else:
         machine = here(home) if url is None else None
-        code = asyncio.run(_attach(_target(url, key, name), record, Setting(look, machine)))
+        code = asyncio.run(attach(_target(url, key, name), record, Setting(look, machine)))
     raise typer.Exit(code)
 
 
 def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:
     """What the dashboard shows, as a page of text every `every_s` seconds, until Ctrl-C."""
-    asyncio.run(_print(_target(url, key, name), every_s))
+    import asyncio
+
+    from mlxstack.cli.attach import print_pages
+
+    asyncio.run(print_pages(_target(url, key, name), every_s))
 
 
 def _target(url: str | None, key: str | None, name: str | None) -> "Target":
@@ -83,36 +81,3 @@ def _play(path: Path, speed: float, look: "Look") -> int:
     app = Dashboard(TapeFeed(path.name, ended(read_tape(path)), speed), None, look)
     app.run()
     return app.return_code or 0
-
-
-class Setting(Struct, frozen=True):
-    """How it looks, and the computer it may change; None when the service runs elsewhere."""
-
-    look: "Look"
-    machine: "Here | None"
-
-
-async def _attach(where: "Target", record: Path | None, setting: Setting) -> int:
-    from mlxstack.client import Client
-    from mlxstack.tui.app import Dashboard
-    from mlxstack.tui.feed import LiveFeed
-    from mlxstack.tui.tape import Recording, new_tape
-
-    async with Client(where.url, where.api_key, LONGEST_S) as client:
-        live: Feed = LiveFeed(client)
-        with new_tape(record) if record else nullcontext() as file:
-            feed = Recording(live, file) if file else live
-            app = Dashboard(feed, client, setting.look, setting.machine)
-            await app.run_async()
-        return app.return_code or 0
-
-
-async def _print(where: "Target", every_s: float) -> None:
-    from mlxstack.client import Client
-    from mlxstack.tui.feed import LiveFeed
-    from mlxstack.tui.plain import pages
-
-    width = shutil.get_terminal_size((120, 40)).columns
-    async with Client(where.url, where.api_key) as client:
-        async for page in pages(LiveFeed(client), width, every_s):
-            typer.echo(f"{page}\n")

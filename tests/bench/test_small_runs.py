@@ -54,6 +54,16 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     assert all(min(values) > 0 for values in told.raw.values())
 
 
+def test_start(tmp_path: Path) -> None:
+    told = run("start", tmp_path)
+    commands = column(told.tables[0], "Command")
+    assert commands[:2] == ["python -c pass", "mlx-stack --help"]
+    modules = [int(n.replace(",", "")) for n in column(told.tables[0], "Modules")]
+    assert 10 < modules[0] < modules[1] < 250 < modules[2]
+    assert [len(values) for values in told.raw.values()] == [2] * len(commands)
+    assert [one.bound for one in told.targets] == [10.0]
+
+
 def test_z13_text(tmp_path: Path) -> None:
     told = run("text", tmp_path)
     assert column(told.tables[0], "History") == ["500", "3,000"]

@@ -53,7 +53,7 @@ def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) ->
     heavy = {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "uvicorn", "transformers"}
     assert not loaded & heavy
     if words == ("--help",):
-        assert not loaded & {"httpx", "rich", "psutil", "yaml"}
+        assert not loaded & {"httpx", "rich", "psutil", "yaml", "asyncio", "msgspec", "logging"}
 
 
 def test_a8_presets_lists_slots_context_modalities_and_when_to_use(tmp_path: Path) -> None:
