@@ -20,7 +20,7 @@ COUNTS = 26
 """So many tools Claude Code counts at once for `/context`."""
 
 CALM_S = 1.0
-"""So long before somebody joins, silences are taken for usual ones."""
+"""Seconds; so long before somebody joins, silences are taken for usual ones."""
 
 
 class ServePlan(Struct, frozen=True):
@@ -161,7 +161,7 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
 async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Three agents decode when a client counts the tokens of all its tools at once.
 
-    Nothing of servers that do not count.
+    Silences are taken for as long before as from then on. Nothing of servers that do not count.
     """
     if await caller.count(question(10, yard, "whether")) is None:
         return {}
@@ -172,7 +172,8 @@ async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
     began = caller.clock()
     asked = [question(plan.n_prompt, yard, f"count {seed} {i}") for i in range(COUNTS)]
     took = await asyncio.gather(*(caller.count(body) for body in asked))
-    until = caller.clock()
+    until = max(caller.clock(), began + CALM_S)
+    await asyncio.sleep(max(0.0, until - caller.clock()))
     enough.set()
     decoders = await asyncio.gather(*asks)
     return {
