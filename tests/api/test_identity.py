@@ -1,7 +1,7 @@
 """Agents told apart: through the door, and in recordings of real clients where there are any.
 
 Recordings hold their vendors' words, so that none is part of this repository; see
-`tests/api/anthropic/test_captures.py`.
+`tests/clients/tapes.py`.
 """
 
 import json

@@ -1,9 +1,7 @@
 """What Codex sends is understood, and what it hears back makes it do the right thing."""
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,11 +12,9 @@ from mlxstack.api.openai.responses.convert import conversation
 from mlxstack.api.openai.responses.toolbox import Toolbox
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.responses import codex
-from tests.api.responses.checking import Told, check, told
+from tests.api.responses.checking import Told, told
 from tests.api.responses.conftest import Scripted
 from tests.api.running import Running, running
-
-CAPTURE = "codex-0.169-tool-loop.json"
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -133,21 +129,6 @@ def test_thoughts_come_back_sealed(scripted: Scripted) -> None:
     assert said[0].tool_calls[0].id == called["call_id"]
 
 
-def inflated(body: dict[str, Any]) -> dict[str, Any]:
-    """The capture has its tools shortened; here they have their shape again."""
-    tools = [
-        {
-            **tool,
-            "description": "some tool",
-            **({"parameters": {"type": "object"}} if tool["type"] == "function" else {}),
-            **({"tools": [codex.function(n) for n in tool["tools"]]} if "tools" in tool else {}),
-        }
-        for tool in body["tools"]
-        if tool["type"] != "web_search"
-    ]
-    return {**body, "tools": [*tools, {"type": "web_search", "external_web_access": True}]}
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The demo model with room for the words of a real client."""
@@ -159,27 +140,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     )
     with running(preset, tmp_path_factory.mktemp("home")) as found:
         yield found
-
-
-@pytest.mark.mlx
-@pytest.mark.net
-@pytest.mark.skipif(
-    "MLX_STACK_CAPTURES" not in os.environ,
-    reason="MLX_STACK_CAPTURES names no folder with requests of real clients",
-)
-def test_the_captured_tool_loop_is_accepted(wide: Running) -> None:
-    path = Path(os.environ["MLX_STACK_CAPTURES"]) / CAPTURE
-    cached = []
-    with httpx.Client(base_url=wide.url, timeout=120) as http:
-        for one in json.loads(path.read_text()):
-            headers = {
-                k: v for k, v in one["headers"].items() if k not in ("host", "content-length")
-            }
-            answer = http.post(one["path"], json=inflated(one["body"]), headers=headers)
-            assert answer.status_code == 200, answer.text
-            cached.append(check(answer.text).response["usage"])
-    first, second = cached
-    assert second["input_tokens_details"]["cached_tokens"] >= 0.98 * first["input_tokens"]
 
 
 @pytest.mark.mlx

@@ -1,0 +1,203 @@
+"""What real clients send again is read from the cache."""
+
+import copy
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec import structs
+
+from mlxstack.api.anthropic.bodies import MessagesBody
+from mlxstack.api.anthropic.convert import conversation as from_messages
+from mlxstack.api.openai.bodies import ChatBody
+from mlxstack.api.openai.convert import conversation as from_chat
+from mlxstack.api.openai.responses.bodies import ResponsesBody
+from mlxstack.api.openai.responses.convert import conversation as from_responses
+from mlxstack.api.openai.responses.toolbox import toolbox
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.preset import SlotSpec
+from tests import models
+from tests.api.anthropic.speaking import events, in_order, n_prompt
+from tests.api.responses.checking import check
+from tests.api.running import TINY, Running, running, tiny_preset
+from tests.clients.tapes import Request, Tape, tapes
+
+N_CTX = 65536
+BLOCK = 128
+NARROW = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": N_CTX,
+}
+MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
+BILLING = re.compile(r"(cc_version=[\d.]+\.)\w+")
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A tiny model with the context of a large one."""
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    models.write(folder, {**TINY, **NARROW})
+    preset = structs.replace(tiny_preset(folder), slots=SlotSpec(count=3, n_ctx=N_CTX))
+    with running(preset, tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@pytest.fixture
+def http(wide: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=wide.url, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture(params=tapes(), ids=lambda tape: tape.name)
+def tape(request: pytest.FixtureRequest) -> Tape:
+    found: Tape = request.param
+    if not found.requests:
+        pytest.skip("MLX_STACK_CAPTURES names no folder with recordings of this client")
+    return found
+
+
+def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
+    wide: Running, http: httpx.Client, tape: Tape
+) -> None:
+    """At least 99 % of an earlier prompt, and all that two prompts share but for a block."""
+    heard: list[tuple[tuple[Any, ...], tuple[int, ...]]] = []
+    for request in tape.requests:
+        meant = conversation(request)
+        if meant is None:
+            sent = http.request(request.method, request.path, json=request.body)
+            assert sent.status_code in (200, 501), "only an embedding model embeds"
+            continue
+        told, tokens = meaning(meant), wide.service.words.maker.make(meant).tokens
+        n_prompt, n_cached = ask(http, request)
+        assert n_prompt >= len(tokens), "a forced call adds its opening mark"
+        for earlier, before in heard:
+            if told[: len(earlier)] == earlier:
+                assert n_cached >= 0.99 * len(before), tape.name
+            assert n_cached >= shared(before, tokens) - BLOCK
+        heard.append((told, tokens))
+    assert heard or all("count_tokens" in request.path for request in tape.requests)
+
+
+def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(
+    wide: Running, http: httpx.Client, tape: Tape
+) -> None:
+    first = longest(tape)
+    ask(http, first)
+    other = structs.replace(first, body=copy.deepcopy(first.body))
+    turns = other.body["input" if "input" in other.body else "messages"]
+    asked = next(turn for turn in turns if turn["role"] == "user")
+    words = "something else altogether"
+    asked["content"] = words if isinstance(asked["content"], str) else [text(asked, words)]
+    before, after = (conversation(one) for one in (first, other))
+    assert before and after
+    n_head = shared(*(wide.service.words.maker.make(one).tokens for one in (before, after)))
+    n_prompt, n_cached = ask(http, other)
+    assert n_prompt > n_cached >= n_head - BLOCK
+    system = [one.text for one in after.messages if one.role == "system"]
+    n_system = sum(len(wide.service.words.tokenizer.encode(one)) for one in system[:1])
+    assert n_head >= n_system, "tools and system come before what the user says"
+
+
+@pytest.mark.parametrize(
+    "tape",
+    [tape for tape in tapes() if "claude" in tape.name],
+    indirect=True,
+    ids=lambda tape: tape.name,
+)
+def test_c1_another_billing_header_loses_nothing(
+    wide: Running, http: httpx.Client, tape: Tape
+) -> None:
+    first = longest(tape)
+    if not BILLING.search(msgspec.json.encode(first.body).decode()):
+        pytest.skip("the client sent no billing header in this recording")
+    n_before, _ = ask(http, first)
+    for version in ("3f6", "715"):
+        changed = BILLING.sub(rf"\g<1>{version}", msgspec.json.encode(first.body).decode())
+        n_prompt, n_cached = ask(http, structs.replace(first, body=msgspec.json.decode(changed)))
+        assert n_prompt == n_before
+        assert n_cached >= 0.99 * n_before
+
+
+def longest(tape: Tape) -> Request:
+    """The first of the requests with the most to say before the user does."""
+    asked = [one for one in tape.requests if conversation(one) is not None]
+    if not asked:
+        pytest.skip("nothing was asked in this recording, only counted")
+    return max(asked, key=lambda one: len(str([one.body.get("tools"), one.body.get("system")])))
+
+
+def text(turn: Any, words: str) -> dict[str, str]:
+    """A text part of the kind that the turn has."""
+    return {"type": turn["content"][0]["type"], "text": words}
+
+
+def shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two prompts begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def meaning(found: Conversation) -> tuple[Any, ...]:
+    """What a request says, without its clothes: the head, and then each turn."""
+    head = tuple(tool.name for tool in found.tools if not tool.is_deferred)
+    return (head, found.thinking, *found.messages)
+
+
+def conversation(request: Request) -> Conversation | None:
+    """What is said in a request for an answer; None for any other."""
+    match request.path.partition("?")[0]:
+        case "/v1/messages":
+            return from_messages(msgspec.convert(request.body, MessagesBody))
+        case "/v1/chat/completions":
+            return from_chat(msgspec.convert(request.body, ChatBody))
+        case "/v1/responses":
+            body = msgspec.convert(request.body, ResponsesBody)
+            return from_responses(body, toolbox(body.tools))
+    return None
+
+
+def ask(http: httpx.Client, request: Request) -> tuple[int, int]:
+    """The tokens of the prompt, and those that were read from the cache."""
+    keep = ("x-", "anthropic", "session", "thread", "originator")
+    headers = {k: v for k, v in request.headers.items() if k.lower().startswith(keep)}
+    sent = http.post(request.path, json=short(request), headers=headers)
+    assert sent.status_code == 200, sent.text
+    usage = used(request, sent.text)
+    if "messages" in request.path:
+        return n_prompt(usage), usage["cache_read_input_tokens"]
+    name = "input" if "input_tokens" in usage else "prompt"
+    return usage[f"{name}_tokens"], usage[f"{name}_tokens_details"]["cached_tokens"]
+
+
+def short(request: Request) -> Any:
+    """The same body, for a short answer that tells its usage."""
+    if "responses" in request.path:
+        return {**request.body, "max_output_tokens": 16}
+    body = {**request.body, "max_tokens": 2}
+    body.pop("max_completion_tokens", None)
+    if "chat" in request.path and body.get("stream"):
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def used(request: Request, text: str) -> Any:
+    """The usage of an answer, streamed or not, which is checked on the way."""
+    if not request.body.get("stream"):
+        return msgspec.json.decode(text)["usage"]
+    if "responses" in request.path:
+        return check(text).response["usage"]
+    if "messages" in request.path:
+        found = events(text)
+        in_order(found)
+        return found[-2]["usage"]
+    frames = [one.removeprefix("data: ") for one in text.split("\n\n") if one.startswith("data: {")]
+    return msgspec.json.decode(frames[-1])["usage"]
