@@ -68,11 +68,12 @@ def remove(
     ] = False,
     name: Name = None,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """Forget an agent: its history and its KV."""
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
-    ask(name, url, lambda client: client.delete(path))
-    typer.echo(f"{agent} left the memory" if evict_only else f"{agent} is forgotten")
+    done = ask(name, url, lambda client: client.delete(path))
+    _tell(done, f"{agent} left the memory" if evict_only else f"{agent} is forgotten", json)
 
 
 @app.command()
@@ -81,10 +82,11 @@ def fork(
     new: Annotated[str, typer.Argument(help="The id of the new agent.")],
     name: Name = None,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """A new agent that goes on from here; nothing but names and words is copied."""
-    ask(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
-    typer.echo(f"{new} goes on from where {agent} is")
+    done = ask(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
+    _tell(done, f"{new} goes on from where {agent} is", json)
 
 
 @app.command()
@@ -93,11 +95,12 @@ def rewind(
     n_messages: Annotated[int, typer.Argument(help="How many messages are to stay.")],
     name: Name = None,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """Go back to an earlier message."""
     body = {"n_messages": n_messages}
-    ask(name, url, lambda client: client.post(_path(agent, "rewind"), body))
-    typer.echo(f"{agent} has {n_messages} messages")
+    done = ask(name, url, lambda client: client.post(_path(agent, "rewind"), body))
+    _tell(done, f"{agent} has {n_messages} messages", json)
 
 
 @app.command()
@@ -106,10 +109,11 @@ def pin(
     off: Annotated[bool, typer.Option("--off", help="Let go of it again.")] = False,
     name: Name = None,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """Keep the KV of an agent in memory, whatever happens."""
-    ask(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
-    typer.echo(f"{agent} is {'no longer ' if off else ''}pinned")
+    done = ask(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
+    _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
 
 
 @app.command()
@@ -118,10 +122,15 @@ def priority(
     level: Annotated[str, typer.Argument(help="high, normal or low.")],
     name: Name = None,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """Who goes first when several wait."""
-    ask(name, url, lambda client: client.post(_path(agent), {"priority": level}))
-    typer.echo(f"{agent} has priority {level}")
+    done = ask(name, url, lambda client: client.post(_path(agent), {"priority": level}))
+    _tell(done, f"{agent} has priority {level}", json)
+
+
+def _tell(done: object, text: str, json: bool) -> None:
+    as_json(done) if json else typer.echo(text)
 
 
 def _path(agent: str, verb: str = "") -> str:

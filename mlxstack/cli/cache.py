@@ -84,10 +84,10 @@ def warm(
 
 
 @app.command()
-def unpin(prefix: PrefixName, name: Name = None, url: Url = None) -> None:
+def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Let go of a named prefix."""
-    ask(name, url, lambda client: client.delete(f"/cache/prefixes/{prefix}"))
-    typer.echo(f"{prefix} is no longer kept")
+    done = ask(name, url, lambda client: client.delete(f"/cache/prefixes/{prefix}"))
+    as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 
 
 @app.command()

@@ -6,13 +6,19 @@ from typing import Annotated
 
 import typer
 
+from mlxstack.cli.up import Json
+
 
 def logs(
     name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
+    json: Json = False,
 ) -> None:
-    """Print the end of a service's log."""
+    """Print the end of a service's log; as JSON, an object a line."""
+    from itertools import chain
+    from json import dumps
+
     from mlxstack.cli.target import known_service
     from mlxstack.host import logs as files
     from mlxstack.host.paths import home_from
@@ -20,7 +26,5 @@ def logs(
     home = home_from(os.environ)
     path = home.log_file(known_service(home, name).plan.name)
     ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
-    for line in files.tail(path, n_lines):
-        typer.echo(line)
-    for line in ahead:
-        typer.echo(line)
+    for line in chain(files.tail(path, n_lines), ahead):
+        typer.echo(dumps({"line": line}) if json else line)

@@ -58,6 +58,7 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
 
 def test_agents_are_changed_branched_and_forgotten(here: Running) -> None:
     assert "pinned" in run(here, "agents", "pin", "ann").stdout
+    assert json.loads(run(here, "agents", "pin", "ann", "--json").stdout)["id"] == "ann"
     assert run(here, "agents", "priority", "ann", "low").exit_code == 0
     assert run(here, "agents", "fork", "ann", "bea").exit_code == 0
     assert "has 3 messages" in run(here, "agents", "rewind", "bea", "3").stdout

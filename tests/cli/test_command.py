@@ -38,8 +38,8 @@ def test_a1_up_status_logs_ps_down(shell: Shell) -> None:
     assert one["supervisor_pid"] == pid
     assert psutil.pid_exists(one["worker_pid"])
 
-    logs = shell.run("logs", "-n", "2")
-    assert logs.stdout.splitlines()[-1] == "listening"
+    line = json.loads(shell.run("logs", "-n", "1", "--json").stdout)
+    assert line == {"line": "listening"}
     ps = shell.run("ps")
     assert str(pid) in ps.stdout and "supervisor" in ps.stdout and "worker" in ps.stdout
 
@@ -75,9 +75,10 @@ def test_a9_a_killed_worker_comes_back(shell: Shell) -> None:
 def test_a9_down_kills_the_deaf_within_ten_seconds(shell: Shell) -> None:
     assert shell.up(WORKER_MODE="deaf").returncode == 0
     began = time.monotonic()
-    down = shell.run("down", "tiny")
+    down = shell.run("down", "tiny", "--json")
     assert time.monotonic() - began < 10
     assert down.returncode == 0
+    assert json.loads(down.stdout) == {"services": [{"name": "tiny", "end": "stopped"}]}
     assert not (shell.home / "run" / "tiny.pid").exists()
     assert shell.own_processes() == []
 
@@ -93,6 +94,7 @@ def test_a9_down_clears_a_crash_and_knows_when_nothing_runs(shell: Shell) -> Non
     assert "had crashed" in down.stdout
     again = shell.run("down", "tiny")
     assert (again.returncode, again.stderr) == (3, "error: `tiny` is not running\n")
+    assert json.loads(shell.run("down", "--json").stdout) == {"services": []}
     assert shell.services()["tiny"]["state"] == "stopped"
 
 

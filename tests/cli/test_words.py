@@ -4,11 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from mlxstack import __version__
+from mlxstack.cli.main import app
 
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
@@ -32,6 +36,23 @@ def test_a_typo_gets_a_suggestion(tmp_path: Path) -> None:
     typo = run(tmp_path, "statsu")
     assert typo.returncode == 2
     assert "Did you mean 'status'" in typo.stderr
+
+
+def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, verb in group.commands.items():
+        if hasattr(verb, "commands"):
+            yield from verbs(verb, f"{before}{name} ")
+        elif not verb.hidden:
+            yield f"{before}{name}", verb
+
+
+def test_every_verb_that_tells_something_tells_it_as_json_too() -> None:
+    without = {
+        name
+        for name, verb in verbs(get_command(app))
+        if not any("--json" in one.opts for one in verb.params)
+    }
+    assert without == {"run", "tui"}, "these two hand the terminal over"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("presets",), ("up", "demo", "--dry-run")])
