@@ -24,7 +24,8 @@ class Wanted(Struct, frozen=True):
     """`model` is "random", "demo", a folder or a hub id.
 
     `is_small` takes a tiny model and short prompts: to see that all works, not how fast. `serve`
-    calls `own` instead of a service started for it, and `other` beside it.
+    calls `own` instead of a service started for it, and `other` beside it; it plays `scenes` only,
+    all if there are none.
     """
 
     model: str = "random"
@@ -33,6 +34,7 @@ class Wanted(Struct, frozen=True):
     is_small: bool = False
     own: Server | None = None
     other: Server | None = None
+    scenes: tuple[str, ...] = ()
 
 
 class Scene(Struct, frozen=True):
@@ -101,7 +103,9 @@ def _peers(stage: Stage, wanted: Wanted) -> Results:
 
 def _serve_plan(wanted: Wanted) -> serving.ServePlan:
     plan = serving.SMALL if wanted.is_small else serving.ServePlan()
-    return replace(plan, passes=wanted.passes, n_answer=wanted.max_tokens or plan.n_answer)
+    scenes = serving.played(wanted.scenes or plan.scenes)
+    answer = wanted.max_tokens or plan.n_answer
+    return replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
 
 
 async def _served(stage: Stage, plan: serving.ServePlan, wanted: Wanted) -> Results:

@@ -1,13 +1,13 @@
 """`bench serve`: what agents get from a server, and from another one beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from mlxstack.bench.chart import Bar, Chart
 from mlxstack.bench.numbers import lasting, percentile, ratio, seconds, spread, times
 from mlxstack.bench.report import Results, Table, Target, at_most
-from mlxstack.bench.serving import Found, ServePlan
+from mlxstack.bench.serving import Found, ServePlan, played
 
 ALL = {
     "cold": "cold",
@@ -24,31 +24,27 @@ class Bounds(Struct, frozen=True):
 
 
 def results(found: dict[str, Found], plan: ServePlan, bounds: Bounds) -> Results:
-    """The tables of all servers side by side; targets of the first one."""
+    """The tables of all servers side by side; targets of the first one. Of what was played."""
     first = next(iter(found.values()))
-    tables = (
-        _turns(found),
-        _crowds(found, plan),
-        _short(found, plan),
-        _interference(found, plan),
-        _team(found, plan),
-        _requests(found, plan),
-        *_counts(found),
-    )
+    names = played(plan.scenes)
+    tables = [TABLES[name](found, plan) for name in names if name != "counts"]
+    tables += _counts(found) if "counts" in names else ()
+    targets = [*(_joining_targets(first, bounds) if "joining" in names else ())]
+    targets += _count_targets(first) if "counts" in names else ()
+    charts = (_chart(found, plan),) if "crowds" in names else ()
     raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
-    return Results(tables, serve_targets(first, bounds), raw, (_chart(found, plan),))
+    return Results(tuple(tables), tuple(targets), raw, charts)
 
 
-def serve_targets(one: Found, bounds: Bounds) -> tuple[Target, ...]:
+def _joining_targets(one: Found, bounds: Bounds) -> tuple[Target, ...]:
     """Silence bounded, and the newcomer not made to pay for it."""
     p99 = ratio(percentile(one["gaps joining"], 99), bounds.max_stall_s)
     worst = ratio(max(one["gaps joining"], default=0.0), bounds.max_stall_s)
-    newcomer = ratio(median(one["newcomer"]), median(one["newcomer alone"]))
+    newcomer = ratio(median(one["newcomer"]), median(one["cold"]))
     return (
         at_most("p99 gap while a long prompt joins, against max_stall_ms", p99, 1.2),
         at_most("worst gap while a long prompt joins, against max_stall_ms", worst, 1.2),
         at_most("the newcomer's TTFT, against alone", newcomer, 1.5),
-        *_count_targets(one),
     )
 
 
@@ -76,7 +72,7 @@ def median(values: Sequence[float]) -> float:
     return spread(values).median if values else 0.0
 
 
-def _turns(found: dict[str, Found]) -> Table:
+def _turns(found: dict[str, Found], _: ServePlan) -> Table:
     rows = tuple(
         (name, *(lasting(one[what]) for what in ALL), str(round(median(one["n cold"]))))
         for name, one in found.items()
@@ -164,13 +160,13 @@ def _interference(found: dict[str, Found], plan: ServePlan) -> Table:
             seconds(percentile(one["gaps joining"], 99)),
             seconds(max(one["gaps joining"], default=0.0)),
             lasting(one["newcomer"]),
-            lasting(one["newcomer alone"]),
+            lasting(one["cold"]),
         )
         for name, one in found.items()
     )
     heads = ("Server", "Gap before", "Gap p50", "p99", "Worst", "Newcomer's TTFT", "Alone")
     note = "Silence between two tokens of three agents while the newcomer's prompt is computed."
-    return Table(f"A cold prompt of {plan.n_long} tokens joins", heads, rows, note)
+    return Table(f"A cold prompt of {plan.split.total} tokens joins", heads, rows, note)
 
 
 def _team(found: dict[str, Found], plan: ServePlan) -> Table:
@@ -217,3 +213,13 @@ def _requests(found: dict[str, Found], plan: ServePlan) -> Table:
     rows = tuple((name, f"{median(one['requests per second']):.1f}") for name, one in found.items())
     title = f"Requests per second, {plan.n_clients} clients, a warm prompt, one token"
     return Table(title, ("Server", "Requests/s"), rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Found], ServePlan], Table]] = {
+    "turns": _turns,
+    "crowds": _crowds,
+    "short": _short,
+    "joining": _interference,
+    "team": _team,
+    "requests": _requests,
+}

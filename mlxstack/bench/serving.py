@@ -10,7 +10,7 @@ from mlxstack.bench.call import Caller, Timed
 from mlxstack.bench.numbers import ratio
 from mlxstack.bench.stage import Stage
 from mlxstack.bench.workload import Split, Yardstick, agent, next_turn, question, sibling
-from mlxstack.core.errors import Broken
+from mlxstack.core.errors import BadRequest, Broken
 
 Found = dict[str, tuple[float, ...]]
 """Figures of one server by name; one value per pass, or per request where its name says so."""
@@ -27,23 +27,23 @@ class ServePlan(Struct, frozen=True):
     """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders.
 
     Decoders run for `lead_s` seconds before somebody joins. `team_split` is the prompt of each
-    member of a team.
+    member of a team. `scenes` are names of SCENES.
     """
 
     crowd: tuple[int, ...] = (1, 2, 4, 8)
     n_prompt: int = 200
     n_answer: int = 100
-    n_long: int = 4000
     n_endless: int = 3000
     team: int = 5
     n_turns: int = 5
-    n_team_answer: int = 40
+    n_team_answer: int = 20
     n_clients: int = 8
     n_requests: int = 160
     split: Split = Split()
     team_split: Split = Split().scaled(2050)
-    lead_s: float = 3.0
+    lead_s: float = 1.5
     passes: int = 3
+    scenes: tuple[str, ...] = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
 
     @property
     def n_slots(self) -> int:
@@ -56,11 +56,11 @@ class ServePlan(Struct, frozen=True):
         grown = max(self.split.total, self.team_split.total) + self.n_turns * (
             2 * self.n_team_answer + 200
         )
-        return 1024 + max(self.n_long, self.n_endless + self.n_prompt, grown)
+        return 1024 + max(self.n_endless + self.n_prompt, grown)
 
 
 FEW = Split(100, 100, 40, 20)
-SMALL = ServePlan((1, 2), 30, 12, 300, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
+SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
 
 Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
 
@@ -70,13 +70,25 @@ async def play(stage: Stage, callers: Sequence[Caller], plan: ServePlan) -> dict
     yards = {caller.server.name: await caller.yardstick() for caller in callers}
     found: dict[str, Found] = {name: {} for name in yards}
     for i in range(plan.passes):
-        for scene in SCENES:
+        for scene in (SCENES[name] for name in played(plan.scenes)):
             for caller in callers if i % 2 == 0 else reversed(callers):
                 name = caller.server.name
                 stage.say(f"{scene.__name__} on {name}, pass {i + 1}")
                 for figure, values in (await scene(caller, plan, yards[name], f"{i}")).items():
                     found[name][figure] = (*found[name].get(figure, ()), *values)
     return found
+
+
+def played(wanted: Sequence[str]) -> tuple[str, ...]:
+    """The wanted scenes and those without which they mean nothing, in their order.
+
+    Raises BadRequest for a name that none has.
+    """
+    for name in wanted:
+        if name not in SCENES:
+            raise BadRequest(f"there is no scene `{name}`; there is {', '.join(SCENES)}")
+    needed = {*wanted, *(NEEDS[name] for name in wanted if name in NEEDS)}
+    return tuple(name for name in SCENES if name in needed)
 
 
 async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
@@ -132,8 +144,7 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
 
 
 async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Three agents decode when somebody comes with a long prompt that nobody knows."""
-    alone = await caller.ask(question(plan.n_long, yard, f"alone {seed}"), 4)
+    """Three agents decode when somebody comes with a prompt as long as that of `turns`."""
     enough = asyncio.Event()
     asks = [
         asyncio.create_task(
@@ -142,7 +153,7 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
         for i in range(DECODERS)
     ]
     await asyncio.sleep(plan.lead_s)
-    joined = await caller.ask(question(plan.n_long, yard, f"joins {seed}"), 4)
+    joined = await caller.ask(agent(plan.split, yard, 8000 + int(seed), 0), 8)
     enough.set()
     decoders = await asyncio.gather(*asks)
     calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
@@ -153,7 +164,6 @@ async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: s
     return {
         "gaps calm": calm,
         "gaps joining": gaps,
-        "newcomer alone": (alone.ttft_s,),
         "newcomer": (joined.ttft_s,),
     }
 
@@ -250,4 +260,14 @@ def decode_rate(timed: Sequence[Timed]) -> float:
     return ratio(n, stop - start) if stop > start else 0.0
 
 
-SCENES: tuple[Scene, ...] = (turns, crowds, short_answers, interference, counts, team, requests)
+SCENES: dict[str, Scene] = {
+    "turns": turns,
+    "crowds": crowds,
+    "short": short_answers,
+    "joining": interference,
+    "counts": counts,
+    "team": team,
+    "requests": requests,
+}
+NEEDS = {"joining": "turns"}
+"""The newcomer's patience is told against the same prompt cold and alone."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mlxstack.bench.report import Report
     from mlxstack.bench.runs import Wanted
 
+SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
 NAMES = ("engine", "cache", "text", "serve", "peers", "start", "all")
 
 
@@ -42,6 +43,10 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         str | None, typer.Option(help="serve: another OpenAI-compatible server beside it.")
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
+    scene: Annotated[
+        list[str] | None,
+        typer.Option(help=f"serve: play this one only; may be given again. {', '.join(SCENES)}."),
+    ] = None,
     small: Annotated[
         bool, typer.Option("--small", help="A tiny model: does it work, not how fast.")
     ] = False,
@@ -60,11 +65,12 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     if what not in NAMES:
         raise BadRequest(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
-    if (url or vs) and what != "serve":
-        raise BadRequest("--url and --vs go with `bench serve`")
+    if (url or vs or scene) and what != "serve":
+        raise BadRequest("--url, --vs and --scene go with `bench serve`")
     key = os.environ.get("MLX_STACK_API_KEY")
     own = _server("mlx-stack", url, model, key)
-    wanted = Wanted(model, passes, max_tokens, small, own, _server(vs or "", vs, vs_model, key))
+    other = _server(vs or "", vs, vs_model, key)
+    wanted = Wanted(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
     if json:
         as_json(reports)

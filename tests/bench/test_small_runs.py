@@ -13,11 +13,12 @@ from mlxstack.bench import caching
 from mlxstack.bench.call import Caller, Server
 from mlxstack.bench.report import Report, Table
 from mlxstack.bench.runs import SMALL, Scene, Wanted, report
+from mlxstack.bench.serving import SCENES, crowds
 from mlxstack.bench.serving import SMALL as SERVE
-from mlxstack.bench.serving import crowds
 from mlxstack.bench.stage import Stage, measure, service, with_model
 from mlxstack.bench.workload import Yardstick
-from mlxstack.core.errors import Broken
+from mlxstack.cli import bench
+from mlxstack.core.errors import BadRequest, Broken
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.trial import Finding, Floor, Load
 
@@ -144,3 +145,19 @@ def test_the_command_refuses_what_makes_no_sense(words: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
+
+
+def test_one_scene_alone_with_what_it_needs(tmp_path: Path) -> None:
+    told = run("serve", tmp_path, scenes=("joining",))
+    assert [table.title for table in told.tables] == [
+        "Time to first token",
+        "A cold prompt of 260 tokens joins",
+    ]
+    assert len(told.targets) == 3
+    assert not told.charts
+    with pytest.raises(BadRequest, match="no scene `dinner`; there is turns, crowds"):
+        run("serve", tmp_path / "again", scenes=("dinner",))
+
+
+def test_the_command_names_every_scene() -> None:
+    assert bench.SCENES == tuple(SCENES) == SERVE.scenes

@@ -19,7 +19,7 @@ from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.convert import conversation as from_responses
 from mlxstack.api.openai.responses.toolbox import toolbox
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.preset import SlotSpec
+from mlxstack.core.preset import ModelSpec, SlotSpec
 from tests import models
 from tests.api.anthropic.speaking import events, in_order, n_prompt
 from tests.api.responses.checking import check
@@ -47,7 +47,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A tiny model with the context of a large one."""
     folder = tmp_path_factory.mktemp("wide") / "model"
     models.write(folder, {**TINY, **NARROW})
-    preset = structs.replace(tiny_preset(folder), slots=SlotSpec(count=3, n_ctx=N_CTX))
+    preset = structs.replace(
+        tiny_preset(folder),
+        model=ModelSpec(id=str(folder), alias="local-model"),
+        slots=SlotSpec(count=3, n_ctx=N_CTX),
+    )
     with running(preset, tmp_path_factory.mktemp("home")) as found:
         yield found
 
