@@ -73,7 +73,10 @@ def tape(request: pytest.FixtureRequest) -> Tape:
 def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
     wide: Running, http: httpx.Client, tape: Tape
 ) -> None:
-    """At least 99 % of an earlier prompt, and all that two prompts share but for a block."""
+    """At least 99 % of an earlier prompt, and all that two prompts share but for a block.
+
+    What is shorter than a block may be computed again.
+    """
     heard: list[tuple[tuple[Any, ...], tuple[int, ...]]] = []
     for request in tape.requests:
         meant = conversation(request)
@@ -85,7 +88,7 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
         n_prompt, n_cached = ask(http, request)
         assert n_prompt >= len(tokens), "a forced call adds its opening mark"
         for earlier, before in heard:
-            if told[: len(earlier)] == earlier:
+            if len(before) > BLOCK and told[: len(earlier)] == earlier:
                 assert n_cached >= 0.99 * len(before), tape.name
             assert n_cached >= shared(before, tokens) - BLOCK
         heard.append((told, tokens))
