@@ -95,7 +95,8 @@ class Landing:
         for which in range(buffer.heads):
             first = (which * self._room + head.start) * buffer.n_row
             yield view[first : first + n_used]
-            yield self._surplus[: n_all - n_used]
+            if n_used < n_all:
+                yield self._surplus[: n_all - n_used]
 
     def _check(self, head: BlobHead) -> None:
         """Every segment has the parts of the first one, for its own tokens."""
