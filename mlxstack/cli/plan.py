@@ -10,6 +10,7 @@ from mlxstack.cli.up import Json, Set, preset_names
 
 if TYPE_CHECKING:
     from mlxstack.cli.candidate import Candidate
+    from mlxstack.cli.scenario import Scenario
     from mlxstack.host.memory import Memory
     from mlxstack.host.paths import Home
     from mlxstack.policy.capacity import Load
@@ -40,8 +41,16 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     ] = False,
     table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
     simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
+    ] = False,
+    scenario: Annotated[
         str | None,
-        typer.Option(metavar="FILE|defaults", help="Play imagined agents on imagined hardware."),
+        typer.Option(metavar="FILE", help="Simulate these agents on this machine, a YAML file."),
+    ] = None,
+    speeds_of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|URL", help="Simulate at the speeds that a service measured."),
     ] = None,
     sets: Set = None,
     json: Json = False,
@@ -56,8 +65,9 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
-    if simulate is not None:
-        _simulate(simulate, json)
+    if simulate or scenario or speeds_of:
+        candidate = None if wanted is None else _candidate(wanted, home, sets)
+        _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
     there = mac_memory(memory) if memory else this_memory(os.environ)
     if wanted is not None and not (recommend or table):
@@ -137,8 +147,25 @@ def _table(home: "Home", contexts: list[int], json: bool) -> None:
     as_json({"models": rows}) if json else show_table(rows)
 
 
-def _simulate(scenario: str, json: bool) -> None:
-    from mlxstack.cli.scenario import outcome, read_scenario, show_outcome
+def _scenario(
+    file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
+) -> "Scenario":
+    from mlxstack.cli import scenario
+    from mlxstack.cli.slots import ask
 
-    found = outcome(read_scenario(scenario))
+    found = scenario.read_scenario(file) if file else scenario.Scenario()
+    if served is not None:
+        found = scenario.served_by(found, served.preset)
+    if agents is not None:
+        found = scenario.at_work(found, agents)
+    if speeds_of is not None:
+        name, url = (None, speeds_of) if "://" in speeds_of else (speeds_of, None)
+        found = scenario.as_fast_as(found, ask(name, url, lambda client: client.metrics()))
+    return found
+
+
+def _simulate(scenario: "Scenario", json: bool) -> None:
+    from mlxstack.cli.scenario import outcome, show_outcome
+
+    found = outcome(scenario)
     as_json(found) if json else show_outcome(found)

@@ -7,17 +7,22 @@ import msgspec
 import msgspec.inspect
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.cli.show import table
 from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import Preset
 from mlxstack.host import shape
 from mlxstack.host.marked import dotted, read_yaml
+from mlxstack.policy.limits import limits_of
 from mlxstack.policy.report import Report, table_of
 from mlxstack.policy.scheduler import Limits
 from mlxstack.policy.simulate import Machine, simulate
 from mlxstack.policy.workload import Workload, draw_agents
 
-DEFAULTS = "defaults"
+WORK = Workload(span_s=60.0, n_asks=(20, 40), pause_s=5.0)
+"""Coding agents that all work at the same time: a tool call or two between two asks."""
 
 
 class Scenario(Struct, frozen=True):
@@ -38,9 +43,7 @@ class Outcome(Struct, frozen=True):
 
 
 def read_scenario(name: str) -> Scenario:
-    """From a YAML file, or `defaults`. Raises SetupError naming the key and its line."""
-    if name == DEFAULTS:
-        return Scenario()
+    """From a YAML file. Raises SetupError naming the key and its line."""
     document = read_yaml(Path(name).expanduser().absolute())
     form = msgspec.inspect.type_info(Scenario)
     for keys in shape.unknown(document.values, form):
@@ -50,6 +53,40 @@ def read_scenario(name: str) -> Scenario:
         return msgspec.convert(document.values, Scenario)
     except msgspec.ValidationError as why:
         raise SetupError(f"{name}: {why}") from why
+
+
+def at_work(scenario: Scenario, n_agents: int) -> Scenario:
+    """The same with so many coding agents at work."""
+    return replace(scenario, workload=replace(WORK, n_agents=n_agents))
+
+
+def served_by(scenario: Scenario, preset: Preset) -> Scenario:
+    """The same with the slots and the limits of a preset."""
+    machine = replace(scenario.machine, n_slots=preset.slots.count)
+    return replace(scenario, machine=machine, limits=limits_of(preset, None))
+
+
+def as_fast_as(scenario: Scenario, metrics: str) -> Scenario:
+    """The same at the speeds that a service tells at /metrics. Raises SetupError.
+
+    A step is split into its fixed part and its rows as `Machine` does by default.
+    """
+    families = text_string_to_metric_families(metrics)
+    of = {one.name: one.value for family in families for one in family.samples}
+    n_steps = of.get("llamacpp:n_decode_total", 0.0)
+    prompt_s = of.get("llamacpp:prompt_seconds_total", 0.0)
+    if not (n_steps and prompt_s):
+        raise SetupError("the service has not measured its speeds yet; let it answer something")
+    step_s = of["llamacpp:tokens_predicted_seconds_total"] / n_steps
+    share = Machine().row_s / Machine().step_s
+    fixed_s = step_s / (1 + share * of["mlxstack_decode_rows_total"] / n_steps)
+    machine = replace(
+        scenario.machine,
+        prefill_tps=of["llamacpp:prompt_tokens_total"] / prompt_s,
+        step_s=fixed_s,
+        row_s=fixed_s * share,
+    )
+    return replace(scenario, machine=machine)
 
 
 def outcome(scenario: Scenario) -> Outcome:
@@ -66,6 +103,12 @@ def show_outcome(found: Outcome) -> None:
     typer.echo(
         f"{scenario.workload.n_agents} agents, {scenario.machine.n_slots} slots: "
         f"{report.n_asks} asks in {report.span_s:.0f} s, the machine busy for {report.busy_s:.0f} s"
+    )
+    machine = scenario.machine
+    typer.echo(
+        f"prefill {machine.prefill_tps:.0f} tokens/s, a decode step {machine.step_s * 1000:.1f} ms "
+        f"and {machine.row_s * 1000:.1f} ms for each row; "
+        "seconds until a seat, and until the first token:"
     )
     drawn = table_of(report)
     table([head.upper() for head in drawn.head], drawn.rows)

@@ -30,10 +30,10 @@ from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
 from mlxstack.engine.errands import Errands, pass_on
-from mlxstack.engine.limits import limits_of
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Turns
+from mlxstack.policy.limits import limits_of
 
 log = logging.getLogger(__name__)
 

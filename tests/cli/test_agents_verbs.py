@@ -56,6 +56,17 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
     assert "user: remember apple" in told and "user: and pear" in told
 
 
+def test_a14_plan_simulates_at_the_speeds_that_a_service_measured(here: Running) -> None:
+    words = ["plan", "--agents", "3", "--speeds-of", here.url, "--json"]
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    now, machine = here.service.snapshot().counters, found["scenario"]["machine"]
+    assert machine["prefill_tps"] == pytest.approx(now.n_prompt_tokens / now.prompt_s)
+    n_rows = now.n_decode_rows / now.n_decode_calls
+    step_s = machine["step_s"] + machine["row_s"] * n_rows
+    assert step_s == pytest.approx(now.decode_s / now.n_decode_calls)
+    assert found["report"]["n_asks"] >= 60
+
+
 def test_agents_are_changed_branched_and_forgotten(here: Running) -> None:
     assert "pinned" in run(here, "agents", "pin", "ann").stdout
     assert json.loads(run(here, "agents", "pin", "ann", "--json").stdout)["id"] == "ann"

@@ -173,7 +173,7 @@ def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...]) -> None:
 def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("machine: {n_slots: 2}\nworkload: {n_agents: 20, span_s: 60}\nseed: 7\n")
-    words = ("plan", "--simulate", str(scenario))
+    words = ("plan", "--scenario", str(scenario))
     first = told(tmp_path, *words)
     assert first == told(tmp_path, *words)
     assert first["scenario"]["machine"]["n_slots"] == 2
@@ -183,6 +183,17 @@ def test_simulation_of_a_file_is_repeatable_and_strict(tmp_path: Path) -> None:
     wrong = run(tmp_path, *words)
     assert wrong.returncode == 5
     assert f"{scenario}:2: unknown key `machine.n_slotz`; did you mean `n_slots`?" in wrong.stderr
+
+
+def test_simulation_of_agents_at_work_on_a_preset(tmp_path: Path) -> None:
+    words = ("plan", "demo", "--simulate", "--agents", "6", "--set", "slots.count=2")
+    found = told(tmp_path, *words, "--set", "batch.max_size=1")["scenario"]
+    assert (found["workload"]["n_agents"], found["machine"]["n_slots"]) == (6, 2)
+    assert found["limits"]["max_active"] == 1
+    alone = told(tmp_path, "plan", "--simulate", "--agents", "1")["report"]
+    crowd = told(tmp_path, "plan", "--simulate", "--agents", "40")["report"]
+    waits = [max(one["ttft"]["p95"] for one in report["waits"]) for report in (alone, crowd)]
+    assert waits[0] < waits[1]
 
 
 def test_planning_needs_no_model_code(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from mlxstack.policy.pacing import Pace
 from mlxstack.policy.scheduler import Limits
 
 
-def limits_of(preset: Preset, budget: int) -> Limits:
-    """The scheduler's limits as the preset states them; `budget` is bytes of KV."""
+def limits_of(preset: Preset, budget: int | None) -> Limits:
+    """The scheduler's limits as the preset states them; `budget` is bytes of KV, or none."""
     block = preset.prefix_cache.block_size
     pace = Pace(
         max_stall_s=preset.pace.max_stall_ms / 1000, max_bite=preset.pace.max_bite, block=block
