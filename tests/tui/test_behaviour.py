@@ -10,7 +10,7 @@ from textual.widgets import Input
 from mlxstack.core.frame import AgentView, CacheView, Frame, PrefixView, RequestView
 from mlxstack.core.snapshot import SlotView, Snapshot
 from mlxstack.tui.app import Dashboard
-from mlxstack.tui.deeds import DEEDS
+from mlxstack.tui.deeds import DEEDS, Target
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.screens.agents import Agents, OneAgent
@@ -259,6 +259,20 @@ async def test_the_cursor_stays_on_its_row_when_others_come_and_go() -> None:
         await pilot.pause()
         assert slots.chosen == "2"
         assert slots.row_count == 5
+
+
+async def test_h5_the_cursor_is_where_it_was_after_a_restart() -> None:
+    full, none = queue("a", "b", "c"), Frame(at=2.0)
+    app = attached(Clerk(), (full,))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("down", "down")
+        for one in (none, none, full):
+            app.post_message(news(app, one))
+            await pilot.pause()
+            await pilot.pause()
+        assert app.screen.query_one("#slots Table", Table).chosen == "2"
+        assert app.chosen[Target.SLOT] == "2"
 
 
 async def test_things_of_one_name_are_rows_of_their_own() -> None:

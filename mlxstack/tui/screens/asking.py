@@ -11,6 +11,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Button, Input, Static
 
 from mlxstack.tui.views.figures import printable
+from mlxstack.tui.widgets.entry import Entry
 
 MOST = 400
 Question = ModalScreen[str | None]
@@ -99,7 +100,7 @@ class Words(Question):
         suggester = SuggestFromList(self._known, case_sensitive=False)
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
-            yield Input(self._proposal, max_length=4096, suggester=suggester)
+            yield Entry(self._proposal, max_length=4096, suggester=suggester)
             if self._known:
                 yield Static(printable(", ".join(self._known), MOST), markup=False, classes="note")
             yield Static("enter does it, esc does not", markup=False, classes="note")

@@ -10,11 +10,12 @@ from mlxstack.tui.widgets.tones import text
 
 
 class Table(DataTable[Text]):
-    """Shows sheets; the cursor stays on the thing that it is on."""
+    """Shows sheets; the cursor stays on the thing that it is on, also when all go and come back."""
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=False)
         self._sheet = Sheet(title=())
+        self._last: str | None = None
 
     def on_mount(self) -> None:
         """Colours are part of the cells."""
@@ -29,15 +30,15 @@ class Table(DataTable[Text]):
     def show(self, sheet: Sheet) -> None:
         """Become this sheet."""
         before, self._sheet = self._sheet, sheet
+        self._last = self._key_at(before) or self._last
         if sheet.columns != before.columns:
             self.clear(columns=True)
             for i, column in enumerate(sheet.columns):
                 self.add_column(_head(column), width=column.width, key=str(i))
-            self._fill(sheet, self._key_at(before))
+            self._fill(sheet)
         elif [row.key for row in sheet.rows] != [row.key for row in before.rows]:
-            key = self._key_at(before)
             self.clear()
-            self._fill(sheet, key)
+            self._fill(sheet)
         else:
             for old, new in zip(before.rows, sheet.rows, strict=True):
                 self._patch(old, new)
@@ -46,12 +47,12 @@ class Table(DataTable[Text]):
         row = self.cursor_row
         return sheet.rows[row].key if 0 <= row < len(sheet.rows) else None
 
-    def _fill(self, sheet: Sheet, key: str | None) -> None:
+    def _fill(self, sheet: Sheet) -> None:
         for row in sheet.rows:
             self.add_row(*self._texts(row), key=row.key)
         keys = [row.key for row in sheet.rows]
-        if key in keys:
-            self.move_cursor(row=keys.index(key), scroll=False)
+        if self._last in keys:
+            self.move_cursor(row=keys.index(self._last), scroll=False)
 
     def _patch(self, old: Row, new: Row) -> None:
         for i, (before, now) in enumerate(zip(old.cells, new.cells, strict=True)):

@@ -1,0 +1,131 @@
+"""The dashboard in tmux over SSH as people use it: a real service, real keys, a real screen."""
+
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.terminal import CLI, Shell
+from tests.tui.pane import Pane
+
+pytestmark = [
+    pytest.mark.mlx,
+    pytest.mark.net,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
+]
+
+AGENTS = ("ann", "bob", "cyd")
+ROW = re.compile(r"^ +\d  +(\w+) +running +\S+ (\d\S*)/4.1k", re.M)
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Shell]:
+    """`mlx-stack up demo` in a home of its own."""
+    shell = Shell(tmp_path)
+    del shell.env["MLX_STACK_WORKER"]
+    started = shell.run("up", "demo", "--set", f"server.port={shell.port}")
+    assert started.returncode == 0, started.stderr
+    yield shell
+    shell.run("down")
+    for process in shell.own_processes():
+        process.kill()
+
+
+@pytest.fixture
+def pane(demo: Shell, tmp_path: Path) -> Iterator[Pane]:
+    """`mlx-stack tui`, attached."""
+    # The size is the terminal's, not that of the variables.
+    env = {k: v for k, v in demo.env.items() if k not in {"COLUMNS", "LINES"}}
+    found = Pane(tmp_path, [*CLI, "tui"], env)
+    yield found
+    found.close()
+
+
+class Talk(threading.Thread):
+    """An agent who is answered at length, until it is enough."""
+
+    def __init__(self, port: int, agent: str) -> None:
+        super().__init__()
+        self._url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        self._agent = agent
+        self._is_enough = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Leaving the stream ends the generation."""
+        body = {
+            "messages": [{"role": "user", "content": f"I am {self._agent}. Tell me a story."}],
+            "max_tokens": 3900,
+            "ignore_eos": True,
+            "stream": True,
+            "session_id": self._agent,
+        }
+        with httpx.Client(timeout=60) as http, http.stream("POST", self._url, json=body) as answer:
+            for _ in answer.iter_lines():
+                if self._is_enough.is_set():
+                    return
+
+    def end(self) -> None:
+        self._is_enough.set()
+        self.join(60)
+        assert not self.is_alive()
+
+
+def moving(seen: str) -> dict[str, str]:
+    """The tokens of every running slot, by its agent."""
+    return dict(ROW.findall(seen))
+
+
+def answer_file(pane: Pane, key: str, question: str, name: str) -> None:
+    """Press a key, and answer its question."""
+    pane.press(key)
+    pane.shows(question)
+    pane.press("C-u")
+    pane.write(name)
+    pane.press("Enter")
+
+
+def test_h1_to_h5_in_tmux_slots_move_a_save_writes_and_a_restart_is_survived(
+    demo: Shell, pane: Pane
+) -> None:
+    pane.shows("0 of 3 busy")
+    see_slots_move(demo, pane)
+    pane.press("Down")
+    answer_file(pane, "s", "to which file?", "kept.kv")
+    pane.until(lambda seen: re.search(r"saved\s+to\s+kept.kv", seen) is not None, "the deed")
+    assert len(list(demo.home.glob("slots/**/kept.kv*"))) == 1
+
+    os.kill(demo.services()["demo"]["worker_pid"], signal.SIGKILL)
+    lost = pane.shows("Disconnected")
+    assert "ann" in lost, "what was last known stays"
+    signs = ("ok · demo", "empty")
+    pane.until(lambda seen: all(sign in seen for sign in signs), "the service with empty slots")
+    assert "Disconnected" not in pane.text()
+
+    answer_file(pane, "r", "by which file?", "kept.kv")
+    pane.until(lambda seen: re.search(r"^ +1 .* idle ", seen, re.M) is not None, "the context")
+    pane.press("q")
+    pane.ended()
+    assert demo.services()["demo"]["state"] == "healthy"
+
+
+def see_slots_move(demo: Shell, pane: Pane) -> None:
+    """Three agents decode: nobody presses a key, and every slot counts on."""
+    talks = [Talk(demo.port, agent) for agent in AGENTS]
+    first = pane.until(lambda seen: set(moving(seen)) == set(AGENTS), "three running slots")
+    began = moving(first)
+    pane.until(
+        lambda seen: all(moving(seen).get(agent) not in {None, began[agent]} for agent in AGENTS),
+        "all three slots having moved",
+    )
+    for talk in talks:
+        talk.end()
+    idle = pane.shows("0 of 3 busy")
+    assert len(re.findall(r"^ +\d  +\w+ +idle", idle, re.M)) == 3
