@@ -32,7 +32,7 @@ class ServePlan(Struct, frozen=True):
 
     crowd: tuple[int, ...] = (1, 2, 4, 8)
     n_prompt: int = 200
-    n_answer: int = 100
+    n_answer: int = 64
     n_endless: int = 3000
     team: int = 5
     n_turns: int = 5

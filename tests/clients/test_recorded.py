@@ -37,6 +37,7 @@ NARROW = {
     "max_position_embeddings": N_CTX,
 }
 MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
+GOES_ON = re.compile("code$|codex|toolsearch|loop|reasoning|subagent|fallback")
 BILLING = re.compile(r"(cc_version=[\d.]+\.)\w+")
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -75,8 +76,9 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
 ) -> None:
     """At least 99 % of an earlier prompt, and all that two prompts share but for a block.
 
-    What is shorter than a block may be computed again.
+    Short questions of scripts come from three slots in turn, and lose their last block.
     """
+    n_followed = 0
     heard: list[tuple[tuple[Any, ...], tuple[int, ...]]] = []
     for request in tape.requests:
         meant = conversation(request)
@@ -88,11 +90,12 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
         n_prompt, n_cached = ask(http, request)
         assert n_prompt >= len(tokens), "a forced call adds its opening mark"
         for earlier, before in heard:
-            if len(before) > BLOCK and told[: len(earlier)] == earlier:
+            if "sdks" not in tape.name and told[: len(earlier)] == earlier:
+                n_followed += 1
                 assert n_cached >= 0.99 * len(before), tape.name
             assert n_cached >= shared(before, tokens) - BLOCK
         heard.append((told, tokens))
-    assert heard or all("count_tokens" in request.path for request in tape.requests)
+    assert n_followed or not GOES_ON.search(tape.name)
 
 
 def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(
