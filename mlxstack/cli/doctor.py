@@ -11,7 +11,8 @@ from mlxstack.cli.up import Json
 
 def doctor(json: Json = False) -> None:
     """Check the machine and the home; the exit code is 1 when something must be repaired."""
-    from mlxstack.cli.findings import Verdict, examine
+    from mlxstack.cli.finding import Verdict
+    from mlxstack.cli.findings import examine
     from mlxstack.host.paths import home_from
 
     found = examine(home_from(os.environ), os.environ)

@@ -1,16 +1,15 @@
-"""The examinations of `doctor`, one function each."""
+"""The examinations of `doctor`, one function each; those of models are in `model_findings`."""
 
 import platform
 import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 
-from msgspec import Struct
-
 from mlxstack.cli.catalog import catalog
+from mlxstack.cli.finding import Finding, Verdict
+from mlxstack.cli.model_findings import ceiling, device, model_cache
 from mlxstack.core.preset import ServerSpec
 from mlxstack.host import services
 from mlxstack.host.machine import amount, find_openblas, machine
@@ -21,23 +20,9 @@ from mlxstack.host.state import owner
 
 LOW_DISK_BYTES = 5 * 2**30
 LOW_MEMORY_BYTES = 8 * 2**30
-
-
-class Verdict(StrEnum):
-    """BAD must be repaired; WARN may cost speed or comfort."""
-
-    OK = "ok"
-    WARN = "warn"
-    BAD = "bad"
-
-
-class Finding(Struct, frozen=True):
-    """`remedy` is what to do; empty when nothing is to be done."""
-
-    verdict: Verdict
-    subject: str
-    detail: str
-    remedy: str = ""
+UNSTORED = "..tmp-*"
+"""How `store.durable` calls what it has not finished."""
+N_SHOWN = 3
 
 
 def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
@@ -46,11 +31,15 @@ def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
         *_system(),
         *_packages(),
         *_memory(),
+        *device(env),
+        *ceiling(env),
         *_blas(env),
         *_home(home),
+        *model_cache(),
         *_presets(home),
         *_variables(env),
         *_services(home),
+        *_left_behind(home),
         *_port(home),
     ]
 
@@ -145,6 +134,19 @@ def _services(home: Home) -> Iterator[Finding]:
         elif home.pid_file(name).exists():
             detail = f"{name} crashed and left {home.pid_file(name)}"
             yield Finding(Verdict.WARN, "service", detail, f"mlx-stack down {name}")
+
+
+def _left_behind(home: Home) -> Iterator[Finding]:
+    """Files that somebody who was killed had not finished; while services run, they may grow."""
+    if services.running(home):
+        return
+    stored = (file for part in (home.kv, home.slots, home.agents) for file in part.rglob(UNSTORED))
+    halves = [*stored, *home.run.rglob(".*.json.*"), *home.run.glob(".*.pid.*")]
+    if halves:
+        n_bytes = sum(file.stat().st_size for file in halves)
+        shown = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
+        detail = f"{len(halves)} half-written files, {amount(n_bytes)}"
+        yield Finding(Verdict.WARN, "stale", detail, f"nobody needs them: rm {shown}")
 
 
 def _port(home: Home) -> Iterator[Finding]:

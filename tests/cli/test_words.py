@@ -1,4 +1,4 @@
-"""What needs no service: help, presets, doctor, typos, and what is not imported for them."""
+"""What needs no service: help, presets, typos, and what is not imported for them."""
 
 import json
 import re
@@ -96,22 +96,6 @@ def test_a_broken_preset_is_listed_with_its_fault(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "bad.yaml:2: slots.count is `0`" in shown.stderr
     assert "demo" in shown.stdout
-
-
-def test_doctor_tells_what_to_do(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    done = run(tmp_path, "doctor", "--json", MLX_STACK_SLOTS_CUONT="3")
-    assert done.returncode == 1
-    found = json.loads(done.stdout)["findings"]
-    assert all(one["remedy"] for one in found if one["verdict"] != "ok")
-    by_subject = {one["subject"]: one for one in found}
-    assert by_subject["home"]["remedy"] == f"chmod 700 {tmp_path}"
-    assert by_subject["variable"]["remedy"] == "unset MLX_STACK_SLOTS_CUONT"
-    assert by_subject["mlx"]["verdict"] == "ok"
-    tmp_path.chmod(0o700)
-    healthy = run(tmp_path, "doctor")
-    assert healthy.returncode == 0
-    assert "WHAT TO DO" in healthy.stdout
 
 
 def test_a10_status_without_any_service(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""`doctor`: what is wrong is found, and what to do is said."""
+
+import json
+import os
+from pathlib import Path
+
+from mlxstack.cli.finding import Verdict
+from mlxstack.cli.model_findings import ceiling, device
+from tests.cli.test_words import run
+
+
+def found(home: Path, **env: str) -> list[dict[str, str]]:
+    done = run(home, "doctor", "--json", **env)
+    findings: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    return findings
+
+
+def test_doctor_tells_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    done = run(tmp_path, "doctor", "--json", MLX_STACK_SLOTS_CUONT="3")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["findings"]
+    assert all(one["remedy"] for one in found if one["verdict"] != "ok")
+    by_subject = {one["subject"]: one for one in found}
+    assert by_subject["home"]["remedy"] == f"chmod 700 {tmp_path}"
+    assert by_subject["variable"]["remedy"] == "unset MLX_STACK_SLOTS_CUONT"
+    assert by_subject["mlx"]["verdict"] == "ok"
+    assert by_subject["device"]["detail"].startswith("MLX computes on the ")
+    assert "models may take " in by_subject["ceiling"]["detail"]
+    tmp_path.chmod(0o700)
+    healthy = run(tmp_path, "doctor")
+    assert healthy.returncode == 0
+    assert "WHAT TO DO" in healthy.stdout
+
+
+def test_doctor_knows_what_was_downloaded_and_what_only_half(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    none = found(tmp_path, HF_HUB_CACHE=str(hub))
+    assert f"none downloaded; they will go to {hub}" in [one["detail"] for one in none]
+    repo = hub / "models--org--tiny"
+    (repo / "snapshots" / "abc").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    (repo / "snapshots" / "abc" / "config.json").write_text("{}")
+    (repo / "blobs").mkdir()
+    (repo / "blobs" / "123.incomplete").write_bytes(bytes(3 * 2**20))
+    models = [one for one in found(tmp_path, HF_HUB_CACHE=str(hub)) if one["subject"] == "models"]
+    assert models[0]["detail"].startswith("1 downloaded, ")
+    assert models[1]["detail"] == "1 files half downloaded, 3 MiB"
+    assert "goes on with them" in models[1]["remedy"]
+
+
+def test_doctor_shows_what_somebody_who_was_killed_left(tmp_path: Path) -> None:
+    half = tmp_path / "kv" / "llama-1" / "..tmp-xyz"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(bytes(2**20))
+    stale = next(one for one in found(tmp_path) if one["subject"] == "stale")
+    assert stale["detail"] == "1 half-written files, 1 MiB"
+    assert stale["remedy"] == f"nobody needs them: rm {half}"
+
+
+def test_an_mlx_that_does_not_start_is_bad_and_quoted(tmp_path: Path) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('libmlx.so is of stone')")
+    (one,) = device({**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    assert one.verdict is Verdict.BAD
+    assert one.detail == "MLX does not start: ImportError: libmlx.so is of stone"
+
+
+def test_a_memory_that_makes_no_sense_is_bad() -> None:
+    (one,) = ceiling({"MLX_STACK_MEMORY": "plenty"})
+    assert one.verdict is Verdict.BAD and "plenty" in one.detail
