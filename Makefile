@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 7109
 SEED ?= 1
-MINUTES ?= 30
+MINUTES ?= $(if $(filter fuzz,$(MAKECMDGOALS)),20,30)
 # MLX's CPU build links a slow reference BLAS; OpenBLAS in front of it is 10 to 25 times faster.
 # Its arrays come from malloc, where huge pages save most of the cost of fresh memory.
 BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
@@ -62,6 +62,10 @@ soak: setup ## The long runs: a crowd, a small budget, power cuts, kill -9
 chaos: setup ## Random clients and faults for MINUTES=30, by SEED=1; a failing run can be repeated
 	@$(FAST) $(BIN)/python -m tests.endurance.chaos $(SEED) $(MINUTES)
 
+fuzz: setup ## Look for bodies, files and texts that break something, MINUTES=20 for each kind
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
+	@$(FAST) $(BIN)/python -m tests.fuzz $(MINUTES)
+
 wheel: setup ## Build the wheel, install it into an empty environment, walk through the README
 	@rm -rf $(VENV)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps -w $(VENV)/wheel .
 	@$(PYTHON) -m venv $(VENV)/wheel/env
@@ -77,4 +81,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: programs clients help setup up down check test fast matrix docs soak chaos wheel signature shots bench
+.PHONY: programs clients help setup up down check test fast matrix docs soak chaos fuzz wheel signature shots bench

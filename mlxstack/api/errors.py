@@ -137,6 +137,8 @@ def understand(problem: Exception) -> errors.StackError:
             return errors.BadRequest(f"the body is not valid JSON: {problem}")
         case HTTPException():
             return _http(problem)
+        case RecursionError():
+            return errors.BadRequest("the body is nested deeper than can be read here")
     log.error("unexpected failure", exc_info=problem)
     return errors.Broken(
         f"an unexpected {type(problem).__name__} inside the service; its log has the details"

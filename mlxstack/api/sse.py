@@ -14,10 +14,17 @@ FIRST_S = 1.0
 BEAT_S = 10.0
 
 
+# Many clients, httpx among them, take these for the end of a line.
+LINE_ENDS = {end: f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
+
+
 def frame(data: Any, event: str | None = None) -> bytes:
     """One event. `data` is anything msgspec can write."""
     head = f"event: {event}\n".encode() if event else b""
-    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+    text = msgspec.json.encode(data)
+    for end, escaped in LINE_ENDS.items():
+        text = text.replace(end.encode(), escaped)
+    return head + b"data: " + text + b"\n\n"
 
 
 def keepalive(n_done: int, n_prompt: int) -> bytes:

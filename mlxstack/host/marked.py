@@ -1,6 +1,7 @@
 """YAML that remembers where each value was written, and refuses a key written twice."""
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import yaml
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
+
+MOST_VALUES = 100_000
+"""A few aliases of aliases make more than any memory holds."""
 
 Keys = tuple[str | int, ...]
 
@@ -51,16 +55,27 @@ def read_yaml(path: Path) -> Document:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as why:
         raise SetupError(f"{path} cannot be read: {why}") from why
+    top = Mark(str(path), path.parent, None)
+    try:
+        return _document(text, top)
+    except yaml.YAMLError as why:
+        raise SetupError(f"{path}{_place(why)}: this is not YAML: {_problem(why)}") from why
+    except RecursionError:
+        raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
+    except ValueError as why:  # such as the 99th day of a month
+        raise SetupError(f"{path}: a value makes no sense: {why}") from why
+
+
+def _document(text: str, top: Mark) -> Document:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        top = Mark(str(path), path.parent, None)
         if not isinstance(node, yaml.MappingNode):
-            raise SetupError(f"{path}: a preset is a mapping such as `model: {{id: demo}}`")
-        marks = {(): top} | dict(_walk(node, (), top))
+            raise SetupError(f"{top}: a preset is a mapping such as `model: {{id: demo}}`")
+        marks = {(): top} | dict(islice(_walk(node, (), top), MOST_VALUES + 1))
+        if len(marks) > MOST_VALUES:
+            raise SetupError(f"{top}: there are too many values, more than {MOST_VALUES}")
         return Document(loader.construct_document(node), marks)
-    except yaml.YAMLError as why:
-        raise SetupError(f"{path}{_place(why)}: this is not YAML: {_problem(why)}") from why
     finally:
         loader.dispose()
 

@@ -7,12 +7,15 @@ and encodes both sides on their own: the model reads exactly the letters that we
 ordinary tokens, and never the special token. The cut lies where the closing punctuation of the
 spelling begins, where most pre-tokenizers cut anyway.
 
+Some tokenizers change letters before they look for special tokens: they take the full-width
+"＜ｓ＞" for "<s>". For these a text is looked at as they will see it.
+
 In the words of the assistant the marks of tool calls are left alone, since it wrote them as
 single tokens itself, when a call could not be understood.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # A noncharacter: Unicode reserves it for internal use, so no honest text contains it.
@@ -21,19 +24,24 @@ _CLOSING = re.compile(r"[^\w\s]+\Z")
 
 
 class Guard:
-    """Breaks the spellings of `structure`, the special tokens of a template, in any text."""
+    """Breaks the spellings of `structure`, the special tokens of a template, in any text.
 
-    def __init__(self, structure: Iterable[str]) -> None:
+    `normalize` is what the tokenizer does to a text before it looks for them, if anything.
+    """
+
+    def __init__(
+        self, structure: Iterable[str], normalize: Callable[[str], str] | None = None
+    ) -> None:
+        self._normalize = normalize
         longest_first = sorted({s for s in structure if len(s) > 1}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def text(self, text: str) -> str:
         """`text` with a mark inside every special token it spells."""
-        if MARK in text:
-            text = text.replace(MARK, "")
-        while self._pattern.search(text):
-            text = self._pattern.sub(_broken, text)
-        return text
+        text = self._break(text.replace(MARK, "") if MARK in text else text)
+        if self._normalize is None:
+            return text
+        return MARK.join(self._as_seen(part, self._normalize) for part in text.split(MARK))
 
     def value(self, value: Any) -> Any:
         """A JSON value with all its strings guarded, keys included."""
@@ -44,6 +52,15 @@ class Guard:
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         return value
+
+    def _break(self, text: str) -> str:
+        while self._pattern.search(text):
+            text = self._pattern.sub(_broken, text)
+        return text
+
+    def _as_seen(self, part: str, normalize: Callable[[str], str]) -> str:
+        seen = normalize(part)
+        return self._break(seen) if self._pattern.search(seen) else part
 
 
 def _broken(match: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 """The special tokens of a tokenizer: which are structure, and which text can be cut at them."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -11,13 +12,14 @@ class Markup(Struct, frozen=True):
     `structure`: the tokens that make turns and markers; nobody may spell them in a message.
     `calls`: those of them that open and close a tool call. `anchors`: those at which a text can
     be cut without changing its tokens. `rivals`: added tokens that could swallow the beginning
-    of an anchor.
+    of an anchor. `normalize`: what is done to a text before its structure is looked for, if any.
     """
 
     structure: frozenset[str]
     calls: frozenset[str]
     anchors: frozenset[str]
     rivals: frozenset[str]
+    normalize: Callable[[str], str] | None = None
 
 
 def markup_of(tokenizer: Any) -> Markup:
@@ -33,6 +35,7 @@ def markup_of(tokenizer: Any) -> Markup:
         calls=frozenset(markers_of_calls(tokenizer)),
         anchors=frozenset(anchors),
         rivals=frozenset(t for t in others if _is_rival(t, anchors)),
+        normalize=_normalize(tokenizer, [t for t in added if t.content in structure]),
     )
 
 
@@ -56,6 +59,14 @@ def nameless(tokenizer: Any) -> dict[str, int]:
         for at, token in added.items()
         if token.special or (token.content.startswith("<") and token.content.endswith(">"))
     }
+
+
+def _normalize(tokenizer: Any, structure: list[Any]) -> Callable[[str], str] | None:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    normalizer = getattr(backend, "normalizer", None)
+    if normalizer is None or not any(token.normalized for token in structure):
+        return None
+    return cast("Callable[[str], str]", normalizer.normalize_str)
 
 
 def _is_structure(token: Any, markers: tuple[str, ...], template: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlxstack.text.kinds import Schema
+from mlxstack.text.shape import json_of
 
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
@@ -54,7 +55,7 @@ class Pen:
         """JSON of this schema, which may refer to definitions of `root`."""
         known = {key: root[key] for key in DEFINITIONS if key in root}
         whole = {**known, **schema, "x-guidance": dict(self._options)}
-        return f"%json {json.dumps(whole)}"
+        return f"%json {json_of(whole, 'tools')}"
 
     def text(self, schema: Schema, avoided: Sequence[str]) -> str:
         """Text of this schema as it is, which matches none of `avoided`; "" if there is none."""

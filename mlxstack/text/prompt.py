@@ -66,7 +66,7 @@ class PromptMaker:
         self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
         self._variables = template_kwargs or {}
         markup = markup_of(tokenizer)
-        self._guard = Guard(markup.structure)
+        self._guard = Guard(markup.structure, markup.normalize)
         self._encoder = Encoder(tokenizer, markup)
         self._template = Template(tokenizer, markup)
         self._tails: dict[bytes, str] = {}

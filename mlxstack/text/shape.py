@@ -45,11 +45,19 @@ def grammars(shape: Shape) -> tuple[str, ...]:
         except Exception as error:
             raise BadRequest(f"{shape.param}: {error}", shape.param) from None
     schema = shape.schema or {"type": "object"}
-    bound(json.dumps(schema), shape.param)
+    bound(json_of(schema, shape.param), shape.param)
     return tuple(
-        LLMatcher.grammar_from_json_schema({**schema, "x-guidance": options})
+        LLMatcher.grammar_from_json_schema(json_of({**schema, "x-guidance": options}, shape.param))
         for options in (JSON_OPTIONS, LENIENT)
     )
+
+
+def json_of(schema: dict[str, Any], param: str) -> str:
+    """The schema as text. Raises BadRequest for numbers and depths that no schema needs."""
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{param} is no schema: {error}", param) from None
 
 
 def bound(text: str, param: str) -> None:

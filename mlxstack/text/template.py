@@ -49,8 +49,8 @@ class Template:
 
     def __init__(self, tokenizer: Any, markup: Markup) -> None:
         self._tokenizer = tokenizer
-        self._guard = Guard(markup.structure)
-        self._own_guard = Guard(markup.structure - markup.calls)
+        self._guard = Guard(markup.structure, markup.normalize)
+        self._own_guard = Guard(markup.structure - markup.calls, markup.normalize)
         self.traits = Traits()
         if tokenizer.has_chat_template:
             self.traits = _find_traits(self._render)

@@ -1,0 +1,101 @@
+"""Fuzzes what a model says: thoughts, words and calls of every parser, in any order and state."""
+
+import itertools
+import json
+import pkgutil
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from mlx_lm import tool_parsers
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.core.event import FinishReason
+from mlxstack.demo import MODEL_DIR
+from mlxstack.text import harmony
+from mlxstack.text.calls import Parser, parse_calls, tool_shapes
+from mlxstack.text.speech import Call, Speech, Stop, Thought, Words
+from mlxstack.text.voice import Manner, Voice
+from tests.fuzz.dice import Dice
+
+TOOL = Tool(
+    "weather",
+    "Tells it.",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "more": {"type": "array", "items": {"type": "object"}},
+        },
+    },
+)
+MARKS = (
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<function=weather>", "</function>",
+    "<parameter=city>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<invoke name=", "</invoke>", "[TOOL_CALLS]", "[ARGS]", "call:weather{", "<escape>", "weather",
+    '{"name": "weather", "arguments": {', '"city": "Ulm"', "}}", "}", "\n", ",", ":", '"', "'",
+    "days=1e999", "(", ")", "[", "]", "functions.weather:0", "<|channel|>", "<|message|>", "None",
+    " to=functions.weather", "<|call|>", "city", "Ulm", "null", "STOP", "\U0001f9e0", "9" * 5000,
+    "\\",
+)  # fmt: skip
+
+
+@cache
+def parsers() -> tuple[Parser, ...]:
+    """Those of mlx-lm, and ours for harmony."""
+    modules = (import_module(f"{tool_parsers.__name__}.{m.name}") for m in _modules())
+    found = [m.parse_tool_call for m in modules if hasattr(m, "parse_tool_call")]
+    return (*found, harmony.parse_call)
+
+
+@cache
+def voice() -> Voice:
+    """Of the demo model."""
+    return Voice(load_tokenizer(MODEL_DIR))
+
+
+def answers(data: bytes) -> None:
+    """Raises when a parser raises, a call cannot be sent on, or a text that was said is lost."""
+    dice = Dice(data)
+    # mlx-lm's detokenizer writes another letter for a zero, and nothing for a leading space.
+    text = (dice.text(MARKS) + dice.text(MARKS)).replace("\0", "").lstrip()
+    if dice.chance(50):
+        for call in parse_calls(dice.pick(parsers()), text, tool_shapes([TOOL])):
+            _check(call)
+    else:
+        _speak(dice, text)
+
+
+def _speak(dice: Dice, text: str) -> None:
+    stops = ("STOP",) if dice.chance(30) else ()
+    manner = Manner(
+        tools=(TOOL,) if dice.chance(70) else (),
+        stops=stops,
+        is_in_thinking=dice.chance(30),
+        is_raw=dice.chance(20),
+    )
+    ids = (f"call_{n}" for n in itertools.count())
+    speech = Speech(voice(), manner, lambda: next(ids))
+    tokens = voice().tokenizer.encode(text, add_special_tokens=False)
+    said: list[Any] = []
+    for token in tokens:
+        said += speech.push(token)
+    said += speech.finish(dice.pick(tuple(FinishReason)))
+    for one in said:
+        assert isinstance(one, Thought | Words | Call | Stop)
+        if isinstance(one, Call):
+            _check(one.call)
+    if not stops and manner.is_raw and not voice().special & {*tokens}:
+        heard = "".join(one.text for one in said)
+        assert heard == voice().tokenizer.decode(tokens).rstrip("\ufffd"), (heard, text)
+
+
+def _check(call: ToolCall) -> None:
+    assert call.name
+    json.loads(json.dumps(call.arguments))
+
+
+def _modules() -> Any:
+    return pkgutil.iter_modules(tool_parsers.__path__)
