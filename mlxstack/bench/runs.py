@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from mlxstack.bench import cache, caching, engine, peers, serve, serving, start, text
+from mlxstack.bench import cache, caching, engine, peers, serve, serving, start, text, watching
 from mlxstack.bench.call import Caller, Server
 from mlxstack.bench.conditions import child_env, conditions
 from mlxstack.bench.report import Report, Results
@@ -93,6 +93,11 @@ def _cache(stage: Stage, wanted: Wanted) -> Results:
     return asyncio.run(cache.run(stage, replace(plan, passes=wanted.passes)))
 
 
+def _tui(stage: Stage, wanted: Wanted) -> Results:
+    plan = watching.SMALL if wanted.is_small else watching.WatchPlan()
+    return asyncio.run(watching.run(stage, replace(plan, passes=wanted.passes)))
+
+
 def _serve(stage: Stage, wanted: Wanted) -> Results:
     return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
 
@@ -127,7 +132,8 @@ BENCHES: dict[str, Callable[[Stage, Wanted], Results]] = {
     "serve": _serve,
     "peers": _peers,
     "start": _start,
+    "tui": _tui,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "cache", "text", "peers")
+EVERYTHING = ("start", "engine", "cache", "text", "tui", "peers")
 """What `all` runs; the scenes of `serve` are in `peers`."""

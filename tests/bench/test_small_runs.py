@@ -55,6 +55,17 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     assert all(min(values) > 0 for values in told.raw.values())
 
 
+def test_tui(tmp_path: Path) -> None:
+    told = run("tui", tmp_path)
+    assert column(told.tables[0], "Service") == ["nobody watches", "a dashboard is attached"]
+    assert all(min(told.raw[name]) > 0 for name in ("alone", "watched", "frames", "cpu"))
+    assert [len(told.raw[name]) for name in ("alone", "watched")] == [2, 2]
+    assert max(told.raw["frames"]) <= 5
+    cost = 100 * (1 - sum(told.raw["watched"]) / sum(told.raw["alone"]))
+    assert told.targets[0].value == pytest.approx(cost)
+    assert [target.unit for target in told.targets] == ["%", "%"]
+
+
 def test_start(tmp_path: Path) -> None:
     told = run("start", tmp_path)
     commands = column(told.tables[0], "Command")
