@@ -56,7 +56,7 @@ matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 docs: setup ## Write the pages that are drawn from the code
 	@$(BIN)/python -m tests.pages
 
-soak: setup ## The long runs: a crowd, a small budget, power cuts, kill -9
+soak: setup ## The long runs: a crowd, a siege, a small budget, power cuts, kill -9
 	@$(FAST) $(BIN)/python -m tests.endurance
 
 chaos: setup ## Random clients and faults for MINUTES=30, by SEED=1; a failing run can be repeated

@@ -21,6 +21,8 @@ from mlxstack.service.service import Service
 log = logging.getLogger("mlxstack.serve")
 
 BACKLOG = 2048
+# Longer than clients keep an idle connection, so that no request meets one that is closing.
+KEEP_ALIVE_S = 75
 # After the drain, streams need a moment to say why they ended.
 GRACE_S = 2
 
@@ -97,6 +99,7 @@ def config(service: Service) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=round(drain_s) + GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
 
 

@@ -10,6 +10,7 @@ from tests.endurance.cuts import cuts
 from tests.endurance.kills import kills
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
+from tests.endurance.siege import Force, siege
 from tests.endurance.soak import soak
 from tests.models import build
 
@@ -28,6 +29,7 @@ def main(minutes: float) -> None:
         print(kind, soak(root / kind, root / f"{kind}-soak", n_requests, seed=1), flush=True)
     for kind in kinds:
         print(kind, cuts(root / kind, root / f"{kind}-cuts", 20, n_engines=20, seed=1), flush=True)
+    print(siege(root / "siege", Force()), flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(revivals(MODEL_DIR, root / "revivals", n_blows=10, seed=1), flush=True)
     print(roundabout(root / "round", n_requests=396, swap_every=20, seed=1), flush=True)

@@ -81,6 +81,12 @@ class House:
             time.sleep(0.05)
         raise AssertionError((self.home / "log").read_text()[-4000:])
 
+    @property
+    def pid(self) -> int:
+        """Of the worker."""
+        assert self._process is not None
+        return self._process.pid
+
     def end(self, number: int) -> None:
         """By this signal."""
         assert self._process is not None
