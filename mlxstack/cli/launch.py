@@ -29,6 +29,7 @@ WORKER_VARIABLE = "MLX_STACK_WORKER"
 SAVING_S = 3.0
 FAILED_START_PATIENCE_S = 2.0
 PROBE_S = 0.1
+LOG_LINE = re.compile(r"\S+ \S+ (?:INFO|WARNING|ERROR) \S+ (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
 
 
@@ -157,7 +158,9 @@ def _why(plan: Plan, words: tuple[str, ...]) -> str:
 
 def _last_line(plan: Plan) -> str:
     lines = tail(plan.home.log_file(plan.name), 1)
-    return lines[0].strip() if lines else ""
+    said = lines[0].strip() if lines else ""
+    found = LOG_LINE.match(said)
+    return found[1] if found else said
 
 
 def _abandon(plan: Plan, process: "subprocess.Popen[bytes]") -> None:

@@ -1,6 +1,7 @@
 """Loads a model by mlx-lm, finds out what its KV depends on, and makes caches for slots."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from mlxstack.core.model import ModelFacts, SamplingDefaults
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.fetching import fetch
+from mlxstack.host.machine import amount
+
+log = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
 BLOB = re.compile(r"[0-9a-f]{64}")
@@ -37,6 +42,8 @@ def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
     half-precision matrices on a CPU an order of magnitude slower.
     """
     path = locate(spec)
+    n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    log.info("loading %s, %s of weights", spec.id, amount(n_bytes))
     try:
         model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
         if spec.adapter is not None:
@@ -67,7 +74,7 @@ def locate(spec: ModelSpec) -> Path:
     if spec.id.startswith(("/", "./", "../", "~")):
         raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
     try:
-        return Path(mlx_utils._download(spec.id, revision=spec.revision))
+        return fetch(spec)
     except Exception as error:
         raise SetupError(
             f"the model {spec.id} is neither a folder nor to be had from the hub: {error}"

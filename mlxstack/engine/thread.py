@@ -217,6 +217,7 @@ class Engine:
         preset = self._preset
         loaded = loader.load(preset.model, preset.kv)
         maker = CacheMaker(loaded.model, preset.kv)
+        log.info("trying how %s decodes and rewinds", preset.model.id)
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
