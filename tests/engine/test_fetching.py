@@ -46,7 +46,9 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         name = path.rpartition("/")[2]
         if "/tree/" in path:
-            files = [{"type": "file", "path": n, "size": len(b), "oid": n} for n, b in FILES.items()]
+            files = [
+                {"type": "file", "path": n, "size": len(b), "oid": n} for n, b in FILES.items()
+            ]
             self._send(json.dumps(files).encode())
         elif path.startswith("/api/models/org/tiny"):
             told = {"id": "org/tiny", "modelId": "org/tiny", "sha": COMMIT, "private": False}
