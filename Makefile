@@ -41,6 +41,10 @@ $(VENV)/clients/ready: tests/clients/requirements.txt
 
 programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
 
+agents: setup ## Install Claude Code, Codex, opencode, qwen-code and pi for `make clients`, with npm
+	@npm install --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code-linux-x64 \
+		@openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent
+
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
 
@@ -81,4 +85,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: programs clients help setup up down check test fast matrix docs soak chaos fuzz wheel signature shots bench
+.PHONY: programs agents clients help setup up down check test fast matrix docs soak chaos fuzz wheel signature shots bench
