@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlxstack.bench.runs import Wanted
 
 SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
+SCENES_HELP = f"serve: play this one only; may be given again. {', '.join(SCENES)}."
 NAMES = ("engine", "cache", "text", "serve", "peers", "start", "tui", "all")
 
 
@@ -43,10 +44,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         str | None, typer.Option(help="serve: another OpenAI-compatible server beside it.")
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
-    scene: Annotated[
-        list[str] | None,
-        typer.Option(help=f"serve: play this one only; may be given again. {', '.join(SCENES)}."),
-    ] = None,
+    scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
     small: Annotated[
         bool, typer.Option("--small", help="A tiny model: does it work, not how fast.")
     ] = False,
@@ -72,10 +70,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     other = _server(vs or "", vs, vs_model, key)
     wanted = Wanted(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
-    if json:
-        as_json(reports)
-    else:
-        _print(reports, markdown)
+    as_json(reports) if json else _print(reports, markdown)
 
 
 def _measured(what: str, wanted: "Wanted") -> "list[Report]":
