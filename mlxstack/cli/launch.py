@@ -26,6 +26,9 @@ from mlxstack.host.process import free_port, reachable
 from mlxstack.host.state import Patience, Plan, State, owner, read_state, write_json
 
 WORKER_VARIABLE = "MLX_STACK_WORKER"
+QUIET = {"PYTHONUNBUFFERED": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+"""Each line at once, and none about PyTorch, which nobody needs here."""
+
 SAVING_S = 3.0
 FAILED_START_PATIENCE_S = 2.0
 PROBE_S = 0.1
@@ -64,7 +67,7 @@ def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
         preset=wanted.preset,
         url=url_of(preset),
         worker=(*_worker_command(), str(home.preset_file(preset.name))),
-        env=env | {"MLX_STACK_HOME": str(home.root), "PYTHONUNBUFFERED": "1"},
+        env=env | {"MLX_STACK_HOME": str(home.root)} | QUIET,
         overrides=wanted.sets,
         cwd=str(wanted.cwd),
         n_slots=preset.slots.count,

@@ -1,0 +1,42 @@
+"""A14: the next model comes from the hub while this one answers."""
+
+import json
+import subprocess
+
+import httpx
+import pytest
+
+from mlxstack.demo import MODEL_DIR
+from tests import hub
+from tests.cli.terminal import CLI, Shell
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+
+def test_a14_preloading_the_next_model_stops_nobody(shell: Shell) -> None:
+    del shell.env["MLX_STACK_WORKER"]
+    (shell.folder / "next.yaml").write_text(f"model: {{id: {hub.MODEL}}}\n")
+    files = {file.name: file.read_bytes() for file in MODEL_DIR.iterdir()}
+    url = f"http://127.0.0.1:{shell.port}"
+    with hub.serving(files) as here:
+        shell.env |= here.env(shell.folder / "hub")
+        up = shell.up()
+        assert up.returncode == 0, up.stderr
+        preloading = subprocess.Popen(
+            [*CLI, "swap", "next.yaml", "--prepare", "--json"],
+            cwd=shell.folder,
+            env=shell.env,
+            stdout=subprocess.PIPE,
+        )
+        assert here.is_held.wait(60)
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] > 1
+        assert preloading.poll() is None
+        here.go_on.set()
+        told, _ = preloading.communicate(timeout=60)
+    assert preloading.returncode == 0
+    assert json.loads(told)["n_bytes"] > 1_000_000
+    assert httpx.get(f"{url}/props").json()["model_alias"] == "demo"
+    shell.run("down")
