@@ -69,15 +69,26 @@ def _print(found: "Survey") -> None:
         (
             one.name,
             one.state,
+            one.model,
             one.url,
             f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}",
-            one.worker_pid or "-",
+            amount(one.memory_bytes) if one.memory_bytes else "-",
+            _lasting(one.uptime_s),
             one.n_restarts,
             one.detail,
         )
         for one in found.services
     ]
-    table(("SERVICE", "STATE", "URL", "CONTEXT", "WORKER", "RESTARTS", "DETAIL"), rows)
+    heads = ("SERVICE", "STATE", "MODEL", "URL", "CONTEXT", "MEMORY", "UP", "RESTARTS", "DETAIL")
+    table(heads, rows)
+
+
+def _lasting(seconds: float) -> str:
+    """The largest unit that fits, rounded down: `3 h`."""
+    for n_seconds, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= n_seconds:
+            return f"{seconds // n_seconds:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds else "-"
 
 
 def _exit_of(found: "Survey") -> Exit:

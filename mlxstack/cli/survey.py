@@ -1,6 +1,7 @@
 """Looks at the machine and at every service of a home, as one value."""
 
 import asyncio
+import time
 from enum import StrEnum
 
 import psutil
@@ -31,7 +32,10 @@ class Condition(StrEnum):
 
 
 class Seen(Struct, frozen=True):
-    """One service; `total_ctx` is tokens of all slots, `since` seconds since the epoch."""
+    """One service; `total_ctx` is tokens of all slots, `since` seconds since the epoch.
+
+    `uptime_s` and `memory_bytes` (resident) are of the worker that runs; 0 without one.
+    """
 
     name: str
     preset: str
@@ -46,6 +50,9 @@ class Seen(Struct, frozen=True):
     n_restarts: int
     since: float
     log: str
+    model: str = ""
+    uptime_s: float = 0.0
+    memory_bytes: int = 0
 
 
 class Survey(Struct, frozen=True):
@@ -155,7 +162,17 @@ async def _see(home: Home, state: State) -> Seen:
         n_restarts=state.n_deaths,
         since=state.since,
         log=str(home.log_file(plan.name)),
+        model=served.model.id if served is not None else "",
+        uptime_s=time.time() - state.since if worker is not None else 0.0,
+        memory_bytes=_resident(worker.pid) if worker is not None else 0,
     )
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 async def _health(url: str) -> Health | None:

@@ -106,6 +106,7 @@ def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> No
     assert again.returncode == 0, again.stderr
     after = shell.services()["tiny"]
     assert (after["n_slots"], after["n_ctx"]) == (2, 2048)
+    assert after["model"] == "demo" and after["memory_bytes"] > 10**6 and after["uptime_s"] > 0
     assert after["worker_pid"] != before["worker_pid"]
     assert after["supervisor_pid"] != before["supervisor_pid"]
 
