@@ -39,10 +39,10 @@ def parse_calls(parser: Parser, text: str, shapes: Shapes) -> tuple[ToolCall, ..
     """
     try:
         parsed = parser(text, shapes)
+        found = parsed if isinstance(parsed, list) else [parsed]
+        calls = tuple(_call(item, shapes) for item in found)
     except UNREADABLE:
         return ()
-    found = parsed if isinstance(parsed, list) else [parsed]
-    calls = tuple(_call(item, shapes) for item in found)
     return tuple(call for call in calls if call is not None) if all(calls) else ()
 
 

@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 
 OTHERS = ("object", "array", "number", "integer", "boolean", "null")
 COMBINED = ("anyOf", "oneOf")
-MAX_DEPTH = 12
+MAX_SEEN = 100
 
 
 class Kinds(Struct, frozen=True):
@@ -28,16 +28,25 @@ class Kinds(Struct, frozen=True):
         return bool(self.texts) and all(one.get("type") == "null" for one in self.others)
 
 
-def kinds(schema: Any, root: Schema, depth: int = 0) -> Kinds:
+def kinds(schema: Any, root: Schema) -> Kinds:
     """Of the schema of an argument; `root` is what its references look into."""
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+    return _kinds(schema, root, set())
+
+
+def _kinds(schema: Any, root: Schema, seen: set[str]) -> Kinds:
+    """`seen` are references that count already; a second time they add nothing."""
+    if not isinstance(schema, dict) or len(seen) > MAX_SEEN:
         return Kinds(({"type": "string"},), ({"type": list(OTHERS)},))
+    reference = str(schema.get("$ref", ""))
+    if reference in seen:
+        return Kinds()
+    seen |= {reference} - {""}
     meant = _meant(schema, root)
     if meant is not None:
-        return kinds(meant, root, depth + 1)
+        return _kinds(meant, root, seen)
     for key in COMBINED:
         if isinstance(schema.get(key), list):
-            parts = [kinds(part, root, depth + 1) for part in schema[key]]
+            parts = [_kinds(part, root, seen) for part in schema[key]]
             return Kinds(
                 tuple(text for part in parts for text in part.texts),
                 tuple(other for part in parts for other in part.others),

@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mlxstack.core.errors import BadRequest
 from mlxstack.text.kinds import Schema
 from mlxstack.text.shape import json_of
 
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
+MAX_RULES = 5000
 INDEX = "/[0-9]{1,3}/"
 
 
@@ -36,7 +38,9 @@ class Pen:
         return "\n".join([f"start: {start}", *self._rules])
 
     def rule(self, body: str) -> str:
-        """The name of a rule with this body."""
+        """The name of a rule with this body. Raises BadRequest if there are too many."""
+        if len(self._rules) >= MAX_RULES:
+            raise BadRequest(f"tools: their schemas make more than {MAX_RULES} rules", "tools")
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name

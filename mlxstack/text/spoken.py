@@ -8,12 +8,13 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.kinds import MAX_DEPTH, Kinds, Schema, kinds, properties
+from mlxstack.text.kinds import Kinds, Schema, kinds, properties
 from mlxstack.text.pen import Pen, containing, listed, quoted
 
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 QUOTE, ESCAPE = '<|"|>', "<escape>"
 COMMA = quoted(",")
+MAX_DEPTH = 12
 
 
 class At(Struct, frozen=True):

@@ -205,3 +205,38 @@ def test_a_number_beyond_all_bounds_is_no_call() -> None:
     tools = (Tool("f", "", {"properties": {"x": {"type": "integer"}}}),)
     _, parser, _ = form_and_parser("qwen3_coder")
     assert parse_calls(parser, text, tool_shapes(tools)) == ()
+
+
+def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
+    again = [{"$ref": "#/$defs/Tree"}] * 10
+    tree = {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "object", "properties": {f"k{i}": one for i, one in enumerate(again)}},
+            *again,
+        ]
+    }
+    schema = {"type": "object", "properties": {"x": tree}, "$defs": {"Tree": tree}}
+    tools = (Tool("f", "", schema),)
+    assert tool_shapes(tools)[0]["function"]["parameters"]["properties"]["x"] == {"type": "object"}
+    for name in FORMS:
+        marks = Marks("<start>", "", FORMS[name], nameless(chatml))
+        if name == "gemma4":
+            with pytest.raises(BadRequest, match="5000 rules"):
+                call_grammars(Calls(tools, marks, is_single=True))
+        else:
+            assert call_grammars(Calls(tools, marks, is_single=True))
+
+
+def test_deep_arguments_are_no_call_rather_than_an_error() -> None:
+    deep = "[" * 900 + "]" * 900
+    tools = (Tool("f", "", {"properties": {"x": {"type": "array"}}}),)
+    for name in ("json_tools", "qwen3_coder", "glm47"):
+        _, parser, _ = form_and_parser(name)
+        text = {
+            "json_tools": f'{{"name": "f", "arguments": {{"x": {deep}}}}}',
+            "qwen3_coder": f"<function=f>\n<parameter=x>\n{deep}\n</parameter>\n</function>",
+            "glm47": f"f\n<arg_key>x</arg_key>\n<arg_value>{deep}</arg_value>",
+        }[name]
+        found = parse_calls(parser, text, tool_shapes(tools))
+        assert all(isinstance(call.arguments, dict) for call in found)
