@@ -70,6 +70,28 @@ fuzz: setup ## Look for bodies, files and texts that break something, MINUTES=20
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
 	@$(FAST) $(BIN)/python -m tests.fuzz $(MINUTES)
 
+mutants: setup ## Switch off each protection in a copy, and see its test fail
+	@$(FAST) $(BIN)/python -m tests.mutants
+
+$(VENV)/audit/ready:
+	@test -x $(VENV)/audit/bin/python || $(PYTHON) -m venv $(VENV)/audit
+	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.13" "pip-audit>=2.9" "cyclonedx-bom>=7.5" && touch $@
+
+lock: $(VENV)/audit/ready ## Write constraints.txt: the tested set with its hashes
+	@$(VENV)/audit/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade --quiet --custom-compile-command "make lock" -o constraints.txt
+
+locked: ## Install exactly the tested set of constraints.txt into .venv, each file by its hash
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . && touch $(VENV)/ready
+
+audit: $(VENV)/audit/ready ## Known vulnerabilities of the tested set
+	@$(VENV)/audit/bin/pip-audit --strict --require-hashes --disable-pip -r constraints.txt
+
+sbom: $(VENV)/audit/ready ## dist/sbom.json: what the tested set is made of, as CycloneDX
+	@mkdir -p dist && $(VENV)/audit/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible -o dist/sbom.json 2>/dev/null
+	@echo "dist/sbom.json"
+
 wheel: setup ## Build the wheel, install it into an empty environment, walk through the README
 	@rm -rf $(VENV)/wheel && $(BIN)/python -m pip wheel --quiet --no-deps -w $(VENV)/wheel .
 	@$(PYTHON) -m venv $(VENV)/wheel/env
@@ -85,4 +107,4 @@ shots: setup ## Redraw the dashboard pictures
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench all
 
-.PHONY: programs agents clients help setup up down check test fast matrix docs soak chaos fuzz wheel signature shots bench
+.PHONY: programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel signature shots bench

@@ -466,3 +466,15 @@ def test_d10_the_heads_of_a_tenant_are_not_written_down(model_of: ModelOf, tmp_p
             tokens = HEAD + prompt(60, seed=n)
             driver.answer(tokens, 2, agent=f"agent-{n}", salt="secret")
         assert driver.engine.tend(Recall()).result(timeout=60) == ()
+
+
+def test_d23_parked_kv_of_a_tenant_is_not_found_by_another(one: Driver) -> None:
+    one.answer(HEAD, salt="one")
+    one.answer(prompt(400, seed=9))
+    other = one.submit(HEAD, salt="two")
+    one.finish(other)
+    assert one.seated(other).n_cached == 0
+    one.answer(prompt(400, seed=9))
+    same = one.submit(HEAD, salt="one")
+    one.finish(same)
+    assert one.seated(same).n_cached > 0

@@ -167,6 +167,16 @@ def test_a_request_that_raises_fails_alone(driver: Driver) -> None:
     assert driver.answer(prompt(20, seed=2), 5) == driver.cold(prompt(20, seed=2), 5)
 
 
+def test_a_prompt_that_breaks_its_prefill_fails_alone(driver: Driver) -> None:
+    alone = driver.cold(prompt(20, seed=1), 60)
+    good = driver.submit(prompt(20, seed=1), 60, use_cache=False)
+    driver.until(good, Chosen)
+    with pytest.raises(Broken):
+        driver.finish(driver.submit(("x",) * 20, 5))  # type: ignore[arg-type]
+    driver.finish(good)
+    assert driver.tokens(good) == alone
+
+
 def test_a_broken_turn_fails_its_asks_and_the_engine_goes_on(driver: Driver) -> None:
     alone = driver.cold(prompt(20, seed=1), 5)
     # Not a tuple of ints: prefill cannot make an array of it.

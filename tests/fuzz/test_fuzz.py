@@ -88,6 +88,7 @@ def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
         ("model: " + "[" * 5000, "deeper"),
         ("model: {id: 2001-99-99}", "makes no sense"),
         ("model: &a {id: *a}", "deeper"),
+        ("model: {id: !!python/object/apply:os.getcwd []}", "this is not YAML"),
         ("a: &a [1]\n" + "".join(
             f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n"
             for n in range(12)

@@ -1,0 +1,45 @@
+"""Code that comes with a model does not run, and nothing is unpickled."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.engine.loader import load
+from tests.models import build
+
+EVIL = """
+from pathlib import Path
+Path(__file__).with_name("ran").touch()
+from mlx_lm.models.llama import Model, ModelArgs
+"""
+SOURCES = Path(__file__).parents[2] / "mlxstack"
+
+
+def armed(folder: Path) -> Path:
+    """A model whose configuration names Python code of its own."""
+    build(folder, "tiny")
+    (folder / "evil.py").write_text(EVIL)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_file": "evil.py"}))
+    return folder
+
+
+@pytest.mark.mlx
+def test_code_of_a_model_does_not_run_unless_the_preset_trusts_it(tmp_path: Path) -> None:
+    folder = armed(tmp_path / "model")
+    with pytest.raises(SetupError, match="trust_remote_code"):
+        load(ModelSpec(id=str(folder)), KVSpec())
+    assert not (folder / "ran").exists()
+    load(ModelSpec(id=str(folder), trust_remote_code=True), KVSpec())
+    assert (folder / "ran").exists(), "the trap works"
+
+
+def test_nothing_is_unpickled_evaluated_or_run_by_a_shell() -> None:
+    banned = re.compile(r"\b(import (pickle|marshal|shelve)\b|eval\(|exec\(|shell=True|os\.system)")
+    for path in SOURCES.rglob("*.py"):
+        found = banned.search(path.read_text().replace("mx.eval(", "").replace(".eval()", ""))
+        assert found is None, f"{path}: {found}"

@@ -1,0 +1,1 @@
+"""Protections switched off one by one, to see that a test fails for each."""

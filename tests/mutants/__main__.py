@@ -1,0 +1,58 @@
+"""`python -m tests.mutants [WORD]`: switches off each protection in a copy, and runs its test.
+
+With a word, only the protections with it in their names. Exits with the number of survivors.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.mutants.rows import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("mlxstack", "tests", "presets", "docs", "pyproject.toml", "README.md")
+WAIT_S = 300
+FAILED = 1
+"""pytest's status when a test failed; another one means that the test did not run."""
+
+
+def main(word: str) -> int:
+    """How many protections no test misses."""
+    chosen = [mutant for mutant in MUTANTS if word in mutant.protection]
+    n_alive = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, copy / name)
+        for mutant in chosen:
+            is_noticed = notices(copy, mutant)
+            n_alive += not is_noticed
+            print(f"{'noticed ' if is_noticed else 'SURVIVED'} {mutant.protection}", flush=True)
+    print(f"{n_alive} of {len(chosen)} survived")
+    return n_alive
+
+
+def notices(copy: Path, mutant: Mutant) -> bool:
+    """Whether the test fails without the protection."""
+    path = copy / "mlxstack" / mutant.file
+    text = path.read_text()
+    path.write_text(text.replace(mutant.old, mutant.new))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.test]
+    try:
+        env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            command, cwd=copy, env=env, capture_output=True, timeout=WAIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(text)
+    return done.returncode == FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))

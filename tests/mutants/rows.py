@@ -1,0 +1,211 @@
+"""Every protection with the way to switch it off, and the test that must fail then."""
+
+from msgspec import Struct
+
+
+class Mutant(Struct, frozen=True):
+    """Without `protection`: in `file`, `old`, which stands there once, becomes `new`."""
+
+    protection: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+GUARDS = "tests/api/test_guards.py::"
+STORE = "tests/store/"
+POWER = "tests/store/test_power_loss.py"
+FUZZ = "tests/fuzz/test_fuzz.py::"
+
+MUTANTS = (
+    Mutant(
+        "a key where other machines reach it", "host/rules.py",
+        "if not (is_loopback(preset.server.host) or", "if not (True or",
+        "tests/host/test_preset_reading.py::test_a2_refusals_name_file_line_key_and_remedy",
+    ),
+    Mutant(
+        "only a known key opens", "api/guards.py",
+        "fitting = [key for key in known if holder.fits(key, given)]", "fitting = known",
+        GUARDS + "test_x11_a_key_opens_in_either_header",
+    ),
+    Mutant(
+        "a stored digest is no key", "api/holder.py",
+        "secrets.compare_digest(_digest(given), key.key)",
+        "given == key.key or secrets.compare_digest(_digest(given), key.key)",
+        GUARDS + "test_a_digest_is_no_key",
+    ),
+    Mutant(
+        "the tier decides the priority", "api/holder.py",
+        "return Priority[key.tier.name]", "return Priority.NORMAL",
+        GUARDS + "test_e9_priority_comes_from_key_and_endpoint_and_never_from_the_body",
+    ),
+    Mutant(
+        "a key keeps its KV apart", "api/holder.py",
+        'salt=f"{key.salt}\\n{options.salt}" if key.salt else options.salt', "salt=options.salt",
+        GUARDS + "test_d23_a_key_keeps_its_kv_apart",
+    ),
+    Mutant(
+        "a key speaks only as its agents", "api/holder.py",
+        "return not key.agents or any(", "return True or any(",
+        GUARDS + "test_a_key_speaks_only_as_its_agents",
+    ),
+    Mutant(
+        "the Host is checked", "api/guards.py",
+        "if not (known.fullmatch(host) or _is_address(host)):", "if not host:",
+        GUARDS + "test_hosts_against_dns_rebinding",
+    ),
+    Mutant(
+        "the Origin is checked", "api/guards.py",
+        "if origin is not None and not _is_friend(origin, host, known):", 'if origin == "":',
+        GUARDS + "test_origins_of_foreign_pages",
+    ),
+    Mutant(
+        "CORS is closed to strangers", "api/guards.py",
+        'allow_origin_regex=rf"(?i:https?://(?:{_names(server)})(?::\\d+)?)"',
+        'allow_origin_regex=".*"',
+        GUARDS + "test_x10_preflights",
+    ),
+    Mutant(
+        "bodies are bounded", "api/app.py",
+        "request_max_body_size=server.max_body_bytes", "request_max_body_size=None",
+        GUARDS + "test_a_body_over_the_limit_is_413",
+    ),
+    Mutant(
+        "the depth of JSON is bounded", "api/errors.py",
+        "case RecursionError():", "case ZeroDivisionError():",
+        FUZZ + "test_json_deeper_than_can_be_read_is_400",
+    ),
+    Mutant(
+        "names of slot files are checked", "store/filename.py",
+        "if reason := _objection(name):", 'if reason := "":',
+        STORE + "test_shelf.py::test_c9_a_bad_name_is_refused_and_nothing_is_written",
+    ),
+    Mutant(
+        "links are not followed", "store/durable.py",
+        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_RDONLY | os.O_NONBLOCK",
+        STORE + "test_shelf.py::test_c9_a_link_is_not_followed",
+    ),
+    Mutant(
+        "folders are private", "store/durable.py",
+        "directory.mkdir(mode=0o700, exist_ok=True)", "directory.mkdir(exist_ok=True)",
+        STORE + "test_agent_folders.py::test_g12_files_are_0600_and_folders_0700",
+    ),
+    Mutant(
+        "KV is checked while it is read", "store/blob_file.py",
+        "if digest.hexdigest() != metadata.checksum:", "if not digest:",
+        STORE + "test_vault.py::test_c8_every_flipped_bit_is_noticed_while_pouring",
+    ),
+    Mutant(
+        "slot files are checked", "store/manifest_file.py",
+        "if digest != _digest(body):", "if not digest:",
+        STORE + "test_shelf.py::test_c8_every_flipped_bit_is_found",
+    ),
+    Mutant(
+        "KV belongs to one identity of weights", "engine/restoring.py",
+        "if manifest.identity != identity:", "if not manifest.identity:",
+        "tests/engine/test_slot_files.py::test_c8_g6_a_foreign_file_is_refused",
+    ),
+    Mutant(
+        "another salt does not hit", "engine/memory.py",
+        "blocks.salt(self._identity, tenant)", 'blocks.salt(self._identity, "")',
+        "tests/engine/test_memory.py::test_d23_parked_kv_of_a_tenant_is_not_found_by_another",
+    ),
+    Mutant(
+        "the log says nothing of what was said", "service/journal.py",
+        "                _log(ask, told)\n",
+        "                assert self.decode\n"
+        "                _log(ask, replace(told, ended=told.ended + self.decode(ask.tokens)))\n",
+        "tests/api/test_native.py::"
+        "test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text",
+    ),
+    Mutant(
+        "names of strangers are no control codes", "tui/views/figures.py",
+        'c if c.isprintable() else c.encode("unicode_escape").decode() for c in text',
+        "c for c in text",
+        "tests/tui/test_behaviour.py::test_h6_a_hostile_agent_is_shown_literally_everywhere",
+    ),
+    Mutant(
+        "code of a model does not run", "engine/loader.py",
+        "trust_remote_code=spec.trust_remote_code", "trust_remote_code=True",
+        "tests/engine/test_foreign_code.py",
+    ),
+    Mutant(
+        "nobody forges a turn", "text/guard.py",
+        "while self._pattern.search(text):", "while False:",
+        "tests/text/test_prompt.py::test_nobody_forges_a_turn",
+    ),
+    Mutant(
+        "nor with letters that a tokenizer changes", "text/guard.py",
+        "if self._normalize is None:", "if True:",
+        FUZZ + "test_letters_that_become_a_special_token_make_no_turn",
+    ),
+    Mutant(
+        "presets make no Python objects", "host/marked.py",
+        "loader = yaml.SafeLoader(text)", "loader = yaml.UnsafeLoader(text)",
+        FUZZ + "test_a_preset_that_is_none_is_refused_in_words",
+    ),
+    Mutant(
+        "the size of a grammar is bounded", "text/shape.py",
+        "if len(text) > MAX_CHARS:", "if not text:",
+        "tests/api/test_limits.py::test_a_grammar_has_a_largest_size",
+    ),
+    Mutant(
+        "the queue is bounded", "policy/scheduler.py",
+        "return len(after.waiting) > limits.max_waiting", "return False",
+        "tests/engine/test_serving.py::test_e18_a_full_queue_refuses_with_retry_after",
+    ),
+    Mutant(
+        "who leaves is cancelled", "api/leaving.py",
+        "        await _cancel(working)\n", "        pass\n",
+        "tests/api/test_streams.py::test_x9_a_client_that_leaves_without_a_stream",
+    ),
+    Mutant(
+        "bytes are synced before the name", "store/durable.py",
+        "            disk.sync(fd)\n", "            pass\n", POWER,
+    ),
+    Mutant(
+        "the name is synced before it is said", "store/durable.py",
+        "        sync_directory(path.parent, disk)\n    except OSError as error:",
+        "        pass\n    except OSError as error:", POWER,
+    ),
+    Mutant(
+        "a file is replaced, not written over", "store/durable.py",
+        "            temporary.replace(path)\n",
+        "            path.write_bytes(temporary.read_bytes())\n            temporary.unlink()\n",
+        POWER,
+    ),
+    Mutant(
+        "an agent is forgotten at once", "store/durable.py",
+        "        path.replace(doomed)\n        sync_directory(path.parent, disk)\n"
+        "        shutil.rmtree(doomed)\n",
+        "        shutil.rmtree(path)\n", POWER,
+    ),
+    Mutant(
+        "KV goes after the end of what names it is certain", "store/sweep.py",
+        "            sync_directory(folder, disk)\n", "            pass\n", POWER,
+    ),
+    Mutant(
+        "what is in use is not swept", "store/sweep.py",
+        "if (blob.identity, blob.key) not in stock.in_use and blob.used_at < young",
+        "if blob.used_at < young",
+        STORE + "test_sweep.py::test_c14_nothing_in_use_named_or_fresh_goes",
+    ),
+    Mutant(
+        "a full disk leaves the old file", "store/durable.py",
+        "            temporary.unlink(missing_ok=True)\n            raise",
+        "            temporary.replace(path)\n            raise",
+        STORE + "test_shelf.py::test_g12_a_refusing_disk_keeps_the_old_file",
+    ),
+    Mutant(
+        "damaged KV is set aside", "store/vault.py",
+        'path.replace(path.with_name(path.name.removesuffix(SUFFIX) + ASIDE))', "pass",
+        STORE + "test_vault.py::test_c8_pouring_a_damaged_file_is_refused_and_sets_it_aside",
+    ),
+    Mutant(
+        "a request that breaks fails alone", "engine/turns.py",
+        "        except Exception as error:  # whatever it was, it concerns this ask only",
+        "        except ZeroDivisionError as error:",
+        "tests/engine/test_serving.py::test_a_prompt_that_breaks_its_prefill_fails_alone",
+    ),
+)  # fmt: skip
