@@ -84,6 +84,13 @@ class Pin(Struct, frozen=True):
     salt: str = ""
 
 
+class PinKnown(Struct, frozen=True):
+    """Name the prefix that has this id in a `core.frame.CacheView`, and keep it."""
+
+    name: str
+    id: str
+
+
 class Unpin(Struct, frozen=True):
     """Let go of a named prefix."""
 
@@ -160,7 +167,20 @@ class Locate(Struct, frozen=True):
     agents: tuple[str, ...]
 
 
-Chore = Look | Locate | Recall | Protect | Pin | PinAgent | LetGo | Unpin | Clear | Relieve | Embed
+Chore = (
+    Look
+    | Locate
+    | Recall
+    | Protect
+    | Pin
+    | PinKnown
+    | PinAgent
+    | LetGo
+    | Unpin
+    | Clear
+    | Relieve
+    | Embed
+)
 
 
 class Pinned(Struct, frozen=True):

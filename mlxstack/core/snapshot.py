@@ -67,6 +67,7 @@ class Counters(Struct, frozen=True):
     n_failed: int = 0
     n_refused: int = 0
     n_tokens_max: int = 0
+    n_evicted: int = 0
 
     def plus(self, other: "Counters") -> "Counters":
         """The totals of both; of `n_tokens_max` the larger one."""

@@ -15,6 +15,7 @@ from mlxstack.core.act import (
     Look,
     Pin,
     PinAgent,
+    PinKnown,
     Protect,
     Recall,
     Relieve,
@@ -30,6 +31,9 @@ from mlxstack.policy.eviction import Pressure
 from mlxstack.policy.meters import Tally
 from mlxstack.policy.owners import Prefix
 
+MOST_AGENTS = 8
+"""So many of those who share a prefix are named."""
+
 NO_EMBEDDINGS = (
     "This server does not support embeddings; start an embedding preset beside it, "
     "such as `mlx-stack up demo-embedding`"
@@ -43,7 +47,7 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
             return look(seating, ledger, chore.limit)
         case Locate() | PinAgent() | LetGo():
             return agent_chores.do(chore, seating)
-        case Pin() | Unpin() | Recall() | Protect():
+        case Pin() | PinKnown() | Unpin() | Recall() | Protect():
             return pinning.do(chore, seating)
         case Embed():
             raise Unsupported(NO_EMBEDDINGS)
@@ -73,7 +77,7 @@ def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:
         minute=_sums(rates.minute),
         hour=_sums(rates.hour),
         whole=_sums(rates.whole),
-        prefixes=tuple(_prefix(p) for p in memory.owners.top(now, limit)),
+        prefixes=tuple(_prefix(p, seating) for p in memory.owners.top(now, limit)),
     )
 
 
@@ -88,13 +92,16 @@ def _sums(tally: Tally) -> Sums:
     )
 
 
-def _prefix(prefix: Prefix) -> PrefixView:
+def _prefix(prefix: Prefix, seating: Seating) -> PrefixView:
+    known = seating.memory.owners.known(prefix.key)
+    agents = seating.finding.sharing(known.keys) if known else ()
     return PrefixView(
-        id=prefix.name,
+        id=prefix.key,
         name=prefix.name,
         n_tokens=prefix.n_tokens,
         n_bytes=prefix.n_bytes,
         n_hits=prefix.hits,
         age_s=prefix.age_s,
+        agents=agents[:MOST_AGENTS],
         is_pinned=prefix.is_pinned,
     )

@@ -96,6 +96,20 @@ class Finding:
         found = self._memory.match(last.chain, last.tokens, None)
         return (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
 
+    def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
+        """Whose last prompt begins with what these records hold, the latest first. O(agents)."""
+        nodes = (self._memory.index.nodes.get(key) for key in keys)
+        known = [node.record for node in nodes if node is not None]
+        held = [one for one in known if isinstance(one, records.Segment) and one.blocks]
+        if not held:
+            return ()
+        place, block = held[-1].end // self._memory.spec.block_size - 1, held[-1].blocks[-1]
+        return tuple(
+            name
+            for name, one in reversed(self._prompts.items())
+            if len(one.chain.keys) > place and one.chain.keys[place] == block
+        )
+
     def forget(self, agent: str) -> None:
         """The next prompt of this agent is compared to nothing of its own."""
         self._prompts.pop(agent, None)

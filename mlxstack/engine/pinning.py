@@ -3,18 +3,20 @@
 import time
 from typing import Any
 
-from mlxstack.core.act import Pin, Pinned, Protect, Recall, Unpin
+from mlxstack.core.act import Pin, PinKnown, Pinned, Protect, Recall, Unpin
 from mlxstack.core.errors import NotFound
 from mlxstack.engine.seating import Seating
 from mlxstack.policy.owners import Name
 from mlxstack.policy.prefix import common_prefix
 
 
-def do(chore: Pin | Unpin | Recall | Protect, seating: Seating) -> Any:
+def do(chore: Pin | PinKnown | Unpin | Recall | Protect, seating: Seating) -> Any:
     """The answer to the chore, as its own words say. Raises NotFound."""
     match chore:
         case Pin():
             return pin(seating, chore)
+        case PinKnown():
+            return pin_known(seating, chore)
         case Unpin():
             if not seating.memory.owners.unpin(chore.name):
                 raise NotFound(f"no prefix is called {chore.name}")
@@ -34,6 +36,18 @@ def pin(seating: Seating, wanted: Pin) -> Pinned:
     keys = tuple(step.key for step in path)
     memory.owners.pin(Name(wanted.name, keys, n_tokens, time.monotonic()))
     return Pinned(wanted.name, n_tokens, sum(step.n_bytes for step in path))
+
+
+def pin_known(seating: Seating, wanted: PinKnown) -> Pinned:
+    """Raises NotFound when what has this id was forgotten meanwhile."""
+    owners = seating.memory.owners
+    known = owners.known(wanted.id)
+    if known is None:
+        raise NotFound(f"no prefix has the id {wanted.id}; it may have been evicted")
+    owners.pin(Name(wanted.name, known.keys, known.n_tokens, time.monotonic()))
+    nodes = seating.memory.index.nodes
+    n_bytes = sum(nodes[key].record.n_bytes for key in known.keys if key in nodes)
+    return Pinned(wanted.name, known.n_tokens, n_bytes)
 
 
 def _park_nearest(seating: Seating, tokens: tuple[int, ...], salt: str) -> None:

@@ -150,6 +150,7 @@ class Turns:
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
             n_decode_rows=self.batch.n_rows,
+            n_evicted=self.seating.memory.index.n_evicted,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
         return draw(self._desk, self.slots, shown, counters, self.n_ctx, self._n_turns)

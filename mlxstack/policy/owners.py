@@ -23,8 +23,12 @@ class Name(Struct, frozen=True):
 
 
 class Prefix(Struct, frozen=True):
-    """One line of "top prefixes": `age_s` since it was stored, `idle_s` since it was used."""
+    """One line of "top prefixes": `age_s` since it was stored, `idle_s` since it was used.
 
+    `key` is the name, or that of its last record when it has none.
+    """
+
+    key: str
     name: str
     n_tokens: int
     n_bytes: int
@@ -101,6 +105,17 @@ class Owners:
         ranked = sorted(named + others, key=lambda p: (-p.hits, -p.n_tokens, p.name))
         return tuple(ranked[:limit])
 
+    def known(self, key: str) -> Name | None:
+        """The records under the key of a `Prefix`; None when there are none any more."""
+        if key in self._names:
+            return self._names[key]
+        node = self._index.nodes.get(key)
+        if node is None or not isinstance(node.record, Segment):
+            return None
+        end = end_of(node.record)
+        steps = reach(self._index, key, end)
+        return Name("", tuple(step.key for step in steps), end, node.born_at)
+
     def _existing(self, keys: Iterable[str]) -> list[Node]:
         return [self._index.nodes[key] for key in keys if key in self._index.nodes]
 
@@ -113,6 +128,7 @@ class Owners:
     def _named_prefix(self, name: Name, now: float) -> Prefix:
         nodes = self._existing(name.keys)
         return Prefix(
+            key=name.name,
             name=name.name,
             n_tokens=name.n_tokens,
             n_bytes=sum(node.record.n_bytes for node in nodes),
@@ -127,6 +143,7 @@ class Owners:
         node = self._index.nodes[key]
         steps = reach(self._index, key, end_of(node.record))
         return Prefix(
+            key=key,
             name="",
             n_tokens=end_of(node.record),
             n_bytes=sum(step.n_bytes for step in steps),

@@ -67,11 +67,14 @@ class Sight:
         self._asked_at = -REST_S
         self._counters = Counters()
         self._has_past = False
+        self._mode = ""
 
     def frame(self) -> Frame:
         """The frame of now, with the latest answer of the KV memory; the first tells the past."""
         self._take()
         frame = frame_of(self._service, self._memory, self._kept)
+        if self._mode:
+            frame = replace(frame, service=replace(frame.service, mode=self._mode))
         if not self._has_past:
             self._has_past = True
             frame = replace(frame, past=tuple(self._service.samples))
@@ -79,6 +82,7 @@ class Sight:
             tend = self._service.engine.tend
             names = tuple(agent.id for agent in frame.agents or ())
             self._coming = tend(Look(MOST_PREFIXES)), tend(Locate(names))
+            self._look_up_mode()
         return frame
 
     def _take(self) -> None:
@@ -89,6 +93,11 @@ class Sight:
             self._memory = look.result()
             self._kept = {one.agent: one for one in kept.result()}
         self._coming = None
+
+    def _look_up_mode(self) -> None:
+        """It is a file of the home, changed by the command that switches."""
+        supply = self._service.supply
+        self._mode = supply.mode(self._service.preset.name) if supply is not None else ""
 
     def _is_due(self, now: float) -> bool:
         counters = self._service.snapshot().counters

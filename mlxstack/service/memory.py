@@ -14,6 +14,7 @@ from mlxstack.core.act import (
     Freed,
     Look,
     Pin,
+    PinKnown,
     Pinned,
     Protect,
     Recall,
@@ -53,6 +54,14 @@ async def pin(service: Service, name: str, tokens: Sequence[int]) -> Pinned:
         )
     await warm(service, tokens)
     pinned: Pinned = await _tend(service, Pin(name, tuple(tokens)))
+    return pinned
+
+
+async def pin_known(service: Service, name: str, key: str) -> Pinned:
+    """Keep a prefix that the cache holds under this name. Raises BadRequest, or NotFound."""
+    if not name:
+        raise BadRequest("a prefix needs a name", "name")
+    pinned: Pinned = await _tend(service, PinKnown(name, key))
     return pinned
 
 

@@ -11,9 +11,10 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Done
+from mlxstack.core.act import Act, Done, Restored, Saved
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
 from mlxstack.core.event import Seated
@@ -57,6 +58,13 @@ class Health(StrEnum):
     STOPPING = "stopping"
 
 
+class Moved(Struct, frozen=True):
+    """Bytes that saving slots wrote anew, and restoring them read."""
+
+    n_saved: int = 0
+    n_restored: int = 0
+
+
 class Service:
     """The one engine of this process, seen from asyncio.
 
@@ -78,6 +86,7 @@ class Service:
         self.started_at = time.time()
         self.last_in_slot: dict[int, Ask] = {}
         self.n_unparsed = 0
+        self.moved = Moved()
         self.library = library or Library(None)
         self.library.model = self.name
         self.supply = supply
@@ -220,7 +229,12 @@ class Service:
     async def act(self, act: Act) -> Done:
         """Save, restore or erase, once the slot is idle."""
         self.require()
-        return await asyncio.wrap_future(self.engine.act(act))
+        done = await asyncio.wrap_future(self.engine.act(act))
+        if isinstance(done, Saved):
+            self.moved = replace(self.moved, n_saved=self.moved.n_saved + done.n_written)
+        elif isinstance(done, Restored):
+            self.moved = replace(self.moved, n_restored=self.moved.n_restored + done.n_read)
+        return done
 
     def remember(self, seated: Seated, ask: Ask) -> None:
         """Keep what a slot was last asked, for people who look at it."""

@@ -12,7 +12,7 @@ from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
 from mlxstack.engine import device, footprint, loader
 from mlxstack.engine.embed import Embedder
 from mlxstack.engine.thread import Engine
-from mlxstack.host import presets
+from mlxstack.host import modes, presets
 from mlxstack.host.models import read_config
 from mlxstack.host.paths import Home
 from mlxstack.service.fit import refuse_if_too_big
@@ -86,6 +86,11 @@ class Supply:
         n_bytes = files.weights.n_bytes(2 if device.has_gpu() else 4)
         refuse_if_too_big(preset, files, n_bytes)
         return Checked(str(path), n_bytes)
+
+    def mode(self, service: str) -> str:
+        """The mode that this computer was switched to, if this service belongs to it; else ""."""
+        active = modes.active(Home(self._home))
+        return active.name if active is not None and service in active.services else ""
 
     def keep(self, preset: Preset) -> None:
         """A worker that is started again serves this preset."""

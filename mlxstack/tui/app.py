@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.markup import escape
 from textual.message import Message
 from textual.screen import ModalScreen, Screen
 
@@ -22,6 +23,7 @@ from mlxstack.tui.screens.overview import Overview
 from mlxstack.tui.screens.page import Page
 from mlxstack.tui.screens.requests import Requests
 from mlxstack.tui.theme import HOUSE, Look
+from mlxstack.tui.views.figures import printable
 from mlxstack.tui.widgets.nav import MODES
 from mlxstack.tui.widgets.section import Section
 
@@ -144,8 +146,11 @@ class Dashboard(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every deed and every screen, then the toolkit's own."""
         for deed in DEEDS:
-            aim = f"{deed.target} {self._aim(deed.target) or ''}".strip()
-            yield SystemCommand(f"{deed.label}: {aim}", deed.help, partial(self.perform, deed))
+            aim = f"{deed.target} {printable(self._aim(deed.target) or '', 60)}".strip()
+            # The palette reads its titles as markup.
+            yield SystemCommand(
+                f"{deed.label}: {escape(aim)}", deed.help, partial(self.perform, deed)
+            )
         for mode in MODES:
             yield SystemCommand(
                 f"Show {mode}",

@@ -53,6 +53,32 @@ def test_d21_a_prefix_is_registered_pinned_and_released(http: httpx.Client) -> N
     assert http.delete("/cache/prefixes/book-v1").status_code == 404
 
 
+def test_d21_what_is_listed_is_pinned_by_its_id_and_tells_who_shares_it(
+    http: httpx.Client,
+) -> None:
+    text = f"Everybody begins like this. {WORDS} " * 2
+    for agent in ("sharing-1", "sharing-2"):
+        chat(http, text, session_id=agent)
+        http.delete(f"/v1/agents/{agent}?evict_only=1").raise_for_status()
+    chat(http, text, session_id="sharing-1")
+    chat(http, "Something else. " + WORDS, session_id="alone")
+    listed = http.get("/cache").json()["prefixes"]
+    shared = next(one for one in listed if {"sharing-1", "sharing-2"} <= set(one["agents"]))
+    assert "alone" not in shared["agents"]
+    body = {"name": "everybody", "id": shared["id"]}
+    done = http.post("/cache/prefixes", json=body)
+    assert done.json()["n_tokens"] == shared["n_tokens"], done.text
+    http.post("/cache/clear").raise_for_status()
+    found = {one["name"]: one for one in http.get("/cache").json()["prefixes"]}
+    assert found["everybody"]["is_pinned"]
+    assert http.delete("/cache/prefixes/everybody").status_code == 200
+    assert http.post("/cache/prefixes", json={"name": "x", "id": "gone"}).status_code == 404
+    assert http.post("/cache/prefixes", json={"id": shared["id"]}).status_code == 400
+    both = http.post("/cache/prefixes", json={**body, "text": "a"})
+    assert both.status_code == 400
+    assert "either the id" in both.text
+
+
 @pytest.mark.parametrize(
     "body",
     [

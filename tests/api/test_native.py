@@ -57,6 +57,21 @@ def test_h7_counters_count(http: httpx.Client) -> None:
     assert metric(http, "llamacpp:requests_processing") == 0
 
 
+def test_h7_evictions_and_the_bytes_of_saves_and_restores_are_counted(
+    http: httpx.Client,
+) -> None:
+    names = ("evictions", "saved_bytes", "restored_bytes")
+    before = {name: metric(http, f"mlxstack_{name}_total") for name in names}
+    chat(http, max_tokens=5, id_slot=0)
+    saved = http.post("/slots/0?action=save", json={"filename": "counted.kv"}).json()
+    restored = http.post("/slots/1?action=restore", json={"filename": "counted.kv"}).json()
+    http.post("/cache/clear").raise_for_status()
+    grown = {name: metric(http, f"mlxstack_{name}_total") - before[name] for name in names}
+    assert grown["saved_bytes"] == saved["n_written"] > 0
+    assert grown["restored_bytes"] == restored["n_read"] > 0
+    assert grown["evictions"] > 0
+
+
 def test_native_completion_stop_types(http: httpx.Client) -> None:
     body = {"prompt": "once upon a time", "n_predict": 30, "temperature": 0, "ignore_eos": True}
     whole = http.post("/completion", json=body).json()

@@ -153,6 +153,25 @@ async def test_h6_a_hostile_agent_is_shown_literally_everywhere() -> None:
         assert app.screen.query_one(Input).value == "red-rm--rf------31m-evil.kv"
 
 
+async def test_h6_a_hostile_agent_is_shown_literally_in_the_palette() -> None:
+    app = attached(Clerk())
+    async with app.run_test(size=(160, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("3", "down", "down", "down")
+        await pilot.pause()
+        assert app.chosen[Target.AGENT] == scenes.EVIL
+        for words in ("", "delete"):
+            await pilot.press("ctrl+p", *words)
+            await pilot.pause(0.5)
+            await pilot.pause(0.5)
+            for sign in ("\x1b", "\u202e"):
+                assert sign not in on_screen(app)
+            if words:
+                break
+            await pilot.press("escape")
+        assert r"Delete: agent [red]rm -rf[/] \x1b[31m\u202eevil\n" in on_screen(app)
+
+
 async def test_copy_curl_copies_the_variable_and_never_the_key() -> None:
     app = attached(Clerk())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -369,7 +388,7 @@ async def test_a_prefix_is_let_go_and_the_cache_is_cleared() -> None:
         await settled(pilot)
         await pilot.press("2", "tab", "down", "down", "u")
         await pilot.pause()
-        assert "Let go of the pinned prefix p3?" in on_screen(app)
+        assert "Let go of the pinned prefix [red]rm -rf[/]" in on_screen(app)
         await pilot.press("y")
         await settled(pilot)
         await pilot.press("x", "y")

@@ -13,9 +13,12 @@ from textual.widgets import Input
 
 from mlxstack.core.frame import AgentView
 from mlxstack.core.preset import SlotSpec
+from mlxstack.host import modes
+from mlxstack.host.paths import Home, make_home
 from mlxstack.tui.deeds import deed_of
 from mlxstack.tui.screens.agents import Agents, OneAgent
 from mlxstack.tui.screens.asking import Choice, Consent, Words
+from mlxstack.tui.widgets.lines import Lines
 from mlxstack.tui.widgets.table import Table
 from tests.api.running import Running, running, tiny_preset
 from tests.tui.test_live import board, said, until, watching
@@ -237,6 +240,32 @@ async def test_h4_a_file_is_warmed_and_pinned_under_its_name(
     assert any(one["name"] == "handbook" and one["is_pinned"] for one in found)
 
 
+async def test_h4_a_listed_prefix_is_pinned_under_a_name_and_let_go(
+    live: Running, http: httpx.AsyncClient
+) -> None:
+    await alone(http, ANN, BOB)
+    await meet(http, ANN, BOB)
+    async with watching(live.url) as pilot:
+        await pilot.press("2")
+        table = pilot.app.screen.query_one("#prefixes Table", Table)
+        await until(pilot, lambda: table.row_count > 0)
+        table.focus()
+        await answered(pilot, "i", *"talk", "enter")
+        await until(pilot, lambda: said(board(pilot), "talk: "))
+        await until(pilot, lambda: "talk" in keys_in(table))
+        await pilot.press(*["down"] * keys_in(table).index("talk"))
+        await until(pilot, lambda: table.chosen == "talk")
+        assert (await http.get("/cache")).json()["prefixes"]
+        await answered(pilot, "u", "y")
+        await until(pilot, lambda: said(board(pilot), "talk is no longer pinned"))
+    found = (await http.get("/cache")).json()["prefixes"]
+    assert "talk" not in {one["name"] for one in found}
+
+
+def keys_in(table: Table) -> list[str]:
+    return [str(row.value) for row in table.rows]
+
+
 async def test_h4_the_model_is_changed_by_the_name_of_a_preset(tmp_path: Path) -> None:
     presets = tmp_path / "home" / "presets"
     presets.mkdir(parents=True, mode=0o700)
@@ -255,6 +284,17 @@ async def test_h4_the_model_is_changed_by_the_name_of_a_preset(tmp_path: Path) -
             await until(pilot, lambda: said(app, "tiny was changed for other"))
             await until(pilot, lambda: app.model.frame.service.model == "other")
             await until(pilot, lambda: len(rows(pilot)) == 2)
+
+
+async def test_the_health_line_names_the_mode_that_the_service_belongs_to(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    make_home(home)
+    modes.mark_active(home, modes.Active("demo-mode", ("tiny", "other")))
+    with running(tiny_preset(tmp_path / "tiny"), home.root) as found:
+        async with watching(found.url) as pilot:
+            await until(pilot, lambda: board(pilot).model.frame.service.mode == "demo-mode")
+            health = pilot.app.screen.query_one("#health", Lines)
+            await until(pilot, lambda: "· demo-mode ·" in str(health.render()))
 
 
 async def test_h4_without_its_computer_the_mode_cannot_be_switched(live: Running) -> None:

@@ -18,9 +18,13 @@ from mlxstack.text.prompt import Spelling
 
 
 class PrefixBody(Struct):
-    """A prefix by one of its three forms; `messages` as in a chat request, tools included."""
+    """A prefix by one of its forms; `messages` as in a chat request, tools included.
+
+    `id` is that of a prefix that the cache holds, as GET /cache tells it.
+    """
 
     name: str = ""
+    id: str | None = None
     text: str | None = None
     tokens: list[int] | None = None
     messages: list[Turn] | None = None
@@ -50,8 +54,12 @@ async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
 
 @post("/cache/prefixes", status_code=200)
 async def register_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, Any]:
-    """Compute a prefix, keep it under a name."""
-    pinned = await memory.pin(service, data.name, await _tokens(service, data))
+    """Compute a prefix, or take one that the cache holds, and keep it under a name."""
+    if data.id is not None:
+        _refuse_content(data)
+        pinned = await memory.pin_known(service, data.name, data.id)
+    else:
+        pinned = await memory.pin(service, data.name, await _tokens(service, data))
     return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
 
 
@@ -80,6 +88,11 @@ async def clear_cache(service: TheService) -> dict[str, int]:
 async def sweep_disk(service: TheService, data: JSONBody[Sweep]) -> Swept:
     """Delete stored KV, and with scope "all" saved contexts, by age and bytes."""
     return await memory.sweep(service, data)
+
+
+def _refuse_content(data: PrefixBody) -> None:
+    if any(x is not None for x in (data.text, data.tokens, data.messages)):
+        raise BadRequest("give either the id of a kept prefix or its content", "id")
 
 
 async def _tokens(service: Service, data: PrefixBody) -> tuple[int, ...]:

@@ -51,9 +51,12 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
     )
 
 
-def own_counters(now: Counters, n_unparsed: int) -> Numbers:
+def own_counters(now: Counters, service: Service) -> Numbers:
     """Totals that llama-server does not have."""
     return (
+        ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
+        ("saved_bytes", "Bytes newly written by saving slots", service.moved.n_saved),
+        ("restored_bytes", "Bytes read by restoring slots", service.moved.n_restored),
         ("model_calls", "Forward passes of the model", now.n_model_calls),
         ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
         ("requests", "Requests that reached the engine", now.n_asks),
@@ -61,7 +64,7 @@ def own_counters(now: Counters, n_unparsed: int) -> Numbers:
         ("requests_cancelled", "Requests whose client left", now.n_cancelled),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
-        ("unparsed_calls", "Tool calls that made no sense and became text", n_unparsed),
+        ("unparsed_calls", "Tool calls that made no sense and became text", service.n_unparsed),
     )
 
 
@@ -88,7 +91,7 @@ class Metrics(Collector):
         before, self._before = self._before, snapshot.counters
         yield from _families(CounterMetricFamily, "llamacpp:", llama_counters(snapshot.counters))
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
-        ours = own_counters(snapshot.counters, self._service.n_unparsed)
+        ours = own_counters(snapshot.counters, self._service)
         yield from _families(CounterMetricFamily, "mlxstack_", ours)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 

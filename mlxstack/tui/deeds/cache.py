@@ -1,4 +1,4 @@
-"""What can be done to the KV memory: warm a prefix, let go of one, clear everything."""
+"""What can be done to the KV memory: warm, pin, let go of a prefix, clear everything."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,13 @@ import msgspec
 from mlxstack.core.errors import BadRequest
 from mlxstack.tui.deeds.deed import Aim, Deed, Hands, Target, Wants
 from mlxstack.tui.model import Model
-from mlxstack.tui.views.figures import printable, size
+from mlxstack.tui.views.figures import printable, size, tokens
+
+
+async def pin(hands: Hands, aim: Aim) -> str:
+    """What is listed is kept whatever happens, under a name."""
+    done = await hands.calls.post("/cache/prefixes", {"name": aim.words, "id": aim.key})
+    return f"{aim.words}: {done.get('n_tokens', 0)} tokens are kept"
 
 
 async def unpin(hands: Hands, aim: Aim) -> str:
@@ -44,6 +50,14 @@ def _prefix(path: str) -> dict[str, Any]:
         raise BadRequest(f"{file} cannot be read: {why}") from why
 
 
+def _told(model: Model, key: str) -> str:
+    cache = model.frame.cache
+    one = next((view for view in cache.prefixes if view.id == key), None) if cache else None
+    if one is None:
+        return printable(key, 60)
+    return f"{printable(one.name, 60) or 'the unnamed one'} ({tokens(one.n_tokens)} tokens)"
+
+
 def _parked(model: Model) -> str:
     cache = model.frame.cache
     return size(cache.memory_bytes) if cache else "all"
@@ -51,13 +65,23 @@ def _parked(model: Model) -> str:
 
 DEEDS: tuple[Deed, ...] = (
     Deed(
+        id="pin",
+        key="i",
+        label="Pin",
+        help="Keep the chosen prefix under a name, whatever happens.",
+        target=Target.PREFIX,
+        wants=Wants.NAME,
+        describe=lambda model, key: f"Keep {_told(model, key)} under which name?",
+        do=pin,
+    ),
+    Deed(
         id="unpin",
         key="u",
         label="Unpin",
         help="Let go of the chosen pinned prefix: it stays until its room is needed.",
         target=Target.PREFIX,
         wants=Wants.CONSENT,
-        describe=lambda _, key: f"Let go of the pinned prefix {printable(key, 60)}?",
+        describe=lambda model, key: f"Let go of the pinned prefix {_told(model, key)}?",
         do=unpin,
     ),
     Deed(

@@ -29,6 +29,7 @@ class Wants(StrEnum):
     PRIORITY = "priority"
     FILENAME = "filename"
     FILE = "file"
+    NAME = "name"
     PRESET = "preset"
     MODE = "mode"
 

@@ -113,7 +113,7 @@ def _sums(name: str, sums: Sums) -> tuple[Cell, ...]:
 
 def _prefix(one: PrefixView, width: int) -> tuple[Cell, ...]:
     cells = (
-        Cell(starred(one.name or one.id or UNNAMED, is_pinned=one.is_pinned)),
+        Cell(starred(one.name or UNNAMED, is_pinned=one.is_pinned)),
         Cell(str(one.n_hits)),
         Cell(tokens(one.n_tokens)),
         Cell(size(one.n_bytes)),
