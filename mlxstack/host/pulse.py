@@ -14,9 +14,9 @@ LOADING = "Loading model"
 
 
 class Beat(Struct, frozen=True):
-    """One look at /health: `is_well` is HTTP 200, or 503 while loading; `said` its complaint.
+    """One look at /health: `is_well` is no status of 500 or more, except 503 while loading.
 
-    `said` None: it did not answer at all.
+    `said` is its complaint; None when it did not answer at all. Who refuses us is alive too.
     """
 
     is_well: bool = False
@@ -30,7 +30,7 @@ def look(url: str, timeout_s: float) -> Beat:
             caller.request("GET", "/health")
             answer = caller.getresponse()
             said = _complaint(answer.read())
-            return Beat(answer.status == 200 or said == LOADING, said)
+            return Beat(answer.status < 500 or said == LOADING, said)
     except (OSError, HTTPException):
         return Beat()
 

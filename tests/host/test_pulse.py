@@ -1,8 +1,13 @@
 """A9: which looks at a worker mean that it is stuck."""
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
-from mlxstack.host.pulse import Beat, Pulse
+from mlxstack.host.process import free_port
+from mlxstack.host.pulse import Beat, Pulse, look
 from mlxstack.host.state import Patience
 
 PATIENCE = Patience(look_s=5.0, silent_s=20.0, stuck_s=40.0)
@@ -10,6 +15,51 @@ WELL = Beat(is_well=True, said="")
 LOADING = Beat(is_well=True, said="Loading model")
 STALLED = Beat(said="the engine has work but finishes no turn")
 SILENT = Beat()
+
+
+class Answers(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        status, body = self.server.says  # type: ignore[attr-defined]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("status", "body", "beat"),
+    [
+        (200, b'{"status": "ok"}', WELL),
+        (403, b"no", WELL),
+        (503, b'{"error": {"message": "Loading model"}}', LOADING),
+        (503, b'{"error": {"message": "stuck"}}', Beat(said="stuck")),
+        (500, b"oops", Beat(said="")),
+    ],
+)
+def test_a9_what_an_answer_tells(
+    server: ThreadingHTTPServer, status: int, body: bytes, beat: Beat
+) -> None:
+    server.says = (status, body)  # type: ignore[attr-defined]
+    assert look(f"http://127.0.0.1:{server.server_address[1]}", 5.0) == beat
+
+
+@pytest.mark.net
+def test_a9_nobody_there_is_silence() -> None:
+    assert look(f"http://127.0.0.1:{free_port('127.0.0.1')}", 5.0) == SILENT
 
 
 def felt(*beats: Beat) -> list[str | None]:
