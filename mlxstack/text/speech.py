@@ -59,6 +59,7 @@ class Speech:
         self._accent = voice.accent
         self._is_raw = manner.is_raw
         self._make_id = make_id
+        self._ids: set[str] = set()
         self._state = voice.first_state(manner)
         self._at: str = self._state[0]
         is_open = bool(manner.before)
@@ -170,7 +171,11 @@ class Speech:
         return parse_calls(self._accent.parser, self._call, self._shapes)
 
     def _named(self, call: ToolCall) -> ToolCall:
-        return call if call.id else msgspec.structs.replace(call, id=self._make_id())
+        """With an id that no other call of this answer has."""
+        if not call.id or call.id in self._ids:
+            call = msgspec.structs.replace(call, id=self._make_id())
+        self._ids.add(call.id)
+        return call
 
 
 def _words(text: str) -> list[Delta]:

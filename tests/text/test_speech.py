@@ -196,3 +196,9 @@ def test_no_text_is_lost(chatml: Any, thought: str, answer: str) -> None:
     deltas, _ = hear(chatml, f"{thought}</think>{answer}", Manner(tools=TOOLS, is_in_thinking=True))
     assert thoughts(deltas).strip() == thought.strip()
     assert words(deltas).strip() == answer.strip()
+
+
+def test_two_calls_of_one_answer_never_share_an_id(mistral: Any) -> None:
+    one = '{"name": "bash", "arguments": {}, "id": "abcdefghi"}'
+    deltas, _ = hear(mistral, f"[TOOL_CALLS][{one}, {one}]", Manner(tools=TOOLS))
+    assert [call.id for call in calls(deltas)] == ["abcdefghi", "call_0"]
