@@ -20,6 +20,7 @@ from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.fetching import fetch
 from mlxstack.host.machine import amount
+from mlxstack.host.places import expanded
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def locate(spec: ModelSpec) -> Path:
     """
     if spec.id == "demo":
         return MODEL_DIR
-    local = Path(spec.id).expanduser()
+    local = expanded(spec.id)
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise SetupError(f"the folder {local} holds no config.json, so it is no model")

@@ -10,7 +10,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.host.places import is_folder
+from mlxstack.host.places import expanded, is_folder
 from mlxstack.host.preflight import BUILTIN_MODEL
 
 CONFIG = "config.json"
@@ -83,7 +83,7 @@ def _folder(spec: ModelSpec) -> Path | None:
     if spec.id == BUILTIN_MODEL:
         return MODEL_DIR
     if is_folder(spec.id):
-        return Path(spec.id).expanduser()
+        return expanded(spec.id)
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - slow, and rarely needed
 
     found = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset, WarmPrefix
-from mlxstack.host.marked import Document, Keys
+from mlxstack.host.marked import Document, Keys, dotted
 from mlxstack.host.paths import Home
 
 FOLDER_SIGNS = ("/", "./", "../", "~")
@@ -14,6 +15,14 @@ FOLDER_SIGNS = ("/", "./", "../", "~")
 def is_folder(model_id: str) -> bool:
     """Whether a model id means a folder (`./x`, `../x`, `/x`, `~/x`) rather than a hub id."""
     return model_id in {".", ".."} or model_id.startswith(FOLDER_SIGNS)
+
+
+def expanded(path: str) -> Path:
+    """The path without its `~`. Raises SetupError when it means somebody who is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as why:
+        raise SetupError(f"the path {path!r} begins with the home of nobody known here") from why
 
 
 def absolute(preset: Preset, document: Document, home: Home) -> Preset:
@@ -50,4 +59,8 @@ def _warm(document: Document, keys: Keys, prefix: WarmPrefix) -> WarmPrefix:
 
 
 def _from(document: Document, keys: Keys, path: str) -> str:
-    return str((document.mark(keys).folder / Path(path).expanduser()).resolve())
+    mark = document.mark(keys)
+    try:
+        return str((mark.folder / expanded(path)).resolve())
+    except (SetupError, ValueError, OSError) as why:
+        raise SetupError(f"{mark}: {dotted(keys)} is no path: {why}") from why

@@ -48,8 +48,8 @@ def listed(home: Home) -> dict[str, Path]:
 def find(wanted: str, home: Home) -> Path:
     """The file of a preset name or path. Raises SetupError with a near name."""
     if os.sep in wanted or wanted.endswith(ENDINGS):
-        path = Path(wanted).expanduser().absolute()
-        if not path.is_file():
+        path = places.expanded(wanted).absolute()
+        if "\0" in wanted or not path.is_file():
             raise SetupError(f"there is no preset file {path}")
         return path
     known = listed(home)
@@ -99,9 +99,9 @@ def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> Document:
 
 
 def _base_of(base: str, mark: Mark | None, home: Home) -> Path:
-    if mark is not None and base.endswith(ENDINGS):
-        base = str(mark.folder / Path(base).expanduser())
     try:
+        if mark is not None and base.endswith(ENDINGS):
+            base = str(mark.folder / places.expanded(base))
         return find(base, home)
     except SetupError as why:
         raise SetupError(f"{mark}: {why.message}") from why

@@ -228,3 +228,11 @@ def test_a_damaged_context_names_nothing(house: House) -> None:
     os.truncate(house.shelf.directory / "a.bin", 40)
     refs = {one.title: one.refs for one in house.stock().contexts}
     assert refs["slot file a.bin"] == frozenset()
+
+
+def test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since(house: House) -> None:
+    for path in house.vault.root.parent.rglob("*.*"):
+        os.utime(path, (NOW, NOW))
+    decided = plan(house.stock(), Rules(max_bytes=1, max_age_s=60), now=NOW - 5000)
+    assert decided.doomed == ()
+    assert len(plan(house.stock(), Rules(max_age_s=60), now=NOW + 5000).doomed) > 0
