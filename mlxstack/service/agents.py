@@ -206,7 +206,9 @@ async def _pin(service: Service, record: Record) -> None:
 
 async def _tend(service: Service, chore: Any) -> Any:
     service.require()
-    return await asyncio.wrap_future(service.engine.tend(chore))
+    done = await asyncio.wrap_future(service.engine.tend(chore))
+    service.n_tended += not isinstance(chore, Locate)
+    return done
 
 
 def _record(service: Service, agent: str) -> Record:

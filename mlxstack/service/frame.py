@@ -65,7 +65,7 @@ class Sight:
         self._kept: Mapping[str, Kept] = {}
         self._coming: tuple[Future[CacheView], Future[tuple[Kept, ...]]] | None = None
         self._asked_at = -REST_S
-        self._counters = Counters()
+        self._done = (Counters(), 0)
         self._has_past = False
         self._mode = ""
 
@@ -100,11 +100,11 @@ class Sight:
         self._mode = supply.mode(self._service.preset.name) if supply is not None else ""
 
     def _is_due(self, now: float) -> bool:
-        counters = self._service.snapshot().counters
-        pause_s = REST_S if counters == self._counters else LOOK_S
+        done = self._service.snapshot().counters, self._service.n_tended
+        pause_s = REST_S if done == self._done else LOOK_S
         if self._service.health is not Health.OK or now < self._asked_at + pause_s:
             return False
-        self._asked_at, self._counters = now, counters
+        self._asked_at, self._done = now, done
         return True
 
 

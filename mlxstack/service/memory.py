@@ -109,4 +109,6 @@ async def sweep(service: Service, wanted: Sweep) -> Swept:
 
 async def _tend(service: Service, chore: Chore) -> Any:
     service.require()
-    return await asyncio.wrap_future(service.engine.tend(chore))
+    done = await asyncio.wrap_future(service.engine.tend(chore))
+    service.n_tended += not isinstance(chore, Look)
+    return done

@@ -68,7 +68,8 @@ class Moved(Struct, frozen=True):
 class Service:
     """The one engine of this process, seen from asyncio.
 
-    `n_unparsed` counts tool calls of all replies that made no sense. `library` keeps what
+    `n_tended` counts changes of the KV memory by hand, for those who watch it. `n_unparsed`
+    counts tool calls of all replies that made no sense. `library` keeps what
     explicit agents said, by default only while the process lives; without a `supply` the model
     cannot be changed. `bytes_before_load` is what MLX held when the model was loaded.
     """
@@ -87,6 +88,7 @@ class Service:
         self.last_in_slot: dict[int, Ask] = {}
         self.n_unparsed = 0
         self.moved = Moved()
+        self.n_tended = 0
         self.library = library or Library(None)
         self.library.model = self.name
         self.supply = supply

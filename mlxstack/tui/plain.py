@@ -3,18 +3,20 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from msgspec.structs import replace
 from rich.cells import set_cell_size
 
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.model import Model, fold
-from mlxstack.tui.views import cache, overview
+from mlxstack.tui.views import agents, cache, overview, requests
 from mlxstack.tui.views.sheet import Line, Sheet
 
 GAP = "  "
+MOST_ROWS = 10
 
 
 def page(model: Model, width: int) -> str:
-    """Everything of the overview, and of the cache as far as the service reports it."""
+    """What the screens show, as far as the service reports it; of long lists the first rows."""
     told = overview.banner(model)
     parts = [told] if told else []
     if not model.has_frame:
@@ -25,6 +27,9 @@ def page(model: Model, width: int) -> str:
     if model.frame.cache is not None:
         parts += ["", *(_line(line) for line in cache.budget(model, width))]
         parts += [_table(sheet(model, width)) for sheet in (cache.rates, cache.prefixes)]
+    frame = model.frame
+    sections = ((frame.agents, agents.agents), (frame.requests, requests.requests))
+    parts += [_table(_begun(sheet(model, width))) for told_of, sheet in sections if told_of]
     return "\n".join(parts)
 
 
@@ -38,6 +43,11 @@ async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, N
             if is_due or model.link.state is not shown.link.state:
                 shown = model
                 yield page(model, width)
+
+
+def _begun(sheet: Sheet) -> Sheet:
+    """The keys that a heading names mean nothing here."""
+    return replace(sheet, title=sheet.title[:1], rows=sheet.rows[:MOST_ROWS])
 
 
 def _line(line: Line) -> str:

@@ -98,6 +98,16 @@ def test_h6_plain_text_holds_no_control_character(scene: object, width: int) -> 
         assert line.isprintable()
 
 
+def test_the_plain_page_tells_all_that_the_screens_tell() -> None:
+    told = page(seen(scenes.overloaded()), 120)
+    for heading in ("Slots", "Queue", "Hit rates", "Top prefixes", "Agents", "Requests"):
+        assert f"\n{heading}" in told
+    assert "cron-9" in told
+    assert "enter" not in told
+    assert told.count("cron-") <= 64 + 3 + 10
+    assert "Agents" not in page(seen(scenes.silent()), 120)
+
+
 def test_sections_that_are_not_reported_say_so() -> None:
     model = seen(scenes.silent())
     for sheet in (cache.rates, cache.prefixes, cache.misses):
