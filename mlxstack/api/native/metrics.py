@@ -61,7 +61,11 @@ def own_counters(now: Counters, service: Service) -> Numbers:
         ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
         ("requests", "Requests that reached the engine", now.n_asks),
         ("requests_completed", "Requests that ended well", now.n_completed),
-        ("requests_cancelled", "Requests whose client left", now.n_cancelled),
+        (
+            "requests_cancelled",
+            "Requests whose client left, or whose stop word was met",
+            now.n_cancelled,
+        ),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
         ("unparsed_calls", "Tool calls that made no sense and became text", service.n_unparsed),
