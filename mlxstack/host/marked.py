@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 
+# What PyYAML raises for the 99th day of a month, for a number without digits, for `!!bool maybe`.
+UNBUILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 MOST_VALUES = 100_000
 """A few aliases of aliases make more than any memory holds."""
 
@@ -62,7 +64,7 @@ def read_yaml(path: Path) -> Document:
         raise SetupError(f"{path}{_place(why)}: this is not YAML: {_problem(why)}") from why
     except RecursionError:
         raise SetupError(f"{path}: this is nested deeper than a preset can be") from None
-    except ValueError as why:  # such as the 99th day of a month
+    except UNBUILT as why:
         raise SetupError(f"{path}: a value makes no sense: {why}") from why
 
 
