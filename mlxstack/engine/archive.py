@@ -247,9 +247,11 @@ class Archive:
     ) -> None:
         self._memory.index.unlock(keys)
         for key, blob in blobs.items():
+            node = self._memory.index.nodes.get(key)
+            if node is None:  # lost with what it continues
+                continue
             if isinstance(blob, Blob):
-                record = self._memory.index.nodes[key].record
-                self._memory.keep(record, part_of(blob), time.monotonic())
+                self._memory.keep(node.record, part_of(blob), time.monotonic())
             else:
                 log.warning("KV could not be read: %s", blob)
                 self._memory.lose(key)

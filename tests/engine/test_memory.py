@@ -22,6 +22,7 @@ from mlxstack.core.preset import (
 from mlxstack.engine.layers import STEP
 from mlxstack.policy.audit import check
 from mlxstack.store.disk import Disk
+from mlxstack.store.vault import DiskVault
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import VOCAB
@@ -250,6 +251,26 @@ def test_a_damaged_kv_file_costs_a_cold_start_and_nothing_else(
         assert driver.answer(mine) == cold
         driver.answer(prompt(200, seed=2))
         assert driver.answer(mine) == cold
+        check(memory_of(driver).index)
+
+
+def test_when_the_first_of_a_chain_is_damaged_the_rest_goes_with_it(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
+    mine = HEAD + prompt(80, seed=1)
+    with running(preset, tmp_path) as driver:
+        longer = mine + tuple(driver.answer(mine)) + prompt(300, seed=3)
+        cold = driver.answer(longer)
+    vault = DiskVault(tmp_path / "kv")
+    (identity,) = {entry.identity for entry in vault.entries()}
+    heads = sorted(vault.heads(identity), key=lambda head: head.start)
+    assert len(heads) > 1
+    for entry in vault.entries():
+        if entry.key == heads[0].key:
+            Path(entry.path).write_bytes(Path(entry.path).read_bytes() + b"!")
+    with running(preset, tmp_path) as driver:
+        assert driver.answer(longer) == cold
         check(memory_of(driver).index)
 
 
