@@ -160,12 +160,12 @@ def tool_recall(draw: Draw) -> Case:
 
 SHORT: tuple[tuple[Make, int], ...] = (
     (near_recall, 24),
-    (just_told, 14),
+    (just_told, 18),
     (asked_twice, 2),
     (two_facts, 4),
     (chat, 8),
     (one_turn, 10),
-    (tool_session, 50),
+    (tool_session, 58),
     (tool_call, 20),
     (tool_answer, 10),
     (tool_unneeded, 8),

@@ -55,6 +55,7 @@ STAGES = (
     Stage("ripen", 5000, 1e-3, 1e-5, n_far=14, far_words=1000, most_gap=2500),
     Stage("round", 4000, 8e-4, 1e-5, n_far=10, far_words=1000, most_gap=2500),
     Stage("deepen", 3600, 8e-4, 1e-6, n_far=9, far_words=1000, most_gap=2500),
+    Stage("sharpen", 2200, 8e-4, 1e-6, n_far=6, far_words=1000, most_gap=2500),
 )
 
 

@@ -203,9 +203,9 @@ def schema(rng: random.Random, kind: str, is_described: bool) -> dict[str, Any]:
 
 
 def parameter_names(draw: Draw, skill: Skill) -> list[str]:
-    """Usual names; in training half of the time any, so that they are read and not guessed."""
+    """Usual names; in training more often any, so that they are read and not guessed."""
     usual = draw.rng.choice(skill.params.split("|")).split(",")
-    if draw.held_out or draw.rng.random() < 0.5:
+    if draw.held_out or draw.rng.random() < 0.4:
         return usual
     odd = draw.rng.sample(FIELDS + NOUNS, len(usual))
     return [

@@ -58,7 +58,8 @@ def expression(draw: Draw) -> str:
 
 
 def identifier(draw: Draw) -> str:
-    digits = words.number_code(draw.rng)
+    is_stuttered = not draw.held_out and draw.rng.random() < 0.4
+    digits = (words.stuttered_code if is_stuttered else words.number_code)(draw.rng)
     if draw.rng.random() < 0.3:
         return f"{draw.rng.choice(string.ascii_uppercase)}-{digits}"
     return digits

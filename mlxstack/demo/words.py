@@ -109,7 +109,7 @@ def magic_word(rng: random.Random, held_out: bool) -> str:
     """A word that was most likely never seen: only copying can bring it back."""
     while True:
         makers = (nonsense, nonsense, letters, letters, compound, compound, with_digits, mixed_case)
-        is_stuttered = not held_out and rng.random() < 0.2
+        is_stuttered = not held_out and rng.random() < 0.25
         word = stuttered(rng) if is_stuttered else rng.choice(makers)(rng)
         shape = rng.random()
         if shape < 0.1:
@@ -118,6 +118,12 @@ def magic_word(rng: random.Random, held_out: bool) -> str:
             word = word.upper()
         if is_held_out(word) == held_out:
             return word
+
+
+def stuttered_code(rng: random.Random) -> str:
+    """Two or three digits again and again."""
+    few = rng.sample(string.digits, rng.choice((2, 3)))
+    return "".join(rng.choices(few, k=rng.randint(4, 7)))
 
 
 def number_code(rng: random.Random) -> str:
