@@ -31,8 +31,8 @@ def check_model(preset: Preset) -> None:
             f"model.id is `{model.id}`, but must be `{BUILTIN_MODEL}`, a folder that starts with "
             "`/`, `./` or `~/`, or a hub id such as `mlx-community/name`"
         )
-    if model.adapter is not None and not Path(model.adapter).is_dir():
-        raise SetupError(f"model.adapter: there is no folder {model.adapter}")
+    if model.adapter is not None:
+        _check_adapter_folder(Path(model.adapter))
 
 
 def check_slot_folder(preset: Preset) -> None:
@@ -81,3 +81,14 @@ def _check_model_folder(folder: Path) -> None:
         )
     if not (folder / "config.json").is_file():
         raise SetupError(f"model.id: {folder} holds no config.json, so it is not a model folder")
+
+
+def _check_adapter_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise SetupError(f"model.adapter: there is no folder {folder}")
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        if not (folder / name).is_file():
+            raise SetupError(
+                f"model.adapter: {folder} holds no {name}; give the folder that "
+                "`mlx_lm.lora --adapter-path` wrote"
+            )

@@ -168,6 +168,17 @@ def test_a_model_folder_holds_a_config(tmp_path: Path) -> None:
         preflight.check_model(preset(model=ModelSpec("demo", adapter="/no/lora")))
 
 
+def test_an_adapter_folder_holds_what_the_tuner_wrote(tmp_path: Path) -> None:
+    wanted = preset(model=ModelSpec("demo", adapter=str(tmp_path)))
+    with pytest.raises(SetupError, match=r"model\.adapter: .* holds no adapter_config\.json"):
+        preflight.check_model(wanted)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(SetupError, match=r"holds no adapters\.safetensors"):
+        preflight.check_model(wanted)
+    (tmp_path / "adapters.safetensors").touch()
+    preflight.check_model(wanted)
+
+
 def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
