@@ -31,11 +31,10 @@ def pin(seating: Seating, wanted: Pin) -> Pinned:
     """A live context that begins with the tokens is parked first, so that there is something."""
     memory = seating.memory
     _park_nearest(seating, wanted.tokens, wanted.salt)
-    path = memory.path_of(wanted.tokens, wanted.salt)
-    n_tokens = path[-1].upto if path else 0
-    keys = tuple(step.key for step in path)
-    memory.owners.pin(Name(wanted.name, keys, n_tokens, time.monotonic()))
-    return Pinned(wanted.name, n_tokens, sum(step.n_bytes for step in path))
+    found = seating.finding.kept(wanted.tokens, wanted.salt, seating.slots[0])
+    keys = tuple(step.key for step in found.path)
+    memory.owners.pin(Name(wanted.name, keys, found.position, time.monotonic()))
+    return Pinned(wanted.name, found.position, sum(step.n_bytes for step in found.path))
 
 
 def pin_known(seating: Seating, wanted: PinKnown) -> Pinned:

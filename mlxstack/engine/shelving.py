@@ -52,7 +52,7 @@ class Shelving:
         """A head that several conversations began with is kept longer, though nobody named it."""
         if not shelved.segments or not self.learning.hot:
             return
-        keys = self._memory.chain(context.tokens, self._salt(context)).keys
+        keys = self._memory.chain_of(context).keys
         known = {name.name for name in self._memory.owners.names}
         for head in self.learning.hot:
             name = f"learned-{head.key.hex()[:8]}"
@@ -80,7 +80,7 @@ class Shelving:
     def shelve(self, context: Context, now: float) -> Shelved:
         """Put what is not known yet of this context into the index, to be written and let go."""
         context.checkpoint()
-        chain = self._memory.chain(context.tokens, self._salt(context))
+        chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         new = self._add_segments(context, chain, known, pieces, now)
@@ -97,7 +97,7 @@ class Shelving:
 
     def shelve_next(self, context: Context, now: float) -> bool:
         """One piece of what `shelve` would put into the index; False when at most one is left."""
-        chain = self._memory.chain(context.tokens, self._salt(context))
+        chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         if len(pieces) < 2:
@@ -154,10 +154,6 @@ class Shelving:
         """
         trail = context.trail()
         return trail if trail and trail.n_common >= self._memory.spec.block_size else None
-
-    def _salt(self, context: Context) -> str:
-        """Contexts too short to be quantised yet are named apart: their KV is of another kind."""
-        return f"{context.salt}\nshort" if len(context) < context.turning_point else context.salt
 
 
 def _last(keys: Sequence[str]) -> str | None:

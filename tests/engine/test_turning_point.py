@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.core.act import Locate, Pin
 from mlxstack.core.event import Source
 from mlxstack.core.preset import KVSpec, Preset, SlotSpec
 from mlxstack.policy.audit import check
@@ -60,3 +61,32 @@ def test_a_checkpoint_before_the_turning_point_is_given_up_there(
         assert returns(driver, MINE + prompt(120, seed=6)) == 0
         driver.answer(OTHER, 8, agent="b")
         assert returns(driver, long + prompt(20, seed=7)) >= 230
+
+
+def test_a_conversation_before_the_turning_point_is_found_again(
+    preset: Preset, tmp_path: Path
+) -> None:
+    with running(preset, tmp_path) as driver:
+        history = MINE + tuple(driver.answer(MINE, 8, agent="a"))
+        driver.answer(OTHER, 8, agent="b")
+        (kept,) = driver.engine.tend(Locate(("a",))).result(timeout=60)
+        assert kept.n_tokens >= 128
+        assert returns(driver, history + NEXT[:20], agent="a") >= 128
+        driver.answer(OTHER, 8, agent="b")
+        assert returns(driver, history + NEXT, agent="a") >= 128
+    with running(preset, tmp_path) as driver:
+        ask = driver.submit(history + prompt(90, seed=8))
+        driver.finish(ask)
+        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).n_cached >= 128
+        assert driver.tokens(ask) == driver.cold(history + prompt(90, seed=8))
+
+
+def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_path: Path) -> None:
+    with running(preset, tmp_path) as driver:
+        driver.answer(MINE, 1, cuts=(len(MINE) - 1,))
+        pinned = driver.engine.tend(Pin("mine", MINE)).result(timeout=60)
+        assert pinned.n_tokens >= 128
+        assert pinned.n_bytes > 0
+        driver.answer(OTHER, 8)
+        assert returns(driver, MINE + NEXT) == pinned.n_tokens
