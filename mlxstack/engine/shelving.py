@@ -58,9 +58,8 @@ class Shelving:
             name = f"learned-{head.key.hex()[:8]}"
             if name not in known and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._memory.spec.block_size
-                path = matching.reach(self._memory.index, shelved.segments[-1], n_tokens)
-                steps = tuple(step.key for step in path)
-                self._memory.owners.pin(Name(name, steps, n_tokens, now, is_learned=True))
+                held = self._memory.owners.held(shelved.segments[-1], n_tokens)
+                self._memory.owners.pin(Name(name, held, n_tokens, now, is_learned=True))
 
     def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
         """What of the context lies on disk only comes to memory too, without reading it.
@@ -118,7 +117,10 @@ class Shelving:
         context.salt = ask.salt
         if plan.path:
             context.anchor(plan.path[-1].key)
-        self._memory.index.touch([step.key for step in plan.path], now)
+        used = [step.key for step in plan.path]
+        if plan.checkpoint is not None:
+            used.append(plan.checkpoint)
+        self._memory.index.touch(used, now)
 
     def _add_segments(
         self, context: Context, chain: Chain, known: Match, pieces: Sequence[Piece], now: float
