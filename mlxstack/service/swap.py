@@ -130,8 +130,9 @@ async def _go_back(service: Service, supply: Supply, old: Preset, failure: str) 
     wanted = service.name
     log.error("%s; going back to the model before", failure)
     if again := await _try(service, supply, old):
-        service.give_up()
-        raise Broken(f"{failure}; and the model before cannot be loaded again: {again}")
+        why = f"{failure}; and the model before cannot be loaded again: {again}"
+        service.give_up(why)
+        raise Broken(why)
     await _warm(service)
     raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
 
