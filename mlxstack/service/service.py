@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import PurePath
@@ -191,9 +190,20 @@ class Service:
         self.died.set()
 
     async def _begin(self) -> ModelFacts:
+        """Raises StackError, whatever it was that went wrong."""
+        try:
+            return await self._load()
+        except StackError:
+            raise
+        except Exception as error:
+            log.exception("loading the model failed")
+            why = f"the model cannot be loaded: {type(error).__name__}: {error}"
+            raise SetupError(why) from error
+
+    async def _load(self) -> ModelFacts:
         if self.supply is not None:
             self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
-        facts = await _plainly(self.engine.start())
+        facts = await asyncio.wrap_future(self.engine.start())
         words = await asyncio.to_thread(Words, self.engine.tokenizer, self.preset, facts.n_vocab)
         self._facts, self._words = facts, words
         self.journal.decode = words.decode
@@ -283,14 +293,3 @@ def plain(model: str) -> str:
     """A hub id as it is, a folder by its last name."""
     is_folder = model.startswith(("/", "./", "../", "~"))
     return PurePath(model).name if is_folder else model
-
-
-async def _plainly(loading: Future[ModelFacts]) -> ModelFacts:
-    """The facts, or a SetupError whatever it was that went wrong."""
-    try:
-        return await asyncio.wrap_future(loading)
-    except StackError:
-        raise
-    except Exception as error:
-        log.exception("loading the model failed")
-        raise SetupError(f"the model cannot be loaded: {type(error).__name__}: {error}") from error
