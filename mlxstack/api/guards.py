@@ -17,9 +17,10 @@ from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import Service
 
-# Route options: open without a key, and answering before the model is loaded.
+# Route options: open without a key, answering before the model is loaded, telling of all agents.
 PUBLIC = {"is_public": True}
 EARLY = {"is_public": True, "is_early": True}
+OF_ALL = {"is_of_all": True}
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
@@ -71,6 +72,8 @@ def key_guard(server: ServerSpec) -> Guard:
         if not fitting:
             raise Unauthorized("Invalid API Key")
         holder.admit(connection, fitting[0])
+        if handler.opt.get("is_of_all"):
+            holder.check_whole(fitting[0])
 
     return guard
 

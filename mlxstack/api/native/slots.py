@@ -4,11 +4,13 @@ import re
 from typing import Any
 
 import msgspec
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
+from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
+from mlxstack.api.holder import may_see
 from mlxstack.api.native.params import of_ask
 from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.errors import BadRequest, Busy
@@ -26,18 +28,18 @@ class FileBody(Struct):
 
 @get("/slots")
 async def list_slots(
-    service: TheService, fail_on_no_slot: FromQuery[str | None] = None
+    request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
     """All slots; 503 when asked to fail and none is idle."""
     found = status.slots(service)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
         raise Busy("no slot available")
-    return [_slot(slot) for slot in found]
+    return [_named(request, _slot(slot)) for slot in found]
 
 
 @post("/slots/{slot:str}", status_code=200)
 async def act_on_slot(
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     service: TheService,
     slot: FromPath[str],
     action: FromQuery[str | None] = None,
@@ -70,6 +72,12 @@ async def act_on_slot(
     raise BadRequest("Invalid action", "action")
 
 
+def _named(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
+    """Without the name of an agent that is not for this key to see."""
+    is_seen = slot["agent"] is None or may_see(request, slot["agent"])
+    return slot if is_seen else slot | {"agent": None}
+
+
 def _number(slot: str) -> int:
     try:
         return int(slot)
@@ -77,7 +85,7 @@ def _number(slot: str) -> int:
         raise BadRequest("Invalid slot ID", "id_slot") from None
 
 
-async def _filename(request: Request[Any, Any, Any]) -> str:
+async def _filename(request: AnyRequest) -> str:
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=FileBody).filename
     except msgspec.ValidationError as error:
