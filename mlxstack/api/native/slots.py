@@ -11,6 +11,7 @@ from msgspec import Struct
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
 from mlxstack.api.holder import may_see
+from mlxstack.api.leaving import unless_gone
 from mlxstack.api.native.params import of_ask
 from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.errors import BadRequest, Busy
@@ -44,11 +45,14 @@ async def act_on_slot(
     slot: FromPath[str],
     action: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
-    """`?action=save|restore|erase`; waits until the slot is idle."""
+    """`?action=save|restore|erase`, with {"filename"} for the first two; waits until the slot is
+    idle.
+    """
     number = _number(slot)
     match action:
         case "save":
-            saved = await acts.save(service, SaveSlot(number, await _filename(request)))
+            wanted = SaveSlot(number, await _filename(request))
+            saved = await unless_gone(request, acts.save(service, wanted))
             return {
                 "id_slot": saved.slot,
                 "filename": saved.name,
@@ -58,7 +62,8 @@ async def act_on_slot(
                 "timings": {"save_ms": saved.save_ms},
             }
         case "restore":
-            done = await acts.restore(service, RestoreSlot(number, await _filename(request)))
+            named = RestoreSlot(number, await _filename(request))
+            done = await unless_gone(request, acts.restore(service, named))
             return {
                 "id_slot": done.slot,
                 "filename": done.name,
@@ -67,7 +72,7 @@ async def act_on_slot(
                 "timings": {"restore_ms": done.restore_ms},
             }
         case "erase":
-            erased = await acts.erase(service, EraseSlot(number))
+            erased = await unless_gone(request, acts.erase(service, EraseSlot(number)))
             return {"id_slot": erased.slot, "n_erased": erased.n_erased}
     raise BadRequest("Invalid action", "action")
 
