@@ -85,6 +85,8 @@ def test_d21_what_is_listed_is_pinned_by_its_id_and_tells_who_shares_it(
         {"name": "x"},
         {"name": "x", "text": WORDS, "tokens": [1]},
         {"name": "", "text": WORDS},
+        {"name": "a/b", "text": WORDS * 2},
+        {"name": "a/b", "id": "gone"},
         {"name": "x", "text": "too short"},
         {"name": "x", "tokens": [10**9] * 300},
         {"name": "x", "tokens": [1] * 5000},
