@@ -61,6 +61,7 @@ def options(body: ChatBody, request: AnyRequest) -> Options:
         called=convert.called(body),
         shape=convert.shape(body) or found.shape,
         is_one_call=body.parallel_tool_calls is False,
+        has_progress=bool(body.return_progress),
     )
 
 
