@@ -111,7 +111,9 @@ def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None
 
 def _start(plan: Plan, preset: Preset, say: Say) -> None:
     say(f"starting {plan.name}")
-    launch.start(plan, preset.server.startup_timeout_s, lambda _: None)
+    launch.start(
+        plan, preset.server.startup_timeout_s, lambda now: say(f"starting {plan.name}: {now}")
+    )
 
 
 def _stop(name: str, home: Home, say: Say) -> None:

@@ -58,6 +58,19 @@ def test_a7_a_slow_start_ends_in_an_error_and_no_orphan(shell: Shell) -> None:
     assert not (shell.home / "run" / "tiny.pid").exists()
 
 
+def test_a7_a_download_takes_as_long_as_it_takes(shell: Shell) -> None:
+    up = shell.up("--set", "server.startup_timeout_s=1", WORKER_MODE="downloads")
+    assert up.returncode == 0, up.stderr
+    assert shell.run("down").returncode == 0
+    modes = shell.home / "presets" / "modes"
+    modes.mkdir(parents=True, mode=0o700)
+    text = "{preset: tiny, set: {server.startup_timeout_s: 1}}"
+    (modes / "alone.yaml").write_text(f"members: [{text}]\n")
+    shell.preset.rename(shell.home / "presets" / "tiny.yaml")
+    switched = shell.run("mode", "switch", "alone", WORKER_MODE="downloads")
+    assert switched.returncode == 0, switched.stderr
+
+
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [("dies", "the weights are not there"), ("hopeless", "this model cannot be served")],
