@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from mlxstack.cli import candidate, launch
+from mlxstack.cli import launch
 from mlxstack.cli.launch import Wanted
 from mlxstack.cli.survey import Condition, survey
 from mlxstack.core.errors import BadRequest, Broken, SetupError
@@ -20,6 +20,7 @@ from mlxstack.host.presets import Loaded
 from mlxstack.host.state import Plan, read_json, write_json
 from mlxstack.policy.capacity import need
 from mlxstack.policy.modes import Change, Now, difference
+from mlxstack.service import candidate
 
 Say = Callable[[str], None]
 

@@ -156,8 +156,18 @@ def test_what_does_not_fit_is_refused_while_the_old_model_answers(
 ) -> None:
     monkeypatch.setenv("MLX_STACK_MEMORY", "64MB")
     answer = http.post("/v1/models/load", json={"preset": "wide"})
-    assert answer.status_code == 400 and "2 slots of 1024 tokens needs" in answer.text
+    assert answer.status_code == 400
+    for word in ("`wide` does not fit", "2 x 1024 tokens", "workspace"):
+        assert word in answer.text
     assert turn(http, "ann", user("hello"))["model"] == "model-a"
+
+
+def test_a5_whole_windows_are_refused_by_a_swap_too(http: httpx.Client, home: Path) -> None:
+    folder = models.write(home / "windows", models.SLIDING)
+    text = f"model: {{id: {folder}}}\nkv: {{swa_full: true}}\n"
+    (home / "presets" / "windows.yaml").write_text(text)
+    answer = http.post("/v1/models/load", json={"preset": "windows", "prepare": True})
+    assert answer.status_code == 400 and "remove kv.swa_full" in answer.text
 
 
 def test_d9_a_swap_warms_again(http: httpx.Client, home: Path, folders: dict[str, Path]) -> None:

@@ -82,9 +82,9 @@ def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Pat
 def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     tmp_path: Path, model_of: ModelOf
 ) -> None:
-    from mlxstack.cli.candidate import of_preset
     from mlxstack.core.act import SaveSlot
     from mlxstack.policy.capacity import disk_bytes
+    from mlxstack.service.candidate import of_preset
     from mlxstack.store.shelf import SlotShelf
     from tests.engine.harness import preset_of, prompt, running
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec.inspect as mi
 import msgspec.json
 
-from mlxstack.cli.candidate import Candidate, excerpts, of_preset
 from mlxstack.cli.sizes import size, tokens
 from mlxstack.core.preset import Preset
 from mlxstack.host import models, presets
@@ -20,6 +19,7 @@ from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.host.shape import keys_in, meaning
 from mlxstack.policy import weights
 from mlxstack.policy.capacity import disk_bytes, need
+from mlxstack.service.candidate import Candidate, excerpts, of_preset
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
