@@ -80,9 +80,10 @@ def _write(unit: "Unit") -> None:
 def _unit(preset: str, sets: list[str]) -> "Unit":
     from mlxstack.cli import launch
     from mlxstack.host.paths import home_from
+    from mlxstack.host.presets import from_anywhere
     from mlxstack.host.units import unit_of
 
-    named = str(Path(preset).absolute()) if os.sep in preset else preset
+    named = from_anywhere(preset)
     home = home_from(os.environ)
     loaded = launch.resolve(launch.Wanted(named, tuple(sets), Path.cwd()), home)
     return unit_of(_job(named, sets, loaded), os.environ)

@@ -16,7 +16,7 @@ from mlxstack.host.machine import amount
 from mlxstack.host.memory import Memory, this_memory
 from mlxstack.host.modes import Active
 from mlxstack.host.paths import Home
-from mlxstack.host.presets import Loaded
+from mlxstack.host.presets import Loaded, from_anywhere
 from mlxstack.host.state import Plan, read_json, write_json
 from mlxstack.policy.capacity import need
 from mlxstack.policy.modes import Change, Now, difference
@@ -49,7 +49,9 @@ def parts_of(name: str, home: Home) -> list[Part]:
     source = modes.listed(home).get(name)
     mode = modes.load(name, home)
     folder = source.parent if source is not None else home.presets
-    wanted = [Wanted(one.preset, one.options, folder) for one in mode.members]
+    wanted = [
+        Wanted(from_anywhere(one.preset, folder), one.options, folder) for one in mode.members
+    ]
     parts = [Part(one, launch.resolve(one, home)) for one in wanted]
     _refuse_twins("name", [part.preset.name for part in parts])
     _refuse_twins("server.port", [part.preset.server.port for part in parts])

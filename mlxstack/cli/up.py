@@ -56,12 +56,12 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     """
     from mlxstack.cli import launch
     from mlxstack.host.paths import home_from
+    from mlxstack.host.presets import from_anywhere
 
     home = home_from(os.environ)
     given = (("server.host", host), ("server.port", port))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
-    named = str(Path(preset).absolute()) if os.sep in preset else preset
-    wanted = launch.Wanted(named, tuple(texts), Path.cwd())
+    wanted = launch.Wanted(from_anywhere(preset), tuple(texts), Path.cwd())
     loaded = launch.resolve(wanted, home)
     if dry_run:
         _show_resolved(loaded, json)

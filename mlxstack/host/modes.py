@@ -94,7 +94,8 @@ def create(name: str, wanted: list[str], when_to_use: str, home: Home) -> Path:
     for preset in wanted:
         port = presets.load(preset, home).preset.server.port
         free = next(n for n in range(port or ServerSpec().port, 65536) if n not in taken)
-        members.append(Member(preset, {"server.port": free} if free != port else {}))
+        changes: dict[str, Value] = {"server.port": free} if free != port else {}
+        members.append(Member(presets.from_anywhere(preset), changes))
         taken.add(free)
     make_private(path.parent)
     text = yaml.safe_dump(msgspec.to_builtins(Mode(tuple(members), when_to_use)), sort_keys=False)

@@ -111,6 +111,14 @@ def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> No
     assert after["supervisor_pid"] != before["supervisor_pid"]
 
 
+def test_a_file_without_a_slash_is_found_from_any_folder(shell: Shell) -> None:
+    assert shell.run("up", "tiny.yaml").returncode == 0
+    assert shell.services()["tiny"]["preset"] == str(shell.preset)
+    shell.folder = shell.home
+    again = shell.run("restart")
+    assert again.returncode == 0, again.stderr
+
+
 def test_foreground_serves_until_it_is_asked_to_end(shell: Shell) -> None:
     process = subprocess.Popen(
         [*CLI, "up", str(shell.preset), "--foreground"],

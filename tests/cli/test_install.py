@@ -36,6 +36,8 @@ def test_print_shows_and_makes_nothing(shell: Shell) -> None:
     line = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
     assert f'"up" "{shell.preset}" "--foreground" "--set" "slots.count=2"' in line
     assert f'Environment="MLX_STACK_HOME={shell.home}"' in done.stdout
+    by_name = shell.run("install", "tiny.yaml", "--print", "--set", "slots.count=2")
+    assert by_name.stdout == done.stdout
     assert not shell.home.exists()
     as_json = json.loads(shell.run("install", str(shell.preset), "--print", "--json").stdout)
     assert as_json["path"].endswith("mlx-stack-tiny.service")

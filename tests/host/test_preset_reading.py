@@ -240,3 +240,17 @@ def test_an_unreadable_file_is_named(tmp_path: Path, home: Home) -> None:
         presets.load(str(path), home)
     with pytest.raises(SetupError, match="there is no preset file"):
         presets.load(str(tmp_path / "none.yaml"), home)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("demo", "demo"),
+        ("mine.yaml", "/there/mine.yaml"),
+        ("mine.yml", "/there/mine.yml"),
+        ("sub/mine", "/there/sub/mine"),
+        ("/a/mine", "/a/mine"),
+    ],
+)
+def test_a_path_means_the_folder_of_who_says_it(wanted: str, found: str) -> None:
+    assert presets.from_anywhere(wanted, Path("/there")) == found
