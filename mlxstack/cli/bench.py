@@ -41,7 +41,8 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         str | None, typer.Option(help="serve: a running service instead of one of our own.")
     ] = None,
     vs: Annotated[
-        str | None, typer.Option(help="serve: another OpenAI-compatible server beside it.")
+        str | None,
+        typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
@@ -67,7 +68,8 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         raise BadRequest("--url, --vs and --scene go with `bench serve`")
     key = os.environ.get("MLX_STACK_API_KEY")
     own = _server("mlx-stack", url, model, key)
-    other = _server(vs or "", vs, vs_model, key)
+    # The key opens our service; another server never sees it.
+    other = _server(vs or "", vs, vs_model, None)
     wanted = Wanted(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
     as_json(reports) if json else _print(reports, markdown)
