@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -61,7 +62,8 @@ def why(
     """What a request reused, and why not more."""
     from mlxstack.core.frame import RequestView
 
-    found = ask(name, url, lambda client: client.get(f"/requests/{request}", RequestView))
+    path = f"/requests/{quote(request, safe='')}"
+    found = ask(name, url, lambda client: client.get(path, RequestView))
     if json:
         as_json(found)
         return
@@ -86,7 +88,8 @@ def warm(
 @app.command()
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Let go of a named prefix."""
-    done = ask(name, url, lambda client: client.delete(f"/cache/prefixes/{prefix}"))
+    path = f"/cache/prefixes/{quote(prefix, safe='')}"
+    done = ask(name, url, lambda client: client.delete(path))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 
 

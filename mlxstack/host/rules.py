@@ -54,6 +54,8 @@ def _warm(preset: Preset) -> Iterator[Broken]:
                 f"(`{prefix.name}`) gives {found}, but must give exactly one of "
                 "tokens_file, text_file, messages_file",
             )
+        if not prefix.name or "/" in prefix.name:
+            yield (*keys, "name"), f"is `{prefix.name}`, but must be a name without `/`"
         if prefix.name in names:
             yield (*keys, "name"), f"is `{prefix.name}` a second time; each needs its own name"
         names.add(prefix.name)

@@ -124,14 +124,15 @@ def test_cache_warm_and_why_on_the_command_line(
 ) -> None:
     file = tmp_path / "head.txt"
     file.write_text("A head of many words. " + WORDS)
-    run = CliRunner().invoke(app, ["cache", "warm", "head", str(file), "--url", live.url])
+    run = CliRunner().invoke(app, ["cache", "warm", "team#2?", str(file), "--url", live.url])
     assert run.exit_code == 0, run.output
     top = CliRunner().invoke(app, ["cache", "top", "--url", live.url])
-    assert "head" in top.output
+    assert "team#2?" in top.output
     chat(http, "Why so slow?", session_id="asker")
     why = CliRunner().invoke(app, ["cache", "why", "asker", "--url", live.url])
     assert "prompt tokens reused" in why.output
-    assert CliRunner().invoke(app, ["cache", "unpin", "head", "--url", live.url]).exit_code == 0
+    gone = CliRunner().invoke(app, ["cache", "unpin", "team#2?", "--url", live.url])
+    assert gone.exit_code == 0, gone.output
 
 
 def test_cache_status_of_a_service_that_is_down_fails() -> None:

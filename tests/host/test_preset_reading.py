@@ -62,6 +62,11 @@ REFUSALS = [
         5,
         ["warm_prefixes[1].name", "a second time"],
     ),
+    (
+        "model: {id: demo}\nprefix_cache:\n  warm_prefixes: [{name: a/b, text_file: x}]\n",
+        3,
+        ["warm_prefixes[0].name is `a/b`", "without `/`"],
+    ),
 ]
 
 
