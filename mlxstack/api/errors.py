@@ -59,6 +59,7 @@ TABLE: dict[type[errors.StackError], Row] = {
     errors.NotFound: Row(404, INVALID, None, "not_found_error", "not_found_error"),
     errors.UnknownModel: Row(404, INVALID, "model_not_found", "not_found_error", "not_found_error"),
     errors.Conflict: Row(409, INVALID, "conflict", INVALID, INVALID),
+    errors.Taken: Row(409, INVALID, "conflict", INVALID, INVALID),
     errors.Busy: Row(
         503, "server_error", "overloaded", "overloaded_error", "unavailable_error", overload=529
     ),

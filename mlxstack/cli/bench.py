@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxstack.cli.exits import Misuse
 from mlxstack.cli.show import as_json, note
 from mlxstack.cli.up import Json
 
@@ -60,12 +61,14 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     tui: what an attached dashboard costs. all: everything.
     """
     from mlxstack.bench.runs import Wanted
-    from mlxstack.core.errors import BadRequest
 
     if what not in NAMES:
-        raise BadRequest(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
+        raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
     if (url or vs or scene) and what != "serve":
-        raise BadRequest("--url, --vs and --scene go with `bench serve`")
+        raise Misuse("--url, --vs and --scene go with `bench serve`")
+    unknown = [one for one in scene or () if one not in SCENES]
+    if unknown:
+        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
     key = os.environ.get("MLX_STACK_API_KEY")
     own = _server("mlx-stack", url, model, key)
     # The key opens our service; another server never sees it.

@@ -24,7 +24,7 @@ OfAgent = Annotated[
 
 
 def bounds(max_bytes: str | None, older_than: str | None) -> "Sweep":
-    """The sweep that the options ask for. Raises BadRequest."""
+    """The sweep that the options ask for. Raises Misuse."""
     from mlxstack.cli.sizes import bytes_of, seconds_of
     from mlxstack.core.act import Sweep
 

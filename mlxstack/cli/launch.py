@@ -16,7 +16,7 @@ from msgspec import Struct
 from mlxstack.cli import fitting
 from mlxstack.cli.show import note
 from mlxstack.client import Client, Health, Unreachable
-from mlxstack.core.errors import Broken, Conflict
+from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.preset import Preset
 from mlxstack.host import machine, overrides, preflight, presets, services
 from mlxstack.host.logs import tail
@@ -198,9 +198,9 @@ def _worker_command() -> tuple[str, ...]:
     return (sys.executable, "-m", "mlxstack.cli.main", "serve")
 
 
-def already_running(state: State) -> Conflict:
+def already_running(state: State) -> Taken:
     """The refusal of a second start, naming the owner."""
-    return Conflict(
+    return Taken(
         f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
         f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
     )

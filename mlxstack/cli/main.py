@@ -26,7 +26,7 @@ from mlxstack.cli import (
     tui,
     up,
 )
-from mlxstack.cli.exits import Exit, exit_of
+from mlxstack.cli.exits import Exit, Misuse, exit_of
 from mlxstack.core.errors import StackError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -86,7 +86,7 @@ def main() -> None:
     """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
     try:
         app()
-    except (StackError, ConnectionError) as why:
+    except (Misuse, StackError, ConnectionError) as why:
         typer.echo(f"error: {why}", err=True)
         sys.exit(exit_of(why))
     except OSError as why:

@@ -39,7 +39,7 @@ class Supervisor:
     async def run(self) -> int:
         """Supervise until asked to stop (0), or until there is no hope (1).
 
-        Raises Conflict when another supervisor has the name.
+        Raises Taken when another supervisor has the name.
         """
         claim(self._state)
         self._journal = Journal(self._plan.home.log_file(self._plan.name))

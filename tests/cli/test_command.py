@@ -164,6 +164,8 @@ def test_slots_list_and_erase(shell: Shell) -> None:
     assert erased.stdout == "slot 0: 7 tokens erased\n"
     lost = shell.run("slots", "save", "0", "x.bin")
     assert (lost.returncode, lost.stderr) == (1, "error: /slots/0: not here\n")
+    busy = shell.run("slots", "erase", "1")
+    assert (busy.returncode, busy.stderr) == (1, "error: slot 1 is busy\n")
 
 
 def test_logs_follow_prints_what_comes(shell: Shell) -> None:

@@ -81,7 +81,7 @@ def test_z14_run_openai_starts_any_program(shell: Shell) -> None:
     assert shell.up().returncode == 0
     done = shell.run("run", "openai", "--", "sh", "-c", "echo $OPENAI_MODEL; exit 9")
     assert (done.returncode, done.stdout) == (9, "tiny\n")
-    assert shell.run("run", "openai").returncode == 1
+    assert shell.run("run", "openai").returncode == 2
 
 
 def test_z14_what_cannot_be_is_said(shell: Shell) -> None:
@@ -89,7 +89,7 @@ def test_z14_what_cannot_be_is_said(shell: Shell) -> None:
     assert nobody.returncode == 3
     assert "no service is running" in nobody.stderr
     typo = shell.run("env", "cloude")
-    assert typo.returncode == 1
+    assert typo.returncode == 2
     assert "did you mean `claude`?" in typo.stderr
     assert shell.up().returncode == 0
     missing = shell.run("run", "aider", PATH="/nowhere")

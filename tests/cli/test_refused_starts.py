@@ -37,7 +37,7 @@ def test_a15_a_taken_port_names_the_service_that_has_it(shell: Shell) -> None:
     assert "mlx-stack down tiny" in other.stderr
     assert shell.up("--set", "name=other", "--port", "0").returncode == 0
     assert {one["state"] for one in shell.services().values()} == {"healthy"}
-    assert shell.run("logs").returncode == 1
+    assert shell.run("logs").returncode == 2
     down = shell.run("down")
     assert down.returncode == 0
     assert down.stdout.count("is stopped") == 2

@@ -41,7 +41,8 @@ def answer(method: str, target: str, preset: dict) -> tuple[int, object]:
         return 200, [{"id": n, **empty} for n in range(slots["count"])]
     if path == "/slots/0" and query == "action=erase":
         return 200, {"id_slot": 0, "n_erased": 7}
-    return 404, {"error": {"code": 404, "message": f"{path}: not here", "type": "not_found_error"}}
+    code, message = (409, "slot 1 is busy") if path == "/slots/1" else (404, f"{path}: not here")
+    return code, {"error": {"code": code, "message": message, "type": "not_found_error"}}
 
 
 def say(line: str) -> None:
