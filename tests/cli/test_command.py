@@ -152,6 +152,24 @@ def test_status_while_loading_is_degraded(shell: Shell) -> None:
     process.wait(20)
 
 
+def test_a10_status_of_one_of_two(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    assert shell.up("--set", "name=other", "--port", "0").returncode == 0
+    one = json.loads(shell.run("status", "--name", "other", "--json").stdout)["services"]
+    assert [seen["name"] for seen in one] == ["other"]
+    assert shell.run("status", "--name", "nobody").returncode == 3
+    both = shell.run("status", "--watch")
+    assert (both.returncode, "name one of other, tiny" in both.stderr) == (2, True)
+    assert shell.run("status", "--watch", "--name", "tiny", "--json").returncode == 2
+    words = [*CLI, "status", "--watch", "--name", "tiny"]
+    process = subprocess.Popen(words, env=shell.env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    process.stdout.close()
+
+
 def test_slots_list_and_erase(shell: Shell) -> None:
     assert shell.run("slots").returncode == 3
     assert shell.up().returncode == 0
