@@ -199,3 +199,14 @@ def test_logs_follow_prints_what_comes(shell: Shell) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     process.stdout.close()
+
+
+def test_c14_gc_asks_a_service_that_keeps_kv(shell: Shell) -> None:
+    words = ("cache", "gc", "--max-bytes", "0", "--dry-run")
+    embedding = ("--set", "name=embed", "--set", "kind=embedding", "--port", "0")
+    assert shell.up(*embedding).returncode == 0
+    alone = shell.run(*words)
+    assert alone.returncode == 0, alone.stderr
+    assert shell.up().returncode == 0
+    assert shell.run(*words).stderr == "error: /cache/gc: not here\n"
+    assert shell.run(*words, "--name", "embed").stderr == "error: only vectors here\n"
