@@ -98,6 +98,16 @@ def test_a9_down_clears_a_crash_and_knows_when_nothing_runs(shell: Shell) -> Non
     assert shell.services()["tiny"]["state"] == "stopped"
 
 
+def test_a9_down_stops_all_that_it_can(shell: Shell) -> None:
+    for words in ((), ("--set", "name=other", "--port", "0")):
+        assert shell.up(*words).returncode == 0
+    assert shell.run("down", "other").returncode == 0
+    both = shell.run("down", "other", "tiny", "tiny")
+    assert (both.returncode, both.stdout) == (3, "tiny is stopped\n")
+    assert both.stderr == "error: `other` is not running\n"
+    assert shell.own_processes() == []
+
+
 def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> None:
     assert shell.up("--set", "slots.count=2").returncode == 0
     before = shell.services()["tiny"]

@@ -25,6 +25,8 @@ def test_a15_a_second_up_refuses_and_names_the_owner(shell: Shell) -> None:
     needed = shell.up("--if-needed")
     assert needed.returncode == 0
     assert "already running" in needed.stdout
+    told = json.loads(shell.up("--if-needed", "--json").stdout)
+    assert (told["name"], told["supervisor_pid"]) == ("tiny", int(pid))
     assert shell.up("--if-needed", "--port", str(free_port())).returncode == 4
     assert (shell.home / "run" / "tiny.pid").read_text().strip() == pid
 
