@@ -16,7 +16,7 @@ from mlxstack.cli.up import Json
 if TYPE_CHECKING:
     from mlxstack.core.frame import CacheView, MissView, PrefixView
 
-app = typer.Typer(help="What the KV memory holds and what it saves.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 Watch = Annotated[bool, typer.Option("--watch", help="Again every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
@@ -24,10 +24,16 @@ WATCH_S = 2.0
 
 
 @app.callback(invoke_without_command=True)
-def cache(context: typer.Context) -> None:
+def cache(
+    context: typer.Context,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+    watch: Watch = False,
+) -> None:
     """What the KV memory holds and what it saves. Without a verb: the status."""
     if context.invoked_subcommand is None:
-        status()
+        status(name, url, json, watch)
 
 
 @app.command()

@@ -117,6 +117,8 @@ def test_cache_status_on_the_command_line(live: Running, http: httpx.Client) -> 
         assert line in run.output
     as_json = CliRunner().invoke(app, ["cache", "status", "--url", live.url, "--json"])
     assert json.loads(as_json.output)["is_enabled"] is True
+    alone = CliRunner().invoke(app, ["cache", "--json", "--url", live.url])
+    assert set(json.loads(alone.output)) == set(json.loads(as_json.output))
 
 
 def test_cache_warm_and_why_on_the_command_line(

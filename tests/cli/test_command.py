@@ -187,6 +187,7 @@ def test_slots_list_and_erase(shell: Shell) -> None:
     assert listed.returncode == 0
     assert listed.stdout.count("1024") == 3
     found = json.loads(shell.run("slots", "list", "--json").stdout)["slots"]
+    assert json.loads(shell.run("slots", "--json").stdout)["slots"] == found
     assert [one["id"] for one in found] == [0, 1, 2]
     erased = shell.run("slots", "erase", "0")
     assert erased.stdout == "slot 0: 7 tokens erased\n"
