@@ -163,6 +163,9 @@ def test_a12_command_line_over_environment_over_file_over_extends(
     ("text", "words"),
     [
         ("slots.count=x", "slots.count is `x`, but must be a whole number"),
+        ("slots.count=2024-13-45", "slots.count is `'2024-13-45'`, but must be a whole number"),
+        ("slots.count=!!bool maybe", "slots.count is `"),
+        pytest.param("server.api_keys=" + "[" * 2000, "must be a list", id="too deep"),
         ("slots.cont=1", "did you mean `slots.count`"),
         ("slots=1", "slots is a section; set one of its keys: count"),
         ("slots.count", "write it as key=value"),
