@@ -4,6 +4,7 @@ MEANINGS = {
     "model.id": "`demo` for the embedded model, a folder (`./x`, `/x`, `~/x`), or a hub id.",
     "model.revision": "Branch, tag or commit of the hub's repository; null is its newest.",
     "model.adapter": "Folder of a LoRA adapter for the model.",
+    "model.draft": "Known only to be refused: each row makes one token per step.",
     "model.alias": "What the model is called on the wire; null is its id.",
     "model.trust_remote_code": "Let the model's own Python code run; only for sources you trust.",
     "name": "The name of the service; the name of the file, if left out.",
