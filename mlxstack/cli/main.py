@@ -27,7 +27,7 @@ from mlxstack.cli import (
     up,
 )
 from mlxstack.cli.exits import Exit, Misuse, exit_of
-from mlxstack.core.errors import StackError
+from mlxstack.core.errors import StackError, Unauthorized
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -87,13 +87,21 @@ def main() -> None:
     try:
         app()
     except (Misuse, StackError, ConnectionError) as why:
-        typer.echo(f"error: {why}", err=True)
+        typer.echo(f"error: {why}{_hint(why)}", err=True)
         sys.exit(exit_of(why))
     except OSError as why:
         typer.echo(f"error: {why}", err=True)
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+
+
+def _hint(error: Exception) -> str:
+    if not isinstance(error, Unauthorized):
+        return ""
+    from mlxstack.cli.target import KEY_VARIABLE
+
+    return f"; this command sends the key that {KEY_VARIABLE} holds"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Z14: `env` and `run` against a running service."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -40,6 +41,18 @@ def test_z14_the_key_of_the_service_is_passed_on(shell: Shell) -> None:
     assert shell.up("--set", "server.api_keys=[sesame]").returncode == 0
     found = json.loads(shell.run("env", "aider", "--json").stdout)
     assert found["variables"]["OPENAI_API_KEY"] == "sesame"
+
+
+@pytest.mark.mlx
+def test_z14_a_key_of_which_only_the_digest_is_known_is_asked_for(shell: Shell) -> None:
+    del shell.env["MLX_STACK_WORKER"]
+    digest = hashlib.sha256(b"sesame").hexdigest()
+    assert shell.up("--set", f"server.api_keys=['sha256:{digest}']").returncode == 0
+    locked = shell.run("env", "aider")
+    assert (locked.returncode, locked.stdout) == (1, "")
+    assert "this command sends the key that MLX_STACK_API_KEY holds" in locked.stderr
+    opened = shell.run("env", "aider", MLX_STACK_API_KEY="sesame")
+    assert "export OPENAI_API_KEY=sesame\n" in opened.stdout
 
 
 def test_z14_run_starts_the_client_so(shell: Shell) -> None:
