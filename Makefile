@@ -25,8 +25,8 @@ setup: $(VENV)/ready ## Install everything into .venv
 up: setup ## Start the demo service in the background
 	@$(BIN)/mlx-stack up demo --port $(PORT) --if-needed
 
-down: setup ## Stop it
-	@$(BIN)/mlx-stack down
+down: setup ## Stop the demo service
+	@$(BIN)/mlx-stack down demo
 
 check: setup ## Format, lint, types, floors
 	@$(BIN)/ruff format --check .
@@ -41,7 +41,7 @@ $(VENV)/clients/ready: tests/clients/requirements.txt
 
 programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
 
-agents: setup ## Install Claude Code, Codex, opencode, qwen-code and pi for `make clients`, with npm
+agents: setup ## Install Claude Code, Codex, opencode, qwen-code and pi with npm (Linux on x64 only)
 	@npm install --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code-linux-x64 \
 		@openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent
 
