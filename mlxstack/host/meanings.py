@@ -26,7 +26,7 @@ MEANINGS = {
     "queue.timeout_s": "Seconds that a request may take in all.",
     "prefix_cache.enabled": "Keep KV beside the live slots, and share it between agents.",
     "prefix_cache.memory_budget_pct": "Share of the memory that KV may take, live slots included.",
-    "prefix_cache.block_size": "Tokens between two places where KV can be cut; a multiple of 16.",
+    "prefix_cache.block_size": "Tokens of a block, the unit of shared KV; a multiple of 16.",
     "prefix_cache.eviction_policy": "What goes first: the oldest, or the oldest and least used.",
     "prefix_cache.max_entries": "Segments of KV in memory at most.",
     "prefix_cache.warm_on_startup": "Compute `warm_prefixes` and learned heads at the start.",

@@ -40,7 +40,7 @@ def listed(home: Home) -> dict[str, Path]:
     """Every preset by name; a user's own goes before a builtin one of the same name."""
     found: dict[str, Path] = {}
     for folder in (builtin_folder(), home.presets):
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
         found |= {file.stem: file for file in files if file.suffix in ENDINGS}
     return found
 

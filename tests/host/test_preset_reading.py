@@ -274,3 +274,8 @@ def test_a_draft_model_is_refused_from_everywhere_and_none_is_taken(
     over = from_environment({"MLX_STACK_MODEL_DRAFT": "demo"})
     with pytest.raises(SetupError, match=r"MLX_STACK_MODEL_DRAFT: model\.draft is `demo`"):
         presets.load(path, home, over)
+
+
+def test_demo_comes_before_what_is_named_after_it(home: Home) -> None:
+    found = list(presets.listed(home))
+    assert found == sorted(found)
