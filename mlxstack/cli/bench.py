@@ -58,7 +58,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     engine: our batch and mlx-lm's in one process. cache: agents that come back, start together,
     are saved. text: the text work of a request. serve: a service under many agents. peers: the
     same beside mlx_lm.server on the same model. start: how soon the command answers.
-    tui: what an attached dashboard costs. all: everything.
+    tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
     """
     from mlxstack.bench.runs import Wanted
 
