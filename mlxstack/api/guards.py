@@ -1,4 +1,7 @@
-"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model."""
+"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model.
+
+Guards are coroutines because Litestar sends plain functions through a thread, each time.
+"""
 
 import ipaddress
 import re
@@ -36,7 +39,7 @@ def host_guard(server: ServerSpec) -> Guard:
     """
     known = re.compile(_names(server), re.IGNORECASE)
 
-    def guard(connection: Connection, _: BaseRouteHandler) -> None:
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
         host = _bare(connection.headers.get("host", "localhost"))
         if not (known.fullmatch(host) or _is_address(host)):
             raise Forbidden(
@@ -59,7 +62,7 @@ def key_guard(server: ServerSpec) -> Guard:
     """
     known = [holder.as_key(key) for key in server.api_keys]
 
-    def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if not known or handler.opt.get("is_public"):
             return
         given = _key(connection)
@@ -81,7 +84,7 @@ def key_guard(server: ServerSpec) -> Guard:
 def loaded_guard(service: Service) -> Guard:
     """Refuses everything but the early routes until the model is there."""
 
-    def guard(_: Connection, handler: BaseRouteHandler) -> None:
+    async def guard(_: Connection, handler: BaseRouteHandler) -> None:
         if not handler.opt.get("is_early"):
             service.require()
 
