@@ -1,7 +1,4 @@
-"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model.
-
-Guards are coroutines because Litestar sends plain functions through a thread, each time.
-"""
+"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model."""
 
 import ipaddress
 import re
@@ -20,10 +17,9 @@ from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import Service
 
-# Route options: open without a key, answering before the model is loaded, telling of all agents.
+# Route options: open without a key, and answering before the model is loaded.
 PUBLIC = {"is_public": True}
 EARLY = {"is_public": True, "is_early": True}
-OF_ALL = {"is_of_all": True}
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
@@ -39,7 +35,7 @@ def host_guard(server: ServerSpec) -> Guard:
     """
     known = re.compile(_names(server), re.IGNORECASE)
 
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+    def guard(connection: Connection, _: BaseRouteHandler) -> None:
         host = _bare(connection.headers.get("host", "localhost"))
         if not (known.fullmatch(host) or _is_address(host)):
             raise Forbidden(
@@ -62,7 +58,7 @@ def key_guard(server: ServerSpec) -> Guard:
     """
     known = [holder.as_key(key) for key in server.api_keys]
 
-    async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if not known or handler.opt.get("is_public"):
             return
         given = _key(connection)
@@ -75,8 +71,6 @@ def key_guard(server: ServerSpec) -> Guard:
         if not fitting:
             raise Unauthorized("Invalid API Key")
         holder.admit(connection, fitting[0])
-        if handler.opt.get("is_of_all"):
-            holder.check_whole(fitting[0])
 
     return guard
 
@@ -84,7 +78,7 @@ def key_guard(server: ServerSpec) -> Guard:
 def loaded_guard(service: Service) -> Guard:
     """Refuses everything but the early routes until the model is there."""
 
-    async def guard(_: Connection, handler: BaseRouteHandler) -> None:
+    def guard(_: Connection, handler: BaseRouteHandler) -> None:
         if not handler.opt.get("is_early"):
             service.require()
 

@@ -3,7 +3,6 @@
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -16,7 +15,7 @@ from mlxstack.cli.up import Json
 if TYPE_CHECKING:
     from mlxstack.core.frame import CacheView, MissView, PrefixView
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(help="What the KV memory holds and what it saves.", rich_markup_mode=None)
 
 Watch = Annotated[bool, typer.Option("--watch", help="Again every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
@@ -24,16 +23,10 @@ WATCH_S = 2.0
 
 
 @app.callback(invoke_without_command=True)
-def cache(
-    context: typer.Context,
-    name: Name = None,
-    url: Url = None,
-    json: Json = False,
-    watch: Watch = False,
-) -> None:
+def cache(context: typer.Context) -> None:
     """What the KV memory holds and what it saves. Without a verb: the status."""
     if context.invoked_subcommand is None:
-        status(name, url, json, watch)
+        status()
 
 
 @app.command()
@@ -68,8 +61,7 @@ def why(
     """What a request reused, and why not more."""
     from mlxstack.core.frame import RequestView
 
-    path = f"/requests/{quote(request, safe='')}"
-    found = ask(name, url, lambda client: client.get(path, RequestView))
+    found = ask(name, url, lambda client: client.get(f"/requests/{request}", RequestView))
     if json:
         as_json(found)
         return
@@ -94,8 +86,7 @@ def warm(
 @app.command()
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Let go of a named prefix."""
-    path = f"/cache/prefixes/{quote(prefix, safe='')}"
-    done = ask(name, url, lambda client: client.delete(path))
+    done = ask(name, url, lambda client: client.delete(f"/cache/prefixes/{prefix}"))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 
 

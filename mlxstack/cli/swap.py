@@ -1,6 +1,7 @@
 """`swap`: change the model of a running service; requests wait meanwhile."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from mlxstack.cli.slots import Name, Url
 from mlxstack.cli.up import Json
 
 LONGEST_S = 7200.0
+ENDINGS = (".yaml", ".yml")
 
 
 def swap(
@@ -26,9 +28,8 @@ def swap(
     json: Json = False,
 ) -> None:
     """Change the model of a running service: drain, park, unload, load, warm."""
-    from mlxstack.host.presets import from_anywhere
-
-    body = {"preset": from_anywhere(preset), "prepare": prepare, "drain_s": drain}
+    wanted = str(Path(preset).expanduser().absolute()) if preset.endswith(ENDINGS) else preset
+    body = {"preset": wanted, "prepare": prepare, "drain_s": drain}
     told = _load(name, url, body)
     if json:
         as_json(told)

@@ -126,7 +126,7 @@ class Guide(Protocol):
 class Manifest(Struct, frozen=True):
     """A saved context: its tokens, and the blobs that hold their KV, in order.
 
-    `model` is what the model was called, for people; `salt` the tenant whose tokens these are.
+    `model` is what the model was called, for people.
     """
 
     identity: str
@@ -135,7 +135,6 @@ class Manifest(Struct, frozen=True):
     checkpoints: tuple[str, ...] = ()
     n_bytes: int = 0
     model: str = ""
-    salt: str = ""
 
 
 class Shelf(Protocol):

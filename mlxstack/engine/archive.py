@@ -8,19 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
-from mlxstack.core.act import Restored, Saved, Swept
-from mlxstack.core.errors import Busy, Damaged, StackError, Unsupported
+from mlxstack.core.act import Restored, Saved
+from mlxstack.core.errors import Damaged, StackError, Unsupported, in_words
 from mlxstack.core.ports import Blob, Manifest, Manifests, Post, Shelf, Vault
 from mlxstack.engine.context import Context
-from mlxstack.engine.kv_file import blob_of, parents_first, part_of, record_of
+from mlxstack.engine.kv_file import parents_first, part_of, record_of
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.restoring import Restoring, Sources, Wanted
 from mlxstack.engine.shelving import Shelved, Shelving
-from mlxstack.engine.sweeping import Sweeping
-from mlxstack.policy import records
-from mlxstack.store.writer import Writer
+from mlxstack.engine.writing import Writing
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +35,8 @@ class Archive:
         self._memory = memory
         self._identity = identity
         self._post = post
-        self._writer = Writer()
-        self.sweeping = Sweeping(memory, vault, identity, self._writer, post)
-        self._n_written = 0
-        self._under_way: dict[str, Future[int]] = {}
+        self._writing = Writing(memory, vault, identity, post)
+        self.sweeping = self._writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         sources = Sources(vault, shelf, identity)
         self._restoring = Restoring(sources, self._reader, post, self._anchor)
@@ -59,27 +54,14 @@ class Archive:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
-    def write(self, keys: Sequence[str]) -> list[Future[int]]:
-        """Write these records in the background; those in memory only. Raises Busy.
-
-        Room is made before the first of them; where there is none, all futures raise DiskFull.
-        """
-        room = self.sweeping.make_room(keys) if keys else None
-        return [self._write(key, room) for key in keys if room is not None]
-
-    def write_through(self, keys: Sequence[str]) -> None:
-        """As `write`, if the writer keeps up; what it cannot take stays in memory alone."""
-        try:
-            self.write(keys)
-        except Busy as error:
-            log.warning("not written to disk: %s", error)
+    def write(self, shelved: Shelved) -> None:
+        """Write in the background what of this lies in memory alone."""
+        keys = (*shelved.segments, *shelved.checkpoints)
+        self._writing.write([key for key in keys if not self._memory.is_on_disk(key)])
 
     def write_rest(self) -> None:
-        """Write what lies in memory alone, and wait for the disk."""
-        for key in tuple(self._memory.index.nodes):
-            if self._is_unwritten(key):
-                self.catch_up()
-                self.write_through((key,))
+        """Write in the background all that lies in memory alone."""
+        self._writing.write([key for key in self._memory.index.nodes if self._is_unwritten(key)])
 
     def is_foreign(self, agent: str) -> bool:
         """Whether something of this agent is saved, but of other models only."""
@@ -88,12 +70,12 @@ class Archive:
 
     def catch_up(self) -> None:
         """Wait until nothing waits to be written."""
-        self._writer.drain()
+        self._writing.catch_up()
 
     @property
     def n_written(self) -> int:
         """Bytes newly written so far."""
-        return self._n_written
+        return self._writing.n_written
 
     def prepare(self, context: Context, name: str) -> bool:
         """Pack a piece of what `save` will write; False when so little is left that it can save.
@@ -109,17 +91,18 @@ class Archive:
         """Write what is not on disk yet, the slot file last; timed from `started` on.
 
         After `prepare` has said False. Raises BadRequest for a bad name, Unsupported for a model
-        whose caches cannot be stored, Busy when the writer is too far behind.
+        whose caches cannot be stored.
         """
         shelved = self._shelve(context)
         keys = (*shelved.segments, *shelved.checkpoints)
-        under_way = [self._under_way[key] for key in keys if key in self._under_way]
-        writes = self.write([key for key in keys if self._is_unwritten(key)])
+        begun = self._writing.promised(keys)
+        writes = self._writing.write([key for key in keys if self._is_unwritten(key)])
+        self._writing.hold(keys)
         manifest = self._manifest(context, shelved)
 
         def finish() -> Saved:
             # One writer thread: the writes before this one are over.
-            for write in under_way:
+            for write in begun:
                 write.result()
             n_written = sum(write.result() for write in writes)
             if not self._is_whole(manifest):
@@ -128,7 +111,7 @@ class Archive:
             took = 1000 * (time.perf_counter() - started)
             return Saved(slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took)
 
-        return self._writer.submit(finish)
+        return self._writing.after(finish)
 
     def keep(self, agent: str, context: Context, shelved: Shelved) -> None:
         """Note what is saved of this agent, once all of it is written."""
@@ -137,15 +120,12 @@ class Archive:
             return
 
         def finish() -> None:
-            if self._is_whole(manifest):
-                manifests.keep(agent, manifest)
+            if not self._is_whole(manifest):
+                raise StackError("a part of its KV did not reach the disk")
+            manifests.keep(agent, manifest)
 
-        try:
-            noting = self._writer.submit(finish)
-        except Busy as error:
-            log.warning("what is saved of agent %s was not noted: %s", agent, error)
-        else:
-            noting.add_done_callback(lambda done: _warn(agent, done.exception()))
+        noting = self._writing.after(finish)
+        noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
     def restore(self, name: str, context: Context, n_ctx: int) -> "Future[Restored]":
         """Read a slot file and all it names, and make it the context; see `Restoring`."""
@@ -165,13 +145,12 @@ class Archive:
 
     def close(self) -> None:
         """Finish what waits to be written."""
-        self._writer.close()
+        self._writing.close()
         self._reader.shutdown(wait=True)
 
     def _note(self, data: bytes) -> None:
         """Keep this beside the KV; the next note makes up for one that was not kept."""
-        with suppress(Busy):
-            self._writer.submit(lambda: self._vault.note(self._identity, data))
+        self._writing.after(lambda: self._vault.note(self._identity, data))
 
     def _anchor(self, context: Context, manifest: Manifest) -> None:
         if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
@@ -185,7 +164,6 @@ class Archive:
             segments=shelved.segments,
             checkpoints=shelved.checkpoints,
             n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
-            salt=context.salt,
         )
 
     def _is_whole(self, manifest: Manifest) -> bool:
@@ -208,40 +186,9 @@ class Archive:
 
     def _is_unwritten(self, key: str) -> bool:
         """Whether it has to be written: in memory, and not on disk or on its way."""
-        node = self._memory.index.nodes[key]
-        if node.is_writing or self._memory.array_of(key) is None:
+        if self._writing.promised((key,)) or self._memory.array_of(key) is None:
             return False
         return not self._vault.has(self._identity, key)
-
-    def _write(self, key: str, room: "Future[Swept]") -> Future[int]:
-        node = self._memory.index.nodes[key]
-        part = self._memory.array_of(key)
-        assert part is not None, f"{key} is not in memory"
-        blob = blob_of(node.record, part, self._identity)
-        future = self.sweeping.write(room, blob)
-        future.add_done_callback(self._count)
-        self._under_way[key] = future
-        self._memory.index.set_writing(key, True)
-        future.add_done_callback(lambda done: self._post(lambda: self._written(key, done)))
-        return future
-
-    def _count(self, done: "Future[int]") -> None:
-        if not done.cancelled() and done.exception() is None:
-            self._n_written += done.result()
-
-    def _written(self, key: str, done: "Future[int]") -> None:
-        self._under_way.pop(key, None)
-        node = self._memory.index.nodes.get(key)
-        if node is None:
-            return
-        self._memory.index.set_writing(key, False)
-        error = done.exception()
-        if error is None:
-            self._memory.on_disk(node.record, time.monotonic())
-        else:
-            log.warning(
-                "the KV of %d tokens was not written: %s", records.end_of(node.record), error
-            )
 
     def _loaded(
         self, keys: Sequence[str], blobs: dict[str, Blob | StackError], then: Callable[[], None]
@@ -263,8 +210,8 @@ class Archive:
         for key in keys:
             try:
                 found[key] = self._vault.read(self._identity, key)
-            except StackError as error:
-                found[key] = error
+            except Exception as error:
+                found[key] = in_words(error, "reading KV")
         return found
 
 

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from msgspec import structs
 
@@ -23,6 +22,7 @@ from mlxstack.core.errors import StackError, in_words
 from mlxstack.core.ports import Post
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
+from mlxstack.engine.promises import pass_on
 from mlxstack.engine.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -107,16 +107,3 @@ class Errands:
         if not isinstance(error, StackError):
             log.exception("an errand broke", exc_info=error)
         future.set_exception(in_words(error, "this slot action"))
-
-
-def pass_on(one: "Future[Any]", other: "Future[Any]") -> None:
-    """`other` ends as `one` does."""
-
-    def settle(done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is not None:
-            other.set_exception(error)
-        else:
-            other.set_result(done.result())
-
-    one.add_done_callback(settle)

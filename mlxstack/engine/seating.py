@@ -164,6 +164,6 @@ class Seating:
         return context.agent is None or self._persist is not Persist.NEVER
 
     def _write(self, context: Context, shelved: Shelved) -> None:
-        self.archive.write_through(shelved.new)
+        self.archive.write(shelved)
         if context.agent is not None and shelved.segments:
             self.archive.keep(context.agent, context, shelved)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from mlxstack.core.act import Sweep, Swept
-from mlxstack.core.ports import Blob, Post, Vault
+from mlxstack.core.ports import Post, Vault
 from mlxstack.engine.memory import Memory
 from mlxstack.store.writer import Writer
 
@@ -22,26 +22,17 @@ class Sweeping:
         self._post = post
 
     def make_room(self, keys: Sequence[str]) -> "Future[Swept]":
-        """Room for these records. Raises Busy; the future raises DiskFull."""
-        n_bytes = sum(self._memory.index.nodes[key].record.n_bytes for key in keys)
-        in_use = self._in_use(keys)
+        """Room for those of these that are still known. Raises Busy; the future DiskFull."""
+        nodes = self._memory.index.nodes
+        known = [key for key in keys if key in nodes]
+        n_bytes = sum(nodes[key].record.n_bytes for key in known)
+        in_use = self._in_use(known)
         return self._forgetting(self._writer.submit(lambda: self._vault.make_room(n_bytes, in_use)))
 
     def sweep(self, wanted: Sweep) -> "Future[Swept]":
         """Delete what the bounds do not allow. Raises Busy; the future what the vault raises."""
         in_use = self._in_use(())
         return self._forgetting(self._writer.submit(lambda: self._vault.sweep(wanted, in_use)))
-
-    def write(self, room: "Future[Swept]", blob: Blob) -> Future[int]:
-        """Write after `room` was made; where there was none, the future raises why."""
-        n_bytes = sum(memoryview(plane.data).nbytes for plane in blob.planes)
-
-        def work() -> int:
-            # One writer thread: that job is over.
-            room.result()
-            return self._vault.write(blob)
-
-        return self._writer.submit(work, n_bytes)
 
     def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
         """What no sweep may take: what is read or written now, and what that or `keys` continue."""

@@ -29,8 +29,9 @@ from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
-from mlxstack.engine.errands import Errands, pass_on
+from mlxstack.engine.errands import Errands
 from mlxstack.engine.memory import Memory
+from mlxstack.engine.promises import pass_on
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Turns
 from mlxstack.policy.limits import limits_of
@@ -208,8 +209,7 @@ class Engine:
         self._loaded.set_result(facts)
         try:
             self._serve()
-            for context in self._turns.slots:
-                self._turns.seating.store(context)
+            self._turns.seating.park_all()
         finally:
             self._archive.close()
 
@@ -222,7 +222,7 @@ class Engine:
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
-        memory = Memory(key, preset.prefix_cache, self._budget, maker.turning_point)
+        memory = Memory(key, preset.prefix_cache, self._budget)
         self._archive = Archive(self._vault, self._shelf, memory, key, self._post)
         self._archive.manifests = self._manifests
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:

@@ -154,10 +154,6 @@ class DiskVault:
                 key, identity = found.name.removesuffix(SUFFIX), found.parent.parent.name
                 yield Entry(identity, key, str(found), about.st_size, about.st_mtime)
 
-    def size(self) -> int:
-        """Bytes of all files together."""
-        return sum(entry.n_bytes for entry in self.entries())
-
     def remove(self, identity: str, key: str) -> int:
         """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
         if not _is_key(identity) or not _is_key(key):

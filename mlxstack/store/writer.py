@@ -6,10 +6,8 @@ from threading import Condition
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mlxstack.core.errors import Busy, Conflict, StackError
-from mlxstack.core.ports import Blob, Vault
 from mlxstack.store.disk import refused
 
 T = TypeVar("T")
@@ -22,39 +20,24 @@ class Bound(Struct, frozen=True):
     n_bytes: int = 1 << 30
 
 
-class Backlog(Struct, frozen=True):
-    """What waits or is being written now, and what went wrong so far."""
-
-    n_jobs: int = 0
-    n_bytes: int = 0
-    n_done: int = 0
-    n_failed: int = 0
-    last_error: str = ""
-
-
 class Writer:
     """Runs jobs one after another, in the order of submission. Callable from any thread.
 
     `submit` never blocks: beyond the bound it raises Busy, and the caller keeps its bytes and
     decides. One job that is bigger than the bound by itself is taken when nothing else waits.
+    `eased` is called after every job, on any thread: there is more room now.
     """
 
-    def __init__(self, bound: Bound | None = None) -> None:
+    def __init__(
+        self, bound: Bound | None = None, eased: Callable[[], None] = lambda: None
+    ) -> None:
         self._bound = bound or Bound()
+        self._eased = eased
         self._state = Condition()
-        self._backlog = Backlog()
+        self._n_jobs = 0
+        self._n_bytes = 0
         self._is_open = True
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
-
-    @property
-    def backlog(self) -> Backlog:
-        """An immutable value; its `n_bytes` count against the memory budget."""
-        return self._backlog
-
-    def write(self, vault: Vault, blob: Blob) -> Future[int]:
-        """Submit `vault.write(blob)`; the result is the bytes newly written."""
-        n_bytes = sum(memoryview(plane.data).nbytes for plane in blob.planes)
-        return self.submit(lambda: vault.write(blob), n_bytes)
 
     def submit(self, job: Callable[[], T], n_bytes: int = 0) -> Future[T]:
         """Run `job`, which keeps `n_bytes` alive. Raises Busy, or Conflict after `close`.
@@ -70,7 +53,7 @@ class Writer:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is pending; whether that came true in time."""
         with self._state:
-            return self._state.wait_for(lambda: not self._backlog.n_jobs, timeout_s)
+            return self._state.wait_for(lambda: not self._n_jobs, timeout_s)
 
     def close(self) -> None:
         """Take no more jobs, finish those that wait, end the thread."""
@@ -79,43 +62,39 @@ class Writer:
         self._thread.shutdown(wait=True)
 
     def _admit(self, n_bytes: int) -> None:
-        now = self._backlog
         if not self._is_open:
             raise Conflict("the service is stopping, nothing more is written to disk")
-        is_full = now.n_jobs >= self._bound.n_jobs or now.n_bytes + n_bytes > self._bound.n_bytes
-        if now.n_jobs and is_full:
+        bound, n_after = self._bound, self._n_bytes + n_bytes
+        if self._n_jobs and (self._n_jobs >= bound.n_jobs or n_after > bound.n_bytes):
             raise Busy(
-                f"the disk is behind: {now.n_jobs} writes of {now.n_bytes} bytes wait, "
-                f"the bound is {self._bound.n_jobs} writes of {self._bound.n_bytes} bytes"
+                f"the disk is behind: {self._n_jobs} writes of {self._n_bytes} bytes wait, "
+                f"the bound is {bound.n_jobs} writes of {bound.n_bytes} bytes"
             )
-        self._backlog = replace(now, n_jobs=now.n_jobs + 1, n_bytes=now.n_bytes + n_bytes)
+        self._n_jobs, self._n_bytes = self._n_jobs + 1, n_after
 
     def _run(self, job: Callable[[], T], n_bytes: int) -> T:
         try:
-            result = job()
+            return job()
+        except StackError:
+            raise
         except Exception as error:
-            plain = _in_words(error)
-            self._settle(n_bytes, n_failed=self._backlog.n_failed + 1, last_error=plain.message)
-            raise plain from error
-        self._settle(n_bytes, n_done=self._backlog.n_done + 1)
-        return result
+            raise _in_words(error) from error
+        finally:
+            self._settle(n_bytes)
 
     def _forget(self, future: Future[T], n_bytes: int) -> None:
         if future.cancelled():
             self._settle(n_bytes)
 
-    def _settle(self, n_bytes: int, **outcome: int | str) -> None:
+    def _settle(self, n_bytes: int) -> None:
         with self._state:
-            now = self._backlog
-            self._backlog = replace(
-                now, n_jobs=now.n_jobs - 1, n_bytes=now.n_bytes - n_bytes, **outcome
-            )
+            self._n_jobs -= 1
+            self._n_bytes -= n_bytes
             self._state.notify_all()
+        self._eased()
 
 
 def _in_words(error: Exception) -> StackError:
-    if isinstance(error, StackError):
-        return error
     if isinstance(error, OSError):
         return refused("a background write failed", error)
     return StackError(f"a background write failed: {type(error).__name__}: {error}")

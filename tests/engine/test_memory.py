@@ -196,7 +196,7 @@ def test_g11_turns_write_only_what_is_new(model_of: ModelOf, tmp_path: Path) -> 
         for turn in range(8):
             history += tuple(driver.answer(history, agent="a")) + prompt(30, seed=turn)
             driver.answer(prompt(140, seed=500), 2, agent="b")
-        driver.engine._archive._writer.drain(20)
+        driver.engine._archive.catch_up()
         files = list((tmp_path / "kv").rglob("*.safetensors"))
         n_bytes = sum(file.stat().st_size for file in files)
         per_token = memory_of(driver).index.memory_bytes / sum(

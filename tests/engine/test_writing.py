@@ -1,0 +1,127 @@
+"""KV of more than the writer holds on to at once: all of it reaches the disk, in order."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.act import Look, RestoreSlot, SaveSlot
+from mlxstack.core.event import Source
+from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
+from mlxstack.engine import writing
+from mlxstack.policy.audit import check
+from mlxstack.store.disk import Disk
+from mlxstack.store.writer import Bound, Writer
+from tests.conftest import ModelOf
+from tests.engine.harness import WAIT_S, preset_of, prompt, running
+
+LONG = prompt(1500, seed=1)
+NEXT = prompt(20, seed=2)
+SLOTS = SlotSpec(count=2, n_ctx=2048)
+HELD = 1_200_000
+KINDS = ["tiny", "tiny-swa", "tiny-hybrid"]
+
+
+class SlowDisk(Disk):
+    """So slow that the engine is always ahead of it."""
+
+    def sync(self, fd: int) -> None:
+        time.sleep(0.05)
+        super().sync(fd)
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer takes one file of KV, and a note."""
+    monkeypatch.setattr(writing, "Writer", partial(Writer, Bound(n_jobs=2, n_bytes=HELD)))
+
+
+def noted(home: Path) -> bool:
+    """Whether the manifest of an agent appears."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end and not list(home.glob("agents/*/*/manifest.json")):
+        time.sleep(0.02)
+    return bool(list(home.glob("agents/*/*/manifest.json")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_g10_a_long_turn_of_an_agent_is_saved_whole(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    preset = preset_of(model_of(kind), slots=SLOTS)
+    with running(preset, tmp_path, disk=SlowDisk()) as driver:
+        follow_up = LONG + tuple(driver.answer(LONG, agent="a")) + NEXT
+        assert noted(tmp_path)
+        cold = driver.cold(follow_up)
+    with running(preset, tmp_path) as driver:
+        ask = driver.submit(follow_up, agent="a")
+        driver.finish(ask)
+        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).n_cached >= len(LONG)
+        assert driver.tokens(ask) == cold
+        check(driver.engine._turns.seating.memory.index)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_g12_a_slot_of_more_than_the_writer_holds_is_saved(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    preset = preset_of(model_of(kind), slots=SLOTS)
+    with running(preset, tmp_path, disk=SlowDisk()) as driver:
+        follow_up = LONG + tuple(driver.answer(LONG, slot=0)) + NEXT
+        held = driver.context(0)
+        saved = driver.engine.act(SaveSlot(0, "a.bin")).result(WAIT_S)
+        assert saved.n_saved == len(held)  # type: ignore[union-attr]
+        assert saved.n_written >= saved.n_bytes  # type: ignore[union-attr]
+        driver.engine.act(RestoreSlot(1, "a.bin")).result(WAIT_S)
+        assert driver.context(1) == held
+        assert driver.answer(follow_up, slot=1) == driver.cold(follow_up, slot=0)
+
+
+@pytest.mark.parametrize("agent", [None, "a"])
+def test_g10_what_sits_in_the_slots_is_on_disk_after_a_stop(
+    model_of: ModelOf, tmp_path: Path, agent: str | None
+) -> None:
+    other = prompt(1400, seed=5)
+    preset = preset_of(model_of("tiny"), slots=SLOTS, agents=AgentsSpec(persist=Persist.ON_PARK))
+    with running(preset, tmp_path, disk=SlowDisk()) as driver:
+        driver.answer(LONG, 4, slot=0)
+        cold = driver.answer(other, 4, slot=1, agent=agent)
+    assert bool(list(tmp_path.glob("agents/*/*/manifest.json"))) == bool(agent)
+    with running(preset, tmp_path) as driver:
+        for tokens in (LONG, other):
+            ask = driver.submit(tokens, 4)
+            driver.finish(ask)
+            assert driver.seated(ask).n_cached >= len(tokens) - 128
+        assert driver.tokens(ask) == cold
+
+
+def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048))
+    with running(preset, tmp_path, memory_bytes=16_000_000, disk=SlowDisk()) as driver:
+        memory = driver.engine._turns.seating.memory
+        for n in range(8):
+            tokens = prompt(1300, seed=n)
+            answer = driver.answer(tokens, 4, agent=f"{n}")
+            assert driver.engine.tend(Look()).result(WAIT_S).memory_bytes <= memory.budget + HELD
+        assert driver.cold(tokens, 4) == answer
+        check(memory.index)
+
+
+def test_g10_what_the_disk_refused_is_written_with_the_next_turn(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    from tests.store.bad_disks import FullDisk
+
+    disk = FullDisk(4000)
+    preset = preset_of(model_of("tiny"), slots=SLOTS)
+    with running(preset, tmp_path, disk=disk) as driver:
+        history = LONG + tuple(driver.answer(LONG, 4, agent="a")) + NEXT
+        driver.engine.park().result(WAIT_S)
+        assert not list(tmp_path.glob("agents/*/*/manifest.json"))
+        disk.room = 10**9
+        driver.answer(history, 4, agent="a")
+        assert noted(tmp_path)
