@@ -1,11 +1,15 @@
-"""What all tests share: tiny models, built once."""
+"""What all tests share: tiny models, built once; an interrupt that reaches every process."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ModelOf = Callable[[str], Path]
+
+# A shell that starts us in the background ignores it for us, and for every program that we start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

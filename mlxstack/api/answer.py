@@ -54,7 +54,7 @@ async def _all(service: Service, orders: tuple[Order, ...]) -> tuple[Reply, ...]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_one(service, order)) for order in orders]
-    except* Exception as several:
+    except ExceptionGroup as several:
         raise several.exceptions[0] from None
     return tuple(task.result() for task in tasks)
 

@@ -59,6 +59,7 @@ TABLE: dict[type[errors.StackError], Row] = {
     errors.NotFound: Row(404, INVALID, None, "not_found_error", "not_found_error"),
     errors.UnknownModel: Row(404, INVALID, "model_not_found", "not_found_error", "not_found_error"),
     errors.Conflict: Row(409, INVALID, "conflict", INVALID, INVALID),
+    errors.Taken: Row(409, INVALID, "conflict", INVALID, INVALID),
     errors.Busy: Row(
         503, "server_error", "overloaded", "overloaded_error", "unavailable_error", overload=529
     ),
@@ -74,9 +75,10 @@ TABLE: dict[type[errors.StackError], Row] = {
     errors.SetupError: Row(500, "server_error", None, "api_error", "server_error"),
 }
 
-# Waiting can help with these two; everything else above 499 will fail again.
-PASSING = (errors.Busy, errors.Loading)
+# Waiting can help with Busy and Loading; everything else above 499 will fail again.
 LOADING_RETRY_S = 2
+
+TOO_LARGE = "the body is larger than server.max_body_bytes allows"
 
 # Litestar's name for the whole body, and msgspec's for a missing field.
 BODY = "data"
@@ -224,7 +226,7 @@ def _http(problem: HTTPException) -> errors.StackError:
         case 404 | 405:
             return errors.NotFound("File Not Found")
         case code if code == HTTP_413_REQUEST_ENTITY_TOO_LARGE:
-            return errors.TooLarge("the body is larger than server.max_body_bytes allows")
+            return errors.TooLarge(TOO_LARGE)
         case code if code < 500:
             return errors.BadRequest(problem.detail)
     log.error("unexpected failure", exc_info=problem)

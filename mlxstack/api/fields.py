@@ -51,7 +51,6 @@ class Fields(Struct, kw_only=True):
     agent: str | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = None
-    return_progress: bool | None = None
     timings_per_token: bool | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -78,7 +77,6 @@ def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) 
         agent=_agent(body),
         hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
         use_cache=body.cache_prompt is not False,
-        has_progress=bool(body.return_progress),
         salt=body.cache_salt or "",
         shape=_shape(body),
         thinking_budget=thinking_budget(body),

@@ -1,4 +1,7 @@
-"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model."""
+"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model.
+
+Guards are coroutines because Litestar sends plain functions through a thread, each time.
+"""
 
 import ipaddress
 import re
@@ -17,9 +20,10 @@ from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import Service
 
-# Route options: open without a key, and answering before the model is loaded.
+# Route options: open without a key, answering before the model is loaded, telling of all agents.
 PUBLIC = {"is_public": True}
 EARLY = {"is_public": True, "is_early": True}
+OF_ALL = {"is_of_all": True}
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
@@ -35,7 +39,7 @@ def host_guard(server: ServerSpec) -> Guard:
     """
     known = re.compile(_names(server), re.IGNORECASE)
 
-    def guard(connection: Connection, _: BaseRouteHandler) -> None:
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
         host = _bare(connection.headers.get("host", "localhost"))
         if not (known.fullmatch(host) or _is_address(host)):
             raise Forbidden(
@@ -58,7 +62,7 @@ def key_guard(server: ServerSpec) -> Guard:
     """
     known = [holder.as_key(key) for key in server.api_keys]
 
-    def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if not known or handler.opt.get("is_public"):
             return
         given = _key(connection)
@@ -71,6 +75,8 @@ def key_guard(server: ServerSpec) -> Guard:
         if not fitting:
             raise Unauthorized("Invalid API Key")
         holder.admit(connection, fitting[0])
+        if handler.opt.get("is_of_all"):
+            holder.check_whole(fitting[0])
 
     return guard
 
@@ -78,7 +84,7 @@ def key_guard(server: ServerSpec) -> Guard:
 def loaded_guard(service: Service) -> Guard:
     """Refuses everything but the early routes until the model is there."""
 
-    def guard(_: Connection, handler: BaseRouteHandler) -> None:
+    async def guard(_: Connection, handler: BaseRouteHandler) -> None:
         if not handler.opt.get("is_early"):
             service.require()
 

@@ -64,6 +64,15 @@ def check_agent(connection: Connection, agent: str) -> None:
         _check(key, agent)
 
 
+def check_whole(key: ApiKey) -> None:
+    """Raises Forbidden when the key is only for some agents."""
+    if key.agents:
+        raise Forbidden(
+            "this path tells of all agents, and this API key speaks only as "
+            f"{', '.join(key.agents)}; use a key without agents (server.api_keys of the preset)"
+        )
+
+
 def may_see(connection: Connection, agent: str) -> bool:
     """Whether the key names this agent."""
     key: ApiKey | None = connection.state.get("key")

@@ -68,17 +68,26 @@ async def _run(preset: Preset, home: Path, source: Path | None) -> int:
 async def serve(
     service: Service, server: uvicorn.Server, listener: socket.socket, leaving: asyncio.Event
 ) -> int:
-    """Serve on a bound socket until `leaving` is set; the exit code of the process."""
+    """Serve on a bound socket until `leaving` is set; the exit code of the process.
+
+    It is 1 when the engine dies, or the web server ends, without having been asked to.
+    """
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     waiting = asyncio.create_task(leaving.wait())
     loading = asyncio.create_task(service.start())
+    dying = asyncio.create_task(service.died.wait())
     duties = asyncio.create_task(asyncio.sleep(0))
     try:
-        await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({loading, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             log.info("%s is ready", (await loading).id)
             duties = asyncio.create_task(do(service))
-            await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+            ends = {waiting, serving, dying}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return 0
+        log.error("%s: the service ends", service.trouble or "the web server has stopped")
+        return 1
     except StackError as error:
         log.error("%s", error.message)
         return CANNOT_START if isinstance(error, SetupError) else 1
@@ -86,9 +95,9 @@ async def serve(
         duties.cancel()
         server.should_exit = True
         waiting.cancel()
+        dying.cancel()
         await service.stop(service.preset.server.drain_s)
         await asyncio.gather(serving, loading, return_exceptions=True)
-    return 0
 
 
 def config(service: Service) -> uvicorn.Config:

@@ -1,13 +1,17 @@
 """The waiting room: while the model is changed, requests wait, and streams hear heartbeats."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
+from mlxstack.api import errors
 from mlxstack.api.errors import Dialect, dialect
+from mlxstack.api.request_id import name_response, request_id
 from mlxstack.api.sse import BEAT_S, FIRST_S, HEADERS, keepalive
-from mlxstack.service.gate import Gate
+from mlxstack.core.errors import Busy, StackError, TooLarge
 from mlxstack.service.service import Service
 
 # ASGI, seen from outside the framework.
@@ -25,20 +29,36 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 RESPONSES_BEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
 
 
+class Asked(Struct):
+    """What a request says of its answer."""
+
+    stream: Any = None
+
+
 def waiting_room(service: Service, app: Any) -> App:
-    """The application behind the gate: all that changes something or generates passes it."""
+    """The application behind the gate: all that changes something or generates passes it.
+
+    Before a closed one no more wait than `queue.max_waiting`, and no body over the limit.
+    """
+    visits: set[_Visit] = set()
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if not _passes_gate(scope):
             await app(scope, receive, send)
-        elif service.gate.is_closed:
-            await _Visit(service.gate, scope, receive, send).wait(app)
-        else:
+        elif not service.gate.is_closed:
             await service.gate.enter()
             try:
                 await app(scope, receive, send)
             finally:
                 service.gate.leave()
+        elif (n_waiting := len(visits)) >= service.preset.queue.max_waiting:
+            full = f"{n_waiting} requests wait for the change of models, no more are queued"
+            await _refuse(scope, send, Busy(full))
+        else:
+            try:
+                await _Visit(service, scope, receive, send).wait(app, visits)
+            except TooLarge as error:
+                await _refuse(scope, send, error)
 
     return handle
 
@@ -51,19 +71,28 @@ def _passes_gate(scope: Scope) -> bool:
 class _Visit:
     """One request that came while the gate was closed."""
 
-    def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
-        self._gate = gate
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gate = service.gate
+        self._max_bytes = service.preset.server.max_body_bytes
         self._scope = scope
         self._receive = receive
         self._send = send
         self._heard: list[Message] = []
+        self._is_stream = False
         self._is_begun = False
         self._failed: Message | None = None
         self._failure = b""
 
-    async def wait(self, app: App) -> None:
-        """Until the gate opens, or the client leaves."""
-        await self._hear()
+    async def wait(self, app: App, visits: "set[_Visit]") -> None:
+        """Until the gate opens, or the client leaves; one of `visits` until then."""
+        visits.add(self)
+        try:
+            await self._hear()
+            await self._pass(app, visits)
+        finally:
+            visits.discard(self)
+
+    async def _pass(self, app: App, visits: "set[_Visit]") -> None:
         entering = asyncio.create_task(self._gate.enter())
         leaving = asyncio.create_task(self._left())
         try:
@@ -72,11 +101,12 @@ class _Visit:
                 await asyncio.wait(
                     {entering, leaving}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if not (entering.done() or leaving.done()) and self._is_stream():
+                if not (entering.done() or leaving.done()) and self._is_stream:
                     await self._beat()
                 patience_s = BEAT_S if self._is_begun else FIRST_S
             await _cancel(leaving)
             if entering.done():
+                visits.discard(self)
                 await app(self._scope, self._replay, self._pass_on)
         finally:
             await _cancel(leaving)
@@ -85,12 +115,17 @@ class _Visit:
                 self._gate.leave()
 
     async def _hear(self) -> None:
-        """The whole body, to be heard again by the application."""
+        """The whole body, to be heard again by the application. Raises TooLarge."""
+        body = bytearray()
         while not self._heard or self._heard[-1].get("more_body"):
             message = await self._receive()
             self._heard.append(message)
             if message["type"] == "http.disconnect":
                 return
+            body += message.get("body", b"")
+            if len(body) > self._max_bytes:
+                raise TooLarge(errors.TOO_LARGE)
+        self._is_stream = _wants_stream(body)
 
     async def _left(self) -> None:
         while True:
@@ -101,14 +136,6 @@ class _Visit:
 
     async def _replay(self) -> Message:
         return self._heard.pop(0) if self._heard else await self._receive()
-
-    def _is_stream(self) -> bool:
-        body = b"".join(bytes(message.get("body", b"")) for message in self._heard)
-        try:
-            asked = json.loads(body)
-        except ValueError:
-            return False
-        return isinstance(asked, dict) and asked.get("stream") is True
 
     async def _beat(self) -> None:
         if not self._is_begun:
@@ -141,6 +168,26 @@ class _Visit:
             is_named = dialect(self._scope["path"]) is Dialect.ANTHROPIC
             data = (b"event: error\n" if is_named else b"") + b"data: " + self._failure + b"\n\n"
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def _wants_stream(body: bytearray) -> bool:
+    try:
+        return msgspec.json.decode(body, type=Asked).stream is True
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+async def _refuse(scope: Any, send: Send, error: StackError) -> None:
+    """In the envelope of the door, which was not reached."""
+    of = dialect(scope["path"])
+    told = {"content-type": "application/json", **errors.headers(error)}
+    headers = [(name.encode(), value.encode()) for name, value in told.items()]
+    status = errors.status(error, of)
+    start: Any = {"type": "http.response.start", "status": status, "headers": headers}
+    await name_response(start, scope)
+    await send(start)
+    body = msgspec.json.encode(errors.body(error, of, request_id(scope)))
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

@@ -29,17 +29,18 @@ class WatchPlan(Struct, frozen=True):
     """Three agents decode all the time. A pass has four windows of `window_s` seconds.
 
     In the first and the last nobody watches, so that what drifts hits both alike. `settle_s`
-    seconds lie before each window; an answer has `n_answer` tokens.
+    seconds lie before each window; an answer has `n_answer` tokens, few enough that every window
+    sees contexts of all lengths.
     """
 
     passes: int = 3
     window_s: float = 4.0
     settle_s: float = 1.0
     n_prompt: int = 100
-    n_answer: int = 3500
+    n_answer: int = 100
 
 
-SMALL = WatchPlan(1, 1.0, 0.3, 20, 3500)
+SMALL = WatchPlan(1, 1.0, 0.3, 20, 100)
 
 
 class Window(Struct, frozen=True):

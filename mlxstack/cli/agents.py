@@ -10,7 +10,7 @@ from mlxstack.cli.sizes import size
 from mlxstack.cli.slots import Name, Url, ask
 from mlxstack.cli.up import Json
 
-app = typer.Typer(help="Look at agents; fork, pin, rewind, forget them.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 AgentId = Annotated[str, typer.Argument(help="The agent's id, as `mlx-stack agents` shows it.")]
 HEADS = ("AGENT", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZE", "PRIORITY")
@@ -21,8 +21,13 @@ Found = dict[str, Any]
 @app.callback(invoke_without_command=True)
 def agents(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Look at agents; fork, pin, rewind, forget them. Without a verb: the list."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        list_agents(name, url, json)
+
+
+@app.command("list")
+def list_agents(name: Name = None, url: Url = None, json: Json = False) -> None:
+    """List the agents: where they are, and what they reuse."""
     found = ask(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))["data"]
     as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found])
 
@@ -70,7 +75,7 @@ def remove(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Forget an agent: its history and its KV."""
+    """Forget an agent: its history, and its KV in memory; its files on disk go with the next gc."""
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = ask(name, url, lambda client: client.delete(path))
     _tell(done, f"{agent} left the memory" if evict_only else f"{agent} is forgotten", json)

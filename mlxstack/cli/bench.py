@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxstack.cli.exits import Misuse
 from mlxstack.cli.show import as_json, note
 from mlxstack.cli.up import Json
 
@@ -41,7 +42,8 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         str | None, typer.Option(help="serve: a running service instead of one of our own.")
     ] = None,
     vs: Annotated[
-        str | None, typer.Option(help="serve: another OpenAI-compatible server beside it.")
+        str | None,
+        typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
@@ -56,18 +58,21 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     engine: our batch and mlx-lm's in one process. cache: agents that come back, start together,
     are saved. text: the text work of a request. serve: a service under many agents. peers: the
     same beside mlx_lm.server on the same model. start: how soon the command answers.
-    tui: what an attached dashboard costs. all: everything.
+    tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
     """
     from mlxstack.bench.runs import Wanted
-    from mlxstack.core.errors import BadRequest
 
     if what not in NAMES:
-        raise BadRequest(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
+        raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
     if (url or vs or scene) and what != "serve":
-        raise BadRequest("--url, --vs and --scene go with `bench serve`")
+        raise Misuse("--url, --vs and --scene go with `bench serve`")
+    unknown = [one for one in scene or () if one not in SCENES]
+    if unknown:
+        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
     key = os.environ.get("MLX_STACK_API_KEY")
     own = _server("mlx-stack", url, model, key)
-    other = _server(vs or "", vs, vs_model, key)
+    # The key opens our service; another server never sees it.
+    other = _server(vs or "", vs, vs_model, None)
     wanted = Wanted(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
     as_json(reports) if json else _print(reports, markdown)

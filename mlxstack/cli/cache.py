@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -15,7 +16,7 @@ from mlxstack.cli.up import Json
 if TYPE_CHECKING:
     from mlxstack.core.frame import CacheView, MissView, PrefixView
 
-app = typer.Typer(help="What the KV memory holds and what it saves.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 Watch = Annotated[bool, typer.Option("--watch", help="Again every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
@@ -23,10 +24,16 @@ WATCH_S = 2.0
 
 
 @app.callback(invoke_without_command=True)
-def cache(context: typer.Context) -> None:
+def cache(
+    context: typer.Context,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+    watch: Watch = False,
+) -> None:
     """What the KV memory holds and what it saves. Without a verb: the status."""
     if context.invoked_subcommand is None:
-        status()
+        status(name, url, json, watch)
 
 
 @app.command()
@@ -61,7 +68,8 @@ def why(
     """What a request reused, and why not more."""
     from mlxstack.core.frame import RequestView
 
-    found = ask(name, url, lambda client: client.get(f"/requests/{request}", RequestView))
+    path = f"/requests/{quote(request, safe='')}"
+    found = ask(name, url, lambda client: client.get(path, RequestView))
     if json:
         as_json(found)
         return
@@ -86,7 +94,8 @@ def warm(
 @app.command()
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Let go of a named prefix."""
-    done = ask(name, url, lambda client: client.delete(f"/cache/prefixes/{prefix}"))
+    path = f"/cache/prefixes/{quote(prefix, safe='')}"
+    done = ask(name, url, lambda client: client.delete(path))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 
 

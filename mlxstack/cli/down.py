@@ -28,30 +28,41 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop services: running requests may finish, then the process ends."""
-    from mlxstack.cli.target import known_service
-    from mlxstack.host import services
+    from mlxstack.client import Unreachable
     from mlxstack.host.paths import home_from
 
     home = home_from(os.environ)
-    if not names:
-        names = [name for name in services.names(home) if home.pid_file(name).exists()]
-        if not (names or json):
-            typer.echo("nothing is running")
-    for name in names:
-        known_service(home, name)
-    ends = {}
-    for name in names:
-        ends[name] = _stop(home, name, timeout)
+    chosen = _chosen(home, names or [])
+    if not (chosen or json):
+        typer.echo("nothing is running")
+    ends, idle = {}, []
+    for name in chosen:
+        end = _stop(home, name, timeout)
+        if end is None:
+            idle.append(f"`{name}`")
+            continue
+        ends[name] = end
         if not json:
-            typer.echo(f"{name} {ENDS[ends[name]]}")
+            typer.echo(f"{name} {ENDS[end]}")
     if json:
         as_json({"services": [{"name": name, "end": end} for name, end in ends.items()]})
+    if idle:
+        raise Unreachable(f"{', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not running")
 
 
-def _stop(home: "Home", name: str, timeout: float | None) -> str:
-    """How it ended: one of ENDS. Raises Unreachable when it does not run."""
+def _chosen(home: "Home", names: list[str]) -> list[str]:
+    """Those of these names, each once; all that run, if there are none."""
     from mlxstack.cli.target import known_service
-    from mlxstack.client import Unreachable
+    from mlxstack.host import services
+
+    if not names:
+        return [name for name in services.names(home) if home.pid_file(name).exists()]
+    return [known_service(home, name).plan.name for name in dict.fromkeys(names)]
+
+
+def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
+    """How it ended: one of ENDS; None when it did not run."""
+    from mlxstack.cli.target import known_service
     from mlxstack.host import services
     from mlxstack.host.state import Phase, owner
 
@@ -61,7 +72,7 @@ def _stop(home: "Home", name: str, timeout: float | None) -> str:
         last = known_service(home, name)
         services.mark_stopped(home, last)
         if left is None and last.phase is Phase.STOPPED:
-            raise Unreachable(f"`{name}` is not running")
+            return None
         return "crashed"
     patience = timeout if timeout is not None else state.plan.patience.grace_s + 1.0
     if services.stop(home, state, patience):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from mlxstack.cli.exits import Misuse
 from mlxstack.cli.show import as_json, note
 from mlxstack.cli.slots import Name, Url
 from mlxstack.cli.up import Json
@@ -56,13 +57,12 @@ def _setup(client: str, name: str | None, url: str | None) -> "Setup":
     import asyncio
 
     from mlxstack.cli.target import target
-    from mlxstack.core.errors import BadRequest
     from mlxstack.host.clients import CLIENTS
     from mlxstack.host.paths import home_from
     from mlxstack.host.shape import suggestion
 
     if client not in CLIENTS:
-        raise BadRequest(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
+        raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
     home = home_from(os.environ)
     endpoint = asyncio.run(_endpoint(target(home, name, url)))
     return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
@@ -100,10 +100,10 @@ def _write(setup: "Setup") -> None:
 
 
 def _become(words: list[str], setup: "Setup") -> NoReturn:
-    from mlxstack.core.errors import BadRequest, NotFound
+    from mlxstack.core.errors import NotFound
 
     if not words:
-        raise BadRequest("name the program: mlx-stack run openai -- python script.py")
+        raise Misuse("name the program: mlx-stack run openai -- python script.py")
     program = shutil.which(words[0])
     if program is None:
         raise NotFound(f"there is no program `{words[0]}` in PATH; install it first")

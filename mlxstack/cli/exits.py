@@ -2,7 +2,11 @@
 
 from enum import IntEnum
 
-from mlxstack.core.errors import Conflict, SetupError, StackError
+from mlxstack.core.errors import SetupError, StackError, Taken
+
+
+class Misuse(Exception):
+    """A command line that makes no sense, in words."""
 
 
 class Exit(IntEnum):
@@ -24,10 +28,12 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_of(error: StackError | ConnectionError) -> Exit:
+def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
     """The exit code of an error; a ConnectionError says that nobody answers."""
+    if isinstance(error, Misuse):
+        return Exit.USAGE
     if isinstance(error, ConnectionError):
         return Exit.NOT_RUNNING
     if isinstance(error, SetupError):
         return Exit.SETUP
-    return Exit.TAKEN if isinstance(error, Conflict) else Exit.FAILED
+    return Exit.TAKEN if isinstance(error, Taken) else Exit.FAILED

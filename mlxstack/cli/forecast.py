@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.cli.candidate import Candidate
 from mlxstack.core.errors import Unsupported
 from mlxstack.host.memory import Memory
 from mlxstack.policy.advice import Advice, Wish, advise, nearest
 from mlxstack.policy.capacity import Load, disk_bytes, max_agents, max_ctx, need
 from mlxstack.policy.geometry import Geometry, Layer, quantized
+from mlxstack.service.candidate import Candidate
 
 CONTEXTS = tuple(4096 * 2**n for n in range(6))
 SLOTS = (1, 2, 3, 4, 6, 8, 10, 16)
@@ -141,7 +141,7 @@ def forecast(
 
 def fit(load: Load, usable: int) -> Fit:
     """Whether a load fits, and the way there if not."""
-    from mlxstack.cli.fitting import settings
+    from mlxstack.service.fit import settings
 
     total = need(load).total
     fits = total <= usable

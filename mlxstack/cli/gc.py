@@ -10,6 +10,7 @@ from mlxstack.cli.sizes import size
 
 if TYPE_CHECKING:
     from mlxstack.core.act import Sweep, Swept
+    from mlxstack.host.paths import Home
 
 MaxBytes = Annotated[
     str | None, typer.Option("--max-bytes", help="Leave at most so much: 500MB, 20GB.")
@@ -24,7 +25,7 @@ OfAgent = Annotated[
 
 
 def bounds(max_bytes: str | None, older_than: str | None) -> "Sweep":
-    """The sweep that the options ask for. Raises BadRequest."""
+    """The sweep that the options ask for. Raises Misuse."""
     from mlxstack.cli.sizes import bytes_of, seconds_of
     from mlxstack.core.act import Sweep
 
@@ -36,20 +37,12 @@ def bounds(max_bytes: str | None, older_than: str | None) -> "Sweep":
 
 def collect(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":
     """Let a running service of this home do it, since it knows what it uses; else do it here."""
-    from mlxstack.core.preset import DiskSpec
-    from mlxstack.host import services
     from mlxstack.host.paths import home_from
-    from mlxstack.store.bounded import BoundedVault
-    from mlxstack.store.history import AgentFolders
-    from mlxstack.store.vault import DiskVault
 
     home = home_from(os.environ)
-    live = services.running(home)
-    if url is None and name is None and not live:
-        vault = BoundedVault(DiskVault(home.kv), AgentFolders(home.agents), DiskSpec())
-        return vault.sweep(sweep, frozenset())
-    chosen = name if url is not None or name is not None else live[0].plan.name
-    return _ask(sweep, chosen, url)
+    if url is None:
+        name = name or _keeper(home)
+    return _sweep_here(sweep, home) if name is None and url is None else _ask(sweep, name, url)
 
 
 def show(swept: "Swept", json: bool) -> None:
@@ -65,6 +58,29 @@ def show(swept: "Swept", json: bool) -> None:
     typer.echo(f"{len(swept.victims)} files, {size(n_bytes)} {verb}; {left}")
     for line in swept.skipped:
         note(f"kept {line}")
+
+
+def _keeper(home: "Home") -> str | None:
+    """A running service that keeps KV, as one that only embeds does not."""
+    from mlxstack.core.preset import Kind, Preset
+    from mlxstack.host import services
+    from mlxstack.host.state import read_json
+
+    for state in services.running(home):
+        preset = read_json(home.preset_file(state.plan.name), Preset)
+        if preset is None or preset.kind is Kind.CHAT:
+            return state.plan.name
+    return None
+
+
+def _sweep_here(sweep: "Sweep", home: "Home") -> "Swept":
+    from mlxstack.core.preset import DiskSpec
+    from mlxstack.store.bounded import BoundedVault
+    from mlxstack.store.history import AgentFolders
+    from mlxstack.store.vault import DiskVault
+
+    vault = BoundedVault(DiskVault(home.kv), AgentFolders(home.agents), DiskSpec())
+    return vault.sweep(sweep, frozenset())
 
 
 def _ask(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":

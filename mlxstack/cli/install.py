@@ -22,6 +22,10 @@ Named = Annotated[
     str,
     typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
 ]
+Service = Annotated[
+    str,
+    typer.Argument(help="The service's name, or its preset.", autocompletion=preset_names),
+]
 
 
 def install(
@@ -40,7 +44,7 @@ def install(
     if json:
         as_json({"path": str(unit.path), "started": failed is None, "failed": failed})
     elif failed is None:
-        typer.echo(f"{unit.path} is written and started; mlx-stack uninstall {preset} ends it")
+        typer.echo(f"{unit.path} is written and started; mlx-stack uninstall {unit.name} ends it")
     if unit.remark:
         note(unit.remark)
     if failed is not None:
@@ -48,13 +52,9 @@ def install(
         raise typer.Exit(1)
 
 
-def uninstall(preset: Named, json: Json = False) -> None:
-    """Stop a preset that was installed, and start it no more."""
-    from mlxstack.core.errors import NotFound
-
-    unit = _unit(preset, [])
-    if not unit.path.exists():
-        raise NotFound(f"`{preset}` is not installed: there is no {unit.path}")
+def uninstall(service: Service, json: Json = False) -> None:
+    """Stop a service that was installed, and start it no more."""
+    unit = _installed(service)
     failed = _first_failure(unit.stop)
     unit.path.unlink()
     if json:
@@ -77,15 +77,40 @@ def _write(unit: "Unit") -> None:
     write_atomic(unit.path, unit.text.encode())
 
 
+def _installed(wanted: str) -> "Unit":
+    """The unit of a service, found by its own name, or by that which its preset gives it."""
+    from mlxstack.core.errors import NotFound, SetupError
+    from mlxstack.host.presets import is_path
+    from mlxstack.host.units import Job, unit_of
+
+    names = [] if is_path(wanted) else [wanted]
+    try:
+        names.append(_loaded(wanted, []).preset.name)
+    except SetupError:
+        names.append(Path(wanted).stem if is_path(wanted) else wanted)
+    units = [unit_of(Job(name, (), "", {}, "", 0.0), os.environ) for name in names]
+    for unit in units:
+        if unit.path.exists():
+            return unit
+    path = units[0].path
+    there = ", ".join(sorted(file.name for file in path.parent.glob("mlx-stack*")))
+    raise NotFound(f"`{wanted}` is not installed: there is no {path}; there is {there or 'none'}")
+
+
 def _unit(preset: str, sets: list[str]) -> "Unit":
-    from mlxstack.cli import launch
-    from mlxstack.host.paths import home_from
+    from mlxstack.host.presets import from_anywhere
     from mlxstack.host.units import unit_of
 
-    named = str(Path(preset).absolute()) if os.sep in preset else preset
-    home = home_from(os.environ)
-    loaded = launch.resolve(launch.Wanted(named, tuple(sets), Path.cwd()), home)
-    return unit_of(_job(named, sets, loaded), os.environ)
+    loaded = _loaded(preset, sets)
+    return unit_of(_job(from_anywhere(preset), sets, loaded), os.environ)
+
+
+def _loaded(preset: str, sets: list[str]) -> "Loaded":
+    from mlxstack.cli import launch
+    from mlxstack.host.paths import home_from
+
+    wanted = launch.Wanted(preset, tuple(sets), Path.cwd())
+    return launch.resolve(wanted, home_from(os.environ))
 
 
 def _job(named: str, sets: list[str], loaded: "Loaded") -> "Job":

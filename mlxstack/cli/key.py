@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from mlxstack.cli.exits import Misuse
 from mlxstack.cli.show import as_json, note
 from mlxstack.cli.up import Json
 
@@ -18,11 +19,10 @@ def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
 
     from mlxstack.api.holder import as_key
     from mlxstack.core import preset
-    from mlxstack.core.errors import BadRequest
 
     known = [one.value for one in preset.Tier]
     if tier not in known:
-        raise BadRequest(f"there is no tier {tier!r}; known are {', '.join(known)}", "tier")
+        raise Misuse(f"there is no tier {tier!r}; known are {', '.join(known)}")
     made = f"mlxs-{secrets.token_urlsafe(N_BYTES)}"
     held = as_key(preset.ApiKey(made, preset.Tier(tier), salt))
     if json:

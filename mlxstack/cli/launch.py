@@ -16,7 +16,7 @@ from msgspec import Struct
 from mlxstack.cli import fitting
 from mlxstack.cli.show import note
 from mlxstack.client import Client, Health, Unreachable
-from mlxstack.core.errors import Broken, Conflict
+from mlxstack.core.errors import Broken, Taken
 from mlxstack.core.preset import Preset
 from mlxstack.host import machine, overrides, preflight, presets, services
 from mlxstack.host.logs import tail
@@ -34,6 +34,8 @@ FAILED_START_PATIENCE_S = 2.0
 PROBE_S = 0.1
 LOG_LINE = re.compile(r"\S+ \S+ (?:INFO|WARNING|ERROR) \S+ (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
+DOWNLOADING = "downloading "
+"""So begins the line by which a worker tells, again and again, how much of its model came in."""
 
 
 class Wanted(Struct, frozen=True):
@@ -89,7 +91,8 @@ def url_of(preset: Preset) -> str:
 def start(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> State:
     """Start in the background and wait until healthy. Raises Broken with the reason.
 
-    Whatever goes wrong, Ctrl-C included, nothing is left running.
+    A download that goes on may take as long as it takes. Whatever goes wrong, Ctrl-C included,
+    nothing is left running.
     """
     process = services.start(plan)
     try:
@@ -110,7 +113,7 @@ async def _until_healthy(
     timeout_s: float,
     progress: Callable[[str], None],
 ) -> State:
-    deadline = time.monotonic() + timeout_s
+    deadline, told = time.monotonic() + timeout_s, ""
     async with Client(plan.url, timeout_s=5.0) as client:
         while time.monotonic() < deadline:
             _raise_if_dead(plan, process)
@@ -118,7 +121,10 @@ async def _until_healthy(
             state = owner(plan.home, plan.name)
             if state is not None and state.worker is not None and health.is_ready:
                 return state
-            progress(_last_line(plan) or health.message)
+            line = _last_line(plan)
+            if _said(line).startswith(DOWNLOADING) and line != told:
+                deadline, told = time.monotonic() + timeout_s, line
+            progress(_said(line) or health.message)
             await asyncio.sleep(PROBE_S)
     raise Broken(
         f"`{plan.name}` was not healthy within {timeout_s:g} s (server.startup_timeout_s); "
@@ -161,9 +167,13 @@ def _why(plan: Plan, words: tuple[str, ...]) -> str:
 
 def _last_line(plan: Plan) -> str:
     lines = tail(plan.home.log_file(plan.name), 1)
-    said = lines[0].strip() if lines else ""
-    found = LOG_LINE.match(said)
-    return found[1] if found else said
+    return lines[0].strip() if lines else ""
+
+
+def _said(line: str) -> str:
+    """A line of the log without its time and its logger."""
+    found = LOG_LINE.match(line)
+    return found[1] if found else line
 
 
 def _abandon(plan: Plan, process: "subprocess.Popen[bytes]") -> None:
@@ -188,9 +198,9 @@ def _worker_command() -> tuple[str, ...]:
     return (sys.executable, "-m", "mlxstack.cli.main", "serve")
 
 
-def already_running(state: State) -> Conflict:
+def already_running(state: State) -> Taken:
     """The refusal of a second start, naming the owner."""
-    return Conflict(
+    return Taken(
         f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
         f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
     )

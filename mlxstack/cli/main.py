@@ -26,8 +26,8 @@ from mlxstack.cli import (
     tui,
     up,
 )
-from mlxstack.cli.exits import Exit, exit_of
-from mlxstack.core.errors import StackError
+from mlxstack.cli.exits import Exit, Misuse, exit_of
+from mlxstack.core.errors import StackError, Unauthorized
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -86,14 +86,22 @@ def main() -> None:
     """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
     try:
         app()
-    except (StackError, ConnectionError) as why:
-        typer.echo(f"error: {why}", err=True)
+    except (Misuse, StackError, ConnectionError) as why:
+        typer.echo(f"error: {why}{_hint(why)}", err=True)
         sys.exit(exit_of(why))
     except OSError as why:
         typer.echo(f"error: {why}", err=True)
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+
+
+def _hint(error: Exception) -> str:
+    if not isinstance(error, Unauthorized):
+        return ""
+    from mlxstack.cli.target import KEY_VARIABLE
+
+    return f"; this command sends the key that {KEY_VARIABLE} holds"
 
 
 if __name__ == "__main__":

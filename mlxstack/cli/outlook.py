@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import typer
 from msgspec import Struct
 
-from mlxstack.cli.candidate import Candidate
-from mlxstack.cli.fitting import settings
 from mlxstack.cli.forecast import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
 from mlxstack.cli.show import table
 from mlxstack.cli.sizes import size, tokens
 from mlxstack.host.memory import Memory
 from mlxstack.policy.advice import Advice, Option, Verdict, nearest
 from mlxstack.policy.capacity import need
+from mlxstack.service.candidate import Candidate
+from mlxstack.service.fit import settings
 
 
 class TableRow(Struct, frozen=True):

@@ -9,11 +9,11 @@ from mlxstack.cli.show import as_json
 from mlxstack.cli.up import Json, Set, preset_names
 
 if TYPE_CHECKING:
-    from mlxstack.cli.candidate import Candidate
     from mlxstack.cli.scenario import Scenario
     from mlxstack.host.memory import Memory
     from mlxstack.host.paths import Home
     from mlxstack.policy.capacity import Load
+    from mlxstack.service.candidate import Candidate
 
 DEFAULT_AGENTS = 3
 
@@ -99,8 +99,8 @@ def spec(
 
 
 def _candidate(wanted: str, home: "Home", sets: list[str] | None) -> "Candidate":
-    from mlxstack.cli.candidate import named
     from mlxstack.host import overrides
+    from mlxstack.service.candidate import named
 
     over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets or ())]
     return named(wanted, home, over)
@@ -127,9 +127,9 @@ def _asked(load: "Load", agents: int | None, contexts: list[int]) -> "Load":
 def _recommend(
     home: "Home", there: "Memory", n_agents: int, contexts: list[int], json: bool
 ) -> None:
-    from mlxstack.cli.candidate import shipped
     from mlxstack.cli.forecast import recommendation
     from mlxstack.cli.outlook import advice_rows, show_advice
+    from mlxstack.service.candidate import shipped
 
     n_ctx = max(contexts, default=32 * 1024)
     ranked = advice_rows(recommendation(shipped(home), there, n_agents, n_ctx), there)
@@ -140,8 +140,8 @@ def _recommend(
 
 
 def _table(home: "Home", contexts: list[int], json: bool) -> None:
-    from mlxstack.cli.candidate import shipped
     from mlxstack.cli.outlook import show_table, table_rows
+    from mlxstack.service.candidate import shipped
 
     rows = table_rows(shipped(home), contexts or [4096])
     as_json({"models": rows}) if json else show_table(rows)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Look at slots; save, restore and erase them.", rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
 Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
@@ -25,10 +25,10 @@ FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots
 
 
 @app.callback(invoke_without_command=True)
-def slots(context: typer.Context) -> None:
+def slots(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Look at slots; save, restore and erase them. Without a verb: the list."""
     if context.invoked_subcommand is None:
-        show()
+        show(name, url, json)
 
 
 @app.command("list")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli import tui
-from mlxstack.cli.exits import Exit
+from mlxstack.cli.exits import Exit, Misuse
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from mlxstack.cli.survey import Survey
 
 
+Name = Annotated[str | None, typer.Option("--name", help="Only this service.")]
 Watch = Annotated[bool, typer.Option("--watch", help="The running service again and again.")]
 WATCH_S = 2.0
 
 
-def status(json: Json = False, watch: Watch = False) -> None:
+def status(name: Name = None, json: Json = False, watch: Watch = False) -> None:
     """Show the machine and every service: healthy, degraded, down, crashed or stopped.
 
     The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
     """
+    if watch and json:
+        raise Misuse("--watch prints pages for people; leave out --json, or ask again and again")
     if watch:
-        tui.watch(None, None, None, WATCH_S)
+        tui.watch(None, None, name, WATCH_S)
         return
-    from mlxstack.cli.survey import survey
-    from mlxstack.host.paths import home_from
-
-    found = survey(home_from(os.environ))
+    found = _looked(name)
     if json:
         as_json(found)
     else:
@@ -52,6 +52,21 @@ def ps(json: Json = False) -> None:
         for one in found
     ]
     table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows)
+
+
+def _looked(name: str | None) -> "Survey":
+    from msgspec.structs import replace
+
+    from mlxstack.cli.survey import survey
+    from mlxstack.cli.target import known_service
+    from mlxstack.host.paths import home_from
+
+    home = home_from(os.environ)
+    found = survey(home)
+    if name is None:
+        return found
+    wanted = known_service(home, name).plan.name
+    return replace(found, services=tuple(one for one in found.services if one.name == wanted))
 
 
 def _print(found: "Survey") -> None:

@@ -12,6 +12,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
 from mlxstack.host.machine import machine
 from mlxstack.host.paths import Home
+from mlxstack.host.process import resident_bytes
 from mlxstack.host.state import Phase, State, owner, read_json, read_state
 
 PROBE_TIMEOUT_S = 3.0
@@ -164,15 +165,8 @@ async def _see(home: Home, state: State) -> Seen:
         log=str(home.log_file(plan.name)),
         model=served.model.id if served is not None else "",
         uptime_s=time.time() - state.since if worker is not None else 0.0,
-        memory_bytes=_resident(worker.pid) if worker is not None else 0,
+        memory_bytes=resident_bytes(worker.pid) if worker is not None else 0,
     )
-
-
-def _resident(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 async def _health(url: str) -> Health | None:

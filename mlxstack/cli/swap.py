@@ -1,7 +1,6 @@
 """`swap`: change the model of a running service; requests wait meanwhile."""
 
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,6 @@ from mlxstack.cli.slots import Name, Url
 from mlxstack.cli.up import Json
 
 LONGEST_S = 7200.0
-ENDINGS = (".yaml", ".yml")
 
 
 def swap(
@@ -28,8 +26,9 @@ def swap(
     json: Json = False,
 ) -> None:
     """Change the model of a running service: drain, park, unload, load, warm."""
-    wanted = str(Path(preset).expanduser().absolute()) if preset.endswith(ENDINGS) else preset
-    body = {"preset": wanted, "prepare": prepare, "drain_s": drain}
+    from mlxstack.host.presets import from_anywhere
+
+    body = {"preset": from_anywhere(preset), "prepare": prepare, "drain_s": drain}
     told = _load(name, url, body)
     if json:
         as_json(told)

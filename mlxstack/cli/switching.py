@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from mlxstack.cli import candidate, launch
+from mlxstack.cli import launch
 from mlxstack.cli.launch import Wanted
 from mlxstack.cli.survey import Condition, survey
 from mlxstack.core.errors import BadRequest, Broken, SetupError
@@ -16,10 +16,11 @@ from mlxstack.host.machine import amount
 from mlxstack.host.memory import Memory, this_memory
 from mlxstack.host.modes import Active
 from mlxstack.host.paths import Home
-from mlxstack.host.presets import Loaded
+from mlxstack.host.presets import Loaded, from_anywhere
 from mlxstack.host.state import Plan, read_json, write_json
 from mlxstack.policy.capacity import need
 from mlxstack.policy.modes import Change, Now, difference
+from mlxstack.service import candidate
 
 Say = Callable[[str], None]
 
@@ -48,7 +49,9 @@ def parts_of(name: str, home: Home) -> list[Part]:
     source = modes.listed(home).get(name)
     mode = modes.load(name, home)
     folder = source.parent if source is not None else home.presets
-    wanted = [Wanted(one.preset, one.options, folder) for one in mode.members]
+    wanted = [
+        Wanted(from_anywhere(one.preset, folder), one.options, folder) for one in mode.members
+    ]
     parts = [Part(one, launch.resolve(one, home)) for one in wanted]
     _refuse_twins("name", [part.preset.name for part in parts])
     _refuse_twins("server.port", [part.preset.server.port for part in parts])
@@ -111,7 +114,9 @@ def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None
 
 def _start(plan: Plan, preset: Preset, say: Say) -> None:
     say(f"starting {plan.name}")
-    launch.start(plan, preset.server.startup_timeout_s, lambda _: None)
+    launch.start(
+        plan, preset.server.startup_timeout_s, lambda now: say(f"starting {plan.name}: {now}")
+    )
 
 
 def _stop(name: str, home: Home, say: Say) -> None:

@@ -4,8 +4,8 @@ import os
 
 from msgspec import Struct
 
+from mlxstack.cli.exits import Misuse
 from mlxstack.client import Unreachable
-from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
 from mlxstack.host.paths import Home
@@ -65,5 +65,5 @@ def _only(states: list[State]) -> State:
         raise Unreachable("no service is running; start one with `mlx-stack up demo`")
     if len(states) > 1:
         names = ", ".join(state.plan.name for state in states)
-        raise BadRequest(f"there are several services; name one of {names}")
+        raise Misuse(f"there are several services; name one of {names}")
     return states[0]

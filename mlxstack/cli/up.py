@@ -56,12 +56,12 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     """
     from mlxstack.cli import launch
     from mlxstack.host.paths import home_from
+    from mlxstack.host.presets import from_anywhere
 
     home = home_from(os.environ)
     given = (("server.host", host), ("server.port", port))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
-    named = str(Path(preset).absolute()) if os.sep in preset else preset
-    wanted = launch.Wanted(named, tuple(texts), Path.cwd())
+    wanted = launch.Wanted(from_anywhere(preset), tuple(texts), Path.cwd())
     loaded = launch.resolve(wanted, home)
     if dry_run:
         _show_resolved(loaded, json)
@@ -70,7 +70,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if owner is not None:
         if not if_needed:
             raise launch.already_running(owner)
-        _settle_for(owner, port, loaded.preset)
+        _settle_for(owner, port, loaded.preset, json)
         return
     plan = launch.prepare(wanted, loaded, home)
     if foreground:
@@ -116,10 +116,10 @@ def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
     began = time.monotonic()
     with spinner(f"starting {plan.name}") as turn:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
-    seconds = time.monotonic() - began
     if json:
-        as_json(_facts(state) | {"seconds": round(seconds, 3)})
+        as_json(_facts(state, began))
         return
+    seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
     typer.echo(
         f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
@@ -128,13 +128,17 @@ def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 
-def _settle_for(owner: "State", port: int | None, preset: "Preset") -> None:
+def _settle_for(owner: "State", port: int | None, preset: "Preset", json: bool) -> None:
     from mlxstack.cli import launch
 
     if port and not owner.plan.url.endswith(f":{port}"):
         raise launch.already_running(owner)
-    launch.wait_for(owner, preset.server.startup_timeout_s, lambda _: None)
-    typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
+    began = time.monotonic()
+    state = launch.wait_for(owner, preset.server.startup_timeout_s, lambda _: None)
+    if json:
+        as_json(_facts(state, began))
+    else:
+        typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
 
 
 def _stay(plan: "Plan") -> int:
@@ -147,7 +151,7 @@ def _stay(plan: "Plan") -> int:
     return asyncio.run(Supervisor(plan, echo=typer.echo).run())
 
 
-def _facts(state: "State") -> dict[str, object]:
+def _facts(state: "State", began: float) -> dict[str, object]:
     plan = state.plan
     return {
         "name": plan.name,
@@ -156,6 +160,7 @@ def _facts(state: "State") -> dict[str, object]:
         "supervisor_pid": state.supervisor.pid,
         "worker_pid": state.worker.pid if state.worker is not None else None,
         "log": str(plan.home.log_file(plan.name)),
+        "seconds": round(time.monotonic() - began, 3),
     }
 
 

@@ -10,6 +10,7 @@ StackError
 ├── NotFound               no such file, agent or path
 │   └── UnknownModel       a model of this name is not served, and the preset is strict
 ├── Conflict               the thing is in a state that forbids the act
+│   └── Taken              a name or a port of this computer that somebody has already
 ├── Busy                   the queue is full; come back later
 │   └── OutOfMemory        the KV budget cannot hold this now
 ├── Loading                the model is not there yet
@@ -73,6 +74,10 @@ class UnknownModel(NotFound):
 
 class Conflict(StackError):
     """The thing is in a state that forbids the act."""
+
+
+class Taken(Conflict):
+    """A name or a port of this computer that somebody has already."""
 
 
 class Busy(StackError):

@@ -126,7 +126,7 @@ class Guide(Protocol):
 class Manifest(Struct, frozen=True):
     """A saved context: its tokens, and the blobs that hold their KV, in order.
 
-    `model` is what the model was called, for people.
+    `model` is what the model was called, for people; `salt` the tenant whose tokens these are.
     """
 
     identity: str
@@ -135,6 +135,7 @@ class Manifest(Struct, frozen=True):
     checkpoints: tuple[str, ...] = ()
     n_bytes: int = 0
     model: str = ""
+    salt: str = ""
 
 
 class Shelf(Protocol):

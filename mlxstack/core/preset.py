@@ -33,11 +33,15 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
+    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional.
+
+    `draft` would be a second model that guesses tokens ahead. It is known only to be refused.
+    """
 
     id: str
     revision: str | None = None
     adapter: str | None = None
+    draft: str | None = None
     alias: str | None = None
     trust_remote_code: bool = False
 

@@ -164,6 +164,7 @@ class Archive:
             segments=shelved.segments,
             checkpoints=shelved.checkpoints,
             n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
+            salt=context.salt,
         )
 
     def _is_whole(self, manifest: Manifest) -> bool:

@@ -152,6 +152,8 @@ class Context:
             self._counted = None
             self.evaluate()
             self._mark_floor()
+            # The segments it had are of 16-bit KV: nothing quantised may continue them.
+            self._leaf, self._n_anchored = None, 0
 
     def reach(self, position: int) -> int:
         """Where `rewind(position)` would end: the last point up to it that can be rebuilt."""
@@ -257,6 +259,7 @@ class Context:
     def _mark_floor(self) -> None:
         due = self._maker.turning_point
         self.floor = due if len(self.tokens) >= due else 0
+        self.checkpoints = [c for c in self.checkpoints if c.position >= self.floor]
 
     def _thaw(self, checkpoint: Checkpoint) -> None:
         stateful = [leaf for leaf in self.leaves if layers.is_stateful(leaf)]

@@ -27,11 +27,11 @@ SHOWN = 24
 
 
 class Remembered(Struct, frozen=True):
-    """The last prompt of somebody, and its block chain."""
+    """The last prompt of somebody, and its block chains."""
 
     tokens: tuple[int, ...]
     salt: str
-    chain: Chain
+    chains: tuple[Chain, ...]
 
 
 class Finding:
@@ -58,19 +58,23 @@ class Finding:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             block = self._memory.spec.block_size
             options += [_live(slots[i], Source.FORK, i, ask, block) for i in others]
-            options += self._stored(ask, slots[slot])
+            options += self._stored(ask.tokens, ask.salt, slots[slot])
         plan = restore.plan(len(ask.tokens), options)
         return plan, self._told(restore.why(plan, options, clues), ask, slots)
 
+    def kept(self, tokens: Sequence[int], salt: str, template: Context) -> Plan:
+        """What a prompt that begins with these tokens would go on from, beside the slots."""
+        return restore.plan(len(tokens) + 1, tuple(self._stored(tokens, salt, template)))
+
     def remember(self, ask: Ask) -> None:
         """The prompt that has just been seated: heads are learned, the agent's next is compared."""
-        chain = self._memory.chain(ask.tokens, ask.salt)
-        self._learning.observe(_conversation(ask, chain), chain, ask)
+        chains = self._memory.chains(ask.tokens, ask.salt)
+        self._learning.observe(_conversation(ask, chains[0]), chains[0], ask)
         name = ask.agent or ask.name
         if name is None:
             return
         self._prompts.pop(name, None)
-        self._prompts[name] = Remembered(ask.tokens, ask.salt, chain)
+        self._prompts[name] = Remembered(ask.tokens, ask.salt, chains)
         while len(self._prompts) > MOST_AGENTS:
             self._prompts.popitem(last=False)
 
@@ -93,7 +97,8 @@ class Finding:
         last = self._prompts.get(agent)
         if last is None:
             return ()
-        found = self._memory.match(last.chain, last.tokens, None)
+        matches = [self._memory.match(chain, last.tokens, None) for chain in last.chains]
+        found = max(matches, key=lambda match: match.covered)
         return (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
@@ -107,7 +112,7 @@ class Finding:
         return tuple(
             name
             for name, one in reversed(self._prompts.items())
-            if len(one.chain.keys) > place and one.chain.keys[place] == block
+            if any(chain.keys[place : place + 1] == (block,) for chain in one.chains)
         )
 
     def forget(self, agent: str) -> None:
@@ -121,18 +126,20 @@ class Finding:
         before = self._before(ask, slots)
         return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
-    def _stored(self, ask: Ask, template: Context) -> Iterable[Option]:
-        chain = self._memory.chain(ask.tokens, ask.salt)
-        found = self._memory.match(chain, ask.tokens, None)
-        due = template.turning_point
-        for option in restore.stored(found, template.is_sliceable):
-            if option.source is Source.DISK and not self._memory.spec.disk.enabled:
-                continue
-            yield replace(option, free_from=due) if due and template.is_sliceable else option
+    def _stored(self, tokens: Sequence[int], salt: str, template: Context) -> Iterable[Option]:
+        """What memory and disk offer; quantised KV is good from the turning point on only."""
+        free_from = self._memory.turning_point
+        for chain in self._memory.chains(tokens, salt):
+            found = self._memory.match(chain, tokens, None)
+            for option in restore.stored(found, template.is_sliceable):
+                if option.source is Source.DISK and not self._memory.spec.disk.enabled:
+                    continue
+                yield replace(option, free_from=free_from) if template.is_sliceable else option
+            free_from = 0
 
     def _clues(self, ask: Ask, slots: Sequence[Context]) -> Clues:
         before = self._before(ask, slots)
-        keys = self._memory.chain(ask.tokens, ask.salt).keys
+        chains = self._memory.chains(ask.tokens, ask.salt)
         name = ask.agent or ask.name
         is_new = name is not None and name not in self._prompts
         return Clues(
@@ -141,7 +148,7 @@ class Finding:
             is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),
             n_common=common_prefix(before, ask.tokens),
-            n_evicted=matching.was_known(self._memory.index, keys),
+            n_evicted=max(matching.was_known(self._memory.index, c.keys) for c in chains),
         )
 
     def _before(self, ask: Ask, slots: Sequence[Context]) -> Sequence[int]:

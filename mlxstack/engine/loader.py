@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CHUNK = 1 << 22
 BLOB = re.compile(r"[0-9a-f]{64}")
+ADAPTER = ("adapter_config.json", "adapters.safetensors")
+"""What mlx-lm reads of an adapter: its rank and scale, and its matrices."""
 
 
 class Loaded(Struct, frozen=True):
@@ -47,13 +49,12 @@ def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
     log.info("loading %s, %s of weights", spec.id, amount(n_bytes))
     try:
         model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
-        if spec.adapter is not None:
-            model = mlx_utils.load_adapters(model, spec.adapter)
-            model.eval()
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
     # Some model files end the program when a package of theirs is missing.
     except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
         raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
+    if spec.adapter is not None:
+        model = _adapted(model, spec)
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
@@ -93,6 +94,26 @@ def weights_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def adapter_digest(path: Path) -> str:
+    """A digest of the files of an adapter."""
+    digest = xxhash.xxh3_128()
+    for name in ADAPTER:
+        digest.update(_bytes_digest(path / name))
+    return digest.hexdigest()
+
+
+def _adapted(model: Any, spec: ModelSpec) -> Any:
+    """The model with its adapter. Raises SetupError when the two do not fit."""
+    try:
+        model = mlx_utils.load_adapters(model, spec.adapter)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise SetupError(
+            f"model.adapter: {spec.adapter} is no adapter for {spec.id}: {error}"
+        ) from error
+    model.eval()
+    return model
+
+
 def _bytes_digest(file: Path) -> bytes:
     digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
@@ -109,7 +130,7 @@ def _facts(
     identity = Identity(
         model=spec.id,
         weights=weights_digest(path),
-        adapter=weights_digest(Path(spec.adapter)) if spec.adapter else "",
+        adapter=adapter_digest(Path(spec.adapter)) if spec.adapter else "",
         kv_bits=kv.bits,
     )
     return ModelFacts(

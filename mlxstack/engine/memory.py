@@ -7,14 +7,14 @@ keeps the arrays of those that lie in memory.
 from collections.abc import Iterable, Sequence
 
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.engine.context import Checkpoint
+from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.segments import Segment
 from mlxstack.policy import blocks, eviction, matching, records
 from mlxstack.policy.blocks import Chain
 from mlxstack.policy.eviction import Pressure
 from mlxstack.policy.index import Index
 from mlxstack.policy.owners import Owners
-from mlxstack.policy.records import Cut, Match, Place, Step, Trail
+from mlxstack.policy.records import Cut, Match, Place, Trail
 from mlxstack.policy.restore import Plan
 
 SLACK = 0.05
@@ -22,11 +22,17 @@ SLACK = 0.05
 
 
 class Memory:
-    """`budget` is bytes for live contexts, parked ones and pending writes together."""
+    """`budget` is bytes for live contexts, parked ones and pending writes together.
 
-    def __init__(self, identity: str, spec: PrefixCacheSpec, budget: int) -> None:
+    Contexts below the `turning_point` are not quantised yet (`Context.turning_point`).
+    """
+
+    def __init__(
+        self, identity: str, spec: PrefixCacheSpec, budget: int, turning_point: int = 0
+    ) -> None:
         self.spec = spec
         self.budget = budget
+        self.turning_point = turning_point
         self.index = Index(spec.block_size)
         self.owners = Owners(self.index)
         self._identity = identity
@@ -118,10 +124,6 @@ class Memory:
             self._drop(key, Place.MEMORY)
         return before - self.index.memory_bytes
 
-    def path_of(self, tokens: Sequence[int], tenant: str) -> tuple[Step, ...]:
-        """The records that hold the longest known part of these tokens, root first."""
-        return self.match(self.chain(tokens, tenant), tokens, None).path
-
     def _drop(self, key: str, place: Place) -> None:
         """Forget what lies in this place, if it may go."""
         node = self.index.nodes.get(key)
@@ -145,7 +147,7 @@ class Memory:
             min(found.covered // self.spec.block_size, len(chain.keys)),
         )
         cuts: list[Cut] = []
-        for end in range(last * size + 1, min((last + 1) * size, len(tokens) + 1)):
+        for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
             if end not in self._ends:
                 continue
             state = blocks.state_at(chain, tokens, end)
@@ -163,7 +165,25 @@ class Memory:
             start = record.start if isinstance(record, records.Segment) else 0
             self._ends.setdefault(end, {})[record.key] = start
 
-    def chain(self, tokens: Sequence[int], tenant: str) -> Chain:
-        """The block chain of these tokens under this identity, for this tenant."""
-        root = blocks.start(blocks.salt(self._identity, tenant), self.spec.block_size)
-        return blocks.extend(root, tokens)
+    def chains(self, tokens: Sequence[int], tenant: str) -> tuple[Chain, ...]:
+        """The block chains under which KV of these tokens is kept, for this tenant.
+
+        Where KV is quantised at a turning point, the second one is that of contexts before it.
+        """
+        whole = blocks.extend(self._root(tenant, self.turning_point), tokens)
+        if not self.turning_point:
+            return (whole,)
+        return whole, blocks.extend(self._root(tenant, 0), tokens[: self.turning_point - 1])
+
+    def chain_of(self, context: Context) -> Chain:
+        """The block chain of what a context holds."""
+        return blocks.extend(self._root(context.salt, len(context)), context.tokens)
+
+    def _root(self, tenant: str, n_tokens: int) -> Chain:
+        """The chain of no tokens, for contexts of so many.
+
+        Those too short to be quantised yet are named apart: their KV is of another kind.
+        """
+        if n_tokens < self.turning_point:
+            tenant = f"{tenant}\nshort"
+        return blocks.start(blocks.salt(self._identity, tenant), self.spec.block_size)

@@ -5,6 +5,7 @@ from typing import Any
 
 from mlxstack.core.act import Pin, PinKnown, Pinned, Protect, Recall, Unpin
 from mlxstack.core.errors import NotFound
+from mlxstack.engine.memory import Memory
 from mlxstack.engine.seating import Seating
 from mlxstack.policy.owners import Name
 from mlxstack.policy.prefix import common_prefix
@@ -31,11 +32,11 @@ def pin(seating: Seating, wanted: Pin) -> Pinned:
     """A live context that begins with the tokens is parked first, so that there is something."""
     memory = seating.memory
     _park_nearest(seating, wanted.tokens, wanted.salt)
-    path = memory.path_of(wanted.tokens, wanted.salt)
-    n_tokens = path[-1].upto if path else 0
-    keys = tuple(step.key for step in path)
-    memory.owners.pin(Name(wanted.name, keys, n_tokens, time.monotonic()))
-    return Pinned(wanted.name, n_tokens, sum(step.n_bytes for step in path))
+    found = seating.finding.kept(wanted.tokens, wanted.salt, seating.slots[0])
+    keys = tuple(step.key for step in found.path)
+    if found.checkpoint is not None:
+        keys = (*keys, found.checkpoint)
+    return _pin(memory, Name(wanted.name, keys, found.position, time.monotonic()))
 
 
 def pin_known(seating: Seating, wanted: PinKnown) -> Pinned:
@@ -44,10 +45,15 @@ def pin_known(seating: Seating, wanted: PinKnown) -> Pinned:
     known = owners.known(wanted.id)
     if known is None:
         raise NotFound(f"no prefix has the id {wanted.id}; it may have been evicted")
-    owners.pin(Name(wanted.name, known.keys, known.n_tokens, time.monotonic()))
-    nodes = seating.memory.index.nodes
-    n_bytes = sum(nodes[key].record.n_bytes for key in known.keys if key in nodes)
-    return Pinned(wanted.name, known.n_tokens, n_bytes)
+    name = Name(wanted.name, known.keys, known.n_tokens, time.monotonic())
+    return _pin(seating.memory, name)
+
+
+def _pin(memory: Memory, name: Name) -> Pinned:
+    memory.owners.pin(name)
+    nodes = memory.index.nodes
+    n_bytes = sum(nodes[key].record.n_bytes for key in name.keys if key in nodes)
+    return Pinned(name.name, name.n_tokens, n_bytes)
 
 
 def _park_nearest(seating: Seating, tokens: tuple[int, ...], salt: str) -> None:

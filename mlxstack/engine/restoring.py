@@ -89,7 +89,8 @@ class Restoring:
                 context.become(landing.adopt(found.manifest.tokens, marks))
             else:
                 context.clear()
-            context.n_prompt = n_tokens
+            # Whoever restores it: only the tenant who saved it goes on with it.
+            context.n_prompt, context.salt = n_tokens, found.manifest.salt
             self._took_over(context, found.manifest)
             n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
             result.set_result(Restored(-1, wanted.name, n_tokens, n_bytes, took))

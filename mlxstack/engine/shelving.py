@@ -52,15 +52,14 @@ class Shelving:
         """A head that several conversations began with is kept longer, though nobody named it."""
         if not shelved.segments or not self.learning.hot:
             return
-        keys = self._memory.chain(context.tokens, self._salt(context)).keys
+        keys = self._memory.chain_of(context).keys
         known = {name.name for name in self._memory.owners.names}
         for head in self.learning.hot:
             name = f"learned-{head.key.hex()[:8]}"
             if name not in known and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._memory.spec.block_size
-                path = matching.reach(self._memory.index, shelved.segments[-1], n_tokens)
-                steps = tuple(step.key for step in path)
-                self._memory.owners.pin(Name(name, steps, n_tokens, now, is_learned=True))
+                held = self._memory.owners.held(shelved.segments[-1], n_tokens)
+                self._memory.owners.pin(Name(name, held, n_tokens, now, is_learned=True))
 
     def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
         """What of the context lies on disk only comes to memory too, without reading it.
@@ -80,7 +79,7 @@ class Shelving:
     def shelve(self, context: Context, now: float) -> Shelved:
         """Put what is not known yet of this context into the index, to be written and let go."""
         context.checkpoint()
-        chain = self._memory.chain(context.tokens, self._salt(context))
+        chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         new = self._add_segments(context, chain, known, pieces, now)
@@ -97,7 +96,7 @@ class Shelving:
 
     def shelve_next(self, context: Context, now: float) -> bool:
         """One piece of what `shelve` would put into the index; False when at most one is left."""
-        chain = self._memory.chain(context.tokens, self._salt(context))
+        chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         if len(pieces) < 2:
@@ -118,7 +117,10 @@ class Shelving:
         context.salt = ask.salt
         if plan.path:
             context.anchor(plan.path[-1].key)
-        self._memory.index.touch([step.key for step in plan.path], now)
+        used = [step.key for step in plan.path]
+        if plan.checkpoint is not None:
+            used.append(plan.checkpoint)
+        self._memory.index.touch(used, now)
 
     def _add_segments(
         self, context: Context, chain: Chain, known: Match, pieces: Sequence[Piece], now: float
@@ -154,10 +156,6 @@ class Shelving:
         """
         trail = context.trail()
         return trail if trail and trail.n_common >= self._memory.spec.block_size else None
-
-    def _salt(self, context: Context) -> str:
-        """Contexts too short to be quantised yet are named apart: their KV is of another kind."""
-        return f"{context.salt}\nshort" if len(context) < context.turning_point else context.salt
 
 
 def _last(keys: Sequence[str]) -> str | None:

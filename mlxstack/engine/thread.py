@@ -222,7 +222,7 @@ class Engine:
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
-        memory = Memory(key, preset.prefix_cache, self._budget)
+        memory = Memory(key, preset.prefix_cache, self._budget, maker.turning_point)
         self._archive = Archive(self._vault, self._shelf, memory, key, self._post)
         self._archive.manifests = self._manifests
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:

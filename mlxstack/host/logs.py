@@ -1,6 +1,8 @@
 """The log of a service: written with rotation, read from its end, followed across rotations."""
 
+import io
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from logging.handlers import RotatingFileHandler
@@ -8,6 +10,7 @@ from pathlib import Path
 
 MAX_BYTES = 10 * 1024 * 1024
 N_KEPT = 5
+BLOCK_BYTES = 8192
 
 
 class Journal:
@@ -34,9 +37,19 @@ def tail(path: Path, n_lines: int) -> list[str]:
     for file in [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, N_KEPT + 1))]:
         if len(lines) >= n_lines or not file.exists():
             break
-        with file.open(errors="replace") as opened:
-            lines = [*deque((line.rstrip("\n") for line in opened), maxlen=n_lines), *lines]
-    return lines[-n_lines:] if n_lines else []
+        lines = [*_last_lines(file, n_lines - len(lines)), *lines]
+    return lines
+
+
+def _last_lines(path: Path, n_lines: int) -> list[str]:
+    """Read from the end as far as needed; a long log costs no more than a short one."""
+    with path.open("rb") as file:
+        n_all, n_bytes, end = file.seek(0, os.SEEK_END), BLOCK_BYTES, b""
+        while len(end) < n_all and end.count(b"\n") <= n_lines:
+            file.seek(max(0, n_all - n_bytes))
+            end, n_bytes = file.read(n_bytes), 2 * n_bytes
+    text = io.TextIOWrapper(io.BytesIO(end), encoding="utf-8", errors="replace")
+    return [line.rstrip("\n") for line in text][-n_lines:]
 
 
 def follow(path: Path, wait: Callable[[], None]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import msgspec.inspect
 import yaml
 from msgspec import Struct
 
-from mlxstack.core.errors import Conflict, SetupError
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.preset import ServerSpec
 from mlxstack.host import presets, shape
 from mlxstack.host.marked import dotted, read_yaml
@@ -82,19 +82,20 @@ def load(name: str, home: Home) -> Mode:
 def create(name: str, wanted: list[str], when_to_use: str, home: Home) -> Path:
     """Write a mode of these presets; those that share a port get ports of their own.
 
-    Raises SetupError for a wrong preset or name, Conflict when the mode is there already.
+    Raises SetupError for a wrong preset or name, Taken when the mode is there already.
     """
     if not presets.NAME.fullmatch(name):
         raise SetupError(f"`{name}` cannot be the name of a mode; use letters, digits and dashes")
     path = home.presets / FOLDER / f"{name}.yaml"
     if path.exists():
-        raise Conflict(f"{path} exists already; remove it, or choose another name")
+        raise Taken(f"{path} exists already; remove it, or choose another name")
     taken: set[int] = set()
     members = []
     for preset in wanted:
         port = presets.load(preset, home).preset.server.port
         free = next(n for n in range(port or ServerSpec().port, 65536) if n not in taken)
-        members.append(Member(preset, {"server.port": free} if free != port else {}))
+        changes: dict[str, Value] = {"server.port": free} if free != port else {}
+        members.append(Member(presets.from_anywhere(preset), changes))
         taken.add(free)
     make_private(path.parent)
     text = yaml.safe_dump(msgspec.to_builtins(Mode(tuple(members), when_to_use)), sort_keys=False)

@@ -4,7 +4,7 @@ import errno
 import tempfile
 from pathlib import Path
 
-from mlxstack.core.errors import Conflict, SetupError
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host.paths import Home, make_private
 from mlxstack.host.places import is_folder
@@ -15,7 +15,7 @@ BUILTIN_MODEL = "demo"
 
 
 def check(preset: Preset, home: Home) -> None:
-    """Raises SetupError or Conflict with what is in the way; creates the slot files' folder."""
+    """Raises SetupError or Taken with what is in the way; creates the slot files' folder."""
     check_model(preset)
     check_slot_folder(preset)
     check_port(preset.server, home)
@@ -31,8 +31,8 @@ def check_model(preset: Preset) -> None:
             f"model.id is `{model.id}`, but must be `{BUILTIN_MODEL}`, a folder that starts with "
             "`/`, `./` or `~/`, or a hub id such as `mlx-community/name`"
         )
-    if model.adapter is not None and not Path(model.adapter).is_dir():
-        raise SetupError(f"model.adapter: there is no folder {model.adapter}")
+    if model.adapter is not None:
+        _check_adapter_folder(Path(model.adapter))
 
 
 def check_slot_folder(preset: Preset) -> None:
@@ -62,13 +62,13 @@ def check_port(server: ServerSpec, home: Home) -> None:
         )
     for state in running(home):
         if state.plan.url.endswith(f":{server.port}"):
-            raise Conflict(
+            raise Taken(
                 f"port {server.port} is taken by the service `{state.plan.name}` "
                 f"(pid {state.supervisor.pid}); stop it with `mlx-stack down {state.plan.name}`, "
                 "or choose another port with --port"
             )
     who = listener(server.port) or "another program"
-    raise Conflict(
+    raise Taken(
         f"{server.host}:{server.port} cannot be used: port {server.port} is taken by {who}; "
         "end that, or choose another port with --port"
     )
@@ -81,3 +81,14 @@ def _check_model_folder(folder: Path) -> None:
         )
     if not (folder / "config.json").is_file():
         raise SetupError(f"model.id: {folder} holds no config.json, so it is not a model folder")
+
+
+def _check_adapter_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise SetupError(f"model.adapter: there is no folder {folder}")
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        if not (folder / name).is_file():
+            raise SetupError(
+                f"model.adapter: {folder} holds no {name}; give the folder that "
+                "`mlx_lm.lora --adapter-path` wrote"
+            )

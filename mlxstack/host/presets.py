@@ -40,15 +40,30 @@ def listed(home: Home) -> dict[str, Path]:
     """Every preset by name; a user's own goes before a builtin one of the same name."""
     found: dict[str, Path] = {}
     for folder in (builtin_folder(), home.presets):
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
         found |= {file.stem: file for file in files if file.suffix in ENDINGS}
     return found
 
 
+def is_path(wanted: str) -> bool:
+    """Whether a preset is meant by its file rather than by its name."""
+    return os.sep in wanted or wanted.endswith(ENDINGS)
+
+
+def from_anywhere(wanted: str, folder: Path | None = None) -> str:
+    """A preset's name as it is, a path absolute: it means the same wherever it is read.
+
+    `folder` is where a relative path starts: that of the file that holds it, else the current one.
+    """
+    if not is_path(wanted):
+        return wanted
+    return str(((folder or Path()) / places.expanded(wanted)).absolute())
+
+
 def find(wanted: str, home: Home) -> Path:
     """The file of a preset name or path. Raises SetupError with a near name."""
-    if os.sep in wanted or wanted.endswith(ENDINGS):
-        path = places.expanded(wanted).absolute()
+    if is_path(wanted):
+        path = Path(from_anywhere(wanted))
         if "\0" in wanted or not path.is_file():
             raise SetupError(f"there is no preset file {path}")
         return path
@@ -100,9 +115,7 @@ def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> Document:
 
 def _base_of(base: str, mark: Mark | None, home: Home) -> Path:
     try:
-        if mark is not None and base.endswith(ENDINGS):
-            base = str(mark.folder / places.expanded(base))
-        return find(base, home)
+        return find(from_anywhere(base, mark.folder if mark is not None else None), home)
     except SetupError as why:
         raise SetupError(f"{mark}: {why.message}") from why
 

@@ -72,6 +72,14 @@ def wait_gone(process: ProcessId, timeout_s: float) -> bool:
     return True
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds; 0 when it is gone."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def refusal(host: str, port: int) -> OSError | None:
     """Why a server could not listen there (EADDRINUSE: somebody does); None when it could.
 

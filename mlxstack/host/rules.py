@@ -14,10 +14,20 @@ DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 def broken(preset: Preset) -> Iterator[Broken]:
     """Key paths with what is wrong there, worded to follow the key."""
+    yield from _model(preset)
     yield from _kv(preset)
     yield from _sizes(preset)
     yield from _warm(preset)
     yield from _server(preset)
+
+
+def _model(preset: Preset) -> Iterator[Broken]:
+    if preset.model.draft is not None:
+        yield (
+            ("model", "draft"),
+            f"is `{preset.model.draft}`, but draft models are not served: each row makes one token "
+            "per step; remove it",
+        )
 
 
 def _kv(preset: Preset) -> Iterator[Broken]:
@@ -54,6 +64,8 @@ def _warm(preset: Preset) -> Iterator[Broken]:
                 f"(`{prefix.name}`) gives {found}, but must give exactly one of "
                 "tokens_file, text_file, messages_file",
             )
+        if not prefix.name or "/" in prefix.name:
+            yield (*keys, "name"), f"is `{prefix.name}`, but must be a name without `/`"
         if prefix.name in names:
             yield (*keys, "name"), f"is `{prefix.name}` a second time; each needs its own name"
         names.add(prefix.name)

@@ -9,7 +9,7 @@ import msgspec.json
 import yaml
 
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.host.marked import Keys
+from mlxstack.host.marked import UNBUILT, Keys
 from mlxstack.host.meanings import MEANINGS
 
 PRESET = mi.type_info(Preset)
@@ -111,7 +111,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
         return raw
     try:
         return yaml.safe_load(raw)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, *UNBUILT):
         return raw
 
 

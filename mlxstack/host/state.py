@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import Conflict
+from mlxstack.core.errors import Taken
 from mlxstack.host.paths import Home
 from mlxstack.host.process import ProcessId, is_alive
 
@@ -142,12 +142,12 @@ def owner(home: Home, name: str) -> State | None:
 
 
 def claim(state: State) -> None:
-    """Take the name of the service for the supervisor in `state`. Raises Conflict if owned."""
+    """Take the name of the service for the supervisor in `state`. Raises Taken if owned."""
     home, name = state.plan.home, state.plan.name
     with _locked(home):
         other = owner(home, name)
         if other is not None:
-            raise Conflict(
+            raise Taken(
                 f"`{name}` is already running: pid {other.supervisor.pid}, "
                 f"preset {other.plan.preset}, {other.plan.url}"
             )

@@ -39,7 +39,7 @@ class Supervisor:
     async def run(self) -> int:
         """Supervise until asked to stop (0), or until there is no hope (1).
 
-        Raises Conflict when another supervisor has the name.
+        Raises Taken when another supervisor has the name.
         """
         claim(self._state)
         self._journal = Journal(self._plan.home.log_file(self._plan.name))
@@ -181,8 +181,13 @@ class Supervisor:
             self._echo(line)
 
     def _tell(self, **changes: object) -> None:
+        """Write down what is so now; a disk that refuses is no reason to end a worker."""
         self._state = msgspec.structs.replace(self._state, **changes)
-        write_json(self._plan.home.state_file(self._plan.name), self._state)
+        file = self._plan.home.state_file(self._plan.name)
+        try:
+            write_json(file, self._state)
+        except OSError as why:
+            self._say(f"{file} cannot be written ({why.strerror}); `status` tells what was before")
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -34,8 +34,9 @@ class Job(Struct, frozen=True):
 
 
 class Unit(Struct, frozen=True):
-    """A file for the system's own supervisor, and the commands that start and end it."""
+    """A file for the system's own supervisor, and the commands that start and end the service."""
 
+    name: str
     path: Path
     text: str
     start: tuple[tuple[str, ...], ...]
@@ -73,6 +74,7 @@ def launchd(job: Job, home: Path, user: int) -> Unit:
     }
     domain = f"gui/{user}"
     return Unit(
+        name=job.name,
         path=path,
         text=plistlib.dumps(content, sort_keys=False).decode(),
         start=(("launchctl", "bootstrap", domain, str(path)),),
@@ -107,6 +109,7 @@ def systemd(job: Job, config: Path) -> Unit:
     ]
     control = ("systemctl", "--user")
     return Unit(
+        name=job.name,
         path=config / "systemd" / "user" / name,
         text="\n".join(lines) + "\n",
         start=(

@@ -34,7 +34,7 @@ def geometry(config: Config) -> Geometry:
             f"config.json of type '{kind}' lacks {missing}, which the KV geometry needs",
             "config.json",
         ) from None
-    return Geometry(layers=layers, element_bytes=_element_bytes(text))
+    return Geometry(layers, _element_bytes(text), has_sinks=kind in SINKS)
 
 
 def model_type(config: Config) -> str:
@@ -272,5 +272,8 @@ GROUPS: dict[Callable[[Config], Layers], str] = {
     _delta_net: "qwen3_next qwen3_5 qwen3_5_moe",
     _short_conv: "lfm2 lfm2_moe",
 }
+
+SINKS = frozenset({"gpt_oss"})
+"""Their attention has a sink beside the keys."""
 
 RULES = {name: rule for rule, names in GROUPS.items() for name in names.split()}

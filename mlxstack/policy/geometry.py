@@ -57,13 +57,15 @@ class Geometry(Struct, frozen=True):
 
     `element_bytes` is the size of an unquantised number. Only FULL layers are quantised to
     `bits`, in groups of `group_size` numbers with one scale and one bias each: mlx-lm has no
-    quantised rotating cache. Build it with `can_hold` or take it from `architectures`.
+    quantised rotating cache, and MLX no quantised attention with sinks. Build it with `can_hold`
+    or take it from `architectures`.
     """
 
     layers: tuple[Layer, ...]
     element_bytes: int = 2
     bits: int = PLAIN_BITS
     group_size: int = 64
+    has_sinks: bool = False
 
     @property
     def is_sliceable(self) -> bool:
@@ -141,6 +143,8 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
         return replace(geometry, bits=bits, group_size=group_size)
     if bits not in QUANTIZED_BITS:
         raise Unsupported(f"KV of {bits} bits is not stored; use 16, 8 or 4", "kv.bits")
+    if geometry.has_sinks:
+        raise Unsupported("MLX has no quantised attention with sinks; use kv.bits 16", "kv.bits")
     full = [layer for layer in geometry.layers if layer.kind is LayerKind.FULL]
     dims = {dim for layer in full for dim in (layer.k_dim, layer.v_dim)}
     if odd := sorted(dim for dim in dims if dim % group_size):

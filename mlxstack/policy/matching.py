@@ -66,6 +66,12 @@ def cut_path(path: tuple[Step, ...], position: int) -> tuple[Step, ...]:
     )
 
 
+def last_checkpoint(index: Index, path: tuple[Step, ...]) -> str | None:
+    """The checkpoint nearest to the end of a path."""
+    found = _checkpoints(index, path, ())
+    return found[-1].key if found else None
+
+
 def was_known(index: Index, keys: Sequence[bytes]) -> int:
     """Tokens of the prompt that are known, or were before an eviction not long ago."""
     known = bisect_left(

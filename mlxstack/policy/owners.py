@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from mlxstack.policy.index import Index
-from mlxstack.policy.matching import reach
+from mlxstack.policy.matching import last_checkpoint, reach
 from mlxstack.policy.records import Node, Segment, end_of
 
 
 class Name(Struct, frozen=True):
-    """A named prefix: the records it keeps, its last segment last among the segments.
+    """A named prefix: the segments it keeps, and the last checkpoint on them if there is any.
 
     A name given by a person pins its records; a learned one only protects them.
     """
@@ -113,8 +113,14 @@ class Owners:
         if node is None or not isinstance(node.record, Segment):
             return None
         end = end_of(node.record)
-        steps = reach(self._index, key, end)
-        return Name("", tuple(step.key for step in steps), end, node.born_at)
+        return Name("", self.held(key, end), end, node.born_at)
+
+    def held(self, leaf: str, n_tokens: int) -> tuple[str, ...]:
+        """What it takes to keep so many tokens of the path to `leaf`."""
+        steps = reach(self._index, leaf, n_tokens)
+        checkpoint = last_checkpoint(self._index, steps)
+        keys = tuple(step.key for step in steps)
+        return keys if checkpoint is None else (*keys, checkpoint)
 
     def _existing(self, keys: Iterable[str]) -> list[Node]:
         return [self._index.nodes[key] for key in keys if key in self._index.nodes]
@@ -123,7 +129,8 @@ class Owners:
         """Whether a segment was hit more often than anything that continues it."""
         if not isinstance(node.record, Segment):
             return False
-        return all(child.hits < node.hits for child in self._existing(node.children))
+        children = self._existing(node.children)
+        return all(c.hits < node.hits for c in children if isinstance(c.record, Segment))
 
     def _named_prefix(self, name: Name, now: float) -> Prefix:
         nodes = self._existing(name.keys)
@@ -132,7 +139,7 @@ class Owners:
             name=name.name,
             n_tokens=name.n_tokens,
             n_bytes=sum(node.record.n_bytes for node in nodes),
-            hits=min((node.hits for node in nodes), default=0),
+            hits=min((n.hits for n in nodes if isinstance(n.record, Segment)), default=0),
             age_s=now - name.since,
             idle_s=now - max((node.used_at for node in nodes), default=now),
             n_agents=max((len(node.agents) for node in nodes), default=0),

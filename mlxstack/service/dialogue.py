@@ -7,6 +7,7 @@ from typing import Any
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import Damaged
 from mlxstack.service.parts import Called, Content, Reasoning, Spoken
+from mlxstack.text.normal import text_of
 
 
 def written(message: Message) -> dict[str, Any]:
@@ -23,18 +24,23 @@ def written(message: Message) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any]) -> Message:
-    """The opposite of `written`. Raises Damaged for anything that it cannot have written."""
+    """The opposite of `written`, and what people write: `content` may come in parts, or be none.
+
+    Raises Damaged for what makes no sense, and Unsupported for parts that are not text.
+    """
     try:
+        role = Role(found["role"])
         return Message(
-            role=Role(found["role"]),
-            text=str(found["content"]),
+            role=role,
+            # Joined as the doors do it: what is warmed shall be what is asked.
+            text=text_of(found.get("content"), "" if role is Role.SYSTEM else "\n"),
             reasoning=found.get("reasoning_content"),
-            tool_calls=tuple(_read_call(call) for call in found.get("tool_calls", ())),
+            tool_calls=tuple(_read_call(call) for call in found.get("tool_calls") or ()),
             tool_call_id=found.get("tool_call_id"),
             name=found.get("name"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"a message of a stored history makes no sense: {error!r}") from None
+        raise Damaged(f"a stored message makes no sense: {error!r}") from None
 
 
 def answer(spoken: Iterable[Spoken]) -> Message:

@@ -3,19 +3,16 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from mlxstack.core.act import Relieve, Sweep
-from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Loading, StackError
-from mlxstack.core.frame import CacheView
 from mlxstack.core.preset import Kind, WarmPrefix
-from mlxstack.core.snapshot import Counters
 from mlxstack.host import pressure
 from mlxstack.host.pressure import Level
-from mlxstack.service import memory
+from mlxstack.service import dialogue, memory
 from mlxstack.service.service import Service
 from mlxstack.text.prompt import Spelling
 
@@ -48,25 +45,23 @@ async def warm_all(service: Service) -> None:
             tokens = await _tokens(service, prefix)
             pinned = await memory.pin(service, prefix.name, tokens)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
-        except (OSError, ValueError, StackError) as error:
+        except Exception as error:
             log.warning("the prefix %s was not warmed: %s", prefix.name, error)
     try:
         n_heads = await memory.warm_learned(service)
         log.info("warmed %d heads that conversations shared", n_heads)
-    except StackError as error:
+    except Exception as error:
         log.warning("learned heads were not warmed: %s", error)
 
 
 async def summarise(service: Service, interval_s: float) -> None:
     """One line of numbers every `interval_s` seconds. No text of anybody."""
-    while True:
-        await asyncio.sleep(interval_s)
-        # While the model is changed there is nothing to tell.
-        with suppress(Loading):
-            _tell(await memory.look(service, 1), service.snapshot().counters)
+    await asyncio.sleep(interval_s)
+    await _every(interval_s, "the summary", lambda: _tell(service))
 
 
-def _tell(view: CacheView, counters: Counters) -> None:
+async def _tell(service: Service) -> None:
+    view, counters = await memory.look(service, 1), service.snapshot().counters
     log.info(
         "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
         "memory=%d/%d entries=%d evicted=%d",
@@ -78,34 +73,47 @@ def _tell(view: CacheView, counters: Counters) -> None:
 
 async def sample(service: Service, interval_s: float) -> None:
     """Count what was done, so that the charts of a dashboard that comes later are not empty."""
-    while True:
+
+    async def count() -> None:
         service.sample()
-        await asyncio.sleep(interval_s)
+
+    await _every(interval_s, "the count of tokens", count)
 
 
 async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:
     """When the computer runs short of memory, cold KV goes first, pinned KV never."""
-    while True:
-        now = await asyncio.to_thread(level)
-        if now is not Level.CALM:
-            with suppress(Loading):
-                await _relieve(service, now)
-        await asyncio.sleep(interval_s)
+    await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:
     """What is too old, or too much, leaves the disk; other processes write there too."""
+    await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
+
+
+async def _every(interval_s: float, what: str, deed: Callable[[], Awaitable[None]]) -> None:
+    """Again and again; a deed that fails is logged, and harms neither the next nor others."""
     while True:
-        disk = service.preset.prefix_cache.disk
-        if disk.max_bytes is not None or disk.max_age_s is not None:
-            try:
-                await asyncio.wrap_future(service.engine.sweep(Sweep()))
-            except StackError as error:
-                log.warning("the disk was not swept: %s", error)
+        try:
+            await deed()
+        except Loading:
+            pass  # While the model is changed there is nothing to do.
+        except StackError as error:
+            log.warning("%s failed: %s", what, error)
+        except Exception:
+            log.exception("%s failed", what)
         await asyncio.sleep(interval_s)
 
 
-async def _relieve(service: Service, now: Level) -> None:
+async def _sweep(service: Service) -> None:
+    disk = service.preset.prefix_cache.disk
+    if disk.max_bytes is not None or disk.max_age_s is not None:
+        await asyncio.wrap_future(service.engine.sweep(Sweep()))
+
+
+async def _relieve(service: Service, level: Callable[[], Level]) -> None:
+    now = await asyncio.to_thread(level)
+    if now is Level.CALM:
+        return
     freed = await asyncio.wrap_future(service.engine.tend(Relieve(now)))
     if freed.n_bytes:
         log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
@@ -122,7 +130,9 @@ async def _tokens(service: Service, prefix: WarmPrefix) -> tuple[int, ...]:
         text = await _read(prefix.text_file)
         return await service.words.tokenize(text, Spelling(add_special=False))
     messages = json.loads(await _read(prefix.messages_file or ""))
-    turns = tuple(Message(Role(m["role"]), str(m.get("content") or "")) for m in messages)
+    if not isinstance(messages, list):
+        raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")
+    turns = tuple(dialogue.read(message) for message in messages)
     prompt = await service.words.prompt(Conversation(turns, add_generation_prompt=False))
     return prompt.tokens
 

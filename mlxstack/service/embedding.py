@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from mlxstack.core.act import Embed
 from mlxstack.core.errors import BadRequest, TooLong
+from mlxstack.engine.embed import Tokens, batches
 from mlxstack.service.service import Service
 from mlxstack.text.prompt import Spelling
 
@@ -33,7 +34,7 @@ async def embed(service: Service, texts: Sequence[Text], dimensions: int | None)
     if not 0 < len(texts) <= MOST_TEXTS:
         raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
     tokens = tuple([await _tokens(service, text) for text in texts])
-    vectors = await asyncio.wrap_future(service.engine.tend(Embed(tokens)))
+    vectors = await _vectors(service, tokens)
     n_numbers = len(vectors[0]) // 4
     if dimensions is not None and not 0 < dimensions <= n_numbers:
         raise BadRequest(f"dimensions is {dimensions}; this model has {n_numbers}", "dimensions")
@@ -54,7 +55,18 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
     return array("f", [x / length for x in kept]).tobytes()
 
 
-async def _tokens(service: Service, text: Text) -> tuple[int, ...]:
+async def _vectors(service: Service, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+    """Batch by batch, so that other requests come between, and nothing is done for who left."""
+    vectors: dict[int, bytes] = {}
+    for batch in batches([len(text) for text in texts]):
+        service.require()
+        chore = Embed(tuple(texts[at] for at in batch))
+        made = await asyncio.wrap_future(service.engine.tend(chore))
+        vectors |= dict(zip(batch, made, strict=True))
+    return tuple(vectors[at] for at in range(len(texts)))
+
+
+async def _tokens(service: Service, text: Text) -> Tokens:
     if isinstance(text, str):
         spelling = Spelling(add_special=True, parse_special=False)
         tokens = await service.words.tokenize(text, spelling)

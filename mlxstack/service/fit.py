@@ -1,48 +1,147 @@
-"""Whether a model and its slots fit into the memory of this computer, before the old one leaves."""
+"""Whether a service fits into the memory of this computer, beside the others that run there."""
 
 import os
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
+from mlxstack.host import services
 from mlxstack.host.machine import amount
-from mlxstack.host.memory import Memory, this_memory
-from mlxstack.host.models import ModelFiles
-from mlxstack.policy import architectures
-from mlxstack.policy.capacity import Load, need
-from mlxstack.policy.geometry import Geometry, quantized
+from mlxstack.host.memory import VARIABLE, Memory
+from mlxstack.host.paths import Home
+from mlxstack.host.process import resident_bytes
+from mlxstack.host.state import State, read_json
+from mlxstack.policy.advice import Option, nearest
+from mlxstack.policy.capacity import Load, Need, need
+from mlxstack.policy.geometry import Geometry, LayerKind, uncapped
+from mlxstack.service.candidate import Candidate, of_preset
 
-SINGLE = 4
+OPTION = "--set "
 
 
-def refuse_if_too_big(preset: Preset, files: ModelFiles, weights: int) -> None:
-    """Raises SetupError with the numbers. `weights` are bytes in memory.
+class Tenant(Struct, frozen=True):
+    """A service of ours that runs already, and the bytes that it may take."""
 
-    Of a model whose caches are unknown only the weights are counted.
+    name: str
+    n_bytes: int
+
+
+class Room(Struct, frozen=True):
+    """The memory of this computer, and who has some of it already."""
+
+    memory: Memory
+    others: tuple[Tenant, ...]
+
+    @property
+    def free(self) -> int:
+        """Bytes that one more service may take."""
+        return self.memory.usable - sum(one.n_bytes for one in self.others)
+
+
+def room_in(home: Home, memory: Memory, but: str | None = None) -> Room:
+    """Beside the services that run, but for the one called `but` and for this process itself."""
+    running = [state for state in services.running(home) if state.plan.name != but]
+    others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
+    return Room(memory, tuple(Tenant(one.plan.name, _taken(home, one, memory)) for one in others))
+
+
+def refuse_if_too_big(found: Candidate, room: Room, option: str = OPTION) -> str | None:
+    """Raises SetupError with the sum and with what would fit, each key after `option`.
+
+    Of a model whose caches are unknown only the weights are counted; then a word on why.
     """
-    memory = this_memory(os.environ)
-    geometry = _geometry(preset, files, memory)
-    wanted = weights
-    if geometry is not None:
-        slots = preset.slots
-        load = Load(geometry, weights, 0, slots.count, slots.n_ctx, preset.pace.max_bite)
-        wanted = need(load).total
-    if wanted > memory.usable:
-        raise SetupError(
-            f"{preset.model.id} with {preset.slots.count} slots of {preset.slots.n_ctx} tokens "
-            f"needs {amount(wanted)}, {memory.owner} has {amount(memory.usable)} for models; "
-            "give it fewer or shorter slots, or choose a smaller model"
-        )
-
-
-def _geometry(preset: Preset, files: ModelFiles, memory: Memory) -> Geometry | None:
+    unknown = None
     try:
-        found = architectures.geometry(files.config)
-    except BadRequest:
-        return None
-    if memory.half_bytes == SINGLE:
-        found = replace(found, element_bytes=SINGLE)
-    kv = preset.kv
-    bits = 16 if kv.quantize_from >= preset.slots.n_ctx else kv.bits
-    return quantized(found, bits, kv.group_size)
+        load = found.load(room.memory.half_bytes)
+    except BadRequest as why:
+        if (why.param or "").startswith("kv."):
+            raise SetupError(f"{why.param}: {why.message}") from why
+        refuse_whole_windows(found.preset)
+        load = Load(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
+        unknown = why.message
+    refuse_whole_windows(found.preset, load)
+    if need(load).total > room.free:
+        raise SetupError(_refusal(found, load, room, option))
+    return unknown
+
+
+def refuse_whole_windows(preset: Preset, load: Load | None = None) -> None:
+    """Raises SetupError where `kv.swa_full` would cost something; the price, if `load` is known."""
+    if not preset.kv.swa_full:
+        return
+    price = "is not served"
+    if load is not None:
+        geometry = load.geometry
+        if all(one.kind is not LayerKind.SLIDING for one in geometry.layers):
+            return
+        whole, capped = (
+            one.n_bytes(load.n_ctx) * load.n_slots / 2**20 for one in (uncapped(geometry), geometry)
+        )
+        price = f"would take {whole:.0f} MiB of KV instead of {capped:.0f} MiB"
+    raise SetupError(
+        f"kv.swa_full: keeping the sliding windows of `{preset.name}` whole {price}, and buys "
+        "nothing here: saved and parked contexts carry checkpoints of their windows; remove "
+        "kv.swa_full"
+    )
+
+
+def settings(option: Option, load: Load, before: str = OPTION) -> str:
+    """What of an option differs from `load`, each key with `before` before it."""
+    changes = (
+        ("slots.count", option.n_slots, load.n_slots),
+        ("slots.n_ctx", option.n_ctx, load.n_ctx),
+        ("kv.bits", option.bits, load.geometry.bits),
+    )
+    return " ".join(f"{before}{key}={new}" for key, new, old in changes if new != old)
+
+
+def _breakdown(load: Load, is_measured: bool) -> list[tuple[str, int, str]]:
+    """What takes how many bytes, and a word on each."""
+    parts: Need = need(load)
+    n_slots, n_ctx, geometry = load.n_slots, load.n_ctx, load.geometry
+    return [
+        ("weights", parts.weights, "measured" if is_measured else "estimated"),
+        ("KV full", parts.kv_full, f"{n_slots} x {n_ctx} tokens x {geometry.growth} bytes"),
+        ("KV windows", parts.kv_state, "sliding windows and other states of fixed size"),
+        ("workspace", parts.workspace, f"activations of {load.bite} tokens, logits"),
+        ("margin", parts.margin, "tokenizer, kernels, the process"),
+    ]
+
+
+def _refusal(found: Candidate, load: Load, room: Room, option: str) -> str:
+    memory = room.memory
+    lines = _breakdown(load, found.is_measured)
+    lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
+    total = sum(n_bytes for _, n_bytes, _ in lines)
+    told = [f"  {name:<11} {amount(size):>9}  {word}" for name, size, word in lines if size]
+    return "\n".join(
+        [
+            f"`{found.preset.name}` does not fit: {amount(total)} are needed, {memory.owner} has "
+            f"{amount(memory.usable)} for models (of {amount(memory.total)})",
+            *told,
+            _way_out(load, room, option),
+        ]
+    )
+
+
+def _way_out(load: Load, room: Room, option: str) -> str:
+    ways = [settings(one, load, option) for one in nearest(load, room.free)]
+    ways += [f"mlx-stack down {one.name}" for one in room.others]
+    if not ways:
+        return (
+            "not even one slot of 1024 tokens would fit; take a smaller model (`mlx-stack plan "
+            f"--recommend`), or say what memory there is in {VARIABLE}, such as 48GB"
+        )
+    return "what would help: " + ", or ".join(ways)
+
+
+def _taken(home: Home, state: State, memory: Memory) -> int:
+    preset = read_json(home.preset_file(state.plan.name), Preset)
+    if preset is not None:
+        try:
+            return need(of_preset(preset).load(memory.half_bytes)).total
+        except (SetupError, BadRequest):
+            pass
+    process = state.worker or state.supervisor
+    return resident_bytes(process.pid)

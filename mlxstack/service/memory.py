@@ -43,9 +43,8 @@ async def pin(service: Service, name: str, tokens: Sequence[int]) -> Pinned:
 
     Raises BadRequest when it is shorter than a block, or does not fit a slot.
     """
+    _check_name(name)
     block = service.preset.prefix_cache.block_size
-    if not name:
-        raise BadRequest("a prefix needs a name", "name")
     if len(tokens) < block:
         raise BadRequest(f"the prefix has {len(tokens)} tokens; a block has {block}", "tokens")
     if len(tokens) >= service.n_ctx:
@@ -59,8 +58,7 @@ async def pin(service: Service, name: str, tokens: Sequence[int]) -> Pinned:
 
 async def pin_known(service: Service, name: str, key: str) -> Pinned:
     """Keep a prefix that the cache holds under this name. Raises BadRequest, or NotFound."""
-    if not name:
-        raise BadRequest("a prefix needs a name", "name")
+    _check_name(name)
     pinned: Pinned = await _tend(service, PinKnown(name, key))
     return pinned
 
@@ -105,6 +103,12 @@ async def sweep(service: Service, wanted: Sweep) -> Swept:
     """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
     service.require()
     return await asyncio.wrap_future(service.engine.sweep(wanted))
+
+
+def _check_name(name: str) -> None:
+    """A prefix is let go of by a path that ends with its name."""
+    if not name or "/" in name:
+        raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
 
 
 async def _tend(service: Service, chore: Chore) -> Any:

@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import PurePath
@@ -71,7 +70,8 @@ class Service:
     `n_tended` counts changes of the KV memory by hand, for those who watch it. `n_unparsed`
     counts tool calls of all replies that made no sense. `library` keeps what
     explicit agents said, by default only while the process lives; without a `supply` the model
-    cannot be changed. `bytes_before_load` is what MLX held when the model was loaded.
+    cannot be changed. `bytes_before_load` is what MLX held when the model was loaded. `died` is set
+    when there is no engine left that could answer; `trouble` says why.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class Service:
         self.lines = Lines()
         self.gate = Gate()
         self.bytes_before_load = 0
+        self.died = asyncio.Event()
+        self.trouble = ""
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._past = Counters()
         self._outbox = outbox
@@ -131,7 +133,7 @@ class Service:
 
     @property
     def facts(self) -> ModelFacts:
-        """Raises Loading until the model is there, Broken when it could not be loaded."""
+        """Raises Loading until the model is there, Broken when it never will be."""
         self.require()
         assert self._facts is not None
         return self._facts
@@ -158,8 +160,8 @@ class Service:
         await asyncio.to_thread(accounts.load, self.library, self.roster)
         try:
             return await self._begin()
-        except StackError:
-            self._health = Health.BROKEN
+        except StackError as error:
+            self._health, self.trouble = Health.BROKEN, error.message
             raise
 
     async def part(self) -> None:
@@ -181,14 +183,27 @@ class Service:
         self.library.model = self.name
         return await self._begin()
 
-    def give_up(self) -> None:
-        """There is no model any more, and none to be had."""
-        self._health = Health.BROKEN
+    def give_up(self, why: str) -> None:
+        """There is no engine any more, and none to be had."""
+        self._health, self.trouble = Health.BROKEN, why
+        self._fail_all(why)
+        self.died.set()
 
     async def _begin(self) -> ModelFacts:
+        """Raises StackError, whatever it was that went wrong."""
+        try:
+            return await self._load()
+        except StackError:
+            raise
+        except Exception as error:
+            log.exception("loading the model failed")
+            why = f"the model cannot be loaded: {type(error).__name__}: {error}"
+            raise SetupError(why) from error
+
+    async def _load(self) -> ModelFacts:
         if self.supply is not None:
             self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
-        facts = await _plainly(self.engine.start())
+        facts = await asyncio.wrap_future(self.engine.start())
         words = await asyncio.to_thread(Words, self.engine.tokenizer, self.preset, facts.n_vocab)
         self._facts, self._words = facts, words
         self.journal.decode = words.decode
@@ -248,30 +263,28 @@ class Service:
         self.samples.append(Sample(time.time(), now.n_prompt_tokens, now.n_generated_tokens))
 
     def require(self) -> None:
-        """Raises Loading until the model is there, Broken when it could not be loaded."""
+        """Raises Loading until the model is there, Broken when it never will be."""
         match self._health:
             case Health.LOADING:
                 raise Loading("Loading model")
             case Health.SWAPPING:
                 raise Loading("the model is being changed; try again in a moment")
             case Health.BROKEN:
-                raise Broken("the model could not be loaded or its engine died; see the log")
+                raise Broken(f"{self.trouble}; see the service log")
             case Health.STOPPING:
                 raise Loading("the service is shutting down; try again when it is back")
 
     async def _watch_engine(self) -> None:
         """A dead or stuck engine fails everyone who waits for it, loudly."""
-        while True:
+        while self.engine.is_alive():
+            if (silent := self.engine.stalled_s()) > GIVE_UP_S:
+                self._fail_all(f"the engine has not finished a turn for {silent:.0f} s")
             await asyncio.sleep(WATCH_S)
-            if not self.engine.is_alive():
-                self._health = Health.BROKEN
-                self._give_up("the engine's thread has died")
-            elif self.engine.stalled_s() > GIVE_UP_S:
-                silent = self.engine.stalled_s()
-                self._give_up(f"the engine has not finished a turn for {silent:.0f} s")
+        self.give_up("the engine's thread has died")
 
-    def _give_up(self, reason: str) -> None:
-        n_failed = self._outbox.fail_all(Broken(f"{reason}; see the service log and restart it"))
+    def _fail_all(self, reason: str) -> None:
+        what = f"{reason}; see the service log. A supervised service starts again by itself"
+        n_failed = self._outbox.fail_all(Broken(what))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
 
@@ -280,14 +293,3 @@ def plain(model: str) -> str:
     """A hub id as it is, a folder by its last name."""
     is_folder = model.startswith(("/", "./", "../", "~"))
     return PurePath(model).name if is_folder else model
-
-
-async def _plainly(loading: Future[ModelFacts]) -> ModelFacts:
-    """The facts, or a SetupError whatever it was that went wrong."""
-    try:
-        return await asyncio.wrap_future(loading)
-    except StackError:
-        raise
-    except Exception as error:
-        log.exception("loading the model failed")
-        raise SetupError(f"the model cannot be loaded: {type(error).__name__}: {error}") from error

@@ -1,6 +1,7 @@
 """Where engines and presets come from: what a service needs to change its model."""
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,13 +10,15 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
-from mlxstack.engine import device, footprint, loader
+from mlxstack.engine import footprint, loader
 from mlxstack.engine.embed import Embedder
 from mlxstack.engine.thread import Engine
 from mlxstack.host import modes, presets
+from mlxstack.host.memory import this_memory
 from mlxstack.host.models import read_config
 from mlxstack.host.paths import Home
-from mlxstack.service.fit import refuse_if_too_big
+from mlxstack.service.candidate import Candidate
+from mlxstack.service.fit import refuse_if_too_big, room_in
 from mlxstack.service.library import Library
 from mlxstack.service.outbox import Outbox
 from mlxstack.store import shelves
@@ -83,9 +86,10 @@ class Supply:
         files = read_config(path)
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
-        n_bytes = files.weights.n_bytes(2 if device.has_gpu() else 4)
-        refuse_if_too_big(preset, files, n_bytes)
-        return Checked(str(path), n_bytes)
+        memory = this_memory(os.environ)
+        found = Candidate(preset, files, files.weights, is_measured=True)
+        refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
+        return Checked(str(path), files.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:
         """The mode that this computer was switched to, if this service belongs to it; else ""."""

@@ -6,7 +6,7 @@ import time
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported
+from mlxstack.core.errors import Broken, Conflict, Loading, Unsupported, in_words
 from mlxstack.core.preset import Preset
 from mlxstack.service import duties
 from mlxstack.service.service import Health, Service
@@ -113,12 +113,12 @@ async def _try(service: Service, supply: Supply, preset: Preset) -> str:
     """Load; "" or why it failed. Nothing keeps the failed model alive after this."""
     try:
         engine = supply.engine(preset)
-    except StackError as error:
-        return error.message
+    except Exception as error:
+        return in_words(error, "a new engine").message
     try:
         await service.take(preset, engine)
-    except StackError as error:
-        failure = error.message
+    except Exception as error:
+        failure = in_words(error, "loading").message
     else:
         return ""
     await asyncio.wrap_future(engine.stop(0.0))
@@ -130,8 +130,9 @@ async def _go_back(service: Service, supply: Supply, old: Preset, failure: str) 
     wanted = service.name
     log.error("%s; going back to the model before", failure)
     if again := await _try(service, supply, old):
-        service.give_up()
-        raise Broken(f"{failure}; and the model before cannot be loaded again: {again}")
+        why = f"{failure}; and the model before cannot be loaded again: {again}"
+        service.give_up(why)
+        raise Broken(why)
     await _warm(service)
     raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
 

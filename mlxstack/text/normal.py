@@ -1,6 +1,6 @@
 """What clients send in many clothes, brought into one: pure functions that every door shares.
 
-Rule ids (C-1, A-10 ...) are those of the wire protocols in `docs`.
+Rule ids (C-1, A-10 ...) are those in the names of the tests.
 """
 
 import json

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ def serving(service: Service, listener: Any, *, is_loaded: bool = True) -> Itera
         port = listener.getsockname()[1]
         yield Running(f"http://127.0.0.1:{port}", service, inside["loop"])
     finally:
-        inside["loop"].call_soon_threadsafe(inside["leaving"].set)
+        # A service that ended by itself has no loop any more.
+        with suppress(RuntimeError):
+            inside["loop"].call_soon_threadsafe(inside["leaving"].set)
         thread.join(30)
         assert not thread.is_alive()

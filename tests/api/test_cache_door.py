@@ -85,6 +85,8 @@ def test_d21_what_is_listed_is_pinned_by_its_id_and_tells_who_shares_it(
         {"name": "x"},
         {"name": "x", "text": WORDS, "tokens": [1]},
         {"name": "", "text": WORDS},
+        {"name": "a/b", "text": WORDS * 2},
+        {"name": "a/b", "id": "gone"},
         {"name": "x", "text": "too short"},
         {"name": "x", "tokens": [10**9] * 300},
         {"name": "x", "tokens": [1] * 5000},
@@ -115,6 +117,8 @@ def test_cache_status_on_the_command_line(live: Running, http: httpx.Client) -> 
         assert line in run.output
     as_json = CliRunner().invoke(app, ["cache", "status", "--url", live.url, "--json"])
     assert json.loads(as_json.output)["is_enabled"] is True
+    alone = CliRunner().invoke(app, ["cache", "--json", "--url", live.url])
+    assert set(json.loads(alone.output)) == set(json.loads(as_json.output))
 
 
 def test_cache_warm_and_why_on_the_command_line(
@@ -122,14 +126,15 @@ def test_cache_warm_and_why_on_the_command_line(
 ) -> None:
     file = tmp_path / "head.txt"
     file.write_text("A head of many words. " + WORDS)
-    run = CliRunner().invoke(app, ["cache", "warm", "head", str(file), "--url", live.url])
+    run = CliRunner().invoke(app, ["cache", "warm", "team#2?", str(file), "--url", live.url])
     assert run.exit_code == 0, run.output
     top = CliRunner().invoke(app, ["cache", "top", "--url", live.url])
-    assert "head" in top.output
+    assert "team#2?" in top.output
     chat(http, "Why so slow?", session_id="asker")
     why = CliRunner().invoke(app, ["cache", "why", "asker", "--url", live.url])
     assert "prompt tokens reused" in why.output
-    assert CliRunner().invoke(app, ["cache", "unpin", "head", "--url", live.url]).exit_code == 0
+    gone = CliRunner().invoke(app, ["cache", "unpin", "team#2?", "--url", live.url])
+    assert gone.exit_code == 0, gone.output
 
 
 def test_cache_status_of_a_service_that_is_down_fails() -> None:

@@ -1,7 +1,10 @@
 """Embeddings: a service of its own, through OpenAI's SDK and llama-server's door."""
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future
 from math import sqrt
+from typing import Any
 
 import httpx
 import mlx.core as mx
@@ -9,11 +12,13 @@ import openai
 import pytest
 from mlx_lm import load
 
+from mlxstack.core.act import Chore, Embed
 from mlxstack.core.preset import Kind, ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.embed import MOST_TOKENS, batches, embed
 from mlxstack.service.embedding import numbers, shortened
 from tests.api.running import Running, running
+from tests.api.test_swap import until
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -82,6 +87,35 @@ def test_b16_llama_servers_shape(embedding: Running) -> None:
     assert found[0]["index"] == 0
     assert len(found[0]["embedding"]) == 1
     assert len(found[0]["embedding"][0]) == 160
+
+
+def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
+    embedding: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sizes = embedding.service.engine, list[int]()
+    tend, long = engine.tend, {"input": ["word " * 300] * 400}
+
+    def seen(chore: Chore) -> Future[Any]:
+        assert isinstance(chore, Embed)
+        sizes.append(sum(len(text) for text in chore.texts))
+        return tend(chore)
+
+    async def scene() -> int:
+        async with httpx.AsyncClient(base_url=embedding.url, timeout=60) as http:
+            asking = asyncio.create_task(http.post("/v1/embeddings", json=long))
+            await until(lambda: len(sizes) >= 2)
+            assert (await http.post("/embedding", json={"content": "hello"})).status_code == 200
+            assert not asking.done(), "a short request goes between"
+            asking.cancel()
+            await asyncio.sleep(1)
+            n_made = len(sizes)
+            await asyncio.sleep(1)
+            return n_made
+
+    monkeypatch.setattr(engine, "tend", seen)
+    n_made = asyncio.run(scene())
+    assert max(sizes) <= MOST_TOKENS
+    assert len(sizes) == n_made < 20, "nothing is done for who left"
 
 
 @pytest.mark.parametrize(

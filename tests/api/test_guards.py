@@ -289,6 +289,24 @@ def test_a_key_sees_and_makes_only_its_agents(tmp_path: Path) -> None:
         seen = {one["id"] for one in httpx.get(there, headers=slow).json()["data"]}
         assert seen == {"night-1"}
         assert len(httpx.get(there, headers=plain).json()["data"]) == 2
+        for slot, (agent, headers) in enumerate((("day", plain), ("night-1", slow))):
+            said = {**HELLO, "agent": agent, "max_tokens": 1, "id_slot": slot}
+            httpx.post(found.url + CHAT, json=said, headers=headers).raise_for_status()
+        names = [
+            {slot["agent"] for slot in httpx.get(found.url + "/slots", headers=headers).json()}
+            for headers in (plain, slow)
+        ]
+        assert names == [{None, "day", "night-1"}, {None, "night-1"}]
+
+
+@pytest.mark.parametrize("path", ["/requests", "/requests/day", "/cache", "/events"])
+def test_a_key_of_some_agents_does_not_read_what_all_say(tiered: Tiered, path: str) -> None:
+    assert tiered.post(CHAT, "plain", agent="day").status_code == 200
+    refused = httpx.get(tiered.url + path, headers={"x-api-key": "slow"})
+    assert refused.status_code == 403
+    assert "night-*" in refused.json()["error"]["message"]
+    seen = httpx.get(tiered.url + "/requests", headers={"x-api-key": "plain"})
+    assert "day" in {one["agent"] for one in seen.json()}
 
 
 def test_a_digest_is_no_key(tiered: Tiered) -> None:

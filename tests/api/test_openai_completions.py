@@ -46,6 +46,18 @@ def test_stream_of_several_prompts_adds_up(http: httpx.Client) -> None:
     assert found[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
 
 
+def test_streamed_logprobs_are_those_of_the_whole_answer(http: httpx.Client) -> None:
+    body = {**BODY, "max_tokens": 40, "logprobs": 2}
+    text = http.post(PATH, json=body).json()["choices"][0]["text"]
+    # The tokens of a stop word are noted, though their text is not said.
+    body["stop"] = [text[30:36]]
+    whole = http.post(PATH, json=body).json()["choices"][0]["logprobs"]
+    pieces = [c["logprobs"] for chunk in chunks(http, PATH, body) for c in chunk["choices"]]
+    noted = [piece for piece in pieces if piece is not None]
+    assert len(noted) > 3
+    assert whole == {name: [x for piece in noted for x in piece[name]] for name in whole}
+
+
 @pytest.mark.parametrize("field", ["echo", "suffix", "best_of", "n"])
 def test_what_is_not_served_is_refused_by_name(http: httpx.Client, field: str) -> None:
     value = {"echo": True, "suffix": "x", "best_of": 2, "n": 99}[field]

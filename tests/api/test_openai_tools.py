@@ -9,7 +9,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from mlxstack.api.openai import convert
 from mlxstack.core.preset import ServerSpec
+from mlxstack.service.options import Calling
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS
 
@@ -93,3 +95,9 @@ def test_tool_choice_none_makes_no_calls(client: openai.OpenAI) -> None:
     assert choice.message.tool_calls is None
     assert choice.finish_reason == "stop"
     assert "<tool_call>" in choice.message.content
+
+
+@pytest.mark.parametrize("calling", list(Calling))
+def test_allowed_tools_follow_their_mode(calling: Calling) -> None:
+    allowed = {"mode": calling.value, "tools": [{"type": "function", "function": {"name": "a"}}]}
+    assert convert.calling({"type": "allowed_tools", "allowed_tools": allowed}) is calling

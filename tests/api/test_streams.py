@@ -156,3 +156,23 @@ def test_b12_a_decoding_slot_shows_its_progress(live: Running, http: httpx.Clien
     assert one["is_processing"] is two["is_processing"] is True
     assert two["next_token"][0]["n_decoded"] > one["next_token"][0]["n_decoded"]
     assert one["id_task"] == two["id_task"] > 0
+
+
+@pytest.mark.parametrize("action", ["erase", "save", "restore"])
+def test_x9_a_slot_action_whose_client_left_is_not_done(
+    live: Running, http: httpx.Client, action: str
+) -> None:
+    chat(http, prompt_of(40), id_slot=1)
+    http.post("/slots/1?action=save", json={"filename": "other"}).raise_for_status()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(post, live, chat_body(id_slot=0, **LONG))
+        until(live, lambda s: s.slots[0].state == "running")
+        name = "other" if action == "restore" else "left"
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(f"/slots/0?action={action}", json={"filename": name}, timeout=0.1)
+        n_tokens = first.result().json()["usage"]["total_tokens"]
+    # What waited for the slot comes before those who come now.
+    http.post("/slots/0?action=save", json={"filename": "after"}).raise_for_status()
+    assert abs(http.get("/slots").json()[0]["n_tokens"] - n_tokens) <= 1
+    missing = http.post("/slots/2?action=restore", json={"filename": "left"})
+    assert missing.status_code == 404

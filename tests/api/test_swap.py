@@ -23,12 +23,13 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two models of one geometry, one of another, and two that cannot be loaded.
+    """Two models of one geometry, one of another, and three that cannot be loaded.
 
-    Of these one fails at once, the other when its weights are in memory already.
+    Of these one fails at once, one when its weights are in memory already, and one only when
+    all that is of the engine is done: its template never ends.
     """
     root = tmp_path_factory.mktemp("swap")
-    found = {name: root / name for name in ("a", "b", "wide", "broken", "mute")}
+    found = {name: root / name for name in ("a", "b", "wide", "broken", "mute", "endless")}
     models.write(found["a"], TINY, seed=1)
     models.write(found["b"], TINY, seed=2)
     models.write(found["wide"], {**TINY, "num_hidden_layers": 2, "num_key_value_heads": 4}, 3)
@@ -37,6 +38,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     os.truncate(weights, weights.stat().st_size // 2)
     shutil.copytree(found["a"], found["mute"])
     (found["mute"] / "tokenizer.json").write_text("{")
+    shutil.copytree(found["a"], found["endless"])
+    endless = "{% macro on() %}{{ on() }}{% endmacro %}{{ on() }}"
+    (found["endless"] / "chat_template.jinja").write_text(endless)
     return found
 
 
@@ -114,7 +118,7 @@ def test_g5_g6_g7_d16_there_and_back_again(http: httpx.Client) -> None:
     assert set(places) == {"model-a", "model-b"} and places["model-b"] == "disk"
 
 
-@pytest.mark.parametrize("wanted", ["broken", "mute"])
+@pytest.mark.parametrize("wanted", ["broken", "mute", "endless"])
 def test_g8_g9_a_failed_load_goes_back(http: httpx.Client, here: Running, wanted: str) -> None:
     before = turn(http, "ann", RULES, user("hello"))
     held = here.service.bytes_before_load
@@ -152,8 +156,18 @@ def test_what_does_not_fit_is_refused_while_the_old_model_answers(
 ) -> None:
     monkeypatch.setenv("MLX_STACK_MEMORY", "64MB")
     answer = http.post("/v1/models/load", json={"preset": "wide"})
-    assert answer.status_code == 400 and "2 slots of 1024 tokens needs" in answer.text
+    assert answer.status_code == 400
+    for word in ("`wide` does not fit", "2 x 1024 tokens", "workspace"):
+        assert word in answer.text
     assert turn(http, "ann", user("hello"))["model"] == "model-a"
+
+
+def test_a5_whole_windows_are_refused_by_a_swap_too(http: httpx.Client, home: Path) -> None:
+    folder = models.write(home / "windows", models.SLIDING)
+    text = f"model: {{id: {folder}}}\nkv: {{swa_full: true}}\n"
+    (home / "presets" / "windows.yaml").write_text(text)
+    answer = http.post("/v1/models/load", json={"preset": "windows", "prepare": True})
+    assert answer.status_code == 400 and "remove kv.swa_full" in answer.text
 
 
 def test_d9_a_swap_warms_again(http: httpx.Client, home: Path, folders: dict[str, Path]) -> None:

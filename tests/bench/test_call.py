@@ -1,12 +1,19 @@
-"""A stream becomes times and texts, however the network cuts it."""
+"""A stream becomes times and texts, however the network cuts it; who is called with which key."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from mlxstack.bench.call import Timed, timed
 from mlxstack.bench.serving import decode_rate
+from mlxstack.cli.main import app
 from mlxstack.core.errors import Broken
 
 
@@ -81,3 +88,39 @@ def test_decode_rate_counts_only_while_all_are_answered() -> None:
     late = Timed(0.0, (2.0, 2.5, 3.0, 3.5, 4.0, 9.0), 9.0)
     assert decode_rate([one, late]) == (2 + 4) / 2.0
     assert decode_rate([one, Timed(0.0, (), 1.0)]) == 0.0
+
+
+@contextmanager
+def server(status: int, keys: list[str | None]) -> Iterator[str]:
+    """A server that answers everything with STREAM; `keys` are those that it was called with."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+        def do_POST(self) -> None:
+            keys.append(self.headers["authorization"])
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(STREAM)))
+            self.end_headers()
+            self.wfile.write(STREAM)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+        http.shutdown()
+        thread.join()
+
+
+@pytest.mark.net
+def test_the_other_server_never_sees_our_key() -> None:
+    ours: list[str | None] = []
+    theirs: list[str | None] = []
+    with server(200, ours) as url, server(500, theirs) as vs:
+        words = ["bench", "serve", "--small", "--url", url, "--vs", vs]
+        done = CliRunner().invoke(app, words, env={"MLX_STACK_API_KEY": "sesame"})
+    assert isinstance(done.exception, Broken)
+    assert set(ours) == {"Bearer sesame"}
+    assert set(theirs) == {None}

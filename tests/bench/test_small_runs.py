@@ -150,11 +150,14 @@ def test_the_command_prints_json() -> None:
     assert told.command.endswith("bench text --small --json --passes 1")
 
 
-@pytest.mark.parametrize("words", [["none"], ["cache", "--url", "http://127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    "words",
+    [["none"], ["cache", "--url", "http://127.0.0.1:1"], ["serve", "--scene", "dinner"]],
+)
 def test_the_command_refuses_what_makes_no_sense(words: list[str]) -> None:
     command = [sys.executable, "-m", "mlxstack.cli.main", "bench", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: ")
 
 

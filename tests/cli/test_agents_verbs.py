@@ -49,6 +49,7 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
     listed = run(here, "agents")
     assert listed.exit_code == 0 and "ann" in listed.stdout and "slot" in listed.stdout
     found = json.loads(run(here, "agents", "--json").stdout)["agents"]
+    assert json.loads(run(here, "agents", "list", "--json").stdout)["agents"][0]["id"] == "ann"
     assert [(one["id"], one["n_requests"]) for one in found] == [("ann", 2)]
     shown = run(here, "agents", "show", "ann").stdout
     assert "KV: " in shown and "live" in shown and "WHY NOT MORE" in shown

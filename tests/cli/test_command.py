@@ -98,6 +98,16 @@ def test_a9_down_clears_a_crash_and_knows_when_nothing_runs(shell: Shell) -> Non
     assert shell.services()["tiny"]["state"] == "stopped"
 
 
+def test_a9_down_stops_all_that_it_can(shell: Shell) -> None:
+    for words in ((), ("--set", "name=other", "--port", "0")):
+        assert shell.up(*words).returncode == 0
+    assert shell.run("down", "other").returncode == 0
+    both = shell.run("down", "other", "tiny", "tiny")
+    assert (both.returncode, both.stdout) == (3, "tiny is stopped\n")
+    assert both.stderr == "error: `other` is not running\n"
+    assert shell.own_processes() == []
+
+
 def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> None:
     assert shell.up("--set", "slots.count=2").returncode == 0
     before = shell.services()["tiny"]
@@ -109,6 +119,14 @@ def test_restart_reads_the_preset_anew_and_keeps_the_options(shell: Shell) -> No
     assert after["model"] == "demo" and after["memory_bytes"] > 10**6 and after["uptime_s"] > 0
     assert after["worker_pid"] != before["worker_pid"]
     assert after["supervisor_pid"] != before["supervisor_pid"]
+
+
+def test_a_file_without_a_slash_is_found_from_any_folder(shell: Shell) -> None:
+    assert shell.run("up", "tiny.yaml").returncode == 0
+    assert shell.services()["tiny"]["preset"] == str(shell.preset)
+    shell.folder = shell.home
+    again = shell.run("restart")
+    assert again.returncode == 0, again.stderr
 
 
 def test_foreground_serves_until_it_is_asked_to_end(shell: Shell) -> None:
@@ -144,6 +162,24 @@ def test_status_while_loading_is_degraded(shell: Shell) -> None:
     process.wait(20)
 
 
+def test_a10_status_of_one_of_two(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    assert shell.up("--set", "name=other", "--port", "0").returncode == 0
+    one = json.loads(shell.run("status", "--name", "other", "--json").stdout)["services"]
+    assert [seen["name"] for seen in one] == ["other"]
+    assert shell.run("status", "--name", "nobody").returncode == 3
+    both = shell.run("status", "--watch")
+    assert (both.returncode, "name one of other, tiny" in both.stderr) == (2, True)
+    assert shell.run("status", "--watch", "--name", "tiny", "--json").returncode == 2
+    words = [*CLI, "status", "--watch", "--name", "tiny"]
+    process = subprocess.Popen(words, env=shell.env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    process.stdout.close()
+
+
 def test_slots_list_and_erase(shell: Shell) -> None:
     assert shell.run("slots").returncode == 3
     assert shell.up().returncode == 0
@@ -151,11 +187,14 @@ def test_slots_list_and_erase(shell: Shell) -> None:
     assert listed.returncode == 0
     assert listed.stdout.count("1024") == 3
     found = json.loads(shell.run("slots", "list", "--json").stdout)["slots"]
+    assert json.loads(shell.run("slots", "--json").stdout)["slots"] == found
     assert [one["id"] for one in found] == [0, 1, 2]
     erased = shell.run("slots", "erase", "0")
     assert erased.stdout == "slot 0: 7 tokens erased\n"
     lost = shell.run("slots", "save", "0", "x.bin")
     assert (lost.returncode, lost.stderr) == (1, "error: /slots/0: not here\n")
+    busy = shell.run("slots", "erase", "1")
+    assert (busy.returncode, busy.stderr) == (1, "error: slot 1 is busy\n")
 
 
 def test_logs_follow_prints_what_comes(shell: Shell) -> None:
@@ -171,3 +210,14 @@ def test_logs_follow_prints_what_comes(shell: Shell) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
     process.stdout.close()
+
+
+def test_c14_gc_asks_a_service_that_keeps_kv(shell: Shell) -> None:
+    words = ("cache", "gc", "--max-bytes", "0", "--dry-run")
+    embedding = ("--set", "name=embed", "--set", "kind=embedding", "--port", "0")
+    assert shell.up(*embedding).returncode == 0
+    alone = shell.run(*words)
+    assert alone.returncode == 0, alone.stderr
+    assert shell.up().returncode == 0
+    assert shell.run(*words).stderr == "error: /cache/gc: not here\n"
+    assert shell.run(*words, "--name", "embed").stderr == "error: only vectors here\n"

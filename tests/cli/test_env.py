@@ -1,5 +1,6 @@
 """Z14: `env` and `run` against a running service."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -42,6 +43,18 @@ def test_z14_the_key_of_the_service_is_passed_on(shell: Shell) -> None:
     assert found["variables"]["OPENAI_API_KEY"] == "sesame"
 
 
+@pytest.mark.mlx
+def test_z14_a_key_of_which_only_the_digest_is_known_is_asked_for(shell: Shell) -> None:
+    del shell.env["MLX_STACK_WORKER"]
+    digest = hashlib.sha256(b"sesame").hexdigest()
+    assert shell.up("--set", f"server.api_keys=['sha256:{digest}']").returncode == 0
+    locked = shell.run("env", "aider")
+    assert (locked.returncode, locked.stdout) == (1, "")
+    assert "this command sends the key that MLX_STACK_API_KEY holds" in locked.stderr
+    opened = shell.run("env", "aider", MLX_STACK_API_KEY="sesame")
+    assert "export OPENAI_API_KEY=sesame\n" in opened.stdout
+
+
 def test_z14_run_starts_the_client_so(shell: Shell) -> None:
     assert shell.up().returncode == 0
     path = program(shell.folder, "claude")
@@ -81,7 +94,7 @@ def test_z14_run_openai_starts_any_program(shell: Shell) -> None:
     assert shell.up().returncode == 0
     done = shell.run("run", "openai", "--", "sh", "-c", "echo $OPENAI_MODEL; exit 9")
     assert (done.returncode, done.stdout) == (9, "tiny\n")
-    assert shell.run("run", "openai").returncode == 1
+    assert shell.run("run", "openai").returncode == 2
 
 
 def test_z14_what_cannot_be_is_said(shell: Shell) -> None:
@@ -89,7 +102,7 @@ def test_z14_what_cannot_be_is_said(shell: Shell) -> None:
     assert nobody.returncode == 3
     assert "no service is running" in nobody.stderr
     typo = shell.run("env", "cloude")
-    assert typo.returncode == 1
+    assert typo.returncode == 2
     assert "did you mean `claude`?" in typo.stderr
     assert shell.up().returncode == 0
     missing = shell.run("run", "aider", PATH="/nowhere")

@@ -36,6 +36,8 @@ def test_print_shows_and_makes_nothing(shell: Shell) -> None:
     line = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
     assert f'"up" "{shell.preset}" "--foreground" "--set" "slots.count=2"' in line
     assert f'Environment="MLX_STACK_HOME={shell.home}"' in done.stdout
+    by_name = shell.run("install", "tiny.yaml", "--print", "--set", "slots.count=2")
+    assert by_name.stdout == done.stdout
     assert not shell.home.exists()
     as_json = json.loads(shell.run("install", str(shell.preset), "--print", "--json").stdout)
     assert as_json["path"].endswith("mlx-stack-tiny.service")
@@ -75,3 +77,25 @@ def test_a_preset_that_is_wrong_is_not_installed(shell: Shell) -> None:
     done = shell.run("install", "nonsense", XDG_CONFIG_HOME=str(config))
     assert done.returncode == 5
     assert not config.exists()
+
+
+def test_a_service_of_another_name_than_its_preset_is_uninstalled(shell: Shell) -> None:
+    env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    night = unit_of(shell).with_name("mlx-stack-night.service")
+    done = shell.run("install", str(shell.preset), "--set", "name=night", **env)
+    assert night.exists() and "mlx-stack uninstall night" in done.stdout
+    wrong = shell.run("uninstall", str(shell.preset), **env)
+    assert wrong.returncode == 1
+    assert wrong.stderr.endswith("; there is mlx-stack-night.service\n")
+    assert shell.run("uninstall", "night", **env).returncode == 0
+    assert not night.exists()
+
+
+@pytest.mark.parametrize("by", ["tiny", "tiny.yaml"])
+def test_a_service_is_uninstalled_though_its_preset_is_gone(shell: Shell, by: str) -> None:
+    env = {"PATH": systemctl(shell), "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    assert shell.run("install", str(shell.preset), **env).returncode == 0
+    shell.preset.unlink()
+    done = shell.run("uninstall", by, **env)
+    assert done.returncode == 0, done.stderr
+    assert not unit_of(shell).exists()

@@ -78,7 +78,31 @@ def test_a6_a_model_that_nobody_knows_is_left_to_the_worker(shell: Shell) -> Non
     assert "warning: whether `tiny` fits into memory is not checked" in up.stderr
 
 
+def test_a5_whole_windows_of_an_unknown_model_are_refused_too(shell: Shell) -> None:
+    up = shell.up("--set", "model.id=nobody/nothing", "--set", "kv.swa_full=true")
+    assert up.returncode == 5
+    assert "kv.swa_full: keeping the sliding windows of `tiny` whole is not served" in up.stderr
+
+
 def test_kv_that_cannot_be_quantised_is_refused_before_the_start(shell: Shell) -> None:
     up = shell.up("--set", "kv.bits=8")
     assert up.returncode == 5
     assert "kv.group_size: KV heads of 40 numbers cannot be quantised" in up.stderr
+
+
+@pytest.mark.mlx
+def test_a6_a_swap_counts_what_a_start_counts(shell: Shell) -> None:
+    memory = memory_for(shell, 0.6)
+    del shell.env["MLX_STACK_WORKER"]
+    following = shell.folder / "next.yaml"
+    following.write_text("extends: demo\nslots: {count: 3, n_ctx: 1024}\n")
+    assert shell.up(MLX_STACK_MEMORY=memory).returncode == 0
+    prepare = ("swap", str(following), "--prepare", "--name", "tiny")
+    alone = shell.run(*prepare)
+    assert alone.returncode == 0, alone.stderr
+    assert shell.up("--set", "name=other", "--port", "0").returncode == 0
+    beside = shell.run(*prepare)
+    assert beside.returncode == 1
+    for word in ("`next` does not fit", "workspace", "runs beside it", "mlx-stack down other"):
+        assert word in beside.stderr
+    assert "`tiny`" not in beside.stderr and "--set" not in beside.stderr

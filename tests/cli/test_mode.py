@@ -145,6 +145,9 @@ def test_j3_list_and_create(shell: Shell, modes: Path) -> None:
     }
     assert "Two at once." in shell.run("mode", "list").stdout
     assert shell.run("mode", "create", "pair", "demo").returncode == 4
+    assert shell.run("mode", "create", "near", "tiny.yaml").returncode == 0
+    (member,) = json.loads(shell.run("mode", "list", "--json").stdout)["modes"]["near"]["members"]
+    assert member["preset"] == str(shell.preset)
     assert shell.run("mode", "create", "../out", "demo").returncode == 5
 
 

@@ -9,9 +9,13 @@ import jsonschema
 import pytest
 import yaml
 
+from mlxstack.host import modes, presets
+from mlxstack.host.paths import Home
 from mlxstack.host.presets import builtin_folder
 from mlxstack.host.shape import json_schema, leaves
+from mlxstack.policy.capacity import need
 from tests.cli.test_words import run
+from tests.pages.preset_page import candidate, smallest_mac
 
 COMPLETE = "from mlxstack.cli.main import app; app(prog_name='mlx-stack')"
 
@@ -94,3 +98,33 @@ def test_completion_can_be_shown_for_each_shell(tmp_path: Path, shell: str) -> N
     done = run(tmp_path, "--show-completion", shell, **unseen)
     assert done.returncode == 0, done.stderr
     assert "complete" in done.stdout.lower()
+
+
+SHIPPED = sorted(file.stem for file in builtin_folder().glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
+    tmp_path: Path, name: str
+) -> None:
+    preset = presets.load(name, Home(tmp_path)).preset
+    sum_of = need(candidate(preset).load())
+    memory = smallest_mac(sum_of.total)
+    budget = memory.total * preset.prefix_cache.memory_budget_pct / 100
+    kv = sum_of.kv_full + sum_of.kv_state
+    assert kv <= budget <= memory.usable - (sum_of.total - kv)
+
+
+def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Path) -> None:
+    members = [
+        presets.load(one.preset, Home(tmp_path), one.overrides).preset
+        for one in modes.load("coding", Home(tmp_path)).members
+    ]
+    sums = [need(candidate(preset).load()) for preset in members]
+    memory = smallest_mac(sum(one.total for one in sums))
+    taken = 0.0
+    for preset, one in zip(members, sums, strict=True):
+        budget = memory.total * preset.prefix_cache.memory_budget_pct / 100
+        assert one.kv_full + one.kv_state <= budget
+        taken += one.total - one.kv_full - one.kv_state + budget
+    assert taken <= memory.usable

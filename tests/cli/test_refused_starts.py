@@ -25,6 +25,8 @@ def test_a15_a_second_up_refuses_and_names_the_owner(shell: Shell) -> None:
     needed = shell.up("--if-needed")
     assert needed.returncode == 0
     assert "already running" in needed.stdout
+    told = json.loads(shell.up("--if-needed", "--json").stdout)
+    assert (told["name"], told["supervisor_pid"]) == ("tiny", int(pid))
     assert shell.up("--if-needed", "--port", str(free_port())).returncode == 4
     assert (shell.home / "run" / "tiny.pid").read_text().strip() == pid
 
@@ -37,7 +39,7 @@ def test_a15_a_taken_port_names_the_service_that_has_it(shell: Shell) -> None:
     assert "mlx-stack down tiny" in other.stderr
     assert shell.up("--set", "name=other", "--port", "0").returncode == 0
     assert {one["state"] for one in shell.services().values()} == {"healthy"}
-    assert shell.run("logs").returncode == 1
+    assert shell.run("logs").returncode == 2
     down = shell.run("down")
     assert down.returncode == 0
     assert down.stdout.count("is stopped") == 2
@@ -56,6 +58,19 @@ def test_a7_a_slow_start_ends_in_an_error_and_no_orphan(shell: Shell) -> None:
     assert "was not healthy within 1 s (server.startup_timeout_s)" in up.stderr
     assert shell.own_processes() == []
     assert not (shell.home / "run" / "tiny.pid").exists()
+
+
+def test_a7_a_download_takes_as_long_as_it_takes(shell: Shell) -> None:
+    up = shell.up("--set", "server.startup_timeout_s=1", WORKER_MODE="downloads")
+    assert up.returncode == 0, up.stderr
+    assert shell.run("down").returncode == 0
+    modes = shell.home / "presets" / "modes"
+    modes.mkdir(parents=True, mode=0o700)
+    text = "{preset: tiny, set: {server.startup_timeout_s: 1}}"
+    (modes / "alone.yaml").write_text(f"members: [{text}]\n")
+    shell.preset.rename(shell.home / "presets" / "tiny.yaml")
+    switched = shell.run("mode", "switch", "alone", WORKER_MODE="downloads")
+    assert switched.returncode == 0, switched.stderr
 
 
 @pytest.mark.parametrize(

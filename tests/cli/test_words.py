@@ -46,6 +46,14 @@ def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{before}{name}", verb
 
 
+@pytest.mark.parametrize(
+    ("group", "alone"), [("slots", "list"), ("agents", "list"), ("cache", "status")]
+)
+def test_a_group_says_what_it_does_without_a_verb(tmp_path: Path, group: str, alone: str) -> None:
+    shown = run(tmp_path, group, "--help").stdout
+    assert f"Without a verb: the {alone}." in shown
+
+
 def test_every_verb_that_tells_something_tells_it_as_json_too() -> None:
     without = {
         name

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Clear, Look, Pin, Relieve, RestoreSlot, SaveSlot
+from mlxstack.core.act import Clear, Look, Pin, PinKnown, Relieve, RestoreSlot, SaveSlot, Unpin
 from mlxstack.core.event import Source
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from tests.conftest import ModelOf
@@ -20,6 +20,7 @@ PRECISIONS = {
 HEAD = prompt(256, seed=100)
 MINE = HEAD + prompt(70, seed=1)
 NEXT = prompt(25, seed=3)
+ONE = SlotSpec(count=1, n_ctx=1024)
 TWO = SlotSpec(count=2, n_ctx=1024)
 NO_DISK = PrefixCacheSpec(disk=DiskSpec(enabled=False))
 
@@ -107,6 +108,45 @@ def test_d8_under_pressure_cold_kv_goes_and_pinned_kv_stays(small: Driver) -> No
     ask = small.submit(HEAD + NEXT, 2)
     small.finish(ask)
     assert small.seated(ask).n_cached == 256
+
+
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid"])
+def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    def is_kept(tail: tuple[int, ...]) -> bool:
+        driver.answer(prompt(300, seed=8), 2)
+        driver.engine.tend(Relieve(1)).result(timeout=60)
+        ask = driver.submit(HEAD + tail, 2)
+        driver.finish(ask)
+        assert driver.tokens(ask) == driver.cold(HEAD + tail, 2)
+        return driver.seated(ask).n_cached == pinned.n_tokens == 255
+
+    preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
+    with running(preset, tmp_path) as driver:
+        driver.answer(HEAD, 2, cuts=(255,))
+        pinned = driver.engine.tend(Pin("kept", HEAD)).result(timeout=60)
+        assert is_kept(prompt(25, seed=3))
+        (shown,) = driver.engine.tend(Look()).result(timeout=60).prefixes
+        assert (shown.name, shown.n_hits) == ("kept", 1)
+        driver.engine.tend(PinKnown("again", "kept")).result(timeout=60)
+        driver.engine.tend(Unpin("kept")).result(timeout=60)
+        assert is_kept(prompt(25, seed=4))
+
+
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid"])
+def test_d10_a_learned_head_keeps_its_checkpoint(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
+    with running(preset, tmp_path) as driver:
+        for n in range(4):
+            driver.answer(HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", cuts=(256,))
+        driver.answer(prompt(300, seed=8), 2)
+        driver.engine.tend(Relieve(1)).result(timeout=60)
+        ask = driver.submit(HEAD + NEXT, 2)
+        driver.finish(ask)
+        assert driver.seated(ask).n_cached == 256
 
 
 def test_d4_the_budget_is_a_share_of_the_memory(model_of: ModelOf, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.cli.launch import DOWNLOADING
 from tests import hub
 
 pytestmark = [pytest.mark.net]
@@ -35,7 +36,7 @@ def test_a_download_tells_how_far_it_is(tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert next(lines) == "looking for org/tiny on the hub\n"
-        told = r"downloading org/tiny: \d+ MiB so far\n"
+        told = DOWNLOADING + r"org/tiny: \d+ MiB so far\n"
         assert any(re.fullmatch(told, line) for line in lines)
         here.go_on.set()
         last = [*lines][-1]

@@ -162,6 +162,27 @@ def test_c8_g6_a_foreign_file_is_refused(
         assert foreign.context(0) == before
 
 
+def test_d23_a_restored_slot_is_still_its_tenants(driver: Driver) -> None:
+    def n_cached(slot: int, **more: object) -> int:
+        ask = driver.submit(FIRST + answer + NEXT, slot=slot, **more)
+        driver.finish(ask)
+        assert driver.tokens(ask) == cold
+        return int(driver.seated(ask).n_cached)
+
+    answer = tuple(driver.answer(FIRST, slot=0, salt="one"))
+    cold = driver.cold(FIRST + answer + NEXT, slot=1)
+    saved = save(driver, 0, "a.bin")
+    driver.engine.act(EraseSlot(1)).result(timeout=60)
+    restore(driver, 0, "a.bin")
+    assert n_cached(1) == 0
+    assert n_cached(0, salt="two") == 0
+    restore(driver, 0, "a.bin")
+    assert n_cached(0, salt="one") == saved.n_saved
+    restore(driver, 0, "a.bin")
+    driver.answer(OTHER, slot=0)
+    assert n_cached(2, salt="one") >= 128
+
+
 def test_c9_bad_names_are_refused(driver: Driver) -> None:
     driver.answer(OTHER, slot=0)
     for name in ("../x", "/etc/x", "a\0b", "x" * 300, "", "."):

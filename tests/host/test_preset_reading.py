@@ -24,6 +24,7 @@ def written(tmp_path: Path, text: str, name: str = "mine.yaml") -> str:
 
 REFUSALS = [
     ("model: {id: demo}\nslots:\n  coutn: 1\n", 3, ["unknown key `slots.coutn`", "`count`"]),
+    ("model:\n  id: demo\n  draft: demo\n", 3, ["model.draft is `demo`", "are not served"]),
     ("model: {id: demo}\nslot: {}\n", 2, ["unknown key `slot`", "did you mean `slots`"]),
     ("model: {id: demo}\nslots:\n  count: 0\n", 3, ["slots.count is `0`", "from 1 to 256"]),
     ("model: {id: demo}\nslots:\n  count: '3'\n", 3, ["slots.count is `'3'`", "whole number"]),
@@ -61,6 +62,11 @@ REFUSALS = [
         "    - {name: a, text_file: x}\n    - {name: a, text_file: y}\n",
         5,
         ["warm_prefixes[1].name", "a second time"],
+    ),
+    (
+        "model: {id: demo}\nprefix_cache:\n  warm_prefixes: [{name: a/b, text_file: x}]\n",
+        3,
+        ["warm_prefixes[0].name is `a/b`", "without `/`"],
     ),
 ]
 
@@ -158,7 +164,11 @@ def test_a12_command_line_over_environment_over_file_over_extends(
     ("text", "words"),
     [
         ("slots.count=x", "slots.count is `x`, but must be a whole number"),
+        ("slots.count=2024-13-45", "slots.count is `'2024-13-45'`, but must be a whole number"),
+        ("slots.count=!!bool maybe", "slots.count is `"),
+        pytest.param("server.api_keys=" + "[" * 2000, "must be a list", id="too deep"),
         ("slots.cont=1", "did you mean `slots.count`"),
+        ("model.draft=demo", "model.draft is `demo`, but draft models are not served"),
         ("slots=1", "slots is a section; set one of its keys: count"),
         ("slots.count", "write it as key=value"),
         ("=3", "write it as key=value"),
@@ -240,3 +250,32 @@ def test_an_unreadable_file_is_named(tmp_path: Path, home: Home) -> None:
         presets.load(str(path), home)
     with pytest.raises(SetupError, match="there is no preset file"):
         presets.load(str(tmp_path / "none.yaml"), home)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("demo", "demo"),
+        ("mine.yaml", "/there/mine.yaml"),
+        ("mine.yml", "/there/mine.yml"),
+        ("sub/mine", "/there/sub/mine"),
+        ("/a/mine", "/a/mine"),
+    ],
+)
+def test_a_path_means_the_folder_of_who_says_it(wanted: str, found: str) -> None:
+    assert presets.from_anywhere(wanted, Path("/there")) == found
+
+
+def test_a_draft_model_is_refused_from_everywhere_and_none_is_taken(
+    tmp_path: Path, home: Home
+) -> None:
+    path = written(tmp_path, "model: {id: demo, draft: null}\n")
+    assert presets.load(path, home).preset.model.draft is None
+    over = from_environment({"MLX_STACK_MODEL_DRAFT": "demo"})
+    with pytest.raises(SetupError, match=r"MLX_STACK_MODEL_DRAFT: model\.draft is `demo`"):
+        presets.load(path, home, over)
+
+
+def test_demo_comes_before_what_is_named_after_it(home: Home) -> None:
+    found = list(presets.listed(home))
+    assert found == sorted(found)

@@ -1,5 +1,7 @@
 """Logs rotate, are read across rotations, and are followed across them."""
 
+import os
+import tracemalloc
 from pathlib import Path
 
 from mlxstack.host.logs import Journal, follow, tail
@@ -46,3 +48,18 @@ def test_follow_waits_for_the_file_and_for_whole_lines(tmp_path: Path) -> None:
 
     ahead = follow(path, wait)
     assert [next(ahead), next(ahead)] == ["half and half", "next"]
+
+
+def test_the_end_of_a_long_log_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    lines = [f"{n}: ä {'x' * 100}" for n in range(1000)]
+    with path.open("wb") as file:
+        file.truncate(2**26)
+        file.seek(0, os.SEEK_END)
+        file.write("\n".join(["", *lines, "unfinished"]).encode())
+    tracemalloc.start()
+    found = tail(path, 500)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [*lines[-499:], "unfinished"]
+    assert peak < 2**20

@@ -168,6 +168,23 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     assert pulse.look(one.plan.url, 1.0).is_well
 
 
+def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> None:
+    one = started("ok")
+    first = one.listening().worker
+    assert first is not None
+    file = one.home.state_file("one")
+    file.unlink()
+    file.mkdir()
+    kill(first)
+    until(lambda: one.log().count("listening") == 2)
+    assert f"{file} cannot be written" in one.log()
+    file.rmdir()
+    one.process.terminate()
+    assert one.process.wait(10) == 0
+    last = read_state(one.home, "one")
+    assert last is not None and (last.phase, last.n_deaths) == (Phase.STOPPED, 1)
+
+
 def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> None:
     one = started("ok")
     for n_deaths in (1, 2, 3):

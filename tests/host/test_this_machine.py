@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.errors import Conflict, SetupError
+from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
 from mlxstack.host.machine import (
@@ -168,11 +168,22 @@ def test_a_model_folder_holds_a_config(tmp_path: Path) -> None:
         preflight.check_model(preset(model=ModelSpec("demo", adapter="/no/lora")))
 
 
+def test_an_adapter_folder_holds_what_the_tuner_wrote(tmp_path: Path) -> None:
+    wanted = preset(model=ModelSpec("demo", adapter=str(tmp_path)))
+    with pytest.raises(SetupError, match=r"model\.adapter: .* holds no adapter_config\.json"):
+        preflight.check_model(wanted)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(SetupError, match=r"holds no adapters\.safetensors"):
+        preflight.check_model(wanted)
+    (tmp_path / "adapters.safetensors").touch()
+    preflight.check_model(wanted)
+
+
 def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(Conflict) as caught:
+        with pytest.raises(Taken) as caught:
             preflight.check_port(ServerSpec(port=port), home)
     assert f"pid {os.getpid()}" in caught.value.message
     assert "--port" in caught.value.message

@@ -1,8 +1,9 @@
 """A tiny real worker: an HTTP server with the health, props and slots of a service.
 
 `python worker.py PRESET_JSON`. The variable WORKER_MODE makes it behave:
-ok; slow (never ready); deaf (ignores SIGTERM); dies (at once); hopeless (must not restart);
-flaps (serves, then dies soon). After SIGUSR1 it calls itself ill.
+ok; slow (never ready); downloads (says so for two seconds, then serves); deaf (ignores
+SIGTERM); dies (at once); hopeless (must not restart); flaps (serves, then dies soon).
+After SIGUSR1 it calls itself ill.
 """
 
 import asyncio
@@ -15,15 +16,17 @@ from pathlib import Path
 from mlxstack.host.lifeline import follow_supervisor
 
 MODE = os.environ.get("WORKER_MODE", "ok")
+TOLD = "2026-11-20 10:00:0{0},000 INFO mlxstack.engine.fetching downloading org/x: {0} MiB so far"
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 ILL = {"error": {"code": 503, "message": "no turn ends", "type": "unavailable_error"}}
 is_ill = asyncio.Event()
+is_here = asyncio.Event()
 
 
 def answer(method: str, target: str, preset: dict) -> tuple[int, object]:
     path, _, query = target.partition("?")
     slots = preset["slots"]
-    if MODE == "slow" or is_ill.is_set():
+    if MODE == "slow" or is_ill.is_set() or not is_here.is_set():
         return 503, ILL if is_ill.is_set() else LOADING
     if path == "/health":
         return 200, {"status": "ok"}
@@ -38,7 +41,10 @@ def answer(method: str, target: str, preset: dict) -> tuple[int, object]:
         return 200, [{"id": n, **empty} for n in range(slots["count"])]
     if path == "/slots/0" and query == "action=erase":
         return 200, {"id_slot": 0, "n_erased": 7}
-    return 404, {"error": {"code": 404, "message": f"{path}: not here", "type": "not_found_error"}}
+    code, message = (409, "slot 1 is busy") if path == "/slots/1" else (404, f"{path}: not here")
+    if preset["kind"] == "embedding":
+        code, message = 501, "only vectors here"
+    return code, {"error": {"code": code, "message": message, "type": "not_found_error"}}
 
 
 def say(line: str) -> None:
@@ -84,6 +90,11 @@ async def run(preset: dict) -> int:
     server = preset["server"]
     await asyncio.start_server(serve, server["host"], server["port"])
     say("listening")
+    if MODE == "downloads":
+        for n in range(5):
+            say(TOLD.format(n))
+            await asyncio.sleep(0.4)
+    is_here.set()
     if MODE == "flaps":
         await asyncio.sleep(0.05)
         return 1

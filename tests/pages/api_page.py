@@ -61,10 +61,12 @@ def _door(
             for path, *what in _rows(handler, schema, common):
                 paths = lines.setdefault((what[0], what[1], what[2]), [])
                 paths.extend([path] if path not in paths else [])
-    rows = sorted(
+    rows = [
         f"| {method} {', '.join(f'`{path}`' for path in sorted(paths))} | {said} | {takes} |"
-        for (method, said, takes), paths in lines.items()
-    )
+        for (method, said, takes), paths in sorted(
+            lines.items(), key=lambda line: (sorted(line[1]), line[0])
+        )
+    ]
     return "\n".join(
         [f"## {title}", "", "| route | what it does | takes |", "|---|---|---|", *rows, ""]
     )

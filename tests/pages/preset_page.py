@@ -9,17 +9,17 @@ from typing import Any
 import msgspec.inspect as mi
 import msgspec.json
 
-from mlxstack.cli.candidate import Candidate, excerpts, of_preset
 from mlxstack.cli.sizes import size, tokens
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Kind, Preset
 from mlxstack.host import models, presets
 from mlxstack.host.meanings import MEANINGS
-from mlxstack.host.memory import mac_memory
+from mlxstack.host.memory import Memory, mac_memory
 from mlxstack.host.paths import Home
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.host.shape import keys_in, meaning
 from mlxstack.policy import weights
 from mlxstack.policy.capacity import disk_bytes, need
+from mlxstack.service.candidate import Candidate, excerpts, of_preset
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
@@ -32,9 +32,9 @@ A preset says in one small file what is served. This page is written by `make do
 code and the shipped files.
 
 ```yaml
-extends: gpt-oss-20b        # a preset's name, or the path of a file; what follows is put over it
-name: mine                  # the service's name; the name of the file, if left out
-slots: {count: 6, n_ctx: 32768}
+extends: qwen3-coder-30b-a3b  # a preset's name, or a file; what follows is put over it
+name: mine                    # the service's name; the name of the file, if left out
+slots: {count: 4, n_ctx: 32768}
 kv: {bits: 8}
 ```
 
@@ -66,8 +66,15 @@ with the contexts and slots that would fit.
 
 {numbers}
 
-An embedding model holds no KV between requests. What a file says about its own model stands at
-its top, also where a name or a figure could not be verified.
+An embedding model holds no KV between requests and saves none; its n_ctx bounds one text.
+
+KV, live and parked together, keeps to `prefix_cache.memory_budget_pct` of the memory: 20 %, unless
+the preset says otherwise. The shipped ones say so where all slots full would need more on the Mac
+of column *from*. With a share that is too small agents with long contexts take turns although
+seats are free; `--set prefix_cache.memory_budget_pct=40` gives them more.
+
+What a file says about its own model stands at its top, also where a name or a figure could not
+be verified.
 """
 
 KEYS = """\
@@ -96,25 +103,30 @@ def page() -> str:
 
 
 def _numbers(preset: Preset) -> tuple[str, ...]:
-    one = _candidate(preset)
+    one = candidate(preset)
     load = one.load()
-    total = need(load).total
-    macs = (gb for gb in MACS_GB if mac_memory(f"{gb}GB").usable >= total)
+    total, embeds = need(load).total, preset.kind is Kind.EMBEDDING
     return (
         f"`{preset.name}`",
         f"`{preset.model.id}`",
         f"{preset.slots.count} x {tokens(preset.slots.n_ctx)}",
         str(preset.kv.bits),
         size(load.weights),
-        size(load.geometry.growth),
+        "-" if embeds else size(load.geometry.growth),
         size(load.geometry.state_bytes(1 << 30)),
         size(total),
-        f"{next(macs)} GB",
-        size(disk_bytes(load.geometry, DISK_TOKENS)),
+        smallest_mac(total).owner.removeprefix("a Mac with "),
+        "-" if embeds else size(disk_bytes(load.geometry, DISK_TOKENS)),
     )
 
 
-def _candidate(preset: Preset) -> Candidate:
+def smallest_mac(n_bytes: int) -> Memory:
+    """The memory of the smallest Mac whose GPU may use so much."""
+    macs = (mac_memory(f"{gb} GB") for gb in MACS_GB)
+    return next(memory for memory in macs if memory.usable >= n_bytes)
+
+
+def candidate(preset: Preset) -> Candidate:
     """From the excerpts even where the model was downloaded, so that the page is the same."""
     if preset.model.id == BUILTIN_MODEL:
         return of_preset(preset)

@@ -30,6 +30,8 @@ def test_a6_when_no_single_change_helps_both_sizes_shrink() -> None:
 
 def test_a6_heads_that_cannot_be_quantised_are_not_proposed_so() -> None:
     assert [one.geometry.bits for one in precisions(replace(LOAD, geometry=ODD))] == [16]
+    sinks = replace(LLAMA, has_sinks=True)
+    assert [one.geometry.bits for one in precisions(replace(LOAD, geometry=sinks))] == [16]
     dense = replace(LOAD, geometry=quantized(LLAMA, 8))
     assert [one.geometry.bits for one in precisions(dense)] == [8, 4]
 

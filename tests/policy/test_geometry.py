@@ -108,6 +108,11 @@ def test_f2_gpt_oss_slides_first_with_and_without_the_list() -> None:
     assert geometry(unlisted).full_layers == tuple(range(1, 24, 2))
 
 
+def test_kv_beside_sinks_is_not_quantised() -> None:
+    with pytest.raises(Unsupported, match="no quantised attention with sinks"):
+        quantized(geometry(GPT_OSS_20B), 8)
+
+
 @pytest.mark.parametrize(("bits", "ratio"), [(16, 1.0), (8, 0.53125), (4, 0.28125)])
 def test_f1_kv_bits_include_scales_and_biases(bits: int, ratio: float) -> None:
     spec = geometry(LLAMA31_8B)
@@ -115,9 +120,9 @@ def test_f1_kv_bits_include_scales_and_biases(bits: int, ratio: float) -> None:
 
 
 def test_f1_windows_are_not_quantized() -> None:
-    spec = quantized(geometry(GPT_OSS_20B), 8)
-    assert spec.state_bytes(4096) == 3 * MIB
-    assert spec.growth == 24 * KIB * 0.53125
+    spec = quantized(geometry(GEMMA3_12B), 8)
+    assert spec.state_bytes(4096) == 320 * MIB
+    assert spec.growth == 64 * KIB * 0.53125
 
 
 def test_f1_quantizing_refuses_what_mlx_cannot_hold() -> None:

@@ -127,6 +127,23 @@ def test_a_left_state_that_somebody_uses_again_is_an_ordinary_one() -> None:
     assert superseded(memory) == set()
 
 
+def test_what_is_known_of_a_prefix_includes_its_last_checkpoint() -> None:
+    memory = Memory()
+    owners = Owners(memory.index)
+    path = memory.save([*HEAD, 2, 2, 2, 2], longest=8)
+    memory.checkpoint(HEAD[:6])
+    last = memory.checkpoint(HEAD)
+    memory.checkpoint([*HEAD, 2, 2, 2, 2])
+    known = owners.known(path[0])
+    assert known is not None
+    assert known.keys == (path[0], last)
+    assert known.n_tokens == 8
+    memory.index.touch([path[0], last], 1.0)
+    assert [prefix.hits for prefix in owners.top(now=1.0)] == [1]
+    owners.pin(Name("system", known.keys, 8, since=0.0))
+    assert not memory.index.can_drop(last, Place.MEMORY)
+
+
 def test_top_lists_segments_not_checkpoints() -> None:
     memory = Memory()
     checkpoint = memory.checkpoint(HEAD)

@@ -225,6 +225,7 @@ async def test_a_dead_or_stuck_engine_fails_who_waits(pair: Pair, how: str) -> N
     with pytest.raises(Broken, match="died" if how == "dies" else "121 s"):
         await asyncio.wait_for(waiting, 3)
     assert service.health is (Health.BROKEN if how == "dies" else Health.STALLED)
+    assert service.died.is_set() == (how == "dies")
 
 
 async def test_a_stalled_engine_may_recover(pair: Pair) -> None:

@@ -7,6 +7,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
 from mlxstack.api.given import TheService
+from mlxstack.api.guards import OF_ALL
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
 from mlxstack.core.act import Sweep, Swept
@@ -31,19 +32,19 @@ class PrefixBody(Struct):
     tools: list[ToolSpec] | None = None
 
 
-@get("/cache")
+@get("/cache", opt=OF_ALL)
 async def show_cache(service: TheService, limit: FromQuery[int] = 20) -> CacheView:
     """Budget, entries, hit rates, top prefixes, last misses."""
     return await memory.look(service, min(max(limit, 1), 1000))
 
 
-@get("/requests")
+@get("/requests", opt=OF_ALL)
 async def list_requests(service: TheService) -> tuple[RequestView, ...]:
     """The last finished requests, the newest first."""
     return service.journal.requests()
 
 
-@get("/requests/{name:str}")
+@get("/requests/{name:str}", opt=OF_ALL)
 async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
     """The newest request with this id, or of this agent: what was reused, and why not more."""
     found = service.journal.find(name)

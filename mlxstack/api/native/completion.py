@@ -9,6 +9,7 @@ from uuid import uuid4
 from litestar import Response, post
 from litestar.params import JSONBody
 from litestar.response import Stream
+from msgspec import structs
 
 from mlxstack.api import fields, sse
 from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
@@ -49,6 +50,7 @@ class NativeBody(Fields, kw_only=True):
     prompt: Prompts
     n_probs: int | None = None
     return_tokens: bool | None = None
+    return_progress: bool | None = None
 
 
 @post(["/completion", "/completions"], status_code=200, responses=described(dict[str, Any]))
@@ -62,6 +64,7 @@ async def completion(
         raise BadRequest("one prompt per request; /v1/completions takes several", "prompt")
     n_top = fields.top_logprobs(data.n_probs, "n_probs") or None
     options = fields.options(data, f"cmpl-{uuid4().hex}", n_top, request)
+    options = structs.replace(options, has_progress=bool(data.return_progress))
     order = await admit_text(service, prompts[0], options)
     shape = Shape(service, order, prompts[0], data)
     if data.stream:

@@ -9,6 +9,7 @@ from litestar.response import Stream
 
 from mlxstack.api import sse
 from mlxstack.api.given import TheService
+from mlxstack.api.guards import OF_ALL
 from mlxstack.core.frame import Frame
 from mlxstack.service.frame import Sight
 from mlxstack.service.service import Health, Service
@@ -19,7 +20,7 @@ REST_TICKS = 4
 PING = b": ping\n\n"
 
 
-@get("/events", opt={"is_early": True})
+@get("/events", opt={"is_early": True, **OF_ALL})
 async def events(service: TheService) -> Stream:
     """Server-sent events named `frame`, until the service stops; also while it loads."""
     return sse.streamed(frames(service, TICK_S), {})

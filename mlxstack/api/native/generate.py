@@ -60,7 +60,7 @@ class AgentCompletion(Completion, frozen=True, kw_only=True):
 async def generate_for_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[GenerateBody]
 ) -> Response[AgentCompletion] | Stream:
-    """Answer, whole or as server-sent events; turns of one agent run one after another."""
+    """Answer, whole or as server-sent events; 409 while the agent is busy, unless queue is true."""
     model = served(service, data.model)
     wish = _wish(checked(agent, "agent"), data, request)
     wants = chat.Wants(

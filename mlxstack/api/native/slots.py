@@ -4,11 +4,14 @@ import re
 from typing import Any
 
 import msgspec
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
+from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
+from mlxstack.api.holder import may_see
+from mlxstack.api.leaving import unless_gone
 from mlxstack.api.native.params import of_ask
 from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.errors import BadRequest, Busy
@@ -26,27 +29,30 @@ class FileBody(Struct):
 
 @get("/slots")
 async def list_slots(
-    service: TheService, fail_on_no_slot: FromQuery[str | None] = None
+    request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
     """All slots; 503 when asked to fail and none is idle."""
     found = status.slots(service)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
         raise Busy("no slot available")
-    return [_slot(slot) for slot in found]
+    return [_named(request, _slot(slot)) for slot in found]
 
 
 @post("/slots/{slot:str}", status_code=200)
 async def act_on_slot(
-    request: Request[Any, Any, Any],
+    request: AnyRequest,
     service: TheService,
     slot: FromPath[str],
     action: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
-    """`?action=save|restore|erase`; waits until the slot is idle."""
+    """`?action=save|restore|erase`, with {"filename"} for the first two; waits until the slot is
+    idle.
+    """
     number = _number(slot)
     match action:
         case "save":
-            saved = await acts.save(service, SaveSlot(number, await _filename(request)))
+            wanted = SaveSlot(number, await _filename(request))
+            saved = await unless_gone(request, acts.save(service, wanted))
             return {
                 "id_slot": saved.slot,
                 "filename": saved.name,
@@ -56,7 +62,8 @@ async def act_on_slot(
                 "timings": {"save_ms": saved.save_ms},
             }
         case "restore":
-            done = await acts.restore(service, RestoreSlot(number, await _filename(request)))
+            named = RestoreSlot(number, await _filename(request))
+            done = await unless_gone(request, acts.restore(service, named))
             return {
                 "id_slot": done.slot,
                 "filename": done.name,
@@ -65,9 +72,15 @@ async def act_on_slot(
                 "timings": {"restore_ms": done.restore_ms},
             }
         case "erase":
-            erased = await acts.erase(service, EraseSlot(number))
+            erased = await unless_gone(request, acts.erase(service, EraseSlot(number)))
             return {"id_slot": erased.slot, "n_erased": erased.n_erased}
     raise BadRequest("Invalid action", "action")
+
+
+def _named(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
+    """Without the name of an agent that is not for this key to see."""
+    is_seen = slot["agent"] is None or may_see(request, slot["agent"])
+    return slot if is_seen else slot | {"agent": None}
 
 
 def _number(slot: str) -> int:
@@ -77,7 +90,7 @@ def _number(slot: str) -> int:
         raise BadRequest("Invalid slot ID", "id_slot") from None
 
 
-async def _filename(request: Request[Any, Any, Any]) -> str:
+async def _filename(request: AnyRequest) -> str:
     try:
         return msgspec.json.decode(await request.body() or b"{}", type=FileBody).filename
     except msgspec.ValidationError as error:

@@ -8,7 +8,7 @@ from mlxstack import __version__
 from mlxstack.api.given import TheService
 from mlxstack.api.guards import EARLY
 from mlxstack.api.native.params import params
-from mlxstack.core.errors import Broken, Loading, Unsupported
+from mlxstack.core.errors import Loading, Unsupported
 from mlxstack.service.options import Wish, sampling
 from mlxstack.service.service import Health
 
@@ -38,7 +38,7 @@ async def health(service: TheService) -> dict[str, str]:
             raise Loading("the service is shutting down")
         case Health.STALLED:
             raise Loading("the engine has work but finishes no turn; see the service log")
-    raise Broken("the model could not be loaded; the service log says why")
+    raise Loading(f"{service.trouble}; see the service log")
 
 
 @get("/props")

@@ -87,6 +87,7 @@ class ChatBody(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_progress: bool | None = None
 
 
 class CompletionBody(Fields, kw_only=True):

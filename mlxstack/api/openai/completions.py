@@ -27,7 +27,7 @@ from mlxstack.api.timings import Stopwatch, Timings, Usage, timings, usage
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.chat import Order, admit_text
 from mlxstack.service.options import Options
-from mlxstack.service.parts import Content, Ended, Part, Quiet, Reply
+from mlxstack.service.parts import Content, Ended, Note, Part, Quiet, Reply
 from mlxstack.service.service import Service
 
 
@@ -97,6 +97,7 @@ class Shape:
         self._model = model
         self._has_pace = bool(body.timings_per_token)
         self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * self.n)]
+        self._offsets = [0] * (n_prompts * self.n)
         self._created = int(time.time())
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
 
@@ -152,15 +153,22 @@ class Shape:
             case Quiet():
                 yield sse.keepalive(part.n_done, part.n_prompt)
             case Content():
-                noted = legacy(part.notes, self._service.words, 0)
-                said = self._completion((Choice(part.text, index, noted),))
+                said = self._completion((self._choice(part.text, index, part.notes),))
                 pace = self._watches[index].timings() if self._has_pace else UNSET
                 yield sse.frame(structs.replace(said, timings=pace))
             case Ended():
                 ended[index] = part
-                last = Choice("", index, finish_reason=finish_reason(part, has_calls=False))
+                reason = finish_reason(part, has_calls=False)
+                last = structs.replace(self._choice("", index, part.notes), finish_reason=reason)
                 spent = UNSET if self._has_usage else timings(part.work)
                 yield sse.frame(structs.replace(self._completion((last,)), timings=spent))
+
+    def _choice(self, text: str, index: int, notes: tuple[Note, ...]) -> Choice:
+        """A piece of the stream; its tokens go on where those of the piece before ended."""
+        noted = legacy(notes, self._service.words, self._offsets[index])
+        if noted is not None:
+            self._offsets[index] = noted.text_offset[-1] + len(noted.tokens[-1])
+        return Choice(text, index, noted)
 
     def _completion(self, choices: tuple[Choice, ...], ended: tuple[Ended, ...] = ()) -> Completion:
         return Completion(

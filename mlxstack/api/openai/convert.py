@@ -38,17 +38,19 @@ def conversation(body: ChatBody) -> Conversation:
     )
 
 
-def calling(body: ChatBody) -> Calling:
+def calling(choice: str | dict[str, Any] | None) -> Calling:
     """Whether there must be a call. Raises BadRequest."""
-    match body.tool_choice:
+    match choice:
         case None | "auto":
             return Calling.AUTO
         case "none":
             return Calling.NONE
+        case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode)}}:
+            return calling(mode)
         case "required" | dict():
             return Calling.REQUIRED
     raise BadRequest(
-        f"tool_choice is {body.tool_choice!r}; known are none, auto, required, or a function",
+        f"tool_choice is {choice!r}; known are none, auto, required, or a function",
         "tool_choice",
     )
 

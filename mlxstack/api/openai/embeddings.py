@@ -7,8 +7,10 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Struct
 
+from mlxstack.api.answer import AnyRequest
 from mlxstack.api.fields import Prompts
 from mlxstack.api.given import TheService
+from mlxstack.api.leaving import unless_gone
 from mlxstack.api.names import served
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.embedding import Embedded, embed, numbers
@@ -55,10 +57,12 @@ class Embeddings(Struct, frozen=True, kw_only=True):
 
 
 @post("/v1/embeddings", status_code=200)
-async def embeddings(data: JSONBody[EmbeddingsBody], service: TheService) -> Embeddings:
+async def embeddings(
+    request: AnyRequest, data: JSONBody[EmbeddingsBody], service: TheService
+) -> Embeddings:
     """One vector of length one for each text."""
     model = served(service, data.model)
-    found = await embed(service, _texts(data.input), data.dimensions)
+    found = await unless_gone(request, embed(service, _texts(data.input), data.dimensions))
     is_text = data.encoding_format == "base64"
     return Embeddings(
         model=model,
@@ -72,13 +76,13 @@ async def embeddings(data: JSONBody[EmbeddingsBody], service: TheService) -> Emb
 
 @post(["/embedding", "/embeddings"], status_code=200)
 async def native_embedding(
-    data: JSONBody[NativeBody], service: TheService
+    request: AnyRequest, data: JSONBody[NativeBody], service: TheService
 ) -> tuple[dict[str, Any], ...]:
     """llama-server's shape: a list, and in it a list of vectors for each text."""
     given = data.input if data.content is None else data.content
     if given is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
-    found: Embedded = await embed(service, _texts(given), None)
+    found: Embedded = await unless_gone(request, embed(service, _texts(given), None))
     return tuple(
         {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(found.vectors)
     )

@@ -57,10 +57,11 @@ def options(body: ChatBody, request: AnyRequest) -> Options:
     found = fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
     return structs.replace(
         found,
-        calling=convert.calling(body),
+        calling=convert.calling(body.tool_choice),
         called=convert.called(body),
         shape=convert.shape(body) or found.shape,
         is_one_call=body.parallel_tool_calls is False,
+        has_progress=bool(body.return_progress),
     )
 
 

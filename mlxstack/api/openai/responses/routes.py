@@ -58,7 +58,7 @@ async def responses(
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
 async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
-    """Count what the same body would send to the model (R-4)."""
+    """Count what the same body would send to the model."""
     served(service, data.model)
     prompt = await service.words.prompt(convert.conversation(data, toolbox(data.tools)))
     return InputTokens(len(prompt.tokens))

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from msgspec import structs
 
 from mlxstack.api.answer import Parts
-from mlxstack.api.errors import understand
+from mlxstack.api.errors import LOADING_RETRY_S, understand
 from mlxstack.api.logprobs import Chosen, logprobs
 from mlxstack.api.openai.responses import events
 from mlxstack.api.openai.responses.events import Event, frame
@@ -37,7 +37,6 @@ from mlxstack.service.parts import (
 from mlxstack.service.words import Words
 
 CUT = frozenset({Ending.LENGTH, Ending.CONTEXT})
-LOADING_RETRY_S = 2
 
 
 class Telling:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.errors import BadRequest, SetupError, Unsupported
 from mlxstack.core.model import Weights
 from mlxstack.core.preset import Kind, ModelSpec, Preset
 from mlxstack.host import models, presets
@@ -52,9 +52,13 @@ class Candidate(Struct, frozen=True):
         """What a service of this preset holds. Raises Unsupported."""
         slots, bite, kv = self.preset.slots, self.preset.pace.max_bite, self.preset.kv
         bits = 16 if kv.quantize_from >= slots.n_ctx else kv.bits
-        workspace = architectures.workspace_bytes(self.files.config, bite, slots.count)
+        geometry = self.geometry(half_bytes, bits)
+        try:
+            workspace = architectures.workspace_bytes(self.files.config, bite, slots.count)
+        except KeyError as missing:
+            raise Unsupported(f"config.json lacks {missing}, which its workspace needs") from None
         return Load(
-            geometry=self.geometry(half_bytes, bits),
+            geometry=geometry,
             weights=self.weights.n_bytes(half_bytes),
             workspace=workspace * half_bytes // 2,
             n_slots=slots.count,

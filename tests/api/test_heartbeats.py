@@ -1,0 +1,64 @@
+"""A door that does not tell how far a prompt is beats all the while that it is computed."""
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from mlxstack.api import answer
+from mlxstack.core.event import Finished, FinishReason, Progress, Work
+from mlxstack.core.preset import ServerSpec
+from tests.api.running import serving, standing
+from tests.service.standin import FACTS, StandIn
+
+pytestmark = pytest.mark.net
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Stage(NamedTuple):
+    """A service whose engine computes prompts for as long as the test wants."""
+
+    url: str
+    engine: StandIn
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(answer, "FIRST_S", 0.05)
+    monkeypatch.setattr(answer, "BEAT_S", 0.05)
+    service, engine = standing(ServerSpec(port=0))
+    engine.loading.set_result(FACTS)
+    engine.script = None
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        yield Stage(found.url, engine)
+
+
+def compute(engine: StandIn) -> None:
+    """One second of progress, every hundredth of it, and the end."""
+    ask = engine.asked[-1]
+    for n in range(100):
+        engine.deliver((Progress(ask.id, n, 100),))
+        time.sleep(0.01)
+    engine.deliver((Finished(ask.id, FinishReason.EOS, Work(n_prompt=100)),))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "beat"),
+    [
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 4}, "event: ping"),
+        ("/v1/responses", {"input": "hello"}, "event: response.in_progress"),
+        ("/v1/completions", {"prompt": "hello"}, ": keepalive"),
+    ],
+)
+def test_x20_progress_that_a_door_does_not_tell_stops_no_heartbeat(
+    stage: Stage, path: str, body: dict[str, Any], beat: str
+) -> None:
+    wanted = {**body, "stream": True, "return_progress": True}
+    with httpx.stream("POST", stage.url + path, json=wanted, timeout=10) as found:
+        compute(stage.engine)
+        text = "".join(found.iter_text())
+    assert text.count(beat) > 5

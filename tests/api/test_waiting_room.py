@@ -1,0 +1,62 @@
+"""While the model is changed, few wait, with bodies that are no longer than any other."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from msgspec import structs
+
+from mlxstack.api import waiting
+from mlxstack.core.preset import QueueSpec, ServerSpec
+from tests.api.running import Running, serving, standing
+from tests.service.standin import FACTS
+
+pytestmark = pytest.mark.net
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A service whose gate is closed, with room for two, who look at the gate often."""
+    monkeypatch.setattr(waiting, "FIRST_S", 0.01)
+    service, engine = standing(ServerSpec(port=0, max_body_bytes=200_000))
+    service.preset = structs.replace(service.preset, queue=QueueSpec(max_waiting=2))
+    engine.loading.set_result(FACTS)
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        found.loop.call_soon_threadsafe(service.gate.close)
+        yield found
+
+
+def test_a_body_over_the_limit_is_refused_before_the_gate(closed: Running) -> None:
+    answer = httpx.post(closed.url + CHAT, json={**HELLO, "filler": "x" * 200_000})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"].endswith("server.max_body_bytes allows")
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Running) -> None:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=10) as http:
+        seated = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        for path, status in ((CHAT, 503), ("/v1/messages", 529)):
+            refused = await http.post(path, json={**HELLO, "max_tokens": 1})
+            assert refused.status_code == status
+            assert refused.headers["retry-after"] == "1"
+            assert "no more are queued" in refused.json()["error"]["message"]
+        closed.loop.call_soon_threadsafe(closed.service.gate.open)
+        assert [answer.status_code for answer in await asyncio.gather(*seated)] == [200, 200]
+
+
+async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running) -> None:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=10) as http:
+        waits = asyncio.create_task(http.post(CHAT, content=b"[" * 100_000))
+        await asyncio.sleep(0.3)
+        assert not waits.done()
+        closed.loop.call_soon_threadsafe(closed.service.gate.open)
+        answer = await waits
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
