@@ -27,6 +27,9 @@ from mlxstack.engine.turns import Turns
 
 log = logging.getLogger(__name__)
 
+REST = 2.0
+"""Beside a decoding slot each piece of a save is followed by so many times its own time of rest."""
+
 
 class Errands:
     """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
@@ -71,9 +74,13 @@ class Errands:
         self, act: SaveSlot, context: Context, future: "Future[Done]", started: float
     ) -> None:
         """A piece of a long context between two turns, so that nobody waits for all of it."""
+        began = time.perf_counter()
         try:
             if self._archive.prepare(context, act.name):
-                self._post(lambda: self._save(act, context, future, started))
+                due = time.perf_counter() + REST * (time.perf_counter() - began)
+                self._post(
+                    lambda: self._rest(due, lambda: self._save(act, context, future, started))
+                )
                 return
             saving = self._archive.save(context, act.slot, act.name, started)
         except Exception as error:
@@ -81,6 +88,13 @@ class Errands:
             return
         self._turns.release(act.slot)
         pass_on(saving, future)
+
+    def _rest(self, due: float, step: Callable[[], None]) -> None:
+        """Take the step in the first turn after `due`, or now when nobody decodes."""
+        if self._turns.batch.is_busy and time.perf_counter() < due:
+            self._post(lambda: self._rest(due, step))
+        else:
+            step()
 
     def _vacate(self, act: Vacate, context: Context) -> int:
         if context.agent != act.agent:
