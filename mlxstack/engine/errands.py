@@ -46,6 +46,10 @@ class Errands:
     def run(self, act: Act, future: "Future[Done]") -> None:
         """Do it as soon as the slot is idle; the future gets the result or the StackError."""
 
+        def lost(error: StackError) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
         def begin(context: Context) -> None:
             if not future.set_running_or_notify_cancel():
                 self._turns.release(act.slot)
@@ -55,7 +59,9 @@ class Errands:
             except Exception as error:
                 self._fail(act, future, error)
 
-        self._turns.when_idle(next(self._ids), act.slot, begin)
+        # A save must not replace a good file by what is left of a broken context.
+        told = lost if isinstance(act, SaveSlot) else None
+        self._turns.when_idle(next(self._ids), act.slot, begin, told)
 
     def _begin(self, act: Act, context: Context, future: "Future[Done]") -> None:
         if isinstance(act, EraseSlot):
@@ -63,7 +69,7 @@ class Errands:
             context.clear()
             self._done(act, future, Erased(act.slot, n_erased))
         elif isinstance(act, Vacate):
-            self._done(act, future, Erased(act.slot, self._vacate(act, context)))
+            self._vacate(act, context, future)
         elif isinstance(act, SaveSlot):
             self._save(act, context, future, time.perf_counter())
         else:
@@ -96,14 +102,17 @@ class Errands:
         else:
             step()
 
-    def _vacate(self, act: Vacate, context: Context) -> int:
-        if context.agent != act.agent:
-            return 0
+    def _vacate(self, act: Vacate, context: Context, future: "Future[Done]") -> None:
+        """By name: it may be a hint, or what was said, that told who this agent is."""
+        if self._turns.name_in(act.slot) != act.agent:
+            self._turns.release(act.slot)
+            future.set_result(Erased(act.slot, 0))
+            return
         n_tokens = len(context)
         if act.is_kept:
             self._turns.seating.store(context)
         context.clear()
-        return n_tokens
+        self._done(act, future, Erased(act.slot, n_tokens))
 
     def _restored(self, act: RestoreSlot, done: "Future[Restored]", future: "Future[Done]") -> None:
         try:

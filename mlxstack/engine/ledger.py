@@ -4,8 +4,8 @@ import time
 
 from msgspec.structs import replace
 
-from mlxstack.core.event import Work
-from mlxstack.core.snapshot import Counters
+from mlxstack.core.event import Failed, Finished, FinishReason, Work
+from mlxstack.core.snapshot import AskState, Counters
 from mlxstack.policy.meters import Meters, Tally
 from mlxstack.policy.speed import Speed, observe_decode, observe_prefill, prefill_s
 
@@ -59,6 +59,17 @@ class Ledger:
             saved_s=work.saved_s,
         )
         self.meters.add(time.monotonic(), tally)
+
+    def ended(self, last: Finished | Failed) -> AskState:
+        """An ask is over; what it is seen as from now on."""
+        if isinstance(last, Failed):
+            self.count(n_failed=1)
+        elif last.reason is FinishReason.CANCELLED:
+            self.count(n_cancelled=1)
+            return AskState.CANCELLED
+        else:
+            self.count(n_completed=1)
+        return AskState.COMPLETED
 
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""

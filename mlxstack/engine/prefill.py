@@ -1,11 +1,13 @@
-"""Prefills a bite: the next piece of a prompt, on the slot's own caches."""
+"""Prefills a bite: the next piece of a prompt, on the slot's own caches; then a row decodes."""
 
 import time
 
 import mlx.core as mx
 
 from mlxstack.core.ask import Ask
+from mlxstack.engine.batch import Row
 from mlxstack.engine.context import Context
+from mlxstack.engine.sampling import Chooser
 
 
 def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
@@ -24,6 +26,13 @@ def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
     if end in ask.cuts or end == len(ask.tokens) - 1:
         context.checkpoint()
     return took
+
+
+def row_of(ask: Ask, slot: int, context: Context) -> Row:
+    """The row of an ask whose prompt is computed but for its last token."""
+    walk = ask.guide.start() if ask.guide else None
+    chooser = Chooser(ask.sampling, ask.tokens, time.monotonic_ns(), walk)
+    return Row(slot, context, chooser, ask.tokens[-1], ask.max_tokens)
 
 
 def _next_stop(context: Context, ask: Ask, start: int) -> int:

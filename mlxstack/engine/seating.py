@@ -136,8 +136,10 @@ class Seating:
 
     def set_aside(self, context: Context) -> None:
         """Empty a slot whose context is to live on disk only."""
-        self.store(context)
-        context.clear()
+        try:
+            self.store(context)
+        finally:
+            context.clear()
 
     def park_all(self) -> Parked:
         """Everything that may be on disk is on disk when this returns; slots stay as they are."""

@@ -121,6 +121,8 @@ class Engine:
         future: Future[Swept] = Future()
 
         def begin() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 pass_on(self._archive.sweeping.sweep(wanted), future)
             except StackError as error:
@@ -243,8 +245,8 @@ class Engine:
     def _serve(self) -> None:
         n_failures = 0
         while not self._is_done():
-            self._listen()
             try:
+                self._listen()
                 self._turns.turn(self._deliver)
                 n_failures = 0
             except Exception as error:
@@ -275,9 +277,9 @@ class Engine:
         if self._drain_until is None:
             return False
         if time.monotonic() >= self._drain_until:
-            self._turns.fail_all(Busy("the service is stopping; try again when it is back"))
+            self._turns.end_all(Busy("the service is stopping; try again when it is back"))
             self._turns.flush(self._deliver)
-        return not self._turns.has_work
+        return not (self._turns.has_work or self._turns.is_holding)
 
     def _publish(self) -> None:
         self._turned_at = time.monotonic()

@@ -3,6 +3,7 @@
 No thread and no queue here: `Turns` is driven by `engine.thread`, and by tests directly.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,42 +25,40 @@ from mlxstack.core.event import (
     Source,
 )
 from mlxstack.core.snapshot import AskState, Snapshot
-from mlxstack.engine.batch import Batch, Row, Sampled
-from mlxstack.engine.context import Context
+from mlxstack.engine.batch import Batch, Sampled
+from mlxstack.engine.holding import Holding
 from mlxstack.engine.ledger import Ledger
 from mlxstack.engine.live import Live, ticket_of
 from mlxstack.engine.matches import Matches
 from mlxstack.engine.picture import draw
-from mlxstack.engine.prefill import bite
-from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.prefill import bite, row_of
 from mlxstack.engine.seating import Seating
 from mlxstack.policy import desk as desks
 from mlxstack.policy import waiting
-from mlxstack.policy.desk import SeatState, Ticket
+from mlxstack.policy.desk import ACTIVE, SeatState, Ticket
 from mlxstack.policy.restore import Plan
 from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
+
+log = logging.getLogger(__name__)
 
 MOST_LOADS = 3
 """An ask goes to the disk so many times; then it computes."""
 
 Deliver = Callable[[tuple[Event, ...]], None]
-Errand = Callable[[Context], None]
 
 
-class Turns:
+class Turns(Holding):
     """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
 
     def __init__(self, model: object, seating: Seating, n_ctx: int, limits: Limits) -> None:
+        super().__init__(seating.slots)
         self._model = model
         self.n_ctx = n_ctx
         self._limits = limits
         self.seating = seating
-        self.slots = seating.slots
         self.batch = Batch(model)
-        self._desk = desks.empty_desk(len(self.slots))
         self._live: dict[str, Live] = {}
         self._last: dict[int, Live] = {}
-        self._errands: dict[str, Errand] = {}
         self._matches = Matches(self.slots, self._live, limits.pace.block)
         self.ledger = Ledger()
         self._events: list[Event] = []
@@ -92,24 +91,16 @@ class Turns:
         if live is not None:
             self._end(live, Finished(ask_id, FinishReason.CANCELLED, live.work(time.monotonic())))
 
-    def when_idle(self, errand_id: str, slot: int, errand: Errand) -> None:
-        """Call `errand` with the slot's context once the slot is idle; it is held meanwhile.
-
-        The errand is over when `release` is called for the slot.
-        """
-        self._errands[errand_id] = errand
-        entry = desks.Errand(errand_id, slot, time.monotonic())
-        self._desk = desks.request(self._desk, entry)
-
-    def release(self, slot: int) -> None:
-        """A held slot is idle again."""
-        now = time.monotonic()
-        self._desk = desks.release(self._desk, slot, len(self.slots[slot]), now)
-
     def renew(self, slot: int) -> None:
         """A held slot is idle again, with a context that no ask has made."""
         self._last.pop(slot, None)
-        self.release(slot)
+        now = time.monotonic()
+        self._desk = desks.renew(self._desk, slot, len(self.slots[slot]), now)
+
+    def name_in(self, slot: int) -> str | None:
+        """Who spoke last in this slot, as the snapshot says it."""
+        last = self._last.get(slot)
+        return (last.ask.agent or last.ask.name) if last else None
 
     def turn(self, deliver: Deliver) -> None:
         """One round. Events are delivered before a bite begins, and at the end."""
@@ -131,16 +122,20 @@ class Turns:
             events, self._events = tuple(self._events), []
             deliver(events)
 
-    def fail_all(self, error: StackError) -> None:
-        """Every ask ends with this error, every slot is emptied: the engine starts afresh."""
-        self.batch.reset()
+    def end_all(self, error: StackError) -> None:
+        """Every ask ends with this error; what it has computed stays in its slot."""
         for live in list(self._live.values()):
             self._end(live, Failed(live.ask.id, error))
-        for context in self.slots:
-            context.clear()
+
+    def fail_all(self, error: StackError) -> None:
+        """Every ask ends with this error and its slot is emptied; no other slot has changed."""
+        self.batch.reset()
+        for ask_id in list(self._live):
+            self._fail(ask_id, error)
         for seat in self._desk.seats:
-            # A held slot is released by its errand.
-            if seat.state is not SeatState.HELD:
+            # An ask whose end broke has left its seat behind.
+            if seat.state in ACTIVE:
+                self._clear(seat.id, error)
                 self.release(seat.id)
         mx.clear_cache()
 
@@ -166,7 +161,7 @@ class Turns:
                 late = Busy("the request took longer than the preset's queue.timeout_s")
                 self._end(self._live[action.ticket.ask], Failed(action.ticket.ask, late))
             elif isinstance(action, Run):
-                self._errands.pop(action.errand.id)(self.slots[action.errand.slot])
+                self._run(action.errand)
 
     def _seat(self, ticket: Ticket, slot: int) -> None:
         live = self._live[ticket.ask]
@@ -219,12 +214,8 @@ class Turns:
         assert live.slot is not None
         self._desk = desks.advance(self._desk, live.slot, position)
         if self._desk.seat(live.slot).state is SeatState.RUNNING:
-            context, ask = self.slots[live.slot], live.ask
-            seed = time.monotonic_ns()
-            walk = ask.guide.start() if ask.guide else None
-            chooser = Chooser(ask.sampling, ask.tokens, seed, walk)
             live.state, live.running_at = AskState.RUNNING, time.monotonic()
-            self.batch.join(Row(live.slot, context, chooser, ask.tokens[-1], ask.max_tokens))
+            self.batch.join(row_of(live.ask, live.slot, self.slots[live.slot]))
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[Sampled]]) -> None:
@@ -260,37 +251,43 @@ class Turns:
     def _end(self, live: Live, last: Finished | Failed) -> None:
         now = time.monotonic()
         self._live.pop(live.ask.id, None)
+        self._matches.forget(live.ask.id)
         self._desk = desks.leave_queue(self._desk, live.ask.id)
         if live.slot is not None:
             self.batch.leave(live.slot)
-            self.seating.end_turn(live.slot)
+            self._keep(live.slot)
             self._last[live.slot] = live
             self._desk = desks.release(self._desk, live.slot, len(self.slots[live.slot]), now)
             self.ledger.served(live.work(now), now - live.seated_at)
-        cancelled = isinstance(last, Finished) and last.reason is FinishReason.CANCELLED
-        live.state = AskState.CANCELLED if cancelled else AskState.COMPLETED
-        outcome = "n_cancelled" if cancelled else "n_completed"
-        self.ledger.count(**{"n_failed" if isinstance(last, Failed) else outcome: 1})
+        live.state = self.ledger.ended(last)
         self._say(last)
+
+    def _keep(self, slot: int) -> None:
+        """What an ask has left in its slot is kept; if that breaks, the answer is none the less."""
+        try:
+            self.seating.end_turn(slot)
+        except Exception as error:
+            log.exception("what an answer left in slot %d could not be kept", slot)
+            self._clear(slot, in_words(error, "keeping this slot"))
 
     def _guard(self, ask_id: str, work: Callable[[], None]) -> None:
         """A request that raises fails alone, with its slot reset."""
         try:
             work()
         except Exception as error:  # whatever it was, it concerns this ask only
-            live = self._live[ask_id]
-            if live.slot is not None:
-                self.slots[live.slot].clear()
-            self._end(live, Failed(ask_id, in_words(error, "this request")))
+            self._fail(ask_id, error)
 
     def _break(self, slots: list[int], error: Exception) -> None:
         for slot in slots:
             ticket = self._desk.seat(slot).ticket
             if ticket is not None:
-                self.slots[slot].clear()
-                self._end(
-                    self._live[ticket.ask], Failed(ticket.ask, in_words(error, "this request"))
-                )
+                self._fail(ticket.ask, error)
+
+    def _fail(self, ask_id: str, error: Exception) -> None:
+        live, plain = self._live[ask_id], in_words(error, "this request")
+        if live.slot is not None:
+            self._clear(live.slot, plain)
+        self._end(live, Failed(ask_id, plain))
 
     def _refuse(self, ask: Ask, error: StackError) -> None:
         self.ledger.count(n_refused=1)

@@ -118,6 +118,12 @@ def request(desk: Desk, errand: Errand) -> Desk:
     return msgspec.structs.replace(desk, errands=(*desk.errands, errand))
 
 
+def dismiss(desk: Desk, errand: Errand) -> Desk:
+    """The errand waits no longer."""
+    rest = tuple(e for e in desk.errands if e.id != errand.id)
+    return msgspec.structs.replace(desk, errands=rest)
+
+
 def leave_queue(desk: Desk, ask: str) -> Desk:
     """The ask waits no longer; unchanged if it did not wait."""
     return msgspec.structs.replace(desk, waiting=tuple(t for t in desk.waiting if t.ask != ask))
@@ -172,16 +178,19 @@ def hold(desk: Desk, errand: Errand) -> Desk:
     """The errand starts in its idle seat."""
     seat = desk.seat(errand.slot)
     assert seat.state is SeatState.IDLE, f"slot {errand.slot} is {seat.state}, not idle"
-    rest = tuple(e for e in desk.errands if e.id != errand.id)
-    desk = msgspec.structs.replace(desk, errands=rest)
-    return _with_seat(desk, msgspec.structs.replace(seat, state=SeatState.HELD))
+    held = msgspec.structs.replace(seat, state=SeatState.HELD)
+    return _with_seat(dismiss(desk, errand), held)
 
 
 def release(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
-    """The seat is idle again, with a context of `n_tokens`."""
-    seat = desk.seat(slot)
-    n_prompt = min(seat.n_prompt, n_tokens) if seat.state in ACTIVE else 0
+    """The seat is idle again, with `n_tokens` of what was said in it."""
+    n_prompt = min(desk.seat(slot).n_prompt, n_tokens)
     return _with_seat(desk, Seat(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now))
+
+
+def renew(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
+    """The seat is idle again, with another context of `n_tokens`; how it began is unknown."""
+    return _with_seat(desk, Seat(slot, n_tokens=n_tokens, last_used=now))
 
 
 def _with_seat(desk: Desk, seat: Seat) -> Desk:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mlxstack.policy.desk import Errand, advance, arrive, hold, release, request, sit
+from mlxstack.policy.desk import Errand, advance, arrive, hold, release, renew, request, sit
 from mlxstack.policy.seats import choose
 from tests.policy.desk_states import desk_of, nothing, ticket, used
 
@@ -59,7 +59,7 @@ def test_b5_an_empty_seat_before_a_used_one_then_the_least_recently_used() -> No
 def test_b5_a_restored_context_is_continued_by_what_repeats_it_all() -> None:
     desk = used(desk_of(2), 0, n_prompt=40, n_tokens=60)
     desk = hold(request(desk, Errand("restore", 0, 1.0)), Errand("restore", 0, 1.0))
-    desk = release(desk, 0, n_tokens=5000, now=2.0)
+    desk = renew(desk, 0, n_tokens=5000, now=2.0)
     assert choose(desk, ticket("other"), shares(s0=40), NONE) == 1
     assert choose(desk, ticket("own"), shares(s0=5000), NONE) == 0
 
@@ -89,3 +89,10 @@ def test_barred_slots_are_not_given_away() -> None:
     assert choose(desk, ticket("a"), nothing, frozenset({0})) == 1
     assert choose(desk, ticket("a"), nothing, frozenset({0, 1})) is None
     assert choose(desk, ticket("a", pin=0), nothing, frozenset({0})) is None
+
+
+def test_a_seat_that_was_saved_knows_how_long_its_prompt_was() -> None:
+    desk = used(desk_of(1), 0, n_prompt=100, n_tokens=160)
+    held = hold(request(desk, Errand("save", 0, 1.0)), Errand("save", 0, 1.0))
+    assert release(held, 0, 160, 3.0).seat(0).n_prompt == 100
+    assert renew(held, 0, 160, 3.0).seat(0).n_prompt == 0
