@@ -127,10 +127,10 @@ class Archive:
         noting = self._writing.after(finish)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
-    def restore(self, name: str, context: Context, n_ctx: int) -> "Future[Restored]":
+    def restore(self, wanted: Wanted) -> "Future[Restored]":
         """Read a slot file and all it names, and make it the context; see `Restoring`."""
-        self._shelf.check(name)
-        return self._restoring.start(Wanted(name, context, n_ctx))
+        self._shelf.check(wanted.name)
+        return self._restoring.start(wanted)
 
     def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
         """Bring records from disk into memory, then call `then` on the MLX thread.
@@ -195,7 +195,8 @@ class Archive:
         self, keys: Sequence[str], blobs: dict[str, Blob | StackError], then: Callable[[], None]
     ) -> None:
         self._memory.index.unlock(keys)
-        for key, blob in blobs.items():
+        for key in keys:
+            blob = blobs.pop(key)  # its bytes go as soon as they are arrays
             node = self._memory.index.nodes.get(key)
             if node is None:  # lost with what it continues
                 continue

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from msgspec import structs
 
@@ -23,6 +24,7 @@ from mlxstack.core.ports import Post
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.promises import pass_on
+from mlxstack.engine.restoring import Wanted
 from mlxstack.engine.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,9 @@ class Errands:
         elif isinstance(act, SaveSlot):
             self._save(act, context, future, time.perf_counter())
         else:
-            restoring = self._archive.restore(act.name, context, self._turns.n_ctx)
+            room = partial(self._turns.seating.admit, context)
+            wanted = Wanted(act.name, context, self._turns.n_ctx, room)
+            restoring = self._archive.restore(wanted)
             restoring.add_done_callback(lambda done: self._restored(act, done, future))
 
     def _save(

@@ -44,10 +44,7 @@ class Memory:
 
     def missing(self, plan: Plan) -> list[str]:
         """Keys of the plan that are on disk only."""
-        keys = [step.key for step in plan.path]
-        if plan.checkpoint is not None:
-            keys.append(plan.checkpoint)
-        return [key for key in keys if key not in self._kept]
+        return [key for key in plan.keys if key not in self._kept]
 
     def array_of(self, key: str) -> Segment | Checkpoint | None:
         """The arrays of a record that lies in memory."""

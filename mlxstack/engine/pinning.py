@@ -33,10 +33,7 @@ def pin(seating: Seating, wanted: Pin) -> Pinned:
     memory = seating.memory
     _park_nearest(seating, wanted.tokens, wanted.salt)
     found = seating.finding.kept(wanted.tokens, wanted.salt, seating.slots[0])
-    keys = tuple(step.key for step in found.path)
-    if found.checkpoint is not None:
-        keys = (*keys, found.checkpoint)
-    return _pin(memory, Name(wanted.name, keys, found.position, time.monotonic()))
+    return _pin(memory, Name(wanted.name, found.keys, found.position, time.monotonic()))
 
 
 def pin_known(seating: Seating, wanted: PinKnown) -> Pinned:

@@ -4,8 +4,10 @@ Looking and reading happen on the reader thread, arrays are made on the MLX thre
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
@@ -29,11 +31,15 @@ class Sources(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """Which file is to become which context, of at most `n_ctx` tokens."""
+    """Which file is to become which context, of at most `n_ctx` tokens.
+
+    `room` makes room for so many bytes, or raises a StackError.
+    """
 
     name: str
     context: Context
     n_ctx: int
+    room: Callable[[int], None]
 
 
 class Found(Struct, frozen=True):
@@ -42,6 +48,13 @@ class Found(Struct, frozen=True):
     manifest: Manifest
     heads: tuple[BlobHead, ...]
     checkpoints: tuple[Blob, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays."""
+        planes = [plane for blob in self.checkpoints for plane in blob.planes]
+        states = sum(memoryview(plane.data).nbytes for plane in planes)
+        return states + sum(head.n_bytes for head in self.heads)
 
 
 class Restoring:
@@ -58,13 +71,27 @@ class Restoring:
         self._reader = reader
         self._post = post
         self._took_over = took_over
+        self._queue: deque[Callable[[], None]] = deque()
 
     def start(self, wanted: Wanted) -> "Future[Restored]":
-        """The future raises NotFound, Damaged or BadRequest; then the context is as it was.
+        """The future raises NotFound, Damaged, BadRequest or OutOfMemory.
 
-        It is done on the MLX thread.
+        Then the context is as it was. It is done on the MLX thread. One file is restored at a
+        time: each makes room beside what the one before has become.
         """
         result: Future[Restored] = Future()
+        result.add_done_callback(self._next)
+        self._queue.append(partial(self._begin, wanted, result))
+        if len(self._queue) == 1:
+            self._queue[0]()
+        return result
+
+    def _next(self, _: "Future[Restored]") -> None:
+        self._queue.popleft()
+        if self._queue:
+            self._queue[0]()
+
+    def _begin(self, wanted: Wanted, result: "Future[Restored]") -> None:
         started = time.perf_counter()
 
         def make_room(found: Found) -> None:
@@ -74,6 +101,7 @@ class Restoring:
                     f"{wanted.name} holds {n_tokens} tokens, a slot of this service {n_ctx}",
                     "filename",
                 )
+            wanted.room(found.n_bytes)
             landing = Landing(wanted.context.fresh(n_tokens), found.heads, n_tokens)
             reading = self._reader.submit(self._pour, wanted.name, found, landing)
             self._then(reading, lambda _: take_over(found, landing), result)
@@ -96,7 +124,6 @@ class Restoring:
             result.set_result(Restored(-1, wanted.name, n_tokens, n_bytes, took))
 
         self._then(self._reader.submit(self._look, wanted.name), make_room, result)
-        return result
 
     def _then(
         self, done: "Future[T]", step: Callable[[T], None], result: "Future[Restored]"

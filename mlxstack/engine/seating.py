@@ -38,6 +38,7 @@ class Seating:
         self.memory = memory
         self.archive = archive
         self._is_room_due = False
+        self._idle: Sequence[int] = ()
         self.growth = 0
         """Bytes that one token adds to a live context."""
 
@@ -72,6 +73,8 @@ class Seating:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""
         missing = self.memory.missing(plan)
         if missing:
+            nodes = self.memory.index.nodes
+            self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
             self.archive.load(missing, then)
         return bool(missing)
 
@@ -88,19 +91,21 @@ class Seating:
             self.park(mine)
         if plan.source is Source.SLOT:
             mine.rewind(plan.position)
-        elif plan.source is Source.FORK and plan.slot is not None:
+        else:
+            mine.clear()
+        n_tokens = len(ask.tokens) + RESERVE
+        self._make_way(plan, self.growth * (n_tokens - len(mine)))
+        if plan.source is Source.FORK and plan.slot is not None:
             fresh = mine.fresh()
             fresh.copy_from(self.slots[plan.slot], plan.position)
             mine.become(fresh)
-        elif plan.source is Source.NONE:
-            mine.clear()
-        else:
+        elif plan.path:
             self._shelving.resume(mine, ask, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
         self.finding.remember(ask)
-        ahead = len(ask.tokens) + RESERVE - plan.position
-        self.memory.make_room(self.live_bytes + self.growth * ahead)
+        # What was copied may go now.
+        self.memory.make_room(self.live_bytes + self.growth * (n_tokens - len(mine)))
 
     def park(self, context: Context) -> None:
         """Keep what the memory does not know yet of this context, and write it to disk."""
@@ -120,19 +125,41 @@ class Seating:
 
     def tidy(self, turn: int, idle: Sequence[int]) -> None:
         """Now and then: keep to the budget, give unused buffers back."""
+        self._idle = idle
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False
         if turn % CLEAR_EVERY == 0:
             mx.clear_cache()
 
-    def make_room(self, idle: Sequence[int]) -> None:
-        """Bring live and parked bytes under the budget; `idle` slots may go, in this order."""
-        self.memory.make_room(self.live_bytes)
+    def make_room(self, idle: Sequence[int], ahead: int = 0) -> None:
+        """Bring live and parked bytes, and those `ahead`, under the budget.
+
+        `idle` slots may go, in this order.
+        """
+        self.memory.make_room(self.live_bytes + ahead)
         for slot in idle:
-            if self.live_bytes <= self.memory.budget:
+            if self.live_bytes + ahead <= self.memory.budget:
                 return
             self.set_aside(self.slots[slot])
+
+    def admit(self, context: Context, n_bytes: int) -> None:
+        """Make room for a context of so many bytes in the place of this one.
+
+        Raises OutOfMemory when the budget can never hold it.
+        """
+        if n_bytes > self.memory.budget:
+            raise OutOfMemory(
+                f"the saved context has {n_bytes} bytes of KV, the whole budget is "
+                f"{self.memory.budget}; raise prefix_cache.memory_budget_pct"
+            )
+        self.make_room(self._idle, max(0, n_bytes - context.n_bytes))
+
+    def _make_way(self, plan: Plan, n_bytes: int) -> None:
+        """Room for so many bytes, which is not made of what the plan goes on from."""
+        self.memory.index.lock(plan.keys)
+        self.memory.make_room(self.live_bytes + n_bytes)
+        self.memory.index.unlock(plan.keys)
 
     def set_aside(self, context: Context) -> None:
         """Empty a slot whose context is to live on disk only."""

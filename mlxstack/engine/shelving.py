@@ -117,10 +117,7 @@ class Shelving:
         context.salt = ask.salt
         if plan.path:
             context.anchor(plan.path[-1].key)
-        used = [step.key for step in plan.path]
-        if plan.checkpoint is not None:
-            used.append(plan.checkpoint)
-        self._memory.index.touch(used, now)
+        self._memory.index.touch(plan.keys, now)
 
     def _add_segments(
         self, context: Context, chain: Chain, known: Match, pieces: Sequence[Piece], now: float

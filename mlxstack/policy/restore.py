@@ -49,6 +49,12 @@ class Plan(Struct, frozen=True):
     path: tuple[Step, ...] = ()
     checkpoint: str | None = None
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The records that it takes."""
+        path = tuple(step.key for step in self.path)
+        return path if self.checkpoint is None else (*path, self.checkpoint)
+
 
 class Reason(StrEnum):
     """Why less was reused than could have been."""

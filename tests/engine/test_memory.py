@@ -9,7 +9,8 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from mlxstack.core.act import SaveSlot
+from mlxstack.core.act import RestoreSlot, SaveSlot
+from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Chosen, Source
 from mlxstack.core.preset import (
     DiskSpec,
@@ -159,6 +160,56 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
         real = mx.get_active_memory() - before
         assert real == pytest.approx(reported, rel=0.1)
         check(memory_of(driver).index)
+
+
+def held_bytes(driver: Driver) -> int:
+    """Bytes of live and parked KV."""
+    seating = driver.engine._turns.seating
+    return int(seating.live_bytes + seating.memory.index.memory_bytes)
+
+
+def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path: Path) -> None:
+    budget = 2_500_000
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2048))
+    preset = with_cache(preset, memory_budget_pct=50)
+    with running(preset, tmp_path) as driver:
+        for n in range(3):
+            driver.answer(prompt(600, seed=n), 4, slot=n)
+            driver.engine.act(SaveSlot(n, f"{n}.bin")).result(timeout=60)
+        driver.answer(prompt(1500, seed=9), 4, slot=0)
+        driver.engine.act(SaveSlot(0, "long.bin")).result(timeout=60)
+    with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        acts = [driver.engine.act(RestoreSlot(n, f"{n}.bin")) for n in range(3)]
+        for act in acts:
+            assert act.result(timeout=60).n_restored > 600  # type: ignore[union-attr]
+        assert mx.get_peak_memory() - before <= 1.1 * budget
+        assert held_bytes(driver) <= budget
+        held = driver.context(2)
+        with pytest.raises(OutOfMemory, match="budget is 2500000"):
+            driver.engine.act(RestoreSlot(2, "long.bin")).result(timeout=60)
+        assert driver.context(2) == held
+        follow_up = prompt(600, seed=0) + prompt(20, seed=5)
+        assert driver.answer(follow_up, 4) == driver.cold(follow_up, 4)
+
+
+def test_d4_room_is_made_before_a_context_comes_back(model_of: ModelOf, tmp_path: Path) -> None:
+    budget, parked, live = 4_000_000, 2048 * 600, 2048 * 768
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
+    preset = with_cache(preset, memory_budget_pct=50)
+    mine = prompt(600, seed=1)
+    with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
+        before = mx.get_active_memory()
+        driver.answer(mine, 2)
+        driver.answer(prompt(600, seed=2), 2)
+        mx.reset_peak_memory()
+        ask = driver.submit(mine + prompt(4, seed=3), 2)
+        driver.finish(ask)
+        assert driver.seated(ask).source is Source.PARKED
+        # The one that leaves is parked, and is gone before the other is copied.
+        assert mx.get_peak_memory() - before <= 2 * parked + 1.3 * live
+        assert held_bytes(driver) <= budget
 
 
 def test_d6_max_entries(model_of: ModelOf, tmp_path: Path) -> None:
@@ -390,8 +441,6 @@ def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
 def test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    from mlxstack.core.errors import OutOfMemory
-
     preset = with_cache(preset_of(model_of("tiny"), prefix_cache=NO_DISK), memory_budget_pct=50)
     with running(preset, tmp_path, memory_bytes=2_000_000) as driver:
         with pytest.raises(OutOfMemory, match="budget is 1000000"):
