@@ -33,9 +33,9 @@ class Learning:
         self._learned: dict[str, Learned] = {}
 
     @property
-    def hot(self) -> tuple[Hot, ...]:
-        """All heads that are shared, the first learned first."""
-        return self._heads.hot
+    def named(self) -> dict[str, Hot]:
+        """All heads that are shared, by the names under which they are protected."""
+        return {f"learned-{head.key.hex()[:8]}": head for head in self._heads.hot}
 
     @property
     def learned(self) -> tuple[Learned, ...]:

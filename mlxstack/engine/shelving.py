@@ -49,17 +49,26 @@ class Shelving:
         return shelved
 
     def _protect(self, context: Context, shelved: Shelved, now: float) -> None:
-        """A head that several conversations began with is kept longer, though nobody named it."""
-        if not shelved.segments or not self.learning.hot:
+        """A head that several conversations began with is kept longer, though nobody named it.
+
+        Each time anew: what it was may have been evicted meanwhile.
+        """
+        owners, heads = self._memory.owners, self.learning.named
+        known = {name.name: name for name in owners.names}
+        for name in known.values():
+            if name.is_learned and name.name not in heads:
+                owners.unpin(name.name)
+        if not shelved.segments or not heads:
             return
         keys = self._memory.chain_of(context).keys
-        known = {name.name for name in self._memory.owners.names}
-        for head in self.learning.hot:
-            name = f"learned-{head.key.hex()[:8]}"
-            if name not in known and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
+        for title, head in heads.items():
+            old = known.get(title)
+            is_given = old is not None and not old.is_learned
+            if not is_given and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._memory.spec.block_size
-                held = self._memory.owners.held(shelved.segments[-1], n_tokens)
-                self._memory.owners.pin(Name(name, held, n_tokens, now, is_learned=True))
+                held = owners.held(shelved.segments[-1], n_tokens)
+                since = old.since if old else now
+                owners.pin(Name(title, held, n_tokens, since, is_learned=True))
 
     def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
         """What of the context lies on disk only comes to memory too, without reading it.

@@ -1,0 +1,65 @@
+"""What is kept longer, and how the KV memory shows and checks itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.act import Clear, Look, Relieve
+from mlxstack.core.frame import PrefixView
+from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.engine import learning
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+
+ONE_SLOT = SlotSpec(count=1, n_ctx=1024)
+NO_DISK = PrefixCacheSpec(disk=DiskSpec(enabled=False))
+HEAD = prompt(256, seed=100)
+
+
+@pytest.fixture
+def one(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
+    """One slot, so that every second conversation has to be parked; no disk."""
+    preset = preset_of(model_of("tiny"), slots=ONE_SLOT, prefix_cache=NO_DISK)
+    with running(preset, tmp_path) as driver:
+        yield driver
+
+
+def teach(driver: Driver, head: tuple[int, ...], n: int = 4) -> None:
+    """So many conversations begin with this head; the last one is parked too."""
+    for seed in range(n):
+        driver.answer(head + prompt(60, seed=10 + seed), 2, agent=f"agent-{seed}")
+    driver.answer(prompt(150, seed=60), 2)
+
+
+def prefixes(driver: Driver) -> tuple[PrefixView, ...]:
+    found: tuple[PrefixView, ...] = driver.engine.tend(Look()).result(timeout=60).prefixes
+    return found
+
+
+def n_cached(driver: Driver, tokens: tuple[int, ...]) -> int:
+    ask = driver.submit(tokens, 2)
+    driver.finish(ask)
+    return int(driver.seated(ask).n_cached)
+
+
+def test_d10_a_learned_head_that_was_evicted_is_guarded_when_it_is_back(one: Driver) -> None:
+    teach(one, HEAD)
+    one.engine.tend(Clear()).result(timeout=60)
+    one.answer(HEAD + prompt(60, seed=30), 2)
+    one.answer(prompt(150, seed=61), 2)
+    one.engine.tend(Relieve(1)).result(timeout=60)
+    assert n_cached(one, HEAD + prompt(60, seed=31)) == 256
+
+
+def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
+    one: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "MOST_HEADS", 1)
+    teach(one, HEAD)
+    (first,) = (p.name for p in prefixes(one) if p.name)
+    teach(one, prompt(256, seed=101))
+    (second,) = (p.name for p in prefixes(one) if p.name)
+    assert first != second
+    nodes = one.engine._turns.seating.memory.index.nodes
+    assert {name for node in nodes.values() for name in node.guards} == {second}
