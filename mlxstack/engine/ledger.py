@@ -59,6 +59,9 @@ class Ledger:
             saved_s=work.saved_s,
         )
         self.meters.add(time.monotonic(), tally)
+        n_tokens = work.n_prompt + work.n_generated if work.n_generated else 0
+        most = max(self.counters.n_tokens_max, n_tokens)
+        self.counters = replace(self.counters, n_tokens_max=most)
 
     def ended(self, last: Finished | Failed) -> AskState:
         """An ask is over; what it is seen as from now on."""

@@ -63,3 +63,9 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
     assert first != second
     nodes = one.engine._turns.seating.memory.index.nodes
     assert {name for node in nodes.values() for name in node.guards} == {second}
+
+
+def test_the_largest_context_is_counted(one: Driver) -> None:
+    one.answer(prompt(300, seed=1), 5)
+    one.answer(prompt(20, seed=2), 5)
+    assert one.engine.snapshot().counters.n_tokens_max == 305
