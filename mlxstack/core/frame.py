@@ -62,7 +62,7 @@ class Sums(Struct, frozen=True):
 
 
 class PrefixView(Struct, frozen=True):
-    """A prefix that is kept. `agents` share it; `places` are "memory" and "disk"."""
+    """A prefix that is kept. `agents` share it; `places` ("memory", "disk") hold all of it."""
 
     id: str
     name: str = ""

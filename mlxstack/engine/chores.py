@@ -30,6 +30,7 @@ from mlxstack.policy import audit
 from mlxstack.policy.eviction import Pressure
 from mlxstack.policy.meters import Tally
 from mlxstack.policy.owners import Prefix
+from mlxstack.policy.records import Place
 
 MOST_AGENTS = 8
 """So many of those who share a prefix are named."""
@@ -94,7 +95,10 @@ def _sums(tally: Tally) -> Sums:
 
 def _prefix(prefix: Prefix, seating: Seating) -> PrefixView:
     known = seating.memory.owners.known(prefix.key)
-    agents = seating.finding.sharing(known.keys) if known else ()
+    keys = known.keys if known else ()
+    agents = seating.finding.sharing(keys)
+    nodes = [node for key in keys if (node := seating.memory.index.nodes.get(key))]
+    places = [p.value for p in Place if nodes and all(p in node.places for node in nodes)]
     return PrefixView(
         id=prefix.key,
         name=prefix.name,
@@ -103,5 +107,6 @@ def _prefix(prefix: Prefix, seating: Seating) -> PrefixView:
         n_hits=prefix.hits,
         age_s=prefix.age_s,
         agents=agents[:MOST_AGENTS],
+        places=tuple(places),
         is_pinned=prefix.is_pinned,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Clear, Look, Relieve
+from mlxstack.core.act import Clear, Look, Pin, Relieve
 from mlxstack.core.frame import PrefixView
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine import learning
@@ -63,6 +63,21 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
     assert first != second
     nodes = one.engine._turns.seating.memory.index.nodes
     assert {name for node in nodes.values() for name in node.guards} == {second}
+
+
+def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> None:
+    with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
+        driver.answer(HEAD, 2)
+        driver.engine.tend(Pin("head", HEAD)).result(timeout=60)
+        driver.engine._archive.catch_up()
+        (head,) = prefixes(driver)
+        assert head.places == ("memory", "disk")
+
+
+def test_d14_without_a_disk_a_prefix_lies_in_memory(one: Driver) -> None:
+    one.answer(HEAD, 2)
+    one.engine.tend(Pin("head", HEAD)).result(timeout=60)
+    assert [one.places for one in prefixes(one)] == [("memory",)]
 
 
 def test_the_largest_context_is_counted(one: Driver) -> None:
