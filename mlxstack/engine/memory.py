@@ -57,6 +57,7 @@ class Memory:
     def keep(self, record: records.Record, part: Segment | Checkpoint, now: float) -> None:
         """The arrays of a record lie in memory now."""
         self.insert(record, Place.MEMORY, now)
+        self._held.discard(id(self._kept.get(record.key)))
         self._kept[record.key] = part
         self._held.add(id(part))
 

@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlxstack.core.act import Clear, Look, Pin, Relieve
 from mlxstack.core.frame import PrefixView
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine import learning
+from mlxstack.engine.memory import Memory
+from mlxstack.engine.segments import Segment
+from mlxstack.policy import records
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -84,3 +88,13 @@ def test_the_largest_context_is_counted(one: Driver) -> None:
     one.answer(prompt(300, seed=1), 5)
     one.answer(prompt(20, seed=2), 5)
     assert one.engine.snapshot().counters.n_tokens_max == 305
+
+
+def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
+    memory = Memory("identity", NO_DISK, 1 << 30)
+    record = records.Segment("key", None, 0, 4, 64)
+    old, new = (Segment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
+    memory.keep(record, old, 0.0)
+    memory.keep(record, new, 1.0)
+    assert memory.holds(new)
+    assert not memory.holds(old)
