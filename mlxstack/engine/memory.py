@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.segments import Segment
-from mlxstack.policy import blocks, eviction, matching, records
+from mlxstack.policy import audit, blocks, eviction, matching, records
 from mlxstack.policy.blocks import Chain
 from mlxstack.policy.eviction import Pressure
 from mlxstack.policy.index import Index
@@ -162,6 +162,12 @@ class Memory:
         if end % self.spec.block_size:
             start = record.start if isinstance(record, records.Segment) else 0
             self._ends.setdefault(end, {})[record.key] = start
+
+    def check(self) -> None:
+        """Assert that the index is sound and knows exactly the arrays kept. O(records + blocks)."""
+        audit.check(self.index, self.owners)
+        parked = {key for key, node in self.index.nodes.items() if Place.MEMORY in node.places}
+        assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
 
     def chains(self, tokens: Sequence[int], tenant: str) -> tuple[Chain, ...]:
         """The block chains under which KV of these tokens is kept, for this tenant.

@@ -24,12 +24,13 @@ from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Manifests, Shelf, Vault
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
-from mlxstack.engine import chores, footprint, loader
+from mlxstack.engine import chores, footprint, idle, loader
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
 from mlxstack.engine.errands import Errands
+from mlxstack.engine.idle import Message
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.promises import pass_on
 from mlxstack.engine.seating import Seating
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
 """So many broken turns in a row mean that the engine itself is broken."""
-
-Message = Callable[[], None]
 
 
 class Engine:
@@ -263,7 +262,7 @@ class Engine:
         if not self._turns.has_work and self._inbox.empty():
             mx.clear_cache()
             self._has_work = False
-            self._obey(self._inbox.get())
+            self._obey(idle.wait(self._inbox, self._turns.seating.memory))
         # What these put in is for after the next turn: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())

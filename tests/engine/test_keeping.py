@@ -1,5 +1,7 @@
 """What is kept longer, and how the KV memory shows and checks itself."""
 
+import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from mlxstack.core.act import Clear, Look, Pin, Relieve
 from mlxstack.core.frame import PrefixView
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import learning
+from mlxstack.engine import idle, learning
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.segments import Segment
 from mlxstack.policy import records
@@ -98,3 +100,18 @@ def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
     memory.keep(record, new, 1.0)
     assert memory.holds(new)
     assert not memory.holds(old)
+
+
+def test_the_memory_checks_itself_when_nothing_is_to_be_done(
+    one: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(idle, "QUIET_S", 0.05)
+    caplog.set_level(logging.ERROR)
+    teach(one, HEAD)
+    time.sleep(0.5)
+    assert not caplog.records
+    one.engine._turns.seating.memory.index.memory_bytes += 1
+    answer = one.answer(HEAD, 4)
+    time.sleep(0.5)
+    assert "the bytes in memory do not add up" in caplog.text
+    assert one.answer(HEAD, 4) == answer
