@@ -21,7 +21,7 @@ class Ledger:
         self.speed = Speed()
         self._bulk = Speed()
         self.seconds_per_ask = 1.0
-        self.meters = Meters(time.monotonic())
+        self.meters = Meters()
         self._since_token = 0.0
 
     def count(self, **more: float) -> None:
@@ -52,9 +52,6 @@ class Ledger:
             n_hits=int(work.n_cached > 0),
             n_prompt=work.n_prompt,
             n_cached=work.n_cached,
-            n_generated=work.n_generated,
-            prefill_s=work.prefill_s,
-            decode_s=work.decode_s,
             ttft_s=work.ttft_s,
             saved_s=work.saved_s,
         )

@@ -12,15 +12,7 @@ def totals(index: Index) -> Totals:
     memory = [n for n in index.nodes.values() if Place.MEMORY in n.places]
     disk = [n for n in index.nodes.values() if Place.DISK in n.places]
     n_segments = sum(isinstance(n.record, Segment) for n in memory)
-    return Totals(
-        memory=_bytes(memory),
-        disk=_bytes(disk),
-        pending=_bytes([n for n in memory if n.is_writing]),
-        in_use=_bytes([n for n in memory if n.refs]),
-        n_entries=n_segments,
-        n_checkpoints=len(memory) - n_segments,
-        n_disk=len(disk),
-    )
+    return Totals(_bytes(memory), _bytes(disk), n_segments)
 
 
 def check(index: Index, owners: Owners | None = None) -> None:

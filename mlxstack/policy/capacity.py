@@ -115,9 +115,3 @@ def table(load: Load, memory: int, contexts: Sequence[int]) -> tuple[Row, ...]:
         )
         for n_ctx in contexts
     )
-
-
-def rank(loads: Sequence[tuple[str, Load]], memory: int) -> tuple[str, ...]:
-    """Names of the loads that fit, the largest weights first; then those that do not."""
-    order = sorted(loads, key=lambda item: (not fits(item[1], memory), -item[1].weights))
-    return tuple(name for name, _ in order)

@@ -1,6 +1,5 @@
 """What the KV of a model weighs, layer by layer, as mlx-lm really allocates it."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -101,27 +100,19 @@ class Geometry(Struct, frozen=True):
         """Bytes in use by a context of `n_tokens`, windows trimmed."""
         return self.full_bytes(n_tokens) + self.state_bytes(n_tokens)
 
-    def peak_bytes(self, n_tokens: int, bite: int) -> int:
-        """The most bytes allocated while a context grows to `n_tokens` in bites.
-
-        A full layer wastes at most SLACK tokens, a window holds at most W - 1 + bite of them.
-        """
-        return self.peak_full_bytes(n_tokens) + self.peak_state_bytes(n_tokens, bite)
-
     def peak_full_bytes(self, n_tokens: int) -> int:
-        """The part of `peak_bytes` in layers that keep every token."""
+        """The most bytes that layers which keep every token allocate up to `n_tokens`.
+
+        Each wastes at most SLACK tokens.
+        """
         return self.growth * (n_tokens + SLACK if n_tokens else 0)
 
     def peak_state_bytes(self, n_tokens: int, bite: int) -> int:
-        """The part of `peak_bytes` in layers that cannot be cut."""
-        return self._bounded_bytes(n_tokens, bite)
+        """The most bytes that layers which cannot be cut allocate up to `n_tokens`, in bites.
 
-    def allocated_bytes(self, bites: Sequence[int]) -> int:
-        """Exactly what mlx-lm has allocated after updates of so many tokens each."""
-        return sum(
-            layer.state_bytes * bool(bites) + self.token_bytes(layer) * _rows(layer, bites)
-            for layer in self.layers
-        )
+        A window holds at most W - 1 + bite tokens.
+        """
+        return self._bounded_bytes(n_tokens, bite)
 
     def _vector_bytes(self, layer: Layer, dim: int) -> int:
         if layer.kind is not LayerKind.FULL or self.bits == PLAIN_BITS:
@@ -177,41 +168,3 @@ def _bounded_rows(layer: Layer, n_tokens: int, bite: int) -> int:
     if layer.kind is LayerKind.CHUNKED:
         return min(n_tokens + slack, layer.window + bite + slack)
     return 0
-
-
-def _rows(layer: Layer, bites: Sequence[int]) -> int:
-    if layer.kind is LayerKind.SLIDING:
-        return _sliding_rows(bites, layer.window)
-    if layer.kind in (LayerKind.FULL, LayerKind.LATENT, LayerKind.CHUNKED):
-        return _growing_rows(bites, layer.window)
-    return 0
-
-
-def _growing_rows(bites: Sequence[int], chunk: int) -> int:
-    """Rows of a KVCache, or of a ChunkedKVCache whose front is trimmed to `chunk`."""
-    rows = held = 0
-    for n in bites:
-        if chunk and held > chunk:
-            rows = held = chunk
-        if held + n > rows:
-            rows = (held if held % STEP else rows) + -(-n // STEP) * STEP
-        held += n
-    return rows
-
-
-def _sliding_rows(bites: Sequence[int], window: int) -> int:
-    """Rows of a RotatingKVCache: single tokens are written in place, bites are appended."""
-    rows = offset = at = 0
-    for n in bites:
-        if n > 1:
-            kept = rows if at == rows or at < offset else at
-            rows = at = kept - max(0, kept - window + 1) + n
-        else:
-            if offset >= rows and rows < window:
-                rows += min(STEP, window - offset)
-                at = offset
-            if rows > window:
-                rows = at = window
-            at = (0 if at == window else at) + 1
-        offset += n
-    return rows

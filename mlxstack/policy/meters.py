@@ -1,4 +1,4 @@
-"""How well the memory works: hit rates and speeds over rolling windows.
+"""How well the memory works: what was reused and what it took, over rolling windows.
 
 No clock: `now` is an argument, in seconds, and never goes back.
 """
@@ -17,17 +17,13 @@ N_STEPS = 3600
 class Tally(Struct, frozen=True):
     """Sums over requests. `n_cached` of `n_prompt` tokens were reused in `n_hits` requests.
 
-    `prefill_s` computed the others, `decode_s` made `n_generated` tokens, `saved_s` is the
-    time to first token that reuse saved, `ttft_s` the time that was left.
+    `saved_s` is the time to first token that reuse saved, `ttft_s` the time that was left.
     """
 
     n_requests: int = 0
     n_hits: int = 0
     n_prompt: int = 0
     n_cached: int = 0
-    n_generated: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
     ttft_s: float = 0.0
     saved_s: float = 0.0
 
@@ -38,32 +34,6 @@ class Tally(Struct, frozen=True):
     def minus(self, other: "Tally") -> "Tally":
         """This without `other`, which is a part of it."""
         return Tally(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of requests that reused anything."""
-        return self.n_hits / self.n_requests if self.n_requests else 0.0
-
-    @property
-    def token_hit_rate(self) -> float:
-        """Share of prompt tokens that were reused."""
-        return self.n_cached / self.n_prompt if self.n_prompt else 0.0
-
-    @property
-    def prefill_tps(self) -> float:
-        """Prompt tokens computed per second of prefill."""
-        return (self.n_prompt - self.n_cached) / self.prefill_s if self.prefill_s else 0.0
-
-    @property
-    def decode_tps(self) -> float:
-        """Generated tokens per second and slot."""
-        return self.n_generated / self.decode_s if self.decode_s else 0.0
-
-    @property
-    def ttft_reduction(self) -> float:
-        """Share of the time to first token that reuse took away."""
-        whole = self.ttft_s + self.saved_s
-        return self.saved_s / whole if whole else 0.0
 
 
 class Window:
@@ -98,15 +68,12 @@ class Rates(Struct, frozen=True):
     minute: Tally
     hour: Tally
     whole: Tally
-    generated_tps: float
-    prompt_tps: float
 
 
 class Meters:
     """All counters of the memory. Changed by one thread only."""
 
-    def __init__(self, started: float) -> None:
-        self._started = started
+    def __init__(self) -> None:
         self._minute = Window(MINUTE_S)
         self._hour = Window(HOUR_S)
         self._whole = Tally()
@@ -118,13 +85,5 @@ class Meters:
         self._whole = self._whole.plus(tally)
 
     def rates(self, now: float) -> Rates:
-        """All windows, and tokens of all slots per second over the last minute."""
-        minute = self._minute.total(now)
-        span = max(min(MINUTE_S, now - self._started), 1.0)
-        return Rates(
-            minute=minute,
-            hour=self._hour.total(now),
-            whole=self._whole,
-            generated_tps=minute.n_generated / span,
-            prompt_tps=(minute.n_prompt - minute.n_cached) / span,
-        )
+        """All windows."""
+        return Rates(self._minute.total(now), self._hour.total(now), self._whole)

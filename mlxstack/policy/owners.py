@@ -23,7 +23,7 @@ class Name(Struct, frozen=True):
 
 
 class Prefix(Struct, frozen=True):
-    """One line of "top prefixes": `age_s` since it was stored, `idle_s` since it was used.
+    """One line of "top prefixes": `age_s` since it was stored.
 
     `key` is the name, or that of its last record when it has none.
     """
@@ -34,8 +34,6 @@ class Prefix(Struct, frozen=True):
     n_bytes: int
     hits: int
     age_s: float
-    idle_s: float
-    n_agents: int
     is_pinned: bool
 
 
@@ -141,8 +139,6 @@ class Owners:
             n_bytes=sum(node.record.n_bytes for node in nodes),
             hits=min((n.hits for n in nodes if isinstance(n.record, Segment)), default=0),
             age_s=now - name.since,
-            idle_s=now - max((node.used_at for node in nodes), default=now),
-            n_agents=max((len(node.agents) for node in nodes), default=0),
             is_pinned=not name.is_learned,
         )
 
@@ -156,7 +152,5 @@ class Owners:
             n_bytes=sum(step.n_bytes for step in steps),
             hits=node.hits,
             age_s=now - node.born_at,
-            idle_s=now - node.used_at,
-            n_agents=len(node.agents),
             is_pinned=bool(node.pins),
         )

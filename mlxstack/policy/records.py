@@ -123,15 +123,11 @@ class Match(Struct, frozen=True):
 
 
 class Totals(Struct, frozen=True):
-    """Bytes and records. `pending` bytes wait to be written, `in_use` ones have users."""
+    """Bytes by place, and how many segments lie in memory."""
 
     memory: int = 0
     disk: int = 0
-    pending: int = 0
-    in_use: int = 0
     n_entries: int = 0
-    n_checkpoints: int = 0
-    n_disk: int = 0
 
 
 def end_of(record: Record) -> int:

@@ -14,7 +14,6 @@ from mlxstack.policy.capacity import (
     max_agents,
     max_ctx,
     need,
-    rank,
     table,
 )
 from mlxstack.policy.geometry import quantized
@@ -77,11 +76,6 @@ def test_k4_eight_bit_kv_fits_almost_twice_the_agents() -> None:
     plain = max_agents(LOAD, 24 * GIB)
     dense = max_agents(replace(LOAD, geometry=quantized(LLAMA, 8)), 24 * GIB)
     assert plain < dense <= plain / 0.53 + 1
-
-
-def test_a14_the_largest_that_fits_goes_first() -> None:
-    loads = [("small", replace(LOAD, weights=GIB)), ("huge", replace(LOAD, weights=99 * GIB))]
-    assert rank([*loads, ("right", LOAD)], 24 * GIB) == ("right", "small", "huge")
 
 
 def test_nothing_fits_into_nothing() -> None:

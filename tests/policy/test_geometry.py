@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mlxstack.core.errors import Unsupported
 from mlxstack.policy.architectures import geometry, workspace_bytes
 from mlxstack.policy.geometry import Layer, LayerKind, quantized, uncapped
+from tests.policy.allocation import peak_bytes
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -213,6 +214,6 @@ def test_a6_workspace_grows_with_the_bite_and_holds_the_logits() -> None:
 @given(n=st.integers(0, 200_000), bite=st.integers(1, 4096), window=st.integers(1, 5000))
 def test_f4_used_never_exceeds_peak(n: int, bite: int, window: int) -> None:
     spec = geometry(GPT_OSS_20B | {"sliding_window": window})
-    assert spec.n_bytes(n) <= spec.peak_bytes(n, bite)
+    assert spec.n_bytes(n) <= peak_bytes(spec, n, bite)
     assert spec.token_bytes(Layer(LayerKind.SHARED)) == 0
     assert spec.state_bytes(n) == 12 * min(n, window) * 2048

@@ -20,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache as make_caches
 
 from mlxstack.policy.architectures import RULES, geometry, model_type
 from mlxstack.policy.geometry import Geometry, Layer, LayerKind, quantized
+from tests.policy.allocation import allocated_bytes, peak_bytes
 
 BASE: dict[str, Any] = {
     "hidden_size": 128,
@@ -287,10 +288,10 @@ def caches_after(config: dict[str, Any], bites: tuple[int, ...]) -> list[Any]:
 def test_f1_geometry_equals_nbytes_of_real_caches(kind: str, config: dict[str, Any]) -> None:
     predicted = geometry(config)
     caches = caches_after(config, BITES)
-    assert predicted.allocated_bytes(BITES) == sum(cache.nbytes for cache in caches)
+    assert allocated_bytes(predicted, BITES) == sum(cache.nbytes for cache in caches)
     owners = [layer for layer in predicted.layers if layer.kind is not LayerKind.SHARED]
     assert [kind_of(cache) for cache in caches] == [cached_as(layer) for layer in owners]
-    assert sum(cache.nbytes for cache in caches) <= predicted.peak_bytes(sum(BITES), max(BITES))
+    assert sum(cache.nbytes for cache in caches) <= peak_bytes(predicted, sum(BITES), max(BITES))
 
 
 def kind_of(cache: Any) -> LayerKind:
@@ -345,11 +346,11 @@ def test_f4_rows_are_those_of_every_cache_class(bites: list[int], window: int) -
         (chunked, ChunkedKVCache(window)),
     ):
         n_bytes = fill(cache, bites, 64).nbytes
-        assert one(layer).allocated_bytes(bites) == n_bytes
-        assert n_bytes <= one(layer).peak_bytes(sum(bites), max(bites))
+        assert allocated_bytes(one(layer), bites) == n_bytes
+        assert n_bytes <= peak_bytes(one(layer), sum(bites), max(bites))
     for bits in (4, 8):
         stored = quantized(one(full), bits)
-        assert stored.allocated_bytes(bites) == fill(QuantizedKVCache(64, bits), bites, 64).nbytes
+        assert allocated_bytes(stored, bites) == fill(QuantizedKVCache(64, bits), bites, 64).nbytes
 
 
 @pytest.mark.mlx
@@ -357,4 +358,4 @@ def test_f4_window_holds_w_minus_1_plus_bite_during_prefill() -> None:
     cache, layer = RotatingKVCache(64), Layer(LayerKind.SLIDING, 1, 8, 1, 8, 64)
     fill(cache, [200, 200], 8)
     assert cache.nbytes == (64 - 1 + 200) * one(layer).token_bytes(layer)
-    assert one(layer).peak_bytes(400, 200) == cache.nbytes
+    assert peak_bytes(one(layer), 400, 200) == cache.nbytes
