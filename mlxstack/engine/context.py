@@ -10,6 +10,7 @@ from msgspec import Struct
 from mlxstack.engine import layers
 from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.layers import Frozen
+from mlxstack.policy.blocks import Chain
 from mlxstack.policy.records import Trail
 
 MOST_CHECKPOINTS = 8
@@ -52,6 +53,8 @@ class Context:
         self.n_prompt = 0
         self._leaf: str | None = None
         self._n_anchored = 0
+        self.chain: Chain | None = None
+        """The block chain of its first tokens, as far as the memory has hashed them."""
         self.floor = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
 
@@ -91,6 +94,7 @@ class Context:
         self.caches = self._maker.make()
         self._counted = None
         self.tokens = []
+        self.chain = None
         self.version += 1
         self.checkpoints = []
         self.salt = ""
@@ -136,7 +140,7 @@ class Context:
 
     def become(self, other: "Context") -> None:
         """Take over everything of a context that is not used any more."""
-        self.caches, self.tokens = other.caches, other.tokens
+        self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
         self._counted = None
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
@@ -182,6 +186,7 @@ class Context:
         if not is_cut and checkpoint is not None:
             self._thaw(checkpoint)
         del self.tokens[position:]
+        self.chain = None
         self._counted = None
         self.version += 1
         self.checkpoints = [c for c in self.checkpoints if c.position <= position]

@@ -47,10 +47,12 @@ class Finding:
         self._learning = learning
         self._is_foreign = is_foreign
         self._prompts: OrderedDict[str, Remembered] = OrderedDict()
+        self._hashed: tuple[Ask, tuple[Chain, ...]] | None = None
 
     def find(self, ask: Ask, slots: Sequence[Context], slot: int) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from, and why not from further on."""
-        clues = self._clues(ask, slots)
+        chains, before = self._chains(ask), self._before(ask, slots)
+        clues = self._clues(ask, chains, before)
         if not ask.use_cache:
             return Plan(), restore.why(Plan(), (), replace(clues, is_enabled=False))
         options = [_live(slots[slot], Source.SLOT, slot, ask, 1)]
@@ -58,17 +60,18 @@ class Finding:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             block = self._memory.spec.block_size
             options += [_live(slots[i], Source.FORK, i, ask, block) for i in others]
-            options += self._stored(ask.tokens, ask.salt, slots[slot])
+            options += self._stored(ask.tokens, chains, slots[slot])
         plan = restore.plan(len(ask.tokens), options)
-        return plan, self._told(restore.why(plan, options, clues), ask, slots)
+        return plan, _told(restore.why(plan, options, clues), before)
 
     def kept(self, tokens: Sequence[int], salt: str, template: Context) -> Plan:
         """What a prompt that begins with these tokens would go on from, beside the slots."""
-        return restore.plan(len(tokens) + 1, tuple(self._stored(tokens, salt, template)))
+        chains = self._memory.chains(tokens, salt)
+        return restore.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
     def remember(self, ask: Ask) -> None:
         """The prompt that has just been seated: heads are learned, the agent's next is compared."""
-        chains = self._memory.chains(ask.tokens, ask.salt)
+        chains = self._chains(ask)
         self._learning.observe(_conversation(ask, chains[0]), chains[0], ask)
         name = ask.agent or ask.name
         if name is None:
@@ -119,17 +122,18 @@ class Finding:
         """The next prompt of this agent is compared to nothing of its own."""
         self._prompts.pop(agent, None)
 
-    def _told(self, miss: Miss | None, ask: Ask, slots: Sequence[Context]) -> Miss | None:
-        """The miss, with what the prompt would have had to go on with."""
-        if miss is None or miss.at is None:
-            return miss
-        before = self._before(ask, slots)
-        return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
+    def _chains(self, ask: Ask) -> tuple[Chain, ...]:
+        """Hashed once for all that is asked about this ask."""
+        if self._hashed is None or self._hashed[0] is not ask:
+            self._hashed = ask, self._memory.chains(ask.tokens, ask.salt)
+        return self._hashed[1]
 
-    def _stored(self, tokens: Sequence[int], salt: str, template: Context) -> Iterable[Option]:
+    def _stored(
+        self, tokens: Sequence[int], chains: Iterable[Chain], template: Context
+    ) -> Iterable[Option]:
         """What memory and disk offer; quantised KV is good from the turning point on only."""
         free_from = self._memory.turning_point
-        for chain in self._memory.chains(tokens, salt):
+        for chain in chains:
             found = self._memory.match(chain, tokens, None)
             for option in restore.stored(found, template.is_sliceable):
                 if option.source is Source.DISK and not self._memory.spec.disk.enabled:
@@ -137,9 +141,7 @@ class Finding:
                 yield replace(option, free_from=free_from) if template.is_sliceable else option
             free_from = 0
 
-    def _clues(self, ask: Ask, slots: Sequence[Context]) -> Clues:
-        before = self._before(ask, slots)
-        chains = self._memory.chains(ask.tokens, ask.salt)
+    def _clues(self, ask: Ask, chains: Iterable[Chain], before: Sequence[int]) -> Clues:
         name = ask.agent or ask.name
         is_new = name is not None and name not in self._prompts
         return Clues(
@@ -158,6 +160,13 @@ class Finding:
             return self._prompts[name].tokens
         live = [c.tokens[: c.n_prompt] for c in slots if c.salt == ask.salt and len(c)]
         return max(live, key=lambda tokens: common_prefix(tokens, ask.tokens), default=())
+
+
+def _told(miss: Miss | None, before: Sequence[int]) -> Miss | None:
+    """The miss, with what the prompt would have had to go on with."""
+    if miss is None or miss.at is None:
+        return miss
+    return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
 
 def _conversation(ask: Ask, chain: Chain) -> str:

@@ -180,8 +180,12 @@ class Memory:
         return whole, blocks.extend(self._root(tenant, 0), tokens[: self.turning_point - 1])
 
     def chain_of(self, context: Context) -> Chain:
-        """The block chain of what a context holds."""
-        return blocks.extend(self._root(context.salt, len(context)), context.tokens)
+        """The block chain of what a context holds; only what it gained since is hashed."""
+        start, known = self._root(context.salt, len(context)), context.chain
+        if known is None or known.root != start.root:
+            known = start
+        context.chain = blocks.extend(known, context.tokens[known.n_tokens :])
+        return context.chain
 
     def _root(self, tenant: str, n_tokens: int) -> Chain:
         """The chain of no tokens, for contexts of so many.

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,11 +10,13 @@ import pytest
 
 from mlxstack.core.act import Clear, Look, Pin, Relieve
 from mlxstack.core.frame import PrefixView
-from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import idle, learning
+from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.engine import idle, learning, loader
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.context import Context
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.segments import Segment
-from mlxstack.policy import records
+from mlxstack.policy import blocks, records
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -115,3 +117,51 @@ def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     time.sleep(0.5)
     assert "the bytes in memory do not add up" in caplog.text
     assert one.answer(HEAD, 4) == answer
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call has hashed."""
+    extend, seen = blocks.extend, list[int]()
+
+    def counted(chain: blocks.Chain, tokens: Sequence[int]) -> blocks.Chain:
+        seen.append(len(tokens))
+        return extend(chain, tokens)
+
+    monkeypatch.setattr(blocks, "extend", counted)
+    return seen
+
+
+def test_what_a_context_holds_is_hashed_once(model_of: ModelOf, hashed: list[int]) -> None:
+    def feed(n_tokens: int) -> None:
+        tokens = prompt(n_tokens, seed=len(context))
+        model(mx.array([tokens]), cache=context.caches)
+        context.extend(tokens)
+
+    def n_hashed(context: Context) -> int:
+        hashed.clear()
+        found, n = memory.chain_of(context), sum(hashed)
+        context.chain = None
+        assert found == memory.chain_of(context)
+        return n
+
+    spec = KVSpec(bits=8, group_size=32, quantize_from=600)
+    model = loader.load(ModelSpec(str(model_of("tiny"))), spec).model
+    context = Context(CacheMaker(model, spec))
+    memory = Memory("identity", NO_DISK, 1 << 30, turning_point=600)
+    feed(300)
+    assert n_hashed(context) == 300
+    feed(200)
+    assert (n_hashed(context), n_hashed(context)) == (200, 0)
+    context.salt = "other"
+    assert n_hashed(context) == 500
+    feed(200)
+    assert n_hashed(context) == 700
+    context.rewind(650)
+    feed(100)
+    assert n_hashed(context) == 750
+    twin = context.fresh()
+    twin.become(context)
+    assert n_hashed(twin) == 0
+    twin.clear()
+    assert n_hashed(twin) == 0
