@@ -45,29 +45,35 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
     if sinks is None and queries.shape[2] == 1 and _is_plain(each_keys, mask):
         return _multiply_out(queries * scale, each_keys, each_values)
     if is_alone:
-        read = _precision(queries, keys, cache)
-        if read is not cache:
-            # mlx-lm scales the queries of quantised attention in place.
-            queries = queries[:]
-        alone: mx.array = _original(
-            queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
-        )
-        return alone
+        return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
+    caches = cache.caches if isinstance(cache, KVView) else [None] * len(keys)
     outputs = [
-        _original(
-            queries[i : i + 1],
-            keys[i],
-            values[i],
-            cache=_precision(
-                queries, keys[i], cache.caches[i] if isinstance(cache, KVView) else None
-            ),
-            scale=scale,
-            mask=row_of(mask, i),
-            sinks=sinks,
+        _attend_alone(
+            queries[i : i + 1], keys[i], values[i], caches[i], scale, row_of(mask, i), sinks
         )
         for i in range(len(keys))
     ]
     return mx.concatenate(outputs, axis=0)
+
+
+def _attend_alone(  # noqa: PLR0913, PLR0917 (as above)
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
+    """mlx-lm's own function, told how the keys are quantised."""
+    read = _precision(queries, keys, cache)
+    if read is not cache:
+        # mlx-lm scales the queries of quantised attention in place.
+        queries = queries[:]
+    out: mx.array = _original(
+        queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
+    )
+    return out
 
 
 def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
