@@ -52,7 +52,7 @@ test: check programs ## Everything that CI runs
 	@$(FAST) $(BIN)/python -m pytest
 
 fast: setup ## The pure rooms only, in seconds
-	@$(FAST) $(BIN)/python -m pytest -q tests/core tests/policy tests/text
+	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text
 
 matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 	@$(FAST) $(BIN)/python -m tests.matrix

@@ -6,6 +6,8 @@ Afterwards everything is as before: descriptors, slots, memory, the books, and t
 import asyncio
 import json
 import signal
+import statistics
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from tests.endurance.tally import Counted, read_counters
 HUGE = 100_000_000
 CHUNK = b"x" * 65536
 WAIT_S = 240.0
+FAIR = 4.0
+"""Who is let into a full queue waits for as long as everybody else; at most so many medians."""
 BODY = {"messages": [{"role": "user", "content": "the pear and the boat"}], "temperature": 0}
 """What everybody asks."""
 
@@ -38,7 +42,10 @@ class Force(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """`n_refused` were told to come again, and did. Bytes are resident memory of the service."""
+    """`n_refused` were told to come again, and did. Bytes are resident memory of the service.
+
+    `wait_*` are from a request that was taken to its answer, while all came at once.
+    """
 
     n_served: int
     n_refused: int
@@ -46,6 +53,8 @@ class Outcome(Struct, frozen=True):
     n_too_large: int
     n_feeds: int
     n_tiny: int
+    wait_p50_s: float
+    wait_worst_s: float
     bytes_before: int
     bytes_most: int
     bytes_after: int
@@ -68,6 +77,7 @@ class _Siege:
         self._process = psutil.Process(house.pid)
         self._most = 0
         self._n_refused = 0
+        self._waits: list[float] = []
         self._client = httpx.AsyncClient(
             base_url=house.url, timeout=WAIT_S, limits=httpx.Limits(max_connections=None)
         )
@@ -79,7 +89,10 @@ class _Siege:
         before, n_open = self._weigh(), self._process.num_fds()
         watching = asyncio.create_task(self._watch())
         feeds = await asyncio.gather(*(self._feed() for _ in range(self._force.n_feeds)))
+        self._waits.clear()
         served, slow, too_large = await self._all_at_once(expected)
+        waits = tuple(self._waits)
+        assert max(waits) <= FAIR * statistics.median(waits), "some waited far longer than others"
         for feed in feeds:
             feed.close()
         n_tiny = await self._tiny()
@@ -96,6 +109,8 @@ class _Siege:
             n_too_large=too_large,
             n_feeds=len(feeds),
             n_tiny=n_tiny,
+            wait_p50_s=statistics.median(waits),
+            wait_worst_s=max(waits),
             bytes_before=before,
             bytes_most=self._most,
             bytes_after=after,
@@ -122,8 +137,10 @@ class _Siege:
     async def _answer(self) -> str:
         """Comes again until it is served."""
         while True:
+            asked = time.monotonic()
             answer = await self._client.post("/v1/chat/completions", json={**BODY, "max_tokens": 6})
             if answer.status_code == 200:
+                self._waits.append(time.monotonic() - asked)
                 return json.dumps(answer.json()["choices"][0]["message"])
             assert answer.status_code == 503, answer.text
             assert int(answer.headers["retry-after"]) >= 1

@@ -51,6 +51,11 @@ MUTANTS = (
         GUARDS + "test_a_key_speaks_only_as_its_agents",
     ),
     Mutant(
+        "a key of some agents reads of these only", "api/holder.py",
+        "    if key.agents:\n", "    if not key:\n",
+        GUARDS + "test_a_key_of_some_agents_does_not_read_what_all_say",
+    ),
+    Mutant(
         "the Host is checked", "api/guards.py",
         "if not (known.fullmatch(host) or _is_address(host)):", "if not host:",
         GUARDS + "test_hosts_against_dns_rebinding",
@@ -80,6 +85,12 @@ MUTANTS = (
         "names of slot files are checked", "store/filename.py",
         "if reason := _objection(name):", 'if reason := "":',
         STORE + "test_shelf.py::test_c9_a_bad_name_is_refused_and_nothing_is_written",
+    ),
+    Mutant(
+        "files are private", "store/durable.py",
+        "fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)",
+        "fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory); os.fchmod(fd, 0o644)",
+        STORE + "test_shelf.py::test_c11_overwriting_replaces_and_is_private",
     ),
     Mutant(
         "links are not followed", "store/durable.py",
@@ -154,6 +165,12 @@ MUTANTS = (
         "the queue is bounded", "policy/scheduler.py",
         "return len(after.waiting) > limits.max_waiting", "return False",
         "tests/engine/test_serving.py::test_e18_a_full_queue_refuses_with_retry_after",
+    ),
+    Mutant(
+        "so is the waiting room", "api/waiting.py",
+        "(n_waiting := len(visits)) >= service.preset.queue.max_waiting",
+        "(n_waiting := len(visits)) < 0",
+        "tests/api/test_waiting_room.py::test_e18_the_waiting_room_has_as_many_seats_as_the_queue",
     ),
     Mutant(
         "who leaves is cancelled", "api/leaving.py",

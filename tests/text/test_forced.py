@@ -19,6 +19,8 @@ from mlxstack.text.forms import FORMS, OLD_MISTRAL, Form
 from mlxstack.text.grammars import Grammars
 from mlxstack.text.markup import nameless
 
+pytestmark = pytest.mark.slow
+
 LEAVES: list[dict[str, Any]] = [
     {"type": "string", "maxLength": 6},
     {"type": "string", "minLength": 2, "maxLength": 4},
