@@ -72,6 +72,7 @@ TABLE: dict[type[errors.StackError], Row] = {
         507, "server_error", "insufficient_storage", "api_error", "insufficient_storage_error"
     ),
     errors.Damaged: Row(400, INVALID, None, INVALID, INVALID),
+    errors.Unreadable: Row(400, INVALID, None, INVALID, INVALID),
     errors.SetupError: Row(500, "server_error", None, "api_error", "server_error"),
 }
 

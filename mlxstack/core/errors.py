@@ -17,6 +17,7 @@ StackError
 ├── Broken                 the engine failed; the request was not at fault
 ├── DiskFull               the disk, or the share of it that the preset allows, is full
 ├── Damaged                a stored file is not what it claims to be
+│   └── Unreadable         the disk would not read it now; it may be sound
 └── SetupError             the preset or the machine cannot start this service
 """
 
@@ -106,6 +107,10 @@ class DiskFull(StackError):
 
 class Damaged(StackError):
     """A stored file is truncated, altered, foreign, or of an unknown version."""
+
+
+class Unreadable(Damaged):
+    """The disk would not read a stored file now; what is in it may be sound."""
 
 
 class SetupError(StackError):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlxstack.core.errors import Damaged, NotFound, SetupError
+from mlxstack.core.errors import Damaged, NotFound, SetupError, Unreadable
 from mlxstack.store.disk import Disk, because, refused
 
 # No slot file, agent or key may be called so: none of their alphabets allows two dots in front.
@@ -101,7 +101,7 @@ def read_whole(path: Path, disk: Disk) -> bytes:
 def opened(path: Path) -> Iterator[int]:
     """A regular file to read, never through a link.
 
-    Raises NotFound, or Damaged for whatever the disk refuses meanwhile.
+    Raises NotFound, Damaged, or Unreadable for whatever the disk refuses meanwhile.
     """
     try:
         with _regular(path) as fd:
@@ -109,16 +109,19 @@ def opened(path: Path) -> Iterator[int]:
     except FileNotFoundError:
         raise NotFound(f"there is no file {path.name}") from None
     except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {because(error)}") from error
+        raise Unreadable(f"{path.name} cannot be read: {because(error)}") from error
 
 
-def begins_with(path: Path, magic: bytes) -> bool:
-    """Whether `path` is a readable regular file that begins so."""
-    try:
-        with _regular(path) as fd:
-            return os.read(fd, len(magic)) == magic
-    except (OSError, Damaged):
+def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
+    """Whether `path` is a regular file that begins so. Raises Unreadable when that is unknown.
+
+    It does not begin so when it is a link, or somebody else's.
+    """
+    if not path.is_file() or path.is_symlink() or not os.access(path, os.R_OK):
         return False
+    with suppress(NotFound), opened(path) as fd, disk.open(fd) as file:
+        return file.read(len(magic)) == magic
+    return False
 
 
 def touch(path: Path) -> bool:

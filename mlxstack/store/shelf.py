@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Damaged, NotFound, StackError
+from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
@@ -69,7 +69,7 @@ class SlotShelf:
             raise Damaged(f"the slot file {name} is damaged: {error.message}") from None
 
     def list(self) -> tuple[SlotFile, ...]:
-        """All slot files by name, damaged ones included."""
+        """All slot files by name, damaged ones included. Raises Unreadable."""
         found = (self._look(path) for path in sorted(self.directory.iterdir()))
         return tuple(slot_file for slot_file in found if slot_file is not None)
 
@@ -96,9 +96,9 @@ class SlotShelf:
         return path
 
     def _look(self, path: Path) -> SlotFile | None:
-        with suppress(StackError, OSError):
+        with suppress(BadRequest, FileNotFoundError):
             self.check(path.name)
-            if begins_with(path, MAGIC):
+            if begins_with(path, MAGIC, self._disk):
                 about = path.lstat()
                 return SlotFile(path.name, str(path), about.st_size, about.st_mtime)
         return None

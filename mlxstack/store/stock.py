@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import structs
 
-from mlxstack.core.errors import Damaged, NotFound
+from mlxstack.core.errors import Conflict, Damaged, NotFound, Unreadable
 from mlxstack.core.ports import Manifest
 from mlxstack.store.history import AgentFolders, ManifestFile
 from mlxstack.store.shelf import SlotFile, SlotShelf
@@ -22,12 +22,15 @@ def take_stock(
 ) -> Stock:
     """What lies there now. `shelves` must be all that share the vault.
 
-    A KV file that only a forgotten shelf names would look unnamed. Raises nothing for damaged
-    files: they are contexts that name nothing.
+    A KV file that only a forgotten shelf names would look unnamed. Damaged files are contexts
+    that name nothing. Raises Conflict when one cannot be read now: it may name anything.
     """
     # The contexts last: one that is saved meanwhile names files that were listed before.
     blobs = tuple(vault.entries())
-    contexts = (*(c for shelf in shelves for c in _slots(shelf)), *_agents(agents))
+    try:
+        contexts = (*(c for shelf in shelves for c in _slots(shelf)), *_agents(agents))
+    except Unreadable as error:
+        raise Conflict(f"nothing was deleted: {error.message}") from error
     return Stock(blobs, contexts, in_use, spared)
 
 
@@ -44,12 +47,14 @@ def _agents(agents: AgentFolders) -> Iterator[Context]:
 
 
 def _context(title: str, file: SlotFile | ManifestFile, peek: Callable[[], Manifest]) -> Context:
-    return Context(title, file.path, file.n_bytes, file.used_at, _refs(peek))
+    return Context(title, file.path, file.n_bytes, file.used_at, _refs(title, peek))
 
 
-def _refs(peek: Callable[[], Manifest]) -> frozenset[Ref]:
+def _refs(title: str, peek: Callable[[], Manifest]) -> frozenset[Ref]:
     try:
         manifest = peek()
+    except Unreadable as error:
+        raise Unreadable(f"{title}: {error.message}") from error
     except (Damaged, NotFound):
         return frozenset()
     keys = (*manifest.segments, *manifest.checkpoints)

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.errors import DiskFull
+from mlxstack.core.errors import Conflict, DiskFull
 from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders, History
 from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.stock import take_stock
 from mlxstack.store.sweep import Context, Plan, Reason, Rules, Stock, carry_out, check_room, plan
 from mlxstack.store.vault import DiskVault, Entry
+from tests.store.bad_disks import UnreadableDisk
 from tests.store.blobs import IDENTITY, manifest, small_blob
 
 NOW = 10_000.0
@@ -228,6 +229,17 @@ def test_a_damaged_context_names_nothing(house: House) -> None:
     os.truncate(house.shelf.directory / "a.bin", 40)
     refs = {one.title: one.refs for one in house.stock().contexts}
     assert refs["slot file a.bin"] == frozenset()
+
+
+@pytest.mark.parametrize("which", ["slots", "agents"])
+def test_c14_a_context_that_cannot_be_read_now_forbids_every_sweep(
+    house: House, which: str
+) -> None:
+    root, bad = house.vault.root.parent, UnreadableDisk()
+    shelf = SlotShelf(root / "slots", bad if which == "slots" else None)
+    agents = AgentFolders(root / "agents", bad if which == "agents" else None)
+    with pytest.raises(Conflict, match=r"nothing was deleted: .*input/output error"):
+        take_stock(house.vault, [shelf], agents)
 
 
 def test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since(house: House) -> None:
