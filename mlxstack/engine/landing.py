@@ -46,6 +46,8 @@ class Landing:
         self._room = layers.with_room(n_tokens)
         self._order: list[int] = json.loads(about_of(heads[0].meta).layout) if heads else []
         self._buffers = [_buffer(shape) for shape in self._parts(heads[:1])]
+        for head in heads:
+            self._check(head)
         self._bases: list[mx.array] = []
         # Read to the end of the file all the same, for its checksum.
         self._surplus = memoryview(bytearray(max((h.n_bytes for h in heads), default=0)))
@@ -69,7 +71,6 @@ class Landing:
         """Where the bytes of the planes of segment `at` belong, in the order of its file."""
         head = self._heads[at]
         ends = [*(later.start for later in self._heads[at + 1 : at + 2]), self._n_tokens]
-        self._check(head)
         for group in range(len(head.shapes)):
             for buffer, which in zip(self._buffers, self._order, strict=True):
                 if which == group:

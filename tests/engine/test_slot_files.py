@@ -4,12 +4,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mlxstack.core.act import Erased, EraseSlot, Restored, RestoreSlot, Saved, SaveSlot
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.event import Chosen, Source
+from mlxstack.core.ports import Plane
 from mlxstack.core.preset import KVSpec, Preset
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -229,8 +233,6 @@ def test_c12_erase(driver: Driver) -> None:
 def test_a_file_of_more_tokens_than_a_slot_holds_is_refused(
     driver: Driver, home: Path, model_of: ModelOf
 ) -> None:
-    import msgspec
-
     driver.answer(FIRST, slot=0)
     save(driver, 0, "a.bin")
     preset = preset_of(model_of("tiny"))
@@ -252,3 +254,21 @@ def test_a_context_that_reuses_part_of_a_longer_segment_is_saved_and_restored(
     assert driver.context(0) == before
     tokens = before + NEXT
     assert driver.answer(tokens, slot=0) == driver.cold(tokens, slot=1)
+
+
+def test_c8_files_that_do_not_fit_together_are_refused_and_stay(driver: Driver, home: Path) -> None:
+    first = tuple(driver.answer(FIRST, slot=0))
+    save(driver, 0, "a.bin")
+    driver.answer(FIRST + first + NEXT, slot=0)
+    save(driver, 0, "a.bin")
+    manifest, vault = SlotShelf(home / "slots").read("a.bin"), DiskVault(home / "kv")
+    last = vault.read(manifest.identity, manifest.segments[-1])
+    half = tuple(
+        Plane(p.dtype, (*p.shape[:3], p.shape[3] // 2), bytes(p.data)[: len(p.data) // 2])
+        for p in last.planes
+    )
+    vault.remove(manifest.identity, last.key)
+    vault.write(msgspec.structs.replace(last, planes=half))
+    with pytest.raises(Damaged, match="does not continue"):
+        restore(driver, 1, "a.bin")
+    assert all(vault.has(manifest.identity, key) for key in manifest.segments)
