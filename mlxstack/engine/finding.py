@@ -49,8 +49,10 @@ class Finding:
         self._prompts: OrderedDict[str, Remembered] = OrderedDict()
         self._hashed: tuple[Ask, tuple[Chain, ...]] | None = None
 
-    def find(self, ask: Ask, slots: Sequence[Context], slot: int) -> tuple[Plan, Miss | None]:
-        """Where the prompt can go on from, and why not from further on."""
+    def find(
+        self, ask: Ask, slots: Sequence[Context], slot: int, *, may_read: bool = True
+    ) -> tuple[Plan, Miss | None]:
+        """Where the prompt can go on from, on disk if it `may_read`; why not from further on."""
         chains, before = self._chains(ask), self._before(ask, slots)
         clues = self._clues(ask, chains, before)
         if not ask.use_cache:
@@ -60,7 +62,8 @@ class Finding:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             block = self._memory.spec.block_size
             options += [_live(slots[i], Source.FORK, i, ask, block) for i in others]
-            options += self._stored(ask.tokens, chains, slots[slot])
+            stored = self._stored(ask.tokens, chains, slots[slot])
+            options += [one for one in stored if may_read or one.source is not Source.DISK]
         plan = restore.plan(len(ask.tokens), options)
         return plan, _told(restore.why(plan, options, clues), before)
 

@@ -81,17 +81,20 @@ class Memory:
         node = self.index.nodes.get(key)
         if node is None:
             return
-        if Place.MEMORY not in node.places:
-            for child in tuple(node.children):
-                self.lose_all(child)
-        self._drop(key, Place.DISK)
+        if Place.MEMORY in node.places:
+            self._drop(key, Place.DISK)
+        else:
+            self.lose_all(key)
 
     def lose_all(self, key: str) -> None:
-        """Forget a record and everything that continues it, wherever it lies."""
-        for child in tuple(self.index.nodes[key].children):
-            self.lose_all(child)
-        for place in tuple(self.index.nodes[key].places):
-            self._drop(key, place)
+        """Forget a record and everything that continues it, wherever it lies, named or not."""
+        doomed = [key]
+        for each in doomed:
+            doomed.extend(self.index.nodes[each].children)
+        for each in reversed(doomed):
+            self.owners.lose(each)
+            for place in tuple(self.index.nodes[each].places):
+                self._drop(each, place)
 
     def is_on_disk(self, key: str) -> bool:
         """Whether a known record is on disk."""

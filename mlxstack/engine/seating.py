@@ -65,9 +65,9 @@ class Seating:
             f"budget is {self.memory.budget}; raise prefix_cache.memory_budget_pct or use kv.bits 8"
         )
 
-    def plan(self, ask: Ask, slot: int) -> tuple[Plan, Miss | None]:
+    def plan(self, ask: Ask, slot: int, *, may_read: bool) -> tuple[Plan, Miss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
-        return self.finding.find(ask, self.slots, slot)
+        return self.finding.find(ask, self.slots, slot, may_read=may_read)
 
     def load(self, plan: Plan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""

@@ -35,9 +35,9 @@ class Sweeping:
         return self._forgetting(self._writer.submit(lambda: self._vault.sweep(wanted, in_use)))
 
     def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """What no sweep may take: what is read or written now, and what that or `keys` continue."""
+        """What is read or written now, or pinned, and what that or `keys` continue: none may go."""
         nodes = self._memory.index.nodes
-        busy = [key for key, node in nodes.items() if node.refs or node.is_writing]
+        busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
         found: set[str] = set()
         for key in (*keys, *busy):
             above: str | None = key

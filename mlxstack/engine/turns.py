@@ -36,13 +36,12 @@ from mlxstack.engine.seating import Seating
 from mlxstack.policy import desk as desks
 from mlxstack.policy import waiting
 from mlxstack.policy.desk import ACTIVE, SeatState, Ticket
-from mlxstack.policy.restore import Plan
 from mlxstack.policy.scheduler import Expire, Give, Limits, Run, choose_bite, decide, is_full
 
 log = logging.getLogger(__name__)
 
 MOST_LOADS = 3
-"""An ask goes to the disk so many times; then it computes."""
+"""An ask goes to the disk so many times; then it does with what is in memory."""
 
 Deliver = Callable[[tuple[Event, ...]], None]
 
@@ -172,10 +171,9 @@ class Turns(Holding):
 
     def _place(self, live: Live, slot: int) -> None:
         """Reuse what there is; what lies on disk is read first, while others go on."""
-        plan, miss = self.seating.plan(live.ask, slot)
-        if live.n_loads >= MOST_LOADS:
-            plan = Plan()
-        elif self.seating.load(plan, partial(self._placed, live.ask.id, slot)):
+        may_read = live.n_loads < MOST_LOADS
+        plan, miss = self.seating.plan(live.ask, slot, may_read=may_read)
+        if self.seating.load(plan, partial(self._placed, live.ask.id, slot)):
             live.n_loads += 1
             self._desk = desks.load(self._desk, slot)
             return

@@ -91,6 +91,12 @@ class Owners:
             node.pins.discard(name)
         return True
 
+    def lose(self, key: str) -> None:
+        """What this record holds is gone: no name keeps it."""
+        for node in self._existing((key,)):
+            node.pins.clear()
+            node.guards.clear()
+
     def top(self, now: float, limit: int = 10) -> tuple[Prefix, ...]:
         """The most used prefixes, the named ones among them. O(records)."""
         named = [self._named_prefix(name, now) for name in self._names.values()]

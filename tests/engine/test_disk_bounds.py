@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import RestoreSlot, Saved, SaveSlot, Sweep
+from mlxstack.core.act import Pin, RestoreSlot, Saved, SaveSlot, Sweep, Unpin
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.policy.audit import check
+from mlxstack.policy.records import Place
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import LLAMA
@@ -93,6 +94,34 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
         driver.answer(OTHER[:200])
         check(driver.engine._turns.seating.memory.index)
         assert driver.answer(MINE) == driver.cold(MINE)
+
+
+def test_c14_what_is_pinned_is_not_swept(model_of: ModelOf, tmp_path: Path) -> None:
+    with running(bounded(model_of("tiny"), 10**9, n_slots=1), tmp_path) as driver:
+        driver.answer(MINE)
+        driver.engine.tend(Pin("mine", MINE)).result(60)
+        driver.answer(OTHER)
+        driver.engine._archive.catch_up()
+        grow_old(tmp_path)
+        assert driver.engine.sweep(Sweep(max_bytes=0)).result(60).victims == ()
+        assert files(tmp_path)
+        driver.engine.tend(Unpin("mine")).result(60)
+        assert driver.engine.sweep(Sweep(max_bytes=0)).result(60).victims
+
+
+def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = bounded(model_of("tiny"), 10**9, n_slots=1)
+    with running(preset, tmp_path) as driver:
+        cold = driver.answer(MINE)
+    with running(preset, tmp_path) as driver:
+        assert driver.engine.tend(Pin("mine", MINE)).result(60).n_tokens >= 256
+        for path in (tmp_path / "kv").rglob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1])
+        assert driver.answer(MINE) == cold
+        index = driver.engine._turns.seating.memory.index
+        known = {f"{key}.safetensors" for key, n in index.nodes.items() if Place.DISK in n.places}
+        assert known <= files(tmp_path)
+        check(index)
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
