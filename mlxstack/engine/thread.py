@@ -34,7 +34,7 @@ from mlxstack.engine.idle import Message
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.promises import pass_on
 from mlxstack.engine.seating import Seating
-from mlxstack.engine.turns import Deliver, Turns
+from mlxstack.engine.turns import Deliver, Events, Turns
 from mlxstack.policy.limits import limits_of
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ MOST_FAILURES = 3
 class Engine:
     """Thread-safe: every public method may be called from any thread.
 
-    `memory_bytes` is what the preset's budget is a share of; this machine's memory by default.
-    `manifests` is where it is noted what is saved of the agents.
+    `memory_bytes`, by default this machine's, is what the preset's budget is a share of; what is
+    saved of the agents is noted in `manifests`.
     """
 
     def __init__(
@@ -109,11 +109,8 @@ class Engine:
 
     def park(self) -> Future[Parked]:
         """Bring all KV to disk that may be there, before the engine ends."""
-
-        def park_all() -> Parked:
-            return self._turns.seating.park_all()
-
-        return self._do(park_all)
+        # There are no turns before the model is loaded.
+        return self._do(lambda: self._turns.seating.park_all())  # noqa: PLW0108
 
     def sweep(self, wanted: Sweep) -> Future[Swept]:
         """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
@@ -246,13 +243,13 @@ class Engine:
         while not self._is_done():
             try:
                 self._listen()
-                self._turns.turn(self._deliver)
+                self._turns.turn(self._tell)
                 n_failures = 0
             except Exception as error:
                 n_failures += 1
                 log.exception("a turn broke")
                 self._turns.fail_all(Broken(f"the engine broke and was reset: {error}"))
-                self._turns.flush(self._deliver)
+                self._turns.flush(self._tell)
                 if n_failures >= MOST_FAILURES:
                     raise
             self._publish()
@@ -277,8 +274,13 @@ class Engine:
             return False
         if time.monotonic() >= self._drain_until:
             self._turns.end_all(Busy("the service is stopping; try again when it is back"))
-            self._turns.flush(self._deliver)
+            self._turns.flush(self._tell)
         return not (self._turns.has_work or self._turns.is_holding)
+
+    def _tell(self, events: Events) -> None:
+        """Whoever hears of an event and then looks sees a picture in which it has happened."""
+        self._publish()
+        self._deliver(events)
 
     def _publish(self) -> None:
         self._turned_at = time.monotonic()

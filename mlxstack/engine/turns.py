@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 MOST_LOADS = 3
 """An ask goes to the disk so many times; then it does with what is in memory."""
 
-Deliver = Callable[[tuple[Event, ...]], None]
+Events = tuple[Event, ...]
+Deliver = Callable[[Events], None]
 
 
 class Turns(Holding):
