@@ -6,7 +6,7 @@ import time
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken, Conflict, Loading, Unsupported, in_words
+from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, in_words
 from mlxstack.core.preset import Preset
 from mlxstack.service import duties
 from mlxstack.service.service import Health, Service
@@ -81,9 +81,17 @@ async def _change(service: Service, supply: Supply, wanted: Preset, drain_s: flo
         await _go_back(service, supply, old, failure)
     load = Step("load", _ms(began), service.facts.n_bytes)
     steps += [unload, load, await _warm(service)]
-    await asyncio.to_thread(supply.keep, service.preset)
+    await _keep(service, supply)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return Timeline(name, service.name, tuple(steps), held, free)
+
+
+async def _keep(service: Service, supply: Supply) -> None:
+    """The change is done, and answers, also where it cannot be written down."""
+    try:
+        await asyncio.to_thread(supply.keep, service.preset)
+    except StackError as error:
+        log.warning("after a restart the old model will be served: %s", error.message)
 
 
 async def _drain(service: Service, drain_s: float) -> Step:

@@ -52,10 +52,10 @@ def standing(server: ServerSpec) -> tuple[Service, StandIn]:
 
 
 @contextmanager
-def running(preset: Preset, home: Path) -> Iterator[Running]:
-    """Started, loaded, and stopped at the end."""
+def running(preset: Preset, home: Path, source: Path | None = None) -> Iterator[Running]:
+    """Started, loaded, and stopped at the end; `source` as for `assemble`."""
     with bind(preset.server) as listener:
-        service = assemble(preset, home)
+        service = assemble(preset, home, source)
         with serving(service, listener) as found:
             yield found
 

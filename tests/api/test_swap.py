@@ -83,6 +83,21 @@ def counted(http: httpx.Client) -> float:
     )
 
 
+def test_a_swap_that_cannot_be_written_down_is_done(
+    folders: dict[str, Path], home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (home / "file").write_text("no folder")
+    preset = structs.replace(tiny_preset(folders["a"]), slots=SlotSpec(count=2, n_ctx=1024))
+    with (
+        running(preset, home, home / "file" / "preset.json") as found,
+        httpx.Client(base_url=found.url, timeout=60) as http,
+    ):
+        swap(http, "wide")
+        assert http.get("/v1/models").json()["data"][0]["id"] == "model-wide"
+        turn(http, "ann", RULES, user("hello"))
+    assert "after a restart the old model will be served" in caplog.text
+
+
 def test_g4_g9_the_timeline_of_a_swap(http: httpx.Client, here: Running) -> None:
     turn(http, "ann", RULES, user("hello"))
     before = counted(http)
