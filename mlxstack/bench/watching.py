@@ -59,7 +59,7 @@ class Window(Struct, frozen=True):
 
 async def run(stage: Stage, plan: WatchPlan) -> Results:
     """Raises Broken when a dashboard does not attach, or when nothing was decoded."""
-    slots = SlotSpec(count=DECODERS, n_ctx=plan.n_answer + 10 * plan.n_prompt)
+    slots = SlotSpec(count=DECODERS, n_ctx=1024 + plan.n_answer + plan.n_prompt)
     async with service(stage, "tui", slots) as server, Caller(server) as caller:
         enough = asyncio.Event()
         talks = [asyncio.create_task(_talk(caller, plan, i, enough)) for i in range(DECODERS)]
