@@ -1,9 +1,11 @@
 """`bench tui`: what an attached dashboard costs the service, and itself."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.bench.call import Caller, Timed
 from mlxstack.bench.numbers import ratio, spread
@@ -21,7 +23,7 @@ FRAMES_PER_S = 4.0
 MOST_COST, MOST_CPU = 2.0, 10.0
 NOTE = (
     "CPU is the share of one core. The cost is the median over passes of what watched windows "
-    "lack against the unwatched ones around them."
+    "lack against the unwatched ones around them. BLAS leaves one core free, as a GPU leaves all."
 )
 
 
@@ -60,6 +62,8 @@ class Window(Struct, frozen=True):
 async def run(stage: Stage, plan: WatchPlan) -> Results:
     """Raises Broken when a dashboard does not attach, or when nothing was decoded."""
     slots = SlotSpec(count=DECODERS, n_ctx=1024 + plan.n_answer + plan.n_prompt)
+    n_threads = max(1, (os.cpu_count() or 2) - 1)
+    stage = replace(stage, env={**stage.env, "OPENBLAS_NUM_THREADS": str(n_threads)})
     async with service(stage, "tui", slots) as server, Caller(server) as caller:
         enough = asyncio.Event()
         talks = [asyncio.create_task(_talk(caller, plan, i, enough)) for i in range(DECODERS)]
