@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from mlxstack.core.ask import Ask
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from tests.api.running import serving, standing
+from tests.clients.agents import CODEX_CONFIG
 from tests.service.standin import FACTS
 
 BINARY = os.environ.get("MLX_STACK_CODEX", "")
@@ -22,16 +23,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not BINARY, reason="MLX_STACK_CODEX names no binary of the Codex CLI"),
 ]
-
-CONFIG = """
-model = "local-model"
-model_provider = "local"
-[model_providers.local]
-name = "local"
-base_url = "{url}/v1"
-env_key = "LOCAL_KEY"
-wire_api = "responses"
-"""
 
 
 class Run(Struct):
@@ -65,7 +56,7 @@ def codex(folder: Path, n_ctx: int, *answers: str) -> Run:
     engine.submit = next_answer  # type: ignore[method-assign]
     (folder / "work").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as live:
-        (folder / "config.toml").write_text(CONFIG.format(url=live.url))
+        (folder / "config.toml").write_text(CODEX_CONFIG.format(url=live.url))
         done = subprocess.run(
             [
                 BINARY, "exec", "--json", "--skip-git-repo-check",
