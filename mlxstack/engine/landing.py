@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from mlxstack.engine import layers
 from mlxstack.engine.context import Checkpoint, Context
 from mlxstack.engine.kv_file import about_of
 from mlxstack.engine.segments import BY_NAME
+from mlxstack.engine.unfilled import unfilled
 
 Shape = tuple[str, tuple[int, ...]]
 
@@ -21,19 +21,18 @@ Shape = tuple[str, tuple[int, ...]]
 class Buffer(Struct, frozen=True):
     """One part of one layer: `n_row` bytes for each token of each head.
 
-    `view` are the bytes of (heads, room, dim), once they are allocated.
+    `base` is uint8 of (heads * room * n_row); `view` are the same bytes.
     """
 
     dtype: str
     heads: int
     n_row: int
-    view: "Future[memoryview]"
+    base: mx.array
+    view: memoryview
 
 
 class Landing:
-    """Allocated and adopted on the MLX thread; another one may fill `rows` meanwhile.
-
-    Touching fresh memory takes as long as reading the file, so that both go on at once.
+    """Made and adopted on the MLX thread; meanwhile others fill the `rows` of each segment.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
@@ -45,40 +44,27 @@ class Landing:
         self._n_tokens = n_tokens
         self._room = layers.with_room(n_tokens)
         self._order: list[int] = json.loads(about_of(heads[0].meta).layout) if heads else []
-        self._buffers = [_buffer(shape) for shape in self._parts(heads[:1])]
+        self._buffers = [_buffer(shape, self._room) for shape in self._parts(heads[:1])]
         for head in heads:
             self._check(head)
-        self._bases: list[mx.array] = []
-        # Read to the end of the file all the same, for its checksum.
-        self._surplus = memoryview(bytearray(max((h.n_bytes for h in heads), default=0)))
-
-    def allocate(self) -> None:
-        """Make the buffers one by one; `rows` waits for each."""
-        for buffer in self._buffers:
-            base = mx.zeros(buffer.heads * self._room * buffer.n_row, mx.uint8)
-            mx.eval(base)
-            self._bases.append(base)
-            flat: Any = base
-            buffer.view.set_result(memoryview(flat))
-
-    def give_up(self, error: Exception) -> None:
-        """Nobody needs to wait for the buffers that are missing."""
-        for buffer in self._buffers:
-            if not buffer.view.done():
-                buffer.view.set_exception(error)
 
     def rows(self, at: int) -> Iterator[memoryview]:
-        """Where the bytes of the planes of segment `at` belong, in the order of its file."""
+        """Where the bytes of the planes of segment `at` belong, in the order of its file.
+
+        The last one also clears the room after its tokens.
+        """
         head = self._heads[at]
         ends = [*(later.start for later in self._heads[at + 1 : at + 2]), self._n_tokens]
         for group in range(len(head.shapes)):
             for buffer, which in zip(self._buffers, self._order, strict=True):
                 if which == group:
                     yield from self._lines(buffer, head, min(ends[0], head.end))
+        if at == len(self._heads) - 1:
+            self._clear_room()
 
     def adopt(self, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> Context:
         """The context, once all rows are filled."""
-        arrays = map(self._array, self._buffers, self._bases)
+        arrays = map(self._array, self._buffers)
         sliceable = [leaf for leaf in self._fresh.leaves if layers.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(layers.n_parts(leaf))] for leaf in sliceable]
         self._fresh.adopt(tokens, parts, checkpoints)
@@ -92,12 +78,19 @@ class Landing:
 
     def _lines(self, buffer: Buffer, head: BlobHead, end: int) -> Iterator[memoryview]:
         n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
-        view = buffer.view.result()
         for which in range(buffer.heads):
             first = (which * self._room + head.start) * buffer.n_row
-            yield view[first : first + n_used]
+            yield buffer.view[first : first + n_used]
             if n_used < n_all:
-                yield self._surplus[: n_all - n_used]
+                # Read to the end of the file all the same, for its checksum.
+                yield memoryview(bytearray(n_all - n_used))
+
+    def _clear_room(self) -> None:
+        for buffer in self._buffers:
+            nothing = bytes((self._room - self._n_tokens) * buffer.n_row)
+            for which in range(buffer.heads):
+                end = (which + 1) * self._room * buffer.n_row
+                buffer.view[end - len(nothing) : end] = nothing
 
     def _check(self, head: BlobHead) -> None:
         """Every segment has the parts of the first one, for its own tokens."""
@@ -112,10 +105,13 @@ class Landing:
         if json.loads(about_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
             raise Damaged(f"the KV file {head.key} does not continue the one before")
 
-    def _array(self, buffer: Buffer, base: mx.array) -> mx.array:
-        return base.view(BY_NAME[buffer.dtype]).reshape(1, buffer.heads, self._room, -1)
+    def _array(self, buffer: Buffer) -> mx.array:
+        return buffer.base.view(BY_NAME[buffer.dtype]).reshape(1, buffer.heads, self._room, -1)
 
 
-def _buffer(shape: Shape) -> Buffer:
+def _buffer(shape: Shape, room: int) -> Buffer:
     dtype, (_, heads, _, dim) = shape
-    return Buffer(dtype, heads, dim * BY_NAME[dtype].size, Future())
+    n_row = dim * BY_NAME[dtype].size
+    base = unfilled(heads * room * n_row)
+    flat: Any = base
+    return Buffer(dtype, heads, n_row, base, memoryview(flat))

@@ -5,8 +5,9 @@ Looking and reading happen on the reader thread, arrays are made on the MLX thre
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +21,9 @@ from mlxstack.engine.kv_file import check_cover, part_of
 from mlxstack.engine.landing import Landing
 
 T = TypeVar("T")
+
+READERS = 4
+"""Threads that read the files of one context: as many as `mx.load` has."""
 
 
 class Sources(Struct, frozen=True):
@@ -105,10 +109,6 @@ class Restoring:
             landing = Landing(wanted.context.fresh(n_tokens), found.heads, n_tokens)
             reading = self._reader.submit(self._pour, wanted.name, found, landing)
             self._then(reading, lambda _: take_over(found, landing), result)
-            try:
-                landing.allocate()
-            except Exception as error:
-                landing.give_up(error)
 
         def take_over(found: Found, landing: Landing) -> None:
             marks = [m for b in found.checkpoints if isinstance(m := part_of(b), Checkpoint)]
@@ -152,17 +152,26 @@ class Restoring:
         return Found(manifest, heads, marks)
 
     def _pour(self, name: str, found: Found, landing: Landing) -> None:
-        vault, identity = self._sources.vault, self._sources.identity
-        places = {key: at for at, key in enumerate(found.manifest.segments)}
-        _each(
-            name,
-            found.manifest.segments,
-            lambda key: vault.pour(identity, key, landing.rows(places[key])),
-        )
+        """Several files at once: one thread cannot fill fresh memory as fast as it is read."""
+        vault, identity, keys = self._sources.vault, self._sources.identity, found.manifest.segments
+
+        def pour(at: int) -> None:
+            vault.pour(identity, keys[at], landing.rows(at))
+
+        with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
+            for _ in pool.map(pour, range(len(keys))):
+                pass
 
 
 def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, ...]:
-    try:
+    with _as_one(name):
         return tuple(read(key) for key in keys)
+
+
+@contextmanager
+def _as_one(name: str) -> Iterator[None]:
+    """A slot file whose KV is gone is damaged."""
+    try:
+        yield
     except NotFound as error:
         raise Damaged(f"the slot file {name} needs KV that is gone: {error}") from error
