@@ -36,10 +36,10 @@ class WatchPlan(Struct, frozen=True):
     """
 
     passes: int = 3
-    window_s: float = 4.0
+    window_s: float = 10.0
     settle_s: float = 1.0
     n_prompt: int = 100
-    n_answer: int = 100
+    n_answer: int = 50
 
 
 SMALL = WatchPlan(1, 1.0, 0.3, 20, 100)
@@ -96,6 +96,7 @@ def results(windows: Sequence[Window], timed: Sequence[Timed]) -> Results:
             _several(frames, "/s"),
             _several(shares, "%"),
         ),
+        ("what it costs, pass by pass", _several(costs, "%"), "-", "-"),
     )
     heads = ("Service", f"Decode of {DECODERS} agents", "Frames", "CPU of the dashboard")
     return Results(
