@@ -98,7 +98,12 @@ class Library:
         """Look at what earlier runs saved; a damaged manifest is named in the log and ignored."""
         if self._folders is None:
             return
-        for file in self._folders.manifests():
+        try:
+            found = self._folders.manifests()
+        except StackError as error:
+            log.warning("%s; what is saved of agents is not known", error)
+            return
+        for file in found:
             try:
                 self._note(file.agent, self._folders.peek_manifest(file.agent, file.model))
             except StackError as error:

@@ -124,6 +124,19 @@ def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
     return False
 
 
+def children(directory: Path) -> list[Path]:
+    """What lies in it, sorted; nothing if it is no folder. Raises Unreadable if that is unknown.
+
+    `Path.glob` leaves out what it could not look at.
+    """
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise Unreadable(f"{directory.name} cannot be read: {because(error)}") from error
+
+
 def touch(path: Path) -> bool:
     """Note that `path` was used now, in its modification time; whether it is there."""
     try:

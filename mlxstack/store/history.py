@@ -17,6 +17,7 @@ from mlxstack.core.ports import Manifest
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
     TEMPORARY,
+    children,
     clear_leftovers,
     open_private,
     read_whole,
@@ -112,17 +113,16 @@ class AgentFolders:
             ) from None
 
     def manifests(self) -> tuple[ManifestFile, ...]:
-        """Every manifest of every agent, damaged ones included, sorted."""
-        found = []
-        for path in sorted(self.root.glob("*/*/manifest.json")):
-            agent, model = name_of(path.parent.parent.name), path.parent.name
-            if agent is None or not MODEL.fullmatch(model):
-                continue
-            with suppress(FileNotFoundError):
-                about = path.lstat()
-                size, used = about.st_size, about.st_mtime
-                found.append(ManifestFile(agent, model, str(path), size, used))
-        return tuple(found)
+        """Every manifest of every agent, damaged ones included, sorted. Raises Unreadable."""
+        named = ((name_of(folder.name), folder) for folder in children(self.root))
+        return tuple(
+            file
+            for agent, folder in named
+            if agent is not None
+            for model in children(folder)
+            if MODEL.fullmatch(model.name)
+            if (file := _look(agent, model)) is not None
+        )
 
     def remove(self, agent: str) -> None:
         """Forget an agent at once: its history and its manifests. Raises NotFound or StackError."""
@@ -153,3 +153,11 @@ class AgentFolders:
         if not MODEL.fullmatch(model):
             raise StackError(f"{model!r} is not the key of an identity")
         return self._folder(agent) / model / "manifest.json"
+
+
+def _look(agent: str, folder: Path) -> ManifestFile | None:
+    path = folder / "manifest.json"
+    with suppress(FileNotFoundError, NotADirectoryError):
+        about = path.lstat()
+        return ManifestFile(agent, folder.name, str(path), about.st_size, about.st_mtime)
+    return None

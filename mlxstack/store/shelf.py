@@ -11,6 +11,7 @@ from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
     TEMPORARY,
     begins_with,
+    children,
     clear_leftovers,
     open_private,
     read_whole,
@@ -70,7 +71,7 @@ class SlotShelf:
 
     def list(self) -> tuple[SlotFile, ...]:
         """All slot files by name, damaged ones included. Raises Unreadable."""
-        found = (self._look(path) for path in sorted(self.directory.iterdir()))
+        found = (self._look(path) for path in children(self.directory))
         return tuple(slot_file for slot_file in found if slot_file is not None)
 
     def remove(self, name: str) -> int:

@@ -3,9 +3,9 @@
 import hashlib
 from pathlib import Path
 
-from mlxstack.core.errors import Conflict
+from mlxstack.core.errors import Conflict, Unreadable
 from mlxstack.store.disk import Disk
-from mlxstack.store.durable import open_private, write_durably
+from mlxstack.store.durable import TEMPORARY, children, open_private, write_durably
 from mlxstack.store.shelf import SlotShelf
 
 FOLDER = "shelves"
@@ -28,8 +28,14 @@ def note(root: Path, directory: Path, disk: Disk | None = None) -> None:
 
 
 def known(root: Path) -> tuple[SlotShelf, ...]:
-    """All of them that are there. Raises Conflict when one may be on a drive that is not."""
-    notes = sorted((root / FOLDER).glob("[0-9a-f]*"))
+    """All of them that are there.
+
+    Raises Conflict when one may be on a drive that is not, or when that cannot be read now.
+    """
+    try:
+        notes = [note for note in children(root / FOLDER) if not note.name.startswith(TEMPORARY)]
+    except Unreadable as error:
+        raise Conflict(f"nothing was deleted: {error.message}") from error
     return tuple(
         SlotShelf(directory)
         for note in notes

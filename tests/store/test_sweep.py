@@ -1,6 +1,7 @@
 """Sweeping: the goal is reached whenever it can be, and nothing needed ever goes."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Conflict, DiskFull
+from mlxstack.store import shelves
 from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders, History
 from mlxstack.store.shelf import SlotShelf
@@ -242,9 +244,31 @@ def test_c14_a_context_that_cannot_be_read_now_forbids_every_sweep(
         take_stock(house.vault, [shelf], agents)
 
 
+@pytest.mark.parametrize("which", ["slots", "agents", "agents/someone"])
+def test_c14_a_folder_that_cannot_be_looked_into_forbids_every_sweep(
+    house: House, which: str
+) -> None:
+    root = house.vault.root.parent
+    agents = AgentFolders(root / "agents")
+    turned = root / which
+    shutil.rmtree(turned, ignore_errors=True)
+    turned.symlink_to(turned)
+    with pytest.raises(Conflict, match=r"nothing was deleted: .*cannot be read"):
+        take_stock(house.vault, [house.shelf], agents)
+
+
 def test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since(house: House) -> None:
     for path in house.vault.root.parent.rglob("*.*"):
         os.utime(path, (NOW, NOW))
     decided = plan(house.stock(), Rules(max_bytes=1, max_age_s=60), now=NOW - 5000)
     assert decided.doomed == ()
     assert len(plan(house.stock(), Rules(max_age_s=60), now=NOW + 5000).doomed) > 0
+
+
+def test_c14_a_list_of_shelves_that_cannot_be_read_forbids_every_sweep(tmp_path: Path) -> None:
+    shelves.note(tmp_path, tmp_path / "slots")
+    folder = tmp_path / shelves.FOLDER
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+    with pytest.raises(Conflict, match=r"nothing was deleted: .*cannot be read"):
+        shelves.known(tmp_path)
