@@ -97,9 +97,10 @@ async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
 async def fork(service: Service, agent: str, other: str) -> Portrait:
     """`other` goes on from where `agent` is; nothing but names and words is copied.
 
-    Raises NotFound, or Conflict when there is an `other`.
+    Raises NotFound, or Conflict when there is an `other` or the history is damaged.
     """
     _record(service, agent)
+    await past(service, agent)
     await asyncio.to_thread(service.library.copy, agent, other)
     service.roster.record(other, is_explicit=True)
     await _write(service, other, await past(service, other))

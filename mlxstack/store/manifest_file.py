@@ -75,7 +75,7 @@ def parse_json(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except UNREADABLE as error:
-        raise Damaged(f"it is truncated or no {kind.__name__.lower()}: {error}") from None
+        raise Damaged(f"it is truncated or something else: {error}") from None
 
 
 def _digest(body: bytes) -> bytes:

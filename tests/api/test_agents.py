@@ -364,6 +364,8 @@ def test_a_damaged_history_is_told_and_healed_by_full_messages(
     with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as http:
         refused = http.post("/v1/agents/eli/generate", json={"append": [user("hi")]})
         assert refused.status_code == 409 and "full `messages`" in refused.text
+        forked = http.post("/v1/agents/eli/fork", json={"id": "eve"})
+        assert forked.status_code == 409 and "full `messages`" in forked.text
         body = {"messages": [RULES, user("hi")], "max_tokens": 4}
         http.post("/v1/agents/eli/generate", json=body).raise_for_status()
         assert len(history(http, "eli")) == 3

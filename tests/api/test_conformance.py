@@ -53,7 +53,6 @@ schema = schemathesis.pytest.from_fixture("doors").exclude(
 @seed(SEED)
 @settings(
     max_examples=5,
-    deadline=None,
     database=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

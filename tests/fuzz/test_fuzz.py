@@ -35,7 +35,7 @@ def target(name: str) -> Callable[[bytes], None]:
 def test_fuzz_slice(name: str) -> None:
     run = target(name)
 
-    @settings(max_examples=RUNS[name], deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=RUNS[name], suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=300))
     def look(data: bytes) -> None:
         run(data)

@@ -334,7 +334,7 @@ bites_lists = st.lists(
 
 
 @pytest.mark.mlx
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(bites=[300, 468, 257, 255], window=256)
 @given(bites=bites_lists, window=st.sampled_from([2, 64, 256, 300, 700]))
 def test_f4_rows_are_those_of_every_cache_class(bites: list[int], window: int) -> None:

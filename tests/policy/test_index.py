@@ -281,5 +281,5 @@ class Histories(RuleBasedStateMachine):
         check(self.memory.index, self.owners)
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_d7_f5_any_history_keeps_the_invariants = Histories.TestCase

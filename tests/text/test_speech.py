@@ -185,9 +185,7 @@ def test_words_arrive_token_by_token(chatml: Any) -> None:
 said = st.text(st.sampled_from("ab <>/|\n{}thinktool_call日é"), max_size=30)
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said, said)
 def test_no_text_is_lost(chatml: Any, thought: str, answer: str) -> None:
     markers = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -19,9 +19,7 @@ PARTS = [
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=14).map("".join)
 KINDS = ["chatml", "mistral", "plain"]
-many = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+many = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(params=KINDS)

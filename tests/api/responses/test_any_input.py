@@ -56,7 +56,7 @@ TOOLS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(items=st.lists(ITEMS, max_size=5), tools=st.lists(TOOLS, max_size=3), text=JSON)
 def test_any_items_are_read_or_refused(items: list[Any], tools: list[Any], text: Any) -> None:
     raw = msgspec.json.encode({"input": items, "tools": tools, "text": {"format": text}})
