@@ -3,18 +3,18 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 import httpx
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxstack.bench.call import Caller, Server, Timed
-from mlxstack.bench.stage import Stage, service
+from mlxstack.bench.stage import Stage, measure, service
 from mlxstack.bench.workload import Body, Split, Yardstick, agent, next_turn, question
 from mlxstack.client import Client, SlotRestored, SlotSaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
+from mlxstack.core.trial import Finding, Load
 
 ANSWER = 8
 """Tokens of an answer of which only the first one is timed."""
@@ -29,6 +29,7 @@ class CachePlan(Struct, frozen=True):
     """`totals` are prompt lengths in tokens; `n_big` is one long context to be saved.
 
     Two others decode `n_decode` tokens at most, for `calm_s` seconds before and after the save.
+    It is restored by `n_restarts` services, one after the other.
     """
 
     totals: tuple[int, ...] = (1000, 2000, 4050)
@@ -38,10 +39,11 @@ class CachePlan(Struct, frozen=True):
     n_turns: int = 10
     n_decode: int = 2000
     calm_s: float = 1.0
+    n_restarts: int = 7
     passes: int = 3
 
 
-SMALL = CachePlan((300, 500), 3, 600, 600, 4, 1500, 0.2, 1)
+SMALL = CachePlan((300, 500), 3, 600, 600, 4, 1500, 0.2, 1, 1)
 
 
 class Returns(Struct, frozen=True):
@@ -64,15 +66,18 @@ class Start(Struct, frozen=True):
 
 
 class Saves(Struct, frozen=True):
-    """`turns` are saves after each of some turns; gaps are the others' between two tokens."""
+    """`turns` are saves after each of some turns; gaps are the others' between two tokens.
+
+    `restored` and `loaded` are the first thing that a new process reads, by turns.
+    """
 
     turns: tuple[SlotSaved, ...]
     big: SlotSaved
     cold_s: float
     restored: tuple[SlotRestored, ...]
+    loaded: tuple[Finding, ...]
     gaps_before: tuple[float, ...]
     gaps_during: tuple[float, ...]
-    folder: Path
 
 
 async def returns(stage: Stage, plan: CachePlan) -> tuple[Returns, ...]:
@@ -156,13 +161,13 @@ async def saves(stage: Stage, plan: CachePlan) -> Saves:
         before, _ = await _gaps(caller, client, plan, yard, None)
         during, saved = await _gaps(caller, client, plan, yard, "big")
         assert saved is not None
-        stage.say("and restored")
-        restored = []
-        for _ in range(plan.passes):
-            await client.erase_slot(0)
-            restored.append(await client.restore_slot(0, "big"))
-    folder = stage.folder / "saves" / "kv"
-    return Saves(turns, saved, cold.ttft_s, tuple(restored), before, during, folder)
+    restored, loaded = [], []
+    for i in range(plan.n_restarts):
+        stage.say(f"and restored by a new service, {i + 1} of {plan.n_restarts}")
+        async with service(stage, "saves", slots) as server, Client(server.url) as client:
+            restored.append(await client.restore_slot(1, "big"))
+        loaded += measure(stage, [Load(str(stage.folder / "saves" / "kv"))])
+    return Saves(turns, saved, cold.ttft_s, tuple(restored), tuple(loaded), before, during)
 
 
 async def _saved_turns(

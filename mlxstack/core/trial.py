@@ -47,10 +47,12 @@ class Floor(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Read every .safetensors file under `folder` by `mx.load`: `load_s`, and `bytes` of them."""
+    """Read every .safetensors file under `folder` by `mx.load`: `load_s`, and `bytes` of them.
+
+    In memory that is new to the process when this is its first trial.
+    """
 
     folder: str
-    passes: int = 3
 
 
 class Whole(Struct, frozen=True, tag=True):

@@ -34,17 +34,11 @@ def floor(trial: Floor, loaded: Loaded) -> Finding:
 
 
 def load(trial: Load) -> Finding:
-    """All files, read and evaluated, once to warm up and then once per pass."""
+    """All files, read and evaluated, once."""
     files = sorted(Path(trial.folder).rglob("*.safetensors"))
-    times, n_bytes = [], 0
-    for i in range(trial.passes + 1):
-        began = time.perf_counter()
-        arrays = [array for file in files for array in mx.load(str(file)).values()]  # type: ignore[union-attr]
-        mx.eval(arrays)
-        if i:
-            times.append(time.perf_counter() - began)
-        n_bytes = sum(array.nbytes for array in arrays)
-        del arrays
-    return Finding(
-        (Samples("mx.load", "load_s", tuple(times)), Samples("mx.load", "bytes", (n_bytes,)))
-    )
+    began = time.perf_counter()
+    arrays = [array for file in files for array in mx.load(str(file)).values()]  # type: ignore[union-attr]
+    mx.eval(arrays)
+    took = time.perf_counter() - began
+    n_bytes = sum(array.nbytes for array in arrays)
+    return Finding((Samples("mx.load", "load_s", (took,)), Samples("mx.load", "bytes", (n_bytes,))))
