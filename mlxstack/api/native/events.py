@@ -14,9 +14,9 @@ from mlxstack.core.frame import Frame
 from mlxstack.service.frame import Sight
 from mlxstack.service.service import Health, Service
 
-TICK_S = 0.3
+TICK_S = 0.5
 # A service that rests is drawn once in so many ticks; the others carry a comment.
-REST_TICKS = 4
+REST_TICKS = 2
 PING = b": ping\n\n"
 
 

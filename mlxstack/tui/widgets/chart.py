@@ -2,6 +2,7 @@
 
 from textual.app import RenderResult
 from textual.content import Content
+from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
 
@@ -22,16 +23,21 @@ class Chart(Widget):
     def __init__(self, which: int, name: str) -> None:
         super().__init__(id=name)
         self._which = which
-        self._drawn: Content | None = None
+        self._drawn = Content()
+        self._drawn_size = Size()
 
     def watch_model(self) -> None:
         """Drawn again only when the picture is another one."""
-        if self._picture() != self._drawn:
+        before = self._drawn
+        if self._draw() != before:
             self.refresh()
 
     def render(self) -> RenderResult:
         """The speed now, its past, and the axis."""
-        self._drawn = self._picture()
+        return self._drawn if self._drawn_size == self.size else self._draw()
+
+    def _draw(self) -> Content:
+        self._drawn, self._drawn_size = self._picture(), self.size
         return self._drawn
 
     def _picture(self) -> Content:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from rich.cells import cell_len
 from textual import events
 from textual.reactive import reactive
 from textual.widgets import Static
@@ -34,6 +35,15 @@ class Lines(Static):
     def _redraw(self) -> None:
         lines = self._draw_lines(self.model, self.app.size.width)
         if lines != self._shown:
+            n_rows = _n_rows(self._shown or (), self.content_size.width)
+            is_as_high = n_rows is not None and n_rows == _n_rows(lines, self.content_size.width)
             self._shown = lines
             self.display = bool(lines)
-            self.update(content(lines))
+            # The layout of a screen takes longer than drawing it.
+            self.update(content(lines), layout=not is_as_high)
+
+
+def _n_rows(lines: tuple[Line, ...], width: int) -> int | None:
+    """How many rows these lines take; None where one of them is broken."""
+    widest = max((sum(cell_len(cell.text) for cell in line) for line in lines), default=0)
+    return len(lines) if widest <= width else None

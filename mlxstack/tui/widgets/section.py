@@ -81,8 +81,9 @@ class Section(Vertical):
             return
         heading, note = self.query(Static)
         if self._shown is None or sheet.title != self._shown.title:
-            heading.update(content((sheet.title,)))
-        note.update(sheet.note)
+            heading.update(content((sheet.title,)), layout=False)
+        if self._shown is None or sheet.note != self._shown.note:
+            note.update(sheet.note)
         note.display = not sheet.rows and bool(sheet.note)
         table = self.query_one(Table)
         table.display = bool(sheet.rows)
