@@ -71,8 +71,9 @@ class AgentFolders:
         clear_leftovers(root.rglob(TEMPORARY + "*"))
 
     def agents(self) -> tuple[str, ...]:
-        """The ids of all agents that have a history, sorted."""
-        found = (name_of(path.parent.name) for path in self.root.glob("*/history.json"))
+        """The ids of all agents that have a history, sorted. Raises Unreadable."""
+        folders = (one for one in children(self.root) if (one / "history.json").exists())
+        found = (name_of(folder.name) for folder in folders)
         return tuple(sorted(agent for agent in found if agent is not None))
 
     def write(self, agent: str, history: History) -> int:
