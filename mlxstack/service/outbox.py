@@ -1,12 +1,15 @@
 """Carries the engine's events from the MLX thread to the asyncio queues of their asks."""
 
 import asyncio
+import logging
 from contextlib import suppress
 
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import StackError
 from mlxstack.core.event import Event, Failed
 from mlxstack.service.journal import Journal
+
+log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -46,7 +49,10 @@ class Outbox:
 
     def _fan_out(self, events: tuple[Event, ...]) -> None:
         for event in events:
-            self.journal.note(event)
+            try:
+                self.journal.note(event)
+            except Exception:  # an account that was not kept must not cost an answer
+                log.exception("an event of %s was not noted", event.ask)
             queue = self._queues.get(event.ask)
             if queue is not None:
                 queue.put_nowait(event)

@@ -91,8 +91,8 @@ class Roster:
         """The account of an agent, opened when it is not known yet."""
         record = self._records.get(name)
         if record is None:
+            self._make_room()
             record = self._records[name] = Record(name, is_explicit=is_explicit)
-            self._shrink()
         record.is_explicit |= is_explicit
         return record
 
@@ -121,8 +121,9 @@ class Roster:
         """All accounts, the last used first."""
         return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
 
-    def _shrink(self) -> None:
-        if len(self._records) <= MOST_AGENTS:
+    def _make_room(self) -> None:
+        """Before the new one comes: among explicit agents it would be the first to go."""
+        if len(self._records) < MOST_AGENTS:
             return
         oldest = next((n for n, one in self._records.items() if not one.is_explicit), None)
         if oldest is not None:

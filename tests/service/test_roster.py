@@ -1,0 +1,32 @@
+"""Accounts of agents: however many there are, a request that ends is counted."""
+
+from mlxstack.core.frame import RequestView
+from mlxstack.service.roster import MOST_AGENTS, Roster
+
+
+def told(agent: str) -> RequestView:
+    return RequestView(id=f"of {agent}", agent=agent, slot=0)
+
+
+def test_a_stranger_among_a_thousand_explicit_agents_is_counted() -> None:
+    roster = Roster()
+    for i in range(MOST_AGENTS):
+        roster.note(told(f"explicit-{i}"), 1.0, is_explicit=True)
+    for name in ("passing", "passing", "another"):
+        roster.note(told(name), 2.0, is_explicit=False)
+    assert roster.n_agents == MOST_AGENTS + 1
+    another = roster.find("another")
+    assert another is not None and another.sums.n_requests == 1
+    assert roster.find("passing") is None
+    assert roster.find("explicit-0") is not None
+
+
+def test_the_least_recently_used_name_goes_first() -> None:
+    roster = Roster()
+    for i in range(MOST_AGENTS):
+        roster.note(told(f"{i}"), 1.0, is_explicit=False)
+    roster.note(told("0"), 2.0, is_explicit=False)
+    roster.note(told("new"), 3.0, is_explicit=False)
+    assert roster.n_agents == MOST_AGENTS
+    assert roster.find("1") is None
+    assert roster.find("0") is not None
