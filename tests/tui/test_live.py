@@ -278,7 +278,7 @@ async def test_the_feed_rests_when_the_service_does_and_ends_with_it(
         await asyncio.sleep(3.2)
         n_frames = sum(line == "event: frame" for line in lines)
         assert 2 <= n_frames <= 5
-        assert lines.count(": ping") >= n_frames
+        assert lines.count(": ping") >= 2
         began = loop.time()
         leave(found)
         await asyncio.wait_for(listening, 10)
