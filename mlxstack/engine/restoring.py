@@ -1,6 +1,6 @@
 """Restores a slot file: looks at what it names, makes room, reads into it, checks, takes over.
 
-Looking and reading happen on the reader thread, arrays are made on the MLX thread.
+Looking happens on the reader thread, reading on several, arrays are made on the MLX thread.
 """
 
 import time
@@ -23,7 +23,7 @@ from mlxstack.engine.landing import Landing
 T = TypeVar("T")
 
 READERS = 4
-"""Threads that read the files of one context: as many as `mx.load` has."""
+"""Threads that read the files of one context."""
 
 
 class Sources(Struct, frozen=True):

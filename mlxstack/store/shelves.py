@@ -1,14 +1,16 @@
 """The slot folders that share one vault, noted beside it so that a sweep forgets none."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from mlxstack.core.errors import Conflict, Unreadable
 from mlxstack.store.disk import Disk
-from mlxstack.store.durable import TEMPORARY, children, open_private, write_durably
+from mlxstack.store.durable import children, open_private, write_durably
 from mlxstack.store.shelf import SlotShelf
 
 FOLDER = "shelves"
+NOTE = re.compile("[0-9a-f]{32}")
 
 # Where drives appear: what is missing right below is not deleted but unplugged.
 MOUNTS = ("/", "/Volumes", "/mnt", "/media", "/run/media")
@@ -33,7 +35,7 @@ def known(root: Path) -> tuple[SlotShelf, ...]:
     Raises Conflict when one may be on a drive that is not, or when that cannot be read now.
     """
     try:
-        notes = [note for note in children(root / FOLDER) if not note.name.startswith(TEMPORARY)]
+        notes = [note for note in children(root / FOLDER) if NOTE.fullmatch(note.name)]
     except Unreadable as error:
         raise Conflict(f"nothing was deleted: {error.message}") from error
     return tuple(

@@ -57,7 +57,8 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
 
 def test_tui(tmp_path: Path) -> None:
     told = run("tui", tmp_path)
-    assert column(told.tables[0], "Service")[:2] == ["nobody watches", "a dashboard is attached"]
+    rows = ["nobody watches", "a dashboard is attached", "what it costs, pass by pass"]
+    assert column(told.tables[0], "Service") == rows
     assert len(told.raw["costs"]) == 1
     assert all(min(told.raw[name]) > 0 for name in ("alone", "watched", "frames", "cpu"))
     assert [len(told.raw[name]) for name in ("alone", "watched")] == [2, 2]

@@ -268,6 +268,8 @@ def test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since(house: 
 def test_c14_a_list_of_shelves_that_cannot_be_read_forbids_every_sweep(tmp_path: Path) -> None:
     shelves.note(tmp_path, tmp_path / "slots")
     folder = tmp_path / shelves.FOLDER
+    (folder / ".DS_Store").write_bytes(b"\xff")
+    assert shelves.known(tmp_path) == ()
     shutil.rmtree(folder)
     folder.symlink_to(folder)
     with pytest.raises(Conflict, match=r"nothing was deleted: .*cannot be read"):
