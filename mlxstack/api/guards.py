@@ -5,6 +5,7 @@ Guards are coroutines because Litestar sends plain functions through a thread, e
 
 import ipaddress
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,10 +18,10 @@ from mlxstack.api import holder
 from mlxstack.api.errors import Dialect, dialect
 from mlxstack.api.headers import EXPOSED
 from mlxstack.core.errors import Forbidden, Unauthorized
-from mlxstack.core.preset import ServerSpec
+from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.service.service import Service
 
-# Route options: open without a key, answering before the model is loaded, telling of all agents.
+# Route options: open without a key, answering before the model is loaded, concerning all agents.
 PUBLIC = {"is_public": True}
 EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
@@ -31,15 +32,16 @@ APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 
-def host_guard(server: ServerSpec) -> Guard:
+def host_check(server: ServerSpec) -> Callable[[Connection], None]:
     """Refuses requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
 
     A Host may be a loopback name, any IP literal (a rebound page never has one), or a
     configured name; an Origin must be loopback, the Host itself, configured, or an app's.
+    The check raises Forbidden.
     """
     known = re.compile(_names(server), re.IGNORECASE)
 
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+    def check(connection: Connection) -> None:
         host = _bare(connection.headers.get("host", "localhost"))
         if not (known.fullmatch(host) or _is_address(host)):
             raise Forbidden(
@@ -52,19 +54,19 @@ def host_guard(server: ServerSpec) -> Guard:
                 "add its host to server.allowed_hosts of the preset"
             )
 
-    return guard
+    return check
 
 
-def key_guard(server: ServerSpec) -> Guard:
+def key_check(server: ServerSpec) -> Callable[[Connection], ApiKey | None]:
     """Wants one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
-    What it gives its holder is left in the connection's state.
+    The check raises Unauthorized, or gives the key; None where none are configured.
     """
     known = [holder.as_key(key) for key in server.api_keys]
 
-    async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-        if not known or handler.opt.get("is_public"):
-            return
+    def check(connection: Connection) -> ApiKey | None:
+        if not known:
+            return None
         given = _key(connection)
         if given is None:
             raise Unauthorized(
@@ -74,9 +76,36 @@ def key_guard(server: ServerSpec) -> Guard:
         fitting = [key for key in known if holder.fits(key, given)]
         if not fitting:
             raise Unauthorized("Invalid API Key")
-        holder.admit(connection, fitting[0])
-        if handler.opt.get("is_of_all"):
-            holder.check_whole(fitting[0])
+        return fitting[0]
+
+    return check
+
+
+def host_guard(server: ServerSpec) -> Guard:
+    """`host_check` for every route."""
+    check = host_check(server)
+
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+        check(connection)
+
+    return guard
+
+
+def key_guard(server: ServerSpec) -> Guard:
+    """`key_check` for every route that is not public.
+
+    What the key gives its holder is left in the connection's state.
+    """
+    check = key_check(server)
+
+    async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+        if handler.opt.get("is_public"):
+            return
+        key = check(connection)
+        if key is not None:
+            holder.admit(connection, key)
+            if handler.opt.get("is_of_all"):
+                holder.check_whole(key)
 
     return guard
 

@@ -68,9 +68,15 @@ def check_whole(key: ApiKey) -> None:
     """Raises Forbidden when the key is only for some agents."""
     if key.agents:
         raise Forbidden(
-            "this path tells of all agents, and this API key speaks only as "
+            "this path concerns all agents, and this API key speaks only as "
             f"{', '.join(key.agents)}; use a key without agents (server.api_keys of the preset)"
         )
+
+
+def is_whole(connection: Connection) -> bool:
+    """Whether the key is for all agents."""
+    key: ApiKey | None = connection.state.get("key")
+    return key is None or not key.agents
 
 
 def may_see(connection: Connection, agent: str) -> bool:

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+from litestar.connection import ASGIConnection
+from litestar.types import HTTPScope
 from msgspec import Struct
 
-from mlxstack.api import errors
+from mlxstack.api import errors, guards
 from mlxstack.api.errors import Dialect, dialect
 from mlxstack.api.request_id import name_response, request_id
 from mlxstack.api.sse import BEAT_S, FIRST_S, HEADERS, keepalive
-from mlxstack.core.errors import Busy, StackError, TooLarge
+from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
 from mlxstack.service.service import Service
 
 # ASGI, seen from outside the framework.
@@ -38,9 +40,12 @@ class Asked(Struct):
 def waiting_room(service: Service, app: Any) -> App:
     """The application behind the gate: all that changes something or generates passes it.
 
-    Before a closed one no more wait than `queue.max_waiting`, and no body over the limit.
+    Before a closed one wait no strangers, no more than `queue.max_waiting`, and no body over
+    the limit.
     """
     visits: set[_Visit] = set()
+    server = service.preset.server
+    checks = (guards.host_check(server), guards.key_check(server))
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if not _passes_gate(scope):
@@ -51,16 +56,21 @@ def waiting_room(service: Service, app: Any) -> App:
                 await app(scope, receive, send)
             finally:
                 service.gate.leave()
-        elif (n_waiting := len(visits)) >= service.preset.queue.max_waiting:
-            full = f"{n_waiting} requests wait for the change of models, no more are queued"
-            await _refuse(scope, send, Busy(full))
         else:
             try:
+                for check in checks:
+                    check(ASGIConnection(cast(HTTPScope, scope)))
+                _check_room(len(visits), service.preset.queue.max_waiting)
                 await _Visit(service, scope, receive, send).wait(app, visits)
-            except TooLarge as error:
+            except (Busy, Forbidden, TooLarge, Unauthorized) as error:
                 await _refuse(scope, send, error)
 
     return handle
+
+
+def _check_room(n_waiting: int, limit: int) -> None:
+    if n_waiting >= limit:
+        raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 
 def _passes_gate(scope: Scope) -> bool:

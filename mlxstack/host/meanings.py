@@ -55,7 +55,7 @@ MEANINGS = {
     "server.api_keys[].key": "The key, or `sha256:` and its digest in hex (`mlx-stack key`).",
     "server.api_keys[].tier": "How urgent the requests of this key are.",
     "server.api_keys[].salt": "Keeps the holder's KV apart from everybody else's.",
-    "server.api_keys[].agents": "Agents that the holder may speak as, `*` for any characters.",
+    "server.api_keys[].agents": "What agents it may speak as, `*` for any characters, and change.",
     "server.without_key": "Let other machines in without a key.",
     "server.strict_models": "Refuse requests that name another model, instead of serving them.",
     "server.max_body_bytes": "Bytes of a request at most; more is refused with 413.",

@@ -309,6 +309,42 @@ def test_a_key_of_some_agents_does_not_read_what_all_say(tiered: Tiered, path: s
     assert "day" in {one["agent"] for one in seen.json()}
 
 
+ACTS = [
+    ("POST", "/slots/0?action=erase"), ("POST", "/cache/clear"), ("POST", "/cache/gc"),
+    ("POST", "/cache/warm"), ("POST", "/cache/prefixes"), ("DELETE", "/cache/prefixes/rules"),
+    ("POST", "/v1/models/load"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), ACTS)
+def test_a_key_of_some_agents_does_nothing_to_all(tiered: Tiered, method: str, path: str) -> None:
+    def act(key: str) -> httpx.Response:
+        return httpx.request(method, tiered.url + path, json=[], headers={"x-api-key": key})
+
+    refused = act("slow")
+    assert refused.status_code == 403
+    assert "concerns all agents" in refused.json()["error"]["message"]
+    assert act("plain").status_code != 403
+
+
+def test_a_key_of_some_agents_does_not_read_what_others_said(tmp_path: Path) -> None:
+    keys = ("plain", ApiKey("slow", agents=("night-*",)))
+    preset = tiny_preset(tmp_path / "model", server=ServerSpec(port=0, api_keys=keys))
+    plain, slow = ({"x-api-key": key} for key in ("plain", "slow"))
+    shared = "We share this long beginning of every word that we say. " * 4
+    with running(preset, tmp_path / "home") as found:
+        for agent, headers, words in (("day", plain, "sesame"), ("night-1", slow, "nothing")):
+            turn = {"role": "user", "content": f"{shared}The secret is {words}, do not tell."}
+            said = {"messages": [turn], "agent": agent, "max_tokens": 1}
+            httpx.post(found.url + CHAT, json=said, headers=headers).raise_for_status()
+        there = found.url + "/v1/agents/night-1"
+        whole, own = (httpx.get(there, headers=who).json()["miss"] for who in (plain, slow))
+        assert "sesame" in whole["text_cached"]
+        assert own == {**whole, "text_cached": "", "age_s": own["age_s"]}
+        listed = httpx.get(found.url + "/v1/agents", headers=slow).json()["data"]
+        assert [one["miss"]["text_cached"] for one in listed] == [""]
+
+
 def test_a_digest_is_no_key(tiered: Tiered) -> None:
     digest = "sha256:" + hashlib.sha256(b"fast").hexdigest()
     assert tiered.post(CHAT, digest).status_code == 401

@@ -16,6 +16,7 @@ from tests.service.standin import FACTS
 pytestmark = pytest.mark.net
 
 CHAT = "/v1/chat/completions"
+KEY = {"x-api-key": "key"}
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -23,7 +24,8 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """A service whose gate is closed, with room for two, who look at the gate often."""
     monkeypatch.setattr(waiting, "FIRST_S", 0.01)
-    service, engine = standing(ServerSpec(port=0, max_body_bytes=200_000))
+    spec = ServerSpec(port=0, max_body_bytes=200_000, api_keys=("key",))
+    service, engine = standing(spec)
     service.preset = structs.replace(service.preset, queue=QueueSpec(max_waiting=2))
     engine.loading.set_result(FACTS)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
@@ -32,14 +34,14 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
 
 
 def test_a_body_over_the_limit_is_refused_before_the_gate(closed: Running) -> None:
-    answer = httpx.post(closed.url + CHAT, json={**HELLO, "filler": "x" * 200_000})
+    answer = httpx.post(closed.url + CHAT, json={**HELLO, "filler": "x" * 200_000}, headers=KEY)
     assert answer.status_code == 413
     assert answer.json()["error"]["message"].endswith("server.max_body_bytes allows")
     assert answer.headers["x-request-id"].startswith("req_")
 
 
 async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Running) -> None:
-    async with httpx.AsyncClient(base_url=closed.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=10, headers=KEY) as http:
         seated = [asyncio.create_task(http.post(CHAT, json=HELLO)) for _ in range(2)]
         await asyncio.sleep(0.3)
         for path, status in ((CHAT, 503), ("/v1/messages", 529)):
@@ -52,7 +54,7 @@ async def test_e18_the_waiting_room_has_as_many_seats_as_the_queue(closed: Runni
 
 
 async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running) -> None:
-    async with httpx.AsyncClient(base_url=closed.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=closed.url, timeout=10, headers=KEY) as http:
         waits = asyncio.create_task(http.post(CHAT, content=b"[" * 100_000))
         await asyncio.sleep(0.3)
         assert not waits.done()
@@ -60,3 +62,18 @@ async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running)
         answer = await waits
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"x-api-key": "guessed"}, 401),
+        ({**KEY, "host": "evil.com"}, 403),
+        ({**KEY, "origin": "http://evil.com"}, 403),
+    ],
+)
+def test_strangers_do_not_wait(closed: Running, headers: dict[str, str], status: int) -> None:
+    answer = httpx.post(closed.url + CHAT, json=HELLO, headers=headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]

@@ -56,6 +56,11 @@ MUTANTS = (
         GUARDS + "test_a_key_of_some_agents_does_not_read_what_all_say",
     ),
     Mutant(
+        "and does nothing to all", "api/native/slots.py",
+        "status_code=200, opt=OF_ALL", "status_code=200",
+        GUARDS + "test_a_key_of_some_agents_does_nothing_to_all",
+    ),
+    Mutant(
         "the Host is checked", "api/guards.py",
         "if not (known.fullmatch(host) or _is_address(host)):", "if not host:",
         GUARDS + "test_hosts_against_dns_rebinding",
@@ -168,9 +173,13 @@ MUTANTS = (
     ),
     Mutant(
         "so is the waiting room", "api/waiting.py",
-        "(n_waiting := len(visits)) >= service.preset.queue.max_waiting",
-        "(n_waiting := len(visits)) < 0",
+        "if n_waiting >= limit:", "if n_waiting < 0:",
         "tests/api/test_waiting_room.py::test_e18_the_waiting_room_has_as_many_seats_as_the_queue",
+    ),
+    Mutant(
+        "strangers do not wait in it", "api/waiting.py",
+        "for check in checks:", "for check in ():",
+        "tests/api/test_waiting_room.py::test_strangers_do_not_wait",
     ),
     Mutant(
         "who leaves is cancelled", "api/leaving.py",

@@ -7,11 +7,12 @@ import msgspec
 from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.fields import AGENT_ID
 from mlxstack.api.given import TheService
-from mlxstack.api.holder import check_agent, check_raise, may_see
+from mlxstack.api.holder import check_agent, check_raise, is_whole, may_see
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
 from mlxstack.core.ask import Priority
@@ -53,7 +54,7 @@ class RewindBody(Struct):
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Everybody that the key may speak as, the last used first."""
     found = await agents.everyone(service)
-    seen = [shown(one) for one in found if may_see(request, one.view.id)]
+    seen = [shown(request, one) for one in found if may_see(request, one.view.id)]
     return {"object": "list", "data": seen}
 
 
@@ -69,13 +70,15 @@ async def create_agent(
         body = ChatBody(messages=data.messages, tools=data.tools)
         conversation = convert.conversation(body)
         past = Past(conversation.messages, conversation.tools)
-    return shown(await agents.create(service, agent, past))
+    return shown(request, await agents.create(service, agent, past))
 
 
 @get("/v1/agents/{agent:str}")
-async def show_agent(service: TheService, agent: FromPath[str]) -> dict[str, Any]:
+async def show_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str]
+) -> dict[str, Any]:
     """Where it is, what it cost, and what its last turns were."""
-    return shown(await agents.one(service, agent))
+    return shown(request, await agents.one(service, agent))
 
 
 @post("/v1/agents/{agent:str}", status_code=200)
@@ -85,7 +88,7 @@ async def change_agent(
     """Its priority, and whether its KV stays in memory whatever happens."""
     wanted = Wanted(_priority(data.priority), data.is_pinned)
     check_raise(request, wanted.priority)
-    return shown(await agents.change(service, agent, wanted))
+    return shown(request, await agents.change(service, agent, wanted))
 
 
 @delete("/v1/agents/{agent:str}", status_code=200)
@@ -114,15 +117,15 @@ async def fork_agent(
 ) -> dict[str, Any]:
     """A new agent that goes on from here."""
     check_agent(request, checked(data.id, "id"))
-    return shown(await agents.fork(service, agent, data.id))
+    return shown(request, await agents.fork(service, agent, data.id))
 
 
 @post("/v1/agents/{agent:str}/rewind", status_code=200)
 async def rewind_agent(
-    service: TheService, agent: FromPath[str], data: JSONBody[RewindBody]
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[RewindBody]
 ) -> dict[str, Any]:
     """Go back to an earlier message."""
-    return shown(await agents.rewind(service, agent, data.n_messages))
+    return shown(request, await agents.rewind(service, agent, data.n_messages))
 
 
 def checked(agent: str, param: str) -> str:
@@ -132,9 +135,14 @@ def checked(agent: str, param: str) -> str:
     return agent
 
 
-def shown(portrait: Portrait) -> dict[str, Any]:
-    """An agent as an object: the fields of `core.frame.AgentView`, and some sums."""
+def shown(request: AnyRequest, portrait: Portrait) -> dict[str, Any]:
+    """An agent as an object: the fields of `core.frame.AgentView`, and some sums.
+
+    What the cache held instead may be of another agent: a key of some agents does not read it.
+    """
     view = portrait.view
+    if view.miss is not None and not is_whole(request):
+        view = replace(view, miss=replace(view.miss, text_cached=""))
     found: dict[str, Any] = msgspec.to_builtins(view)
     return found | {
         "object": "agent",

@@ -53,7 +53,7 @@ async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
     return found
 
 
-@post("/cache/prefixes", status_code=200)
+@post("/cache/prefixes", status_code=200, opt=OF_ALL)
 async def register_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, Any]:
     """Compute a prefix, or take one that the cache holds, and keep it under a name."""
     if data.id is not None:
@@ -64,14 +64,14 @@ async def register_prefix(service: TheService, data: JSONBody[PrefixBody]) -> di
     return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
 
 
-@delete("/cache/prefixes/{name:str}", status_code=200)
+@delete("/cache/prefixes/{name:str}", status_code=200, opt=OF_ALL)
 async def release_prefix(service: TheService, name: FromPath[str]) -> dict[str, str]:
     """Let go of a named prefix."""
     await memory.unpin(service, name)
     return {"name": name}
 
 
-@post("/cache/warm", status_code=200)
+@post("/cache/warm", status_code=200, opt=OF_ALL)
 async def warm_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, int]:
     """Compute a prefix without naming it."""
     tokens = await _tokens(service, data)
@@ -79,13 +79,13 @@ async def warm_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[s
     return {"n_tokens": len(tokens)}
 
 
-@post("/cache/clear", status_code=200)
+@post("/cache/clear", status_code=200, opt=OF_ALL)
 async def clear_cache(service: TheService) -> dict[str, int]:
     """Forget what is parked in memory and neither in use nor pinned."""
     return {"n_bytes": (await memory.clear(service)).n_bytes}
 
 
-@post("/cache/gc", status_code=200)
+@post("/cache/gc", status_code=200, opt=OF_ALL)
 async def sweep_disk(service: TheService, data: JSONBody[Sweep]) -> Swept:
     """Delete stored KV, and with scope "all" saved contexts, by age and bytes."""
     return await memory.sweep(service, data)

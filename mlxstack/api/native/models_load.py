@@ -8,6 +8,7 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from mlxstack.api.given import TheService
+from mlxstack.api.guards import OF_ALL
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.service import swap
@@ -29,7 +30,7 @@ class LoadBody(Struct):
     drain_s: float = DRAIN_S
 
 
-@post("/v1/models/load", status_code=200)
+@post("/v1/models/load", status_code=200, opt=OF_ALL)
 async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
     """Drain, park, unload, load, warm; requests that come meanwhile wait."""
     wanted = await _wanted(service, data)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
+from mlxstack.api.guards import OF_ALL
 from mlxstack.api.holder import may_see
 from mlxstack.api.leaving import unless_gone
 from mlxstack.api.native.params import of_ask
@@ -38,7 +39,7 @@ async def list_slots(
     return [_named(request, _slot(slot)) for slot in found]
 
 
-@post("/slots/{slot:str}", status_code=200)
+@post("/slots/{slot:str}", status_code=200, opt=OF_ALL)
 async def act_on_slot(
     request: AnyRequest,
     service: TheService,
