@@ -16,13 +16,15 @@ from mlxstack.core.preset import Preset
 from mlxstack.host import shape
 from mlxstack.host.marked import dotted, read_yaml
 from mlxstack.policy.limits import limits_of
-from mlxstack.policy.report import Report, table_of
+from mlxstack.policy.report import Report, Spread
 from mlxstack.policy.scheduler import Limits
 from mlxstack.policy.simulate import Machine, simulate
 from mlxstack.policy.workload import Workload, draw_agents
 
 WORK = Workload(span_s=60.0, n_asks=(20, 40), pause_s=5.0)
 """Coding agents that all work at the same time: a tool call or two between two asks."""
+
+HEADS = ("PRIORITY", "ASKS", "SEAT P50", "P95", "MAX", "FIRST TOKEN P50", "P95", "MAX")
 
 
 class Scenario(Struct, frozen=True):
@@ -110,11 +112,15 @@ def show_outcome(found: Outcome) -> None:
         f"and {machine.row_s * 1000:.1f} ms for each row; "
         "seconds until a seat, and until the first token:"
     )
-    drawn = table_of(report)
-    table([head.upper() for head in drawn.head], drawn.rows)
+    waits = [(w.priority.name, w.n_asks, *_texts(w.waited), *_texts(w.ttft)) for w in report.waits]
+    table(HEADS, waits)
     reused = 1 - report.n_computed / report.n_prompt if report.n_prompt else 0.0
     typer.echo(
         f"{found.tps:.0f} tokens/s while busy; {reused:.0%} of {report.n_prompt} prompt tokens "
         f"reused; {report.n_warm} asks found their own seat warm; {report.n_refused} met a full "
         f"queue; longest silence {report.longest_silence_s:.2f} s"
     )
+
+
+def _texts(spread: Spread) -> tuple[str, str, str]:
+    return f"{spread.p50:.2f}", f"{spread.p95:.2f}", f"{spread.most:.2f}"

@@ -62,7 +62,8 @@ class Seating:
         """Why this ask cannot be served at all, with the numbers."""
         return OutOfMemory(
             f"a prompt of {len(ask.tokens)} tokens needs {self.need(ask)} bytes of KV, the whole "
-            f"budget is {self.memory.budget}; raise prefix_cache.memory_budget_pct or use kv.bits 8"
+            f"budget is {self.memory.budget}; shorten it, raise prefix_cache.memory_budget_pct, or "
+            "use fewer kv.bits where the model can"
         )
 
     def plan(self, ask: Ask, slot: int, *, may_read: bool) -> tuple[Plan, Miss | None]:

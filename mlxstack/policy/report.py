@@ -1,4 +1,4 @@
-"""What a simulation found: who waited how long, by priority, and a table of it."""
+"""What a simulation found: who waited how long, by priority."""
 
 from collections.abc import Sequence
 
@@ -59,13 +59,6 @@ class Report(Struct, frozen=True):
         return self.n_generated / self.busy_s if self.busy_s else 0.0
 
 
-class Table(Struct, frozen=True):
-    """Text to print: a heading for each column, then the rows."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def report_of(samples: Sequence[Sample], **measured: float) -> Report:
     """Sum up the samples; `measured` are the other fields of Report."""
     return Report(
@@ -75,15 +68,6 @@ def report_of(samples: Sequence[Sample], **measured: float) -> Report:
         n_generated=sum(s.n_generated for s in samples),
         **measured,  # type: ignore[arg-type]
     )
-
-
-def table_of(report: Report) -> Table:
-    """Seconds of waiting by priority."""
-    head = ("priority", "asks", "seat p50", "p95", "max", "first token p50", "p95", "max")
-    rows = tuple(
-        (w.priority.name, str(w.n_asks), *_texts(w.waited), *_texts(w.ttft)) for w in report.waits
-    )
-    return Table(head, rows)
 
 
 def _waits(samples: Sequence[Sample], priority: Priority) -> Waits:
@@ -98,7 +82,3 @@ def _spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     at = len(ordered) - 1
     return Spread(ordered[at // 2], ordered[at * 95 // 100], ordered[-1])
-
-
-def _texts(spread: Spread) -> tuple[str, str, str]:
-    return f"{spread.p50:.2f}", f"{spread.p95:.2f}", f"{spread.most:.2f}"

@@ -1,6 +1,5 @@
 """An hour of a thousand agents, against the real scheduler."""
 
-import sys
 import time
 from collections.abc import Iterator
 from random import Random
@@ -8,7 +7,7 @@ from random import Random
 import pytest
 
 from mlxstack.core.ask import Priority
-from mlxstack.policy.report import Report, Table, table_of
+from mlxstack.policy.report import Report
 from mlxstack.policy.scheduler import Limits
 from mlxstack.policy.simulate import Machine, simulate
 from mlxstack.policy.workload import Agent, FutureAsk, Workload, draw_agents
@@ -23,12 +22,6 @@ def samples(seed: int = 7) -> Iterator[float]:
         yield random.random()
 
 
-def show(table: Table) -> None:
-    """For `pytest -s`."""
-    for row in ((), table.head, *table.rows):
-        sys.stdout.write("".join(cell.rjust(17) for cell in row) + "\n")
-
-
 def by_priority(report: Report) -> dict[Priority, float]:
     """The longest anybody of a priority waited for a seat, in seconds."""
     return {w.priority: w.waited.most for w in report.waits}
@@ -39,7 +32,6 @@ def test_a_thousand_agents_for_an_hour() -> None:
     began = time.perf_counter()
     report = simulate(agents, MACHINE, PATIENT)
     assert time.perf_counter() - began < 60
-    show(table_of(report))
     assert report.span_s >= 3600
     assert report.n_asks == sum(len(agent.asks) for agent in agents), "everyone was answered"
     assert report.n_generated == sum(ask.n_answer for a in agents for ask in a.asks)
