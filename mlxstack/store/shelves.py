@@ -1,12 +1,13 @@
 """The slot folders that share one vault, noted beside it so that a sweep forgets none."""
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
-from mlxstack.core.errors import Conflict, Unreadable
+from mlxstack.core.errors import Conflict, NotFound, Unreadable
 from mlxstack.store.disk import Disk
-from mlxstack.store.durable import children, open_private, write_durably
+from mlxstack.store.durable import children, open_private, read_whole, write_durably
 from mlxstack.store.shelf import SlotShelf
 
 FOLDER = "shelves"
@@ -21,12 +22,12 @@ def note(root: Path, directory: Path, disk: Disk | None = None) -> None:
 
     Raises SetupError or StackError when the disk refuses.
     """
-    path = str(directory.absolute())
+    path = os.fsencode(directory.absolute())
     disk = disk or Disk()
     open_private(root / FOLDER, disk)
-    file = root / FOLDER / hashlib.sha256(path.encode()).hexdigest()[:32]
+    file = root / FOLDER / hashlib.sha256(path).hexdigest()[:32]
     if not file.exists():
-        write_durably(file, [path.encode()], disk)
+        write_durably(file, [path], disk)
 
 
 def known(root: Path) -> tuple[SlotShelf, ...]:
@@ -36,16 +37,15 @@ def known(root: Path) -> tuple[SlotShelf, ...]:
     """
     try:
         notes = [note for note in children(root / FOLDER) if NOTE.fullmatch(note.name)]
-    except Unreadable as error:
+        named = [(note, Path(os.fsdecode(read_whole(note, Disk())))) for note in notes]
+    except (NotFound, Unreadable) as error:
         raise Conflict(f"nothing was deleted: {error.message}") from error
-    return tuple(
-        SlotShelf(directory)
-        for note in notes
-        if _is_there(directory := Path(note.read_text()), note)
-    )
+    return tuple(SlotShelf(directory) for note, directory in named if _is_there(directory, note))
 
 
 def _is_there(directory: Path, note: Path) -> bool:
+    if not directory.is_absolute():
+        raise Conflict(f"nothing was deleted: {note} should hold the path of a slot folder")
     if directory.is_dir():
         return True
     nearest = next(parent for parent in directory.parents if parent.exists())

@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants.rows import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.rows import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("mlxstack", "tests", "presets", "docs", "pyproject.toml", "README.md")

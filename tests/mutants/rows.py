@@ -1,24 +1,14 @@
 """Every protection with the way to switch it off, and the test that must fail then."""
 
-from msgspec import Struct
-
-
-class Mutant(Struct, frozen=True):
-    """Without `protection`: in `file`, `old`, which stands there once, becomes `new`."""
-
-    protection: str
-    file: str
-    old: str
-    new: str
-    test: str
-
+from tests.mutants.faults import FAULTS
+from tests.mutants.mutant import Mutant
 
 GUARDS = "tests/api/test_guards.py::"
 STORE = "tests/store/"
 POWER = "tests/store/test_power_loss.py"
 FUZZ = "tests/fuzz/test_fuzz.py::"
 
-MUTANTS = (
+DOORS_AND_FILES = (
     Mutant(
         "a key where other machines reach it", "host/rules.py",
         "if not (is_loopback(preset.server.host) or", "if not (True or",
@@ -59,6 +49,16 @@ MUTANTS = (
         "and does nothing to all", "api/native/slots.py",
         "status_code=200, opt=OF_ALL", "status_code=200",
         GUARDS + "test_a_key_of_some_agents_does_nothing_to_all",
+    ),
+    Mutant(
+        "nor reads what others said", "api/native/agents.py",
+        "if view.miss is not None and not is_whole(request):", "if False:",
+        GUARDS + "test_a_key_of_some_agents_does_not_read_what_others_said",
+    ),
+    Mutant(
+        "no agent is more urgent than its key", "api/holder.py",
+        "wanted < _priority(key)", "not wanted",
+        GUARDS + "test_e9_an_agent_is_not_made_more_urgent_than_the_key",
     ),
     Mutant(
         "the Host is checked", "api/guards.py",
@@ -235,3 +235,5 @@ MUTANTS = (
         "tests/engine/test_serving.py::test_a_prompt_that_breaks_its_prefill_fails_alone",
     ),
 )  # fmt: skip
+
+MUTANTS = (*DOORS_AND_FILES, *FAULTS)

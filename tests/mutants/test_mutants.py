@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.rows import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.rows import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 

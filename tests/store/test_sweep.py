@@ -270,6 +270,14 @@ def test_c14_a_list_of_shelves_that_cannot_be_read_forbids_every_sweep(tmp_path:
     folder = tmp_path / shelves.FOLDER
     (folder / ".DS_Store").write_bytes(b"\xff")
     assert shelves.known(tmp_path) == ()
+    note = next(file for file in folder.iterdir() if shelves.NOTE.fullmatch(file.name))
+    note.write_bytes(b"")
+    with pytest.raises(Conflict, match=r"nothing was deleted: .*path of a slot folder"):
+        shelves.known(tmp_path)
+    note.unlink()
+    note.symlink_to(note)
+    with pytest.raises(Conflict, match=r"nothing was deleted: .*link"):
+        shelves.known(tmp_path)
     shutil.rmtree(folder)
     folder.symlink_to(folder)
     with pytest.raises(Conflict, match=r"nothing was deleted: .*cannot be read"):

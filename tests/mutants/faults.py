@@ -1,0 +1,98 @@
+"""The protections against what fails by itself: processes, the clock, the disk, the engine."""
+
+from tests.mutants.mutant import Mutant
+
+HOST = "tests/host/test_supervision.py::"
+SLOTS = "tests/engine/test_slot_files.py::"
+SERVING = "tests/engine/test_serving.py::"
+
+FAULTS = (
+    Mutant(
+        "a killed worker is started again", "host/supervise.py",
+        "if self._stop.is_set() or code == 0:", "if self._stop.is_set() or code <= 0:",
+        HOST + "test_a9_a_killed_worker_is_started_again",
+    ),
+    Mutant(
+        "a stuck worker is killed", "host/supervise.py",
+        "asyncio.create_task(self._until_stuck())", "asyncio.create_task(self._stop.wait())",
+        HOST + "test_a9_a_stuck_worker_is_killed_and_started_again",
+    ),
+    Mutant(
+        "a flapping worker is given up", "host/supervise.py",
+        "if len(self._deaths) >= patience.n_deaths:", "if not self._deaths:",
+        HOST + "test_a_flapping_worker_is_given_up_loudly",
+    ),
+    Mutant(
+        "a worker goes with its supervisor", "host/lifeline.py",
+        "    while os.read(0, 4096):\n", "    while True:\n        time.sleep(grace_s)\n",
+        HOST + "test_a9_a_worker_does_not_outlive_a_killed_supervisor",
+    ),
+    Mutant(
+        "who waits for a dead engine is told", "service/service.py",
+        "n_failed = self._outbox.fail_all(Broken(what))", "n_failed = len(what)",
+        "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
+    ),
+    Mutant(
+        "a clock that was set back takes nothing", "store/sweep.py",
+        "_Sweep(stock, now - rules.grace_s)", '_Sweep(stock, float("inf"))',
+        "tests/store/test_sweep.py::"
+        "test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since",
+    ),
+    Mutant(
+        "nothing goes while a drive is unplugged", "store/shelves.py",
+        "if str(nearest) in MOUNTS:", "if not nearest:",
+        "tests/store/test_bounded.py::test_c14_nothing_goes_while_a_slot_folder_is_unplugged",
+    ),
+    Mutant(
+        "what waits for a slow disk is bounded", "store/writer.py",
+        "n_after > bound.n_bytes", "n_after < 0",
+        "tests/store/test_disk_writer.py::test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once",
+    ),
+    Mutant(
+        "a full disk refuses in words", "store/disk.py",
+        "kind = DiskFull if error.errno in FULL else StackError", "kind = StackError",
+        "tests/engine/test_disk_bounds.py::test_g12_a_full_disk_refuses_in_words_and_loses_nothing",
+    ),
+    Mutant(
+        "a history belongs to its agent", "store/history.py",
+        "if (about.version, about.agent) != (VERSION, agent):", "if not about.version:",
+        "tests/store/test_agent_folders.py::test_a_history_of_another_agent_is_told",
+    ),
+    Mutant(
+        "a damaged history is told as such", "service/agents.py",
+        "    except Damaged as error:\n", "    except ZeroDivisionError as error:\n",
+        "tests/api/test_agents.py::test_a_damaged_history_is_told_and_healed_by_full_messages",
+    ),
+    Mutant(
+        "a slot file whose KV is gone is damaged", "engine/restoring.py",
+        "    except NotFound as error:\n", "    except ZeroDivisionError as error:\n",
+        SLOTS + "test_c8_missing_kv_leaves_the_slot_as_it_was",
+    ),
+    Mutant(
+        "a restored slot is still its tenant's", "engine/restoring.py",
+        "n_tokens, found.manifest.salt", 'n_tokens, ""',
+        SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
+    ),
+    Mutant(
+        "nor does another salt hit what is live", "engine/finding.py",
+        "if context.salt == ask.salt and is_usable:", "if is_usable:",
+        SERVING + "test_d23_another_salt_does_not_hit",
+    ),
+    Mutant(
+        "what can never fit is refused", "engine/turns.py",
+        "if ticket.n_bytes > self.seating.memory.budget:", "if ticket.n_bytes < 0:",
+        "tests/engine/test_memory.py::"
+        "test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers",
+    ),
+    Mutant(
+        "KV keeps to its budget", "engine/memory.py",
+        "over = live_bytes + before - self.budget", "over = 0",
+        "tests/endurance/test_endurance.py::"
+        "test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six",
+    ),
+    Mutant(
+        "a step that breaks fails alone", "engine/turns.py",
+        "in self.batch.take_broken():", "in ():",
+        SERVING + "test_a_request_that_raises_fails_alone",
+    ),
+)  # fmt: skip
