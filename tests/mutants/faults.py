@@ -91,8 +91,8 @@ FAULTS = (
         "test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six",
     ),
     Mutant(
-        "a step that breaks fails alone", "engine/turns.py",
-        "in self.batch.take_broken():", "in ():",
+        "a row that breaks in a step fails alone", "engine/batch.py",
+        "                self._broken.append((row, error))\n", "                raise\n",
         SERVING + "test_a_request_that_raises_fails_alone",
     ),
 )  # fmt: skip
