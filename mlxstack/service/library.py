@@ -41,8 +41,8 @@ class Library:
         return tuple(sorted({*written, *self._loose}))
 
     def has(self, agent: str) -> bool:
-        """Whether there is a history of this agent, sound or not."""
-        return agent in self.agents()
+        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        return agent in self._loose or (self._folders is not None and self._folders.has(agent))
 
     def read(self, agent: str) -> History:
         """Raises NotFound or Damaged."""

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError
+from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
 from mlxstack.core.ports import Manifest
-from mlxstack.store.disk import Disk, refused
+from mlxstack.store.disk import Disk, because, refused
 from mlxstack.store.durable import (
     TEMPORARY,
     children,
@@ -75,6 +75,18 @@ class AgentFolders:
         folders = (one for one in children(self.root) if (one / "history.json").exists())
         found = (name_of(folder.name) for folder in folders)
         return tuple(sorted(agent for agent in found if agent is not None))
+
+    def has(self, agent: str) -> bool:
+        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        try:
+            self._history(agent).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise Unreadable(
+                f"the folder of agent {agent} cannot be read: {because(error)}"
+            ) from error
+        return True
 
     def write(self, agent: str, history: History) -> int:
         """Replace the history atomically and durably; bytes. Raises StackError."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError
+from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
 from mlxstack.core.ports import Manifest
 from mlxstack.store.folder_name import folder_of, is_agent, name_of
 from mlxstack.store.history import AgentFolders, History
@@ -41,6 +41,19 @@ def test_g1_the_history_is_readable_without_us(folders: AgentFolders) -> None:
     assert len(text.splitlines()) > 5
     assert json.loads(text)["messages"] == list(HELLO.messages)
     assert folders.read("coder-1") == HELLO
+
+
+def test_an_agent_is_there_as_long_as_its_history_is_sound_or_not(folders: AgentFolders) -> None:
+    assert not folders.has("a")
+    folders.write("a", HELLO)
+    (folders.root / "a" / "history.json").write_text("{")
+    assert folders.has("a")
+    folders.remove("a")
+    folders.write_manifest("a", MODEL, manifest())
+    assert not folders.has("a")
+    (folders.root / "b").symlink_to(folders.root / "b")
+    with pytest.raises(Unreadable, match="agent b cannot be read"):
+        folders.has("b")
 
 
 def test_g1_a_history_edited_by_hand_is_read(folders: AgentFolders) -> None:
