@@ -1,5 +1,6 @@
 """Short slices of the long runs; `make soak` runs them in full."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,13 +17,20 @@ from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
 
+APART = ("unshare", "-rm")
+
+
+def unthreaded() -> dict[str, str]:
+    """The environment without a preloaded BLAS, whose threads forbid `unshare` a new namespace."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
 
 def can_mount() -> bool:
     """Whether this system lets anybody have mounts of their own."""
     if shutil.which("unshare") is None:
         return False
-    trial = "mount -t tmpfs none /mnt"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", trial], capture_output=True, check=False)
+    trial = [*APART, "sh", "-c", "mount -t tmpfs none /mnt"]
+    done = subprocess.run(trial, env=unthreaded(), capture_output=True, check=False)
     return done.returncode == 0
 
 
@@ -68,7 +76,8 @@ def test_g12_a_real_disk_fills_up_and_turns_read_only(tmp_path: Path) -> None:
     disk.mkdir()
     command = [sys.executable, "-m", "tests.endurance.small_disk", str(tmp_path / "tiny")]
     done = subprocess.run(
-        ["unshare", "-rm", *command, str(disk)],
+        [*APART, *command, str(disk)],
+        env=unthreaded(),
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
