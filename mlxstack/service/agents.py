@@ -20,6 +20,7 @@ from mlxstack.service.accounts import facts_about, facts_of
 from mlxstack.service.parts import Spoken
 from mlxstack.service.roster import Record, views
 from mlxstack.service.service import Service
+from mlxstack.service.threads import in_thread
 from mlxstack.store.history import History
 
 log = logging.getLogger("mlxstack.agents")
@@ -101,7 +102,7 @@ async def fork(service: Service, agent: str, other: str) -> Portrait:
     """
     _record(service, agent)
     await past(service, agent)
-    await asyncio.to_thread(service.library.copy, agent, other)
+    await in_thread(service.library.copy, agent, other)
     service.roster.record(other, is_explicit=True)
     await _write(service, other, await past(service, other))
     return await one(service, other)
@@ -135,7 +136,7 @@ async def delete(service: Service, agent: str) -> None:
     await _pin(service, record)
     await _vacate(service, agent, is_kept=False)
     with suppress(NotFound):
-        await asyncio.to_thread(service.library.remove, agent)
+        await in_thread(service.library.remove, agent)
     service.roster.forget(agent)
 
 
@@ -166,7 +167,7 @@ async def _write(service: Service, agent: str, past: Past) -> None:
     facts = facts_about(record, past.tools)
     messages = tuple(dialogue.written(message) for message in past.messages)
     history = History(messages, msgspec.to_builtins(facts))
-    await asyncio.to_thread(service.library.write, agent, history)
+    await in_thread(service.library.write, agent, history)
 
 
 async def _portraits(service: Service, records: Sequence[Record]) -> tuple[Portrait, ...]:

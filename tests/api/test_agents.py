@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
+from mlxstack.store.history import History
 from tests import models
 from tests.api.running import Running, running, tiny_preset
 
@@ -183,6 +184,35 @@ def test_e12_turns_of_one_agent_follow_one_another(live: Running, http: httpx.Cl
     told = [message["content"] for message in kept if message["role"] == "user"]
     assert told == ["start", "one", "two", "three"]
     assert [message["role"] for message in kept[1:]] == ["user", "assistant"] * 4
+
+
+def test_an_agent_is_busy_until_its_history_is_written(
+    live: Running, http: httpx.Client, bob: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client left while the disk was slow: nobody may change the history before that write."""
+    write, writing, may_write = live.service.library.write, threading.Event(), threading.Event()
+
+    def slow(agent: str, history: History) -> None:
+        writing.set()
+        may_write.wait(30)
+        write(agent, history)
+
+    def rewound() -> int:
+        return http.post(f"/v1/agents/{bob}/rewind", json={"n_messages": 1}).status_code
+
+    monkeypatch.setattr(live.service.library, "write", slow)
+    body = {"append": [user("and the word plum")], "max_tokens": 2}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{live.url}/v1/agents/{bob}/generate", json=body, timeout=1)
+    assert writing.wait(30)
+    for _ in range(10):
+        assert rewound() == 409
+        time.sleep(0.05)
+    may_write.set()
+    end = time.monotonic() + 30
+    while rewound() == 409:
+        assert time.monotonic() < end
+    assert [message["role"] for message in history(http, bob)] == ["system"]
 
 
 def test_e13_agents_run_side_by_side(live: Running) -> None:
