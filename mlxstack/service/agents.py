@@ -25,6 +25,9 @@ from mlxstack.store.history import History
 
 log = logging.getLogger("mlxstack.agents")
 
+MOST_AGENTS = 10_000
+"""Explicit agents stay until they are deleted; each is a folder, and a line of every list."""
+
 
 class Past(Struct, frozen=True):
     """What an agent said and heard so far, and the tools it had."""
@@ -53,6 +56,16 @@ class Wanted(Struct, frozen=True):
     is_pinned: bool | None = None
 
 
+def check_room(service: Service, agent: str) -> None:
+    """Raises Conflict for a new agent when there are too many already."""
+    n_agents = service.roster.n_agents
+    if n_agents >= MOST_AGENTS and service.roster.find(agent) is None:
+        raise Conflict(
+            f"there are {n_agents} agents, and no new one is kept; delete those that are over "
+            "(DELETE /v1/agents/{id})"
+        )
+
+
 async def everyone(service: Service) -> tuple[Portrait, ...]:
     """All agents, those without an explicit name too, the last used first."""
     return await _portraits(service, service.roster.latest)
@@ -65,11 +78,13 @@ async def one(service: Service, agent: str) -> Portrait:
 
 async def create(service: Service, agent: str, past: Past) -> Portrait:
     """An agent with this past. Raises Conflict when there is one of this id."""
-    if await asyncio.to_thread(service.library.has, agent):
-        raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
-    service.roster.record(agent, is_explicit=True)
-    await _write(service, agent, past)
-    return await one(service, agent)
+    check_room(service, agent)
+    async with service.lines.acting(agent):
+        if await asyncio.to_thread(service.library.has, agent):
+            raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
+        service.roster.record(agent, is_explicit=True)
+        await _write(service, agent, past)
+        return await one(service, agent)
 
 
 async def past(service: Service, agent: str) -> Past:
@@ -83,7 +98,7 @@ async def past(service: Service, agent: str) -> Past:
 
 
 async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
-    """Priority and pin, from the next request on. Raises NotFound."""
+    """Priority and pin, from the next request on, also while it answers. Raises NotFound."""
     record = _record(service, agent)
     if wanted.priority is not None:
         record.priority = wanted.priority
@@ -91,7 +106,8 @@ async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
         record.is_pinned = wanted.is_pinned
         await _pin(service, record)
     if record.is_explicit:
-        await _write(service, agent, await past(service, agent))
+        async with service.lines.pen(agent):
+            await _replace(service, agent, await past(service, agent))
     return await one(service, agent)
 
 
@@ -102,42 +118,45 @@ async def fork(service: Service, agent: str, other: str) -> Portrait:
     """
     _record(service, agent)
     await past(service, agent)
-    await in_thread(service.library.copy, agent, other)
-    service.roster.record(other, is_explicit=True)
-    await _write(service, other, await past(service, other))
-    return await one(service, other)
+    check_room(service, other)
+    async with service.lines.acting(other):
+        await in_thread(service.library.copy, agent, other)
+        service.roster.record(other, is_explicit=True)
+        await _write(service, other, await past(service, other))
+        return await one(service, other)
 
 
 async def rewind(service: Service, agent: str, n_messages: int) -> Portrait:
     """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
-    _refuse_if_busy(service, agent)
-    found = await past(service, agent)
-    if not 0 <= n_messages <= len(found.messages):
-        raise BadRequest(
-            f"n_messages is {n_messages}; agent {agent} has {len(found.messages)} messages",
-            "n_messages",
-        )
-    await _write(service, agent, replace(found, messages=found.messages[:n_messages]))
-    return await one(service, agent)
+    async with service.lines.acting(agent):
+        found = await past(service, agent)
+        if not 0 <= n_messages <= len(found.messages):
+            raise BadRequest(
+                f"n_messages is {n_messages}; agent {agent} has {len(found.messages)} messages",
+                "n_messages",
+            )
+        await _write(service, agent, replace(found, messages=found.messages[:n_messages]))
+        return await one(service, agent)
 
 
 async def evict(service: Service, agent: str) -> int:
     """Free its slot and memory; what is on disk stays, and brings it back. Tokens that left."""
-    _record(service, agent)
-    _refuse_if_busy(service, agent)
-    return await _vacate(service, agent, is_kept=True)
+    async with service.lines.acting(agent):
+        _record(service, agent)
+        return await _vacate(service, agent, is_kept=True)
 
 
 async def delete(service: Service, agent: str) -> None:
     """Forget it: history, KV, account. Raises NotFound, or Conflict when it is busy."""
-    record = _record(service, agent)
-    _refuse_if_busy(service, agent)
-    record.is_pinned = False
-    await _pin(service, record)
-    await _vacate(service, agent, is_kept=False)
-    with suppress(NotFound):
-        await in_thread(service.library.remove, agent)
-    service.roster.forget(agent)
+    async with service.lines.acting(agent):
+        record = _record(service, agent)
+        record.is_pinned = False
+        await _pin(service, record)
+        await _vacate(service, agent, is_kept=False)
+        async with service.lines.pen(agent):
+            with suppress(NotFound):
+                await in_thread(service.library.remove, agent)
+        service.roster.forget(agent)
 
 
 async def heard(
@@ -145,7 +164,8 @@ async def heard(
 ) -> None:
     """A turn is over: what was said is in the history before the client sees the end of it.
 
-    A disk that refuses costs the history of this turn and a line in the log, not the answer.
+    A disk that refuses costs a line in the log, not the answer; the history is kept in memory
+    until one of the next turns writes it.
     """
     messages = conversation.messages
     reply = dialogue.answer(spoken)
@@ -153,21 +173,32 @@ async def heard(
         begun = messages[-1]
         reply = replace(reply, text=begun.text + reply.text)
         messages = messages[:-1]
+    past = Past((*messages, reply), conversation.tools)
     try:
-        await _write(service, agent, Past((*messages, reply), conversation.tools))
+        await _write(service, agent, past)
     except StackError as error:
         log.warning("the history of agent %s was not written: %s", agent, error)
+        service.library.hold(agent, _history(service, agent, past))
     record = service.roster.record(agent, is_explicit=True)
     if record.is_pinned:
         service.engine.tend(PinAgent(agent))
 
 
 async def _write(service: Service, agent: str, past: Past) -> None:
+    """Replace the history, after those that were to be written before."""
+    async with service.lines.pen(agent):
+        await _replace(service, agent, past)
+
+
+async def _replace(service: Service, agent: str, past: Past) -> None:
+    await in_thread(service.library.write, agent, _history(service, agent, past))
+
+
+def _history(service: Service, agent: str, past: Past) -> History:
     record = service.roster.record(agent, is_explicit=True)
     facts = facts_about(record, past.tools)
     messages = tuple(dialogue.written(message) for message in past.messages)
-    history = History(messages, msgspec.to_builtins(facts))
-    await in_thread(service.library.write, agent, history)
+    return History(messages, msgspec.to_builtins(facts))
 
 
 async def _portraits(service: Service, records: Sequence[Record]) -> tuple[Portrait, ...]:
@@ -218,8 +249,3 @@ def _record(service: Service, agent: str) -> Record:
     if record is None:
         raise NotFound(f"there is no agent {agent}")
     return record
-
-
-def _refuse_if_busy(service: Service, agent: str) -> None:
-    if service.lines.is_busy(agent):
-        raise Conflict(f"agent {agent} is busy; try again when its request is over")

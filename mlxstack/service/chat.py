@@ -82,6 +82,8 @@ async def reply(
     ear = Ear(order.ask, order.hearing, service.words.voice, service.words.maker.replay)
     due = clock() + first_s
     spoken: list[Spoken] = []
+    if order.ask.agent is not None:
+        await service.lines.until_no_act(order.ask.agent)
     with service.open(order.ask) as ticket:
         while not ticket.is_over:
             event = await ticket.next(max(0.0, due - clock()))
@@ -109,6 +111,8 @@ async def _remember(service: Service, order: Order, spoken: list[Spoken]) -> Non
 
 def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options) -> Order:
     _refuse_if_full(service)
+    if options.agent is not None:
+        agents.check_room(service, options.agent)
     tokens = prompt.tokens + hearing.forced
     now = time.monotonic()
     wished = options.max_tokens

@@ -18,19 +18,15 @@ from mlxstack.service.service import Service
 
 
 class Wish(Struct, frozen=True):
-    """`conversation` is the whole one, or what `is_added` to the stored one."""
+    """`conversation` is the whole one, or what `is_added` to the stored one.
+
+    `is_patient` waits in line instead of being refused.
+    """
 
     conversation: Conversation
     options: Options
     is_added: bool = False
-
-
-def refuse_if_busy(service: Service, agent: str) -> None:
-    """Raises Conflict when something is under way for this agent."""
-    if service.lines.is_busy(agent):
-        raise Conflict(
-            f"agent {agent} is answering already; wait for the end, or send `queue: true`"
-        )
+    is_patient: bool = False
 
 
 async def order(service: Service, agent: str, wish: Wish) -> Order:
@@ -49,22 +45,30 @@ async def order(service: Service, agent: str, wish: Wish) -> Order:
 async def parts(
     service: Service, agent: str, wish: Wish, first_s: float, beat_s: float
 ) -> AsyncGenerator[Order | Part, None]:
-    """The order as soon as it is the agent's turn, and then the reply; Quiet while it waits."""
-    entering = asyncio.create_task(service.lines.enter(agent))
-    try:
-        patience_s = first_s
-        while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
-            yield Quiet(0, 0)
-            patience_s = beat_s
-        admitted = await order(service, agent, wish)
-        yield admitted
-        async with aclosing(reply(service, admitted, first_s, beat_s)) as rest:
-            async for part in rest:
-                yield part
-    finally:
-        entering.cancel()
-        if entering.done() and not entering.cancelled():
-            entering.result().release()
+    """The order as soon as it is the agent's turn, and then the reply; Quiet while it waits.
+
+    Raises Conflict when the agent is busy and the wish is not patient.
+    """
+    if service.lines.is_busy(agent) and not wish.is_patient:
+        raise Conflict(
+            f"agent {agent} is answering already; wait for the end, or send `queue: true`"
+        )
+    with service.lines.joined(agent):
+        entering = asyncio.create_task(service.lines.enter(agent))
+        try:
+            patience_s = first_s
+            while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
+                yield Quiet(0, 0)
+                patience_s = beat_s
+            admitted = await order(service, agent, wish)
+            yield admitted
+            async with aclosing(reply(service, admitted, first_s, beat_s)) as rest:
+                async for part in rest:
+                    yield part
+        finally:
+            entering.cancel()
+            if entering.done() and not entering.cancelled():
+                entering.result().release()
 
 
 async def _past(service: Service, agent: str) -> Past:

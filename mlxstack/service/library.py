@@ -13,6 +13,9 @@ from mlxstack.store.history import AgentFolders, History
 
 log = logging.getLogger("mlxstack.agents")
 
+MOST_GONE = 1000
+"""Names of forgotten agents; more than there are writes that can still wait for the disk."""
+
 
 class Stored(Struct, frozen=True):
     """What of an agent is on disk for one model."""
@@ -31,7 +34,7 @@ class Library:
         self.model = ""
         self._folders = folders
         self._loose: dict[str, History] = {}
-        self._gone: set[str] = set()
+        self._gone: dict[str, None] = {}
         self._keeping = Lock()
         self._stored: dict[str, dict[str, Stored]] = {}
 
@@ -60,13 +63,19 @@ class Library:
             return
         self._folders.write(agent, history)
         self._loose.pop(agent, None)
-        self._gone.discard(agent)
+        self._gone.pop(agent, None)
+
+    def hold(self, agent: str, history: History) -> None:
+        """Keep what the disk refused, until a later one is written or the process ends."""
+        self._loose[agent] = history
 
     def remove(self, agent: str) -> None:
         """Forget the history and what names its KV. Raises NotFound or StackError."""
         is_loose = self._loose.pop(agent, None) is not None
         with self._keeping:
-            self._gone.add(agent)
+            self._gone[agent] = None
+            if len(self._gone) > MOST_GONE:
+                del self._gone[next(iter(self._gone))]
             self._stored.pop(agent, None)
             try:
                 if self._folders is not None:
@@ -108,6 +117,15 @@ class Library:
                 self._note(file.agent, self._folders.peek_manifest(file.agent, file.model))
             except StackError as error:
                 log.warning("%s; its next request starts cold if its KV is not found", error)
+
+    def look_again(self) -> None:
+        """After a sweep: what it took is not told any more."""
+        if self._folders is None:
+            return
+        with self._keeping, suppress(StackError):
+            there = {(file.agent, file.model) for file in self._folders.manifests()}
+            for agent, stored in self._stored.items():
+                self._stored[agent] = {m: one for m, one in stored.items() if (agent, m) in there}
 
     def copy(self, agent: str, other: str) -> None:
         """`other` begins with what is saved of `agent`: names only, no KV.

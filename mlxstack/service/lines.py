@@ -1,33 +1,44 @@
-"""One after another: the requests of an agent whose history the server keeps."""
+"""One after another: the turns of an agent whose history the server keeps, and acts on it."""
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
+
+from mlxstack.core.errors import Conflict
 
 
 class Lines:
-    """Belongs to the event loop. `begin` and `end` count asks that came with their own history."""
+    """Belongs to the event loop.
+
+    A turn adds to the history that is kept here and waits in line for it; an ask brings its own
+    history and waits for nobody but acts; an act changes the history while nobody speaks.
+    """
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._pens: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._n_turns: Counter[str] = Counter()
         self._n_asked: Counter[str] = Counter()
+        self._acting: set[str] = set()
         self._changed = asyncio.Event()
 
-    def begin(self, agent: str) -> None:
-        """An ask of this agent is under way."""
-        self._n_asked[agent] += 1
-
-    def end(self, agent: str) -> None:
-        """It is over."""
-        self._n_asked[agent] -= 1
-        if not self._n_asked[agent]:
-            del self._n_asked[agent]
-        self._changed.set()
-
     def is_busy(self, agent: str) -> bool:
-        """Whether anything is under way for this agent, or waits for its turn."""
-        lock = self._locks.get(agent)
-        return agent in self._n_asked or (lock is not None and lock.locked())
+        """Whether a turn or an ask of this agent is under way, or waits."""
+        return agent in self._n_turns or agent in self._n_asked
+
+    @contextmanager
+    def joined(self, agent: str) -> Iterator[None]:
+        """A turn is in line, or under way."""
+        with self._counted(self._n_turns, agent):
+            yield
+
+    @contextmanager
+    def asking(self, agent: str) -> Iterator[None]:
+        """An ask is under way."""
+        with self._counted(self._n_asked, agent):
+            yield
 
     async def enter(self, agent: str) -> asyncio.Lock:
         """Wait, in the order of arrival, until nothing is under way.
@@ -38,9 +49,50 @@ class Lines:
         await lock.acquire()
         try:
             while agent in self._n_asked:
-                self._changed.clear()
-                await self._changed.wait()
+                await self._change()
         except BaseException:
             lock.release()
             raise
         return lock
+
+    async def until_no_act(self, agent: str) -> None:
+        """Wait while somebody changes the history."""
+        while agent in self._acting:
+            await self._change()
+
+    @asynccontextmanager
+    async def acting(self, agent: str) -> AsyncIterator[None]:
+        """Nobody speaks meanwhile, and acts follow one another. Raises Conflict when busy."""
+        self._refuse_if(self.is_busy(agent), agent)
+        async with self._locks.setdefault(agent, asyncio.Lock()):
+            self._refuse_if(agent in self._n_asked, agent)
+            self._acting.add(agent)
+            try:
+                yield
+            finally:
+                self._acting.discard(agent)
+                self._changed.set()
+
+    def pen(self, agent: str) -> asyncio.Lock:
+        """Whoever holds it writes the history; it goes round in the order of asking."""
+        return self._pens.setdefault(agent, asyncio.Lock())
+
+    @contextmanager
+    def _counted(self, counts: Counter[str], agent: str) -> Iterator[None]:
+        counts[agent] += 1
+        try:
+            yield
+        finally:
+            counts[agent] -= 1
+            if not counts[agent]:
+                del counts[agent]
+            self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    @staticmethod
+    def _refuse_if(is_busy: bool, agent: str) -> None:
+        if is_busy:
+            raise Conflict(f"agent {agent} is busy; try again when its request is over")

@@ -102,7 +102,10 @@ async def clear(service: Service) -> Freed:
 async def sweep(service: Service, wanted: Sweep) -> Swept:
     """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
     service.require()
-    return await asyncio.wrap_future(service.engine.sweep(wanted))
+    swept = await asyncio.wrap_future(service.engine.sweep(wanted))
+    if not wanted.is_dry:
+        await asyncio.to_thread(service.library.look_again)
+    return swept
 
 
 def _check_name(name: str) -> None:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -232,16 +232,13 @@ class Service:
         """Submit an ask; leaving before its end cancels it."""
         self.require()
         ticket = Ticket(ask, self._outbox.open(ask), self.engine)
-        if ask.agent is not None:
-            self.lines.begin(ask.agent)
-        try:
-            self.engine.submit(ask)
-            yield ticket
-        finally:
-            self._outbox.close(ask.id)
-            ticket.cancel()
-            if ask.agent is not None:
-                self.lines.end(ask.agent)
+        with self.lines.asking(ask.agent) if ask.agent is not None else nullcontext():
+            try:
+                self.engine.submit(ask)
+                yield ticket
+            finally:
+                self._outbox.close(ask.id)
+                ticket.cancel()
 
     async def act(self, act: Act) -> Done:
         """Save, restore or erase, once the slot is idle."""

@@ -69,8 +69,6 @@ async def generate_for_agent(
         has_usage=bool(data.stream_options and data.stream_options.include_usage),
         has_pace=bool(data.timings_per_token),
     )
-    if not data.queue:
-        generate.refuse_if_busy(service, agent)
     if data.stream:
         return await _stream(service, agent, wish, wants)
     return await unless_gone(request, _whole(service, agent, wish, wants))
@@ -124,6 +122,7 @@ def _wish(agent: str, body: GenerateBody, request: AnyRequest) -> Wish:
         conversation=convert.conversation(whole),
         options=structs.replace(options(body, request), agent=agent),
         is_added=bool(body.append),
+        is_patient=bool(body.queue),
     )
 
 

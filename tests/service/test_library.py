@@ -1,0 +1,15 @@
+"""What the library of agents keeps besides files."""
+
+from pathlib import Path
+
+from mlxstack.service.library import MOST_GONE, Library
+from mlxstack.store.history import AgentFolders, History
+
+
+def test_the_names_of_forgotten_agents_are_bounded(tmp_path: Path) -> None:
+    library = Library(AgentFolders(tmp_path))
+    library.is_writing = False
+    for n in range(MOST_GONE + 10):
+        library.write(f"a-{n}", History())
+        library.remove(f"a-{n}")
+    assert len(library._gone) == MOST_GONE
