@@ -33,6 +33,22 @@ FAULTS = (
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(
+        "who is cancelled waits for his thread", "service/threads.py",
+        "            cancelled = error\n", "            raise\n",
+        "tests/service/test_threads.py::test_a_cancelled_caller_waits_for_the_end",
+    ),
+    Mutant(
+        "a turn that a full disk did not take is kept", "service/agents.py",
+        "service.library.hold(agent, _history(service, agent, past))", "pass",
+        "tests/api/test_lines.py::"
+        "test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next",
+    ),
+    Mutant(
+        "one of two turns at once is refused", "service/generate.py",
+        "with service.lines.joined(agent):", "with service.lines.joined(\"\"):",
+        "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
+    ),
+    Mutant(
         "a clock that was set back takes nothing", "store/sweep.py",
         "_Sweep(stock, now - rules.grace_s)", '_Sweep(stock, float("inf"))',
         "tests/store/test_sweep.py::"
