@@ -5,6 +5,7 @@ import secrets
 from fnmatch import fnmatchcase
 from typing import Any
 
+import msgspec
 from litestar.connection import ASGIConnection
 from msgspec.structs import replace
 
@@ -53,7 +54,7 @@ def entitled(options: Options, connection: Connection) -> Options:
         options,
         request=request_id(connection.scope),
         priority=Priority.LOW if connection.url.path.startswith(BATCH) else _priority(key),
-        salt=f"{key.salt}\n{options.salt}" if key.salt else options.salt,
+        salt=_tenant(key.salt, options.salt),
     )
 
 
@@ -93,6 +94,11 @@ def check_raise(connection: Connection, wanted: Priority | None) -> None:
             f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
             "use a key of that tier (server.api_keys of the preset)"
         )
+
+
+def _tenant(of_key: str, own: str) -> str:
+    """One salt of both, which no other two make; without any, none."""
+    return msgspec.json.encode((of_key, own)).decode() if of_key or own else ""
 
 
 def _check(key: ApiKey, agent: str) -> None:

@@ -260,10 +260,15 @@ def test_e9_an_agent_is_not_made_more_urgent_than_the_key(tmp_path: Path) -> Non
 
 
 def test_d23_a_key_keeps_its_kv_apart(tiered: Tiered) -> None:
-    assert tiered.post(CHAT, "slow", cache_salt="x").status_code == 200
-    assert tiered.engine.asked[-1].salt == "slow's\nx"
-    assert tiered.post(CHAT, "plain", cache_salt="x").status_code == 200
-    assert tiered.engine.asked[-1].salt == "x"
+    def salt(key: str, **more: str) -> str:
+        assert tiered.post(CHAT, key, **more).status_code == 200
+        return tiered.engine.asked[-1].salt
+
+    assert salt("plain") == ""
+    slow = salt("slow"), salt("slow", cache_salt="x")
+    forged = "x", "slow's", "slow's\n", "slow's\nx", *slow
+    plain = tuple(salt("plain", cache_salt=text) for text in forged)
+    assert len({"", *slow, *plain}) == 1 + len(slow) + len(plain)
 
 
 def test_a_key_speaks_only_as_its_agents(tiered: Tiered) -> None:

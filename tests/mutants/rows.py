@@ -32,7 +32,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "a key keeps its KV apart", "api/holder.py",
-        'salt=f"{key.salt}\\n{options.salt}" if key.salt else options.salt', "salt=options.salt",
+        "salt=_tenant(key.salt, options.salt)", "salt=options.salt",
         GUARDS + "test_d23_a_key_keeps_its_kv_apart",
     ),
     Mutant(
