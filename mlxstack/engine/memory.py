@@ -195,6 +195,8 @@ class Memory:
 
         Those too short to be quantised yet are named apart: their KV is of another kind.
         """
+        identity = self._identity
         if n_tokens < self.turning_point:
-            tenant = f"{tenant}\nshort"
-        return blocks.start(blocks.salt(self._identity, tenant), self.spec.block_size)
+            # Not in the tenant's salt: that may be any text.
+            identity = f"{identity} short"
+        return blocks.start(blocks.salt(identity, tenant), self.spec.block_size)

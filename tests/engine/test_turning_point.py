@@ -90,3 +90,10 @@ def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_pat
         assert pinned.n_bytes > 0
         driver.answer(OTHER, 8)
         assert returns(driver, MINE + NEXT) == pinned.n_tokens
+
+
+def test_d23_no_salt_names_kv_of_the_other_kind(preset: Preset, tmp_path: Path) -> None:
+    with running(preset, tmp_path) as driver:
+        driver.answer(OTHER, 8, salt="\nshort", cuts=(150,))
+        driver.answer(prompt(300, seed=4), 8)
+        assert returns(driver, OTHER[: TURN - 20]) == 0

@@ -124,7 +124,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "another salt does not hit", "engine/memory.py",
-        "blocks.salt(self._identity, tenant)", 'blocks.salt(self._identity, "")',
+        "blocks.salt(identity, tenant)", 'blocks.salt(identity, "")',
         "tests/engine/test_memory.py::test_d23_parked_kv_of_a_tenant_is_not_found_by_another",
     ),
     Mutant(
