@@ -253,11 +253,13 @@ class Turns(Holding):
         self._matches.forget(live.ask.id)
         self._desk = desks.leave_queue(self._desk, live.ask.id)
         if live.slot is not None:
-            self.batch.leave(live.slot)
-            self._keep(live.slot)
-            self._last[live.slot] = live
+            # The context is somebody else's while this ask waits for the disk.
+            if self._desk.seat(live.slot).state is not SeatState.LOADING:
+                self.batch.leave(live.slot)
+                self._keep(live.slot)
+                self._last[live.slot] = live
+                self.ledger.served(live.work(now), now - live.seated_at)
             self._desk = desks.release(self._desk, live.slot, len(self.slots[live.slot]), now)
-            self.ledger.served(live.work(now), now - live.seated_at)
         live.state = self.ledger.ended(last)
         self._say(last)
 

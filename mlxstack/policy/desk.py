@@ -183,8 +183,14 @@ def hold(desk: Desk, errand: Errand) -> Desk:
 
 
 def release(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
-    """The seat is idle again, with `n_tokens` of what was said in it."""
-    n_prompt = min(desk.seat(slot).n_prompt, n_tokens)
+    """The seat is idle again, with `n_tokens` of what was said in it.
+
+    Who only waited for the disk has not used it; how its context began is unknown now.
+    """
+    seat = desk.seat(slot)
+    if seat.state is SeatState.LOADING:
+        return _with_seat(desk, Seat(slot, n_tokens=n_tokens, last_used=seat.last_used))
+    n_prompt = min(seat.n_prompt, n_tokens)
     return _with_seat(desk, Seat(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now))
 
 

@@ -1,17 +1,19 @@
 """How asks, errands and the engine end: nothing that was computed or saved is lost with them."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import RestoreSlot, SaveSlot, Sweep, Vacate
+from mlxstack.core.act import Look, RestoreSlot, SaveSlot, Sweep, Vacate
 from mlxstack.core.ask import Sampling
 from mlxstack.core.errors import Broken, StackError
 from mlxstack.core.event import Chosen, FinishReason, Progress
 from mlxstack.core.preset import AgentsSpec, PaceSpec, Persist, SlotSpec
 from mlxstack.engine import segments
+from mlxstack.store.disk import Disk
 from mlxstack.store.shelf import SlotShelf
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
@@ -138,6 +140,40 @@ def test_an_agent_leaves_its_slot_by_whatever_name_it_has(
     assert driver.context(0) == ()
     assert len(driver.context(1)) == n_tokens
     assert driver.engine.snapshot().slots[1].agent == "b"
+
+
+class Gate(Disk):
+    """Nothing is read while it is closed."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+        self.is_open.set()
+
+    def read(self, fd: int) -> bytes:
+        assert self.is_open.wait(WAIT_S)
+        return super().read(fd)
+
+
+def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    preset, gate = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=1024)), Gate()
+    with running(preset, tmp_path) as driver:
+        driver.answer(FIRST, 4, agent="late")
+    with running(preset, tmp_path, disk=gate) as driver:
+        driver.answer(prompt(300, seed=2), 4, agent="here")
+        n_tokens = len(driver.context(0))
+        gate.is_open.clear()
+        ask = driver.submit(FIRST, 4, agent="late")
+        while driver.engine.snapshot().slots[0].agent == "here":
+            time.sleep(0.01)
+        driver.engine.cancel(ask)
+        assert driver.finish(ask).reason is FinishReason.CANCELLED
+        gate.is_open.set()
+        assert driver.engine.tend(Look()).result(WAIT_S).whole.n_requests == 1
+        assert driver.engine.snapshot().slots[0].agent == "here"
+        gone = [driver.engine.act(Vacate(0, who, is_kept=False)) for who in ("late", "here")]
+        assert [one.result(WAIT_S).n_erased for one in gone] == [0, n_tokens]  # type: ignore[union-attr]
 
 
 def test_what_was_compared_for_an_ask_is_forgotten_with_it(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mlxstack.policy.desk import Errand, advance, arrive, hold, release, renew, request, sit
+from mlxstack.policy.desk import Errand, advance, arrive, hold, load, release, renew, request, sit
 from mlxstack.policy.seats import choose
 from tests.policy.desk_states import desk_of, nothing, ticket, used
 
@@ -96,3 +96,10 @@ def test_a_seat_that_was_saved_knows_how_long_its_prompt_was() -> None:
     held = hold(request(desk, Errand("save", 0, 1.0)), Errand("save", 0, 1.0))
     assert release(held, 0, 160, 3.0).seat(0).n_prompt == 100
     assert renew(held, 0, 160, 3.0).seat(0).n_prompt == 0
+
+
+def test_a_seat_that_was_left_while_it_loaded_was_not_used() -> None:
+    desk = used(desk_of(1), 0, n_prompt=200, n_tokens=260, now=1.0)
+    desk = load(sit(desk, ticket("a", n_prompt=40), 0), 0)
+    seat = release(desk, 0, 260, 3.0).seat(0)
+    assert (seat.n_tokens, seat.n_prompt, seat.last_used) == (260, 0, 1.0)
