@@ -77,7 +77,7 @@ class Record:
 
 
 class Roster:
-    """Fed on the event loop; the least recently used names without a folder go first."""
+    """Fed on the event loop; the least recently used go first, without a folder or a pin."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, Record] = OrderedDict()
@@ -122,10 +122,14 @@ class Roster:
         return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
 
     def _make_room(self) -> None:
-        """Before the new one comes: among explicit agents it would be the first to go."""
+        """Before the new one comes: among those who stay it would be the first to go.
+
+        A pin without its account could not be found to be let go of.
+        """
         if len(self._records) < MOST_AGENTS:
             return
-        oldest = next((n for n, one in self._records.items() if not one.is_explicit), None)
+        leaving = (n for n, r in self._records.items() if not (r.is_explicit or r.is_pinned))
+        oldest = next(leaving, None)
         if oldest is not None:
             del self._records[oldest]
 

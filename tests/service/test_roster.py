@@ -30,3 +30,14 @@ def test_the_least_recently_used_name_goes_first() -> None:
     assert roster.n_agents == MOST_AGENTS
     assert roster.find("1") is None
     assert roster.find("0") is not None
+
+
+def test_who_is_pinned_stays() -> None:
+    roster = Roster()
+    for i in range(MOST_AGENTS):
+        roster.record(f"{i}", is_explicit=False).is_pinned = i != 1
+    roster.record("new", is_explicit=False).is_pinned = True
+    assert roster.find("0") is not None
+    assert roster.find("1") is None
+    roster.record("newer", is_explicit=False)
+    assert roster.n_agents == MOST_AGENTS + 1
