@@ -146,7 +146,7 @@ class Finding:
 
     def _clues(self, ask: Ask, chains: Iterable[Chain], before: Sequence[int]) -> Clues:
         name = ask.agent or ask.name
-        is_new = name is not None and name not in self._prompts
+        is_new = name is not None and self._last(ask) is None
         return Clues(
             n_prompt=len(ask.tokens),
             block_size=self._memory.spec.block_size,
@@ -158,11 +158,16 @@ class Finding:
 
     def _before(self, ask: Ask, slots: Sequence[Context]) -> Sequence[int]:
         """The prompt to which this one is compared: the agent's last, else the nearest live one."""
-        name = ask.agent or ask.name
-        if name is not None and name in self._prompts:
-            return self._prompts[name].tokens
+        last = self._last(ask)
+        if last is not None:
+            return last.tokens
         live = [c.tokens[: c.n_prompt] for c in slots if c.salt == ask.salt and len(c)]
         return max(live, key=lambda tokens: common_prefix(tokens, ask.tokens), default=())
+
+    def _last(self, ask: Ask) -> Remembered | None:
+        """The last prompt of who asks; where it differs is told to nobody under another salt."""
+        last = self._prompts.get(ask.agent or ask.name or "")
+        return last if last is not None and last.salt == ask.salt else None
 
 
 def _told(miss: Miss | None, before: Sequence[int]) -> Miss | None:

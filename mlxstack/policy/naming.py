@@ -1,7 +1,8 @@
 """Tells conversations apart by what was said to the model, and gives each a name.
 
 A conversation is the same one as long as it only grows. A client's own name for it (a hint)
-decides between conversations that were told the same; it never joins two that were not.
+decides between conversations that were told the same; it never joins two that were not. Nor are
+conversations under different salts ever the same.
 """
 
 import hashlib
@@ -57,14 +58,17 @@ class Names:
         return name
 
 
-def told(conversation: Conversation) -> tuple[str, ...]:
+def told(conversation: Conversation, salt: str = "") -> tuple[str, ...]:
     """Digests of what the model was told, the head up to the first user turn as one.
+
+    Under another salt they are others, and so is the name: nobody guesses it from the words.
 
     What it answered is left out, since clients send that back in other clothes; so are rules
     in the midst of the conversation, which some clients change at every turn.
     """
     turns: list[str] = []
-    head = hashlib.blake2b(digest_size=16)
+    key = hashlib.blake2b(salt.encode()).digest() if salt else b""
+    head = hashlib.blake2b(digest_size=16, key=key)
     for message in conversation.messages:
         if message.role in TOLD:
             head.update(f"\n{message.role}\n{message.text}".encode())

@@ -53,7 +53,7 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
         before=prompt.before,
     )
     if options.agent is None:
-        name = service.roster.name(conversation, options.hint)
+        name = service.roster.name(conversation, options.hint, options.salt)
         options = structs.replace(options, name=name)
     admitted = _order(service, prompt, Hearing(manner, forced), options)
     return structs.replace(_guided(service, admitted, guide), conversation=conversation)

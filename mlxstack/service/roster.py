@@ -83,9 +83,9 @@ class Roster:
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._names = Names()
 
-    def name(self, conversation: Conversation, hint: str | None) -> str:
+    def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
         """What people see of a conversation that belongs to no explicit agent."""
-        return self._names.name(told(conversation), hint)
+        return self._names.name(told(conversation, salt), hint)
 
     def record(self, name: str, *, is_explicit: bool) -> Record:
         """The account of an agent, opened when it is not known yet."""

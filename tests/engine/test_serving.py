@@ -218,6 +218,17 @@ def test_d23_another_salt_does_not_hit(driver: Driver) -> None:
     assert driver.seated(same).n_cached == 299
 
 
+def test_d23_where_an_agent_diverges_is_not_told_under_another_salt(driver: Driver) -> None:
+    driver.answer(prompt(300), agent="same", salt="one")
+    changed = prompt(150) + prompt(100, seed=7)
+    for salt, expected in (("two", ("cold", None)), ("one", ("diverged", 150))):
+        ask = driver.submit(changed, agent="same", salt=salt)
+        driver.finish(ask)
+        miss = driver.seated(ask).miss
+        assert miss is not None
+        assert (miss.reason, miss.at) == expected
+
+
 def test_d2_shared_prefixes_come_in_whole_blocks(driver: Driver) -> None:
     shared = prompt(300)
     driver.answer(shared + prompt(50, seed=1), slot=0)

@@ -4,6 +4,7 @@ from tests.mutants.faults import FAULTS
 from tests.mutants.mutant import Mutant
 
 GUARDS = "tests/api/test_guards.py::"
+TENANTS = "tests/api/test_tenants.py::"
 STORE = "tests/store/"
 POWER = "tests/store/test_power_loss.py"
 FUZZ = "tests/fuzz/test_fuzz.py::"
@@ -54,6 +55,17 @@ DOORS_AND_FILES = (
         "nor reads what others said", "api/native/agents.py",
         "if view.miss is not None and not is_whole(request):", "if False:",
         GUARDS + "test_a_key_of_some_agents_does_not_read_what_others_said",
+    ),
+    Mutant(
+        "conversations have names under their salt", "policy/naming.py",
+        "digest_size=16, key=key", "digest_size=16",
+        TENANTS + "test_the_name_does_not_tell_what_somebody_said_under_another_salt",
+    ),
+    Mutant(
+        "and diverge for nobody under another", "engine/finding.py",
+        "if last is not None and last.salt == ask.salt else None", "if last else None",
+        "tests/engine/test_serving.py::"
+        "test_d23_where_an_agent_diverges_is_not_told_under_another_salt",
     ),
     Mutant(
         "no agent is more urgent than its key", "api/holder.py",

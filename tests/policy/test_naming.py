@@ -5,12 +5,12 @@ from mlxstack.policy import naming
 from mlxstack.policy.naming import Names, told
 
 
-def talk(*said: str, system: str = "You code.") -> tuple[str, ...]:
+def talk(*said: str, system: str = "You code.", salt: str = "") -> tuple[str, ...]:
     """User turns with an answer after each but the last."""
     turns = [Message(Role.SYSTEM, system)]
     for text in said:
         turns += [Message(Role.USER, text), Message(Role.ASSISTANT, f"about {text}")]
-    return told(Conversation(tuple(turns[:-1])))
+    return told(Conversation(tuple(turns[:-1])), salt)
 
 
 def test_b9_a_growing_history_is_one_agent() -> None:
@@ -55,6 +55,14 @@ def test_a_branch_is_another_agent_until_its_client_says_otherwise() -> None:
     assert names.name(talk("hi", "right"), None) != first
     mine = names.name(talk("yo", "one", "two"), "codex:t")
     assert names.name(talk("yo", "one"), "codex:t") == mine
+
+
+def test_d23_under_another_salt_the_same_words_are_another_agent() -> None:
+    names = Names()
+    found = [names.name(talk("hi", salt=salt), None) for salt in ("", "one", "two")]
+    assert len({name.partition(".")[0] for name in found}) == 3
+    again = [names.name(talk("hi", "more", salt=salt), "claude:a") for salt in ("", "one", "two")]
+    assert again == found
 
 
 def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:

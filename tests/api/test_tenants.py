@@ -1,0 +1,75 @@
+"""Tenants side by side: nobody learns from the service what another salt or agent was told."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from mlxstack.core.preset import ApiKey, ServerSpec
+from tests.api.running import running, tiny_preset
+
+pytestmark = pytest.mark.net
+
+CHAT = "/v1/chat/completions"
+KEYS = (
+    "plain",
+    ApiKey("team", salt="team's"),
+    ApiKey("guest", salt="guests'", agents=("night-*",)),
+    ApiKey("claudes", agents=("claude-*", "chat-*")),
+)
+WORDS = " ".join(f"word{n}" for n in range(120))
+
+
+class House(NamedTuple):
+    """A service with tenants."""
+
+    url: str
+
+    def call(self, key: str, method: str, path: str, **more: Any) -> httpx.Response:
+        headers = {"x-api-key": key, **more.pop("headers", {})}
+        return httpx.request(method, self.url + path, headers=headers, timeout=60, **more)
+
+    def say(self, key: str, *texts: str, **more: Any) -> httpx.Response:
+        """A conversation of a user's and an assistant's words in turn."""
+        roles = ("user", "assistant")
+        turns = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+        headers = more.pop("headers", {})
+        body = {"messages": turns, "max_tokens": 1, **more}
+        return self.call(key, "POST", CHAT, json=body, headers=headers).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("tenants")
+    preset = tiny_preset(folder / "model", server=ServerSpec(port=0, api_keys=KEYS))
+    with running(preset, folder / "home") as found:
+        yield House(found.url)
+
+
+def reason(answer: httpx.Response) -> str:
+    return answer.headers.get("x-mlx-stack-cache-miss-reason", "")
+
+
+def named(answer: httpx.Response) -> str:
+    return str(answer.headers["x-mlx-stack-agent"])
+
+
+@pytest.mark.parametrize("key", ["guest", "team"])
+def test_another_salt_does_not_learn_where_a_conversation_differs(house: House, key: str) -> None:
+    mine = ("What is the code?", "It is tulip forty two, keep it.", "thanks")
+    first = house.say("plain", *mine)
+    guessed = house.say(key, mine[0], "It is tulip nine.", mine[2])
+    assert reason(guessed) == "cold"
+    assert named(guessed) != named(first)
+    assert reason(house.say(key, mine[0], "It is rose.", mine[2])).startswith("diverged at token")
+
+
+def test_the_name_does_not_tell_what_somebody_said_under_another_salt(house: House) -> None:
+    house.say("plain", "Only the day team knows this sentence.")
+    known, unknown = (
+        named(house.say("guest", text, user="me"))
+        for text in ("Only the day team knows this sentence.", "And nobody this one.")
+    )
+    assert known.startswith("user-")
+    assert unknown.startswith("user-")
