@@ -13,6 +13,7 @@ from mlxstack.api.request_id import request_id
 from mlxstack.core.ask import Priority
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey
+from mlxstack.policy.naming import is_implicit
 from mlxstack.service.options import Options
 
 DIGEST = "sha256:"
@@ -103,6 +104,11 @@ def _tenant(of_key: str, own: str) -> str:
 
 def _check(key: ApiKey, agent: str) -> None:
     if not _is_named(key, agent):
+        if is_implicit(agent):
+            raise Forbidden(
+                f"{agent!r} has the form of the names that conversations without one get, and "
+                "this API key is only for some agents; use a name of another form"
+            )
         raise Forbidden(
             f"this API key may not speak as {agent!r}, only as {', '.join(key.agents)} "
             "(server.api_keys of the preset)"
@@ -110,7 +116,10 @@ def _check(key: ApiKey, agent: str) -> None:
 
 
 def _is_named(key: ApiKey, agent: str) -> bool:
-    return not key.agents or any(fnmatchcase(agent, pattern) for pattern in key.agents)
+    """A conversation without a name may be anybody's, whatever pattern fits the one it got."""
+    return not key.agents or any(
+        fnmatchcase(agent, pattern) and not is_implicit(agent) for pattern in key.agents
+    )
 
 
 def _priority(key: ApiKey) -> Priority:

@@ -6,6 +6,7 @@ conversations under different salts ever the same.
 """
 
 import hashlib
+import re
 from collections import OrderedDict
 
 from msgspec import Struct
@@ -17,6 +18,10 @@ MOST_KNOWN = 512
 
 TOLD = frozenset({Role.USER, Role.TOOL})
 N_DIGITS = 8
+IMPLICIT = re.compile(
+    rf"(?:chat|claude|codex|opencode|key|user)-[0-9a-f]{{{N_DIGITS}}}(?:\.[0-9]+)?"
+)
+"""What `Names` makes: a client of which there are hints, or "chat", and what was said first."""
 
 
 class Known(Struct, frozen=True):
@@ -56,6 +61,11 @@ class Names:
         while name in self._known:
             name, n = f"{stem}.{n}", n + 1
         return name
+
+
+def is_implicit(name: str) -> bool:
+    """Whether a name has the form of those that `Names` gives."""
+    return IMPLICIT.fullmatch(name) is not None
 
 
 def told(conversation: Conversation, salt: str = "") -> tuple[str, ...]:

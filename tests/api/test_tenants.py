@@ -73,3 +73,28 @@ def test_the_name_does_not_tell_what_somebody_said_under_another_salt(house: Hou
     )
     assert known.startswith("user-")
     assert unknown.startswith("user-")
+
+
+def test_a_key_of_some_agents_does_not_own_conversations_without_a_name(house: House) -> None:
+    claude = {"x-claude-code-session-id": "s1"}
+    name = named(house.say("plain", "Fix the tests.", headers=claude))
+    assert name.startswith("claude-")
+    house.call("claudes", "POST", "/v1/agents", json={"id": "claude-mine"}).raise_for_status()
+    listed = house.call("claudes", "GET", "/v1/agents").json()["data"]
+    assert {one["id"] for one in listed} == {"claude-mine"}
+    there, hello = f"/v1/agents/{name}", [{"role": "user", "content": "Hello."}]
+    tries = [
+        house.call("claudes", "GET", there),
+        house.call("claudes", "POST", there, json={"is_pinned": True}),
+        house.call("claudes", "DELETE", there),
+        house.call("claudes", "DELETE", f"{there}?evict_only=1"),
+        house.call("claudes", "POST", f"{there}/fork", json={"id": "claude-other"}),
+        house.call("claudes", "POST", "/v1/agents/claude-mine/fork", json={"id": name}),
+        house.call("claudes", "POST", "/v1/agents", json={"id": name}),
+        house.call("claudes", "POST", "/v1/agents", json={"id": "chat-0123abcd.2"}),
+        house.call("claudes", "POST", f"{there}/generate", json={"messages": hello}),
+        house.call("claudes", "POST", CHAT, json={"messages": hello, "agent": name}),
+    ]
+    assert [one.status_code for one in tries] == [403] * len(tries)
+    assert "conversations without one" in tries[0].json()["error"]["message"]
+    assert not house.call("plain", "GET", there).raise_for_status().json()["is_explicit"]

@@ -57,6 +57,11 @@ DOORS_AND_FILES = (
         GUARDS + "test_a_key_of_some_agents_does_not_read_what_others_said",
     ),
     Mutant(
+        "nor owns conversations without a name", "api/holder.py",
+        " and not is_implicit(agent)", "",
+        TENANTS + "test_a_key_of_some_agents_does_not_own_conversations_without_a_name",
+    ),
+    Mutant(
         "conversations have names under their salt", "policy/naming.py",
         "digest_size=16, key=key", "digest_size=16",
         TENANTS + "test_the_name_does_not_tell_what_somebody_said_under_another_salt",

@@ -65,6 +65,15 @@ def test_d23_under_another_salt_the_same_words_are_another_agent() -> None:
     assert again == found
 
 
+def test_names_that_are_given_have_a_form_of_their_own() -> None:
+    names = Names()
+    found = [names.name(talk("hi"), hint) for hint in ("claude:a", "claude:b", "key:c")]
+    assert found[1] == f"{found[0]}.2"
+    assert all(naming.is_implicit(name) for name in found)
+    others = ("claude-mine", "night-20261121", "chat-0a1b2c3", "chat-0a1b2c3d.", "chat-0A1B2C3D")
+    assert not any(naming.is_implicit(name) for name in others)
+
+
 def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
     user, tool = Message(Role.USER, "u"), Message(Role.TOOL, "42")
     late = Message(Role.SYSTEM, "7 tokens left")
