@@ -59,6 +59,11 @@ def entitled(options: Options, connection: Connection) -> Options:
     )
 
 
+def salt_of(connection: Connection) -> str:
+    """Under which salt a request's KV lies that names none itself."""
+    return entitled(Options(id=""), connection).salt
+
+
 def check_agent(connection: Connection, agent: str) -> None:
     """Raises Forbidden for an agent that the key does not name."""
     key: ApiKey | None = connection.state.get("key")

@@ -38,8 +38,8 @@ async def look(service: Service, limit: int = 20) -> CacheView:
     return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
 
 
-async def pin(service: Service, name: str, tokens: Sequence[int]) -> Pinned:
-    """Compute what is not known of the prefix, then keep it under this name.
+async def pin(service: Service, name: str, tokens: Sequence[int], salt: str = "") -> Pinned:
+    """Compute what is not known of the prefix under this salt, then keep it under this name.
 
     Raises BadRequest when it is shorter than a block, or does not fit a slot.
     """
@@ -51,8 +51,8 @@ async def pin(service: Service, name: str, tokens: Sequence[int]) -> Pinned:
         raise BadRequest(
             f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
         )
-    await warm(service, tokens)
-    pinned: Pinned = await _tend(service, Pin(name, tuple(tokens)))
+    await warm(service, tokens, salt)
+    pinned: Pinned = await _tend(service, Pin(name, tuple(tokens), salt))
     return pinned
 
 
@@ -63,14 +63,15 @@ async def pin_known(service: Service, name: str, key: str) -> Pinned:
     return pinned
 
 
-async def warm(service: Service, tokens: Sequence[int]) -> None:
-    """Prefill these tokens, behind everybody else."""
+async def warm(service: Service, tokens: Sequence[int], salt: str = "") -> None:
+    """Prefill these tokens under this salt, behind everybody else."""
     ask = Ask(
         id=f"warm-{uuid.uuid4().hex}",
         tokens=tuple(tokens),
         max_tokens=1,
         priority=Priority.LOW,
         cuts=(len(tokens) - 1,),
+        salt=salt,
         arrived=time.monotonic(),
     )
     with service.open(ask) as ticket:

@@ -98,3 +98,18 @@ def test_a_key_of_some_agents_does_not_own_conversations_without_a_name(house: H
     assert [one.status_code for one in tries] == [403] * len(tries)
     assert "conversations without one" in tries[0].json()["error"]["message"]
     assert not house.call("plain", "GET", there).raise_for_status().json()["is_explicit"]
+
+
+def test_what_a_salted_key_warms_or_pins_is_its_own(house: House) -> None:
+    for verb, path in enumerate(("/cache/warm", "/cache/prefixes")):
+        system = {"role": "system", "content": f"Rule {verb}: read the book. {WORDS}"}
+        body = {"name": "book", "messages": [system]}
+        done = house.call("team", "POST", path, json=body).raise_for_status()
+        assert done.json()["n_tokens"] >= 128
+        asked = [system, {"role": "user", "content": "Go on."}]
+        hits = [
+            house.call(key, "POST", CHAT, json={"messages": asked, "max_tokens": 1}).headers
+            for key in ("plain", "team")
+        ]
+        n_cached = [int(one["x-mlx-stack-cache-prefix-tokens"]) for one in hits]
+        assert n_cached[0] < 128 <= n_cached[1]

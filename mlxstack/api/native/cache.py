@@ -6,8 +6,10 @@ from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
+from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
 from mlxstack.api.guards import OF_ALL
+from mlxstack.api.holder import salt_of
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
 from mlxstack.core.act import Sweep, Swept
@@ -54,13 +56,16 @@ async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
 
 
 @post("/cache/prefixes", status_code=200, opt=OF_ALL)
-async def register_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, Any]:
+async def register_prefix(
+    request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
+) -> dict[str, Any]:
     """Compute a prefix, or take one that the cache holds, and keep it under a name."""
     if data.id is not None:
         _refuse_content(data)
         pinned = await memory.pin_known(service, data.name, data.id)
     else:
-        pinned = await memory.pin(service, data.name, await _tokens(service, data))
+        tokens = await _tokens(service, data)
+        pinned = await memory.pin(service, data.name, tokens, salt_of(request))
     return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
 
 
@@ -72,10 +77,12 @@ async def release_prefix(service: TheService, name: FromPath[str]) -> dict[str, 
 
 
 @post("/cache/warm", status_code=200, opt=OF_ALL)
-async def warm_prefix(service: TheService, data: JSONBody[PrefixBody]) -> dict[str, int]:
+async def warm_prefix(
+    request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
+) -> dict[str, int]:
     """Compute a prefix without naming it."""
     tokens = await _tokens(service, data)
-    await memory.warm(service, tokens)
+    await memory.warm(service, tokens, salt_of(request))
     return {"n_tokens": len(tokens)}
 
 
