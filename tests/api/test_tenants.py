@@ -113,3 +113,21 @@ def test_what_a_salted_key_warms_or_pins_is_its_own(house: House) -> None:
         ]
         n_cached = [int(one["x-mlx-stack-cache-prefix-tokens"]) for one in hits]
         assert n_cached[0] < 128 <= n_cached[1]
+
+
+def test_of_others_slots_a_key_of_some_agents_sees_only_whether_they_are_busy(
+    house: House,
+) -> None:
+    def seen(key: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = house.call(key, "GET", "/slots").json()
+        return found
+
+    for slot, (key, agent) in enumerate((("plain", "day"), ("guest", "night-1"), ("guest", None))):
+        house.say(key, "Hello.", agent=agent, id_slot=slot)
+    bare, whole = {"id", "n_ctx", "speculative", "is_processing"}, set(seen("plain")[1])
+    assert [set(one) for one in seen("guest")] == [bare, whole, bare]
+    assert seen("guest")[1]["agent"] == "night-1"
+    raw = {"prompt": WORDS, "n_predict": 1, "id_slot": 0}
+    house.call("plain", "POST", "/completion", json=raw).raise_for_status()
+    assert seen("plain")[0]["agent"] is None
+    assert [set(one) for one in seen("guest")] == [bare, whole, bare]

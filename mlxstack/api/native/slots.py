@@ -11,7 +11,7 @@ from msgspec import Struct
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
 from mlxstack.api.guards import OF_ALL
-from mlxstack.api.holder import may_see
+from mlxstack.api.holder import is_whole, may_see
 from mlxstack.api.leaving import unless_gone
 from mlxstack.api.native.params import of_ask
 from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
@@ -19,6 +19,7 @@ from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.service import slots as acts
 from mlxstack.service import status
 
+OPEN = ("id", "n_ctx", "speculative", "is_processing")
 TASK = re.compile(r"[-_]([0-9a-f]{7})")
 
 
@@ -36,7 +37,7 @@ async def list_slots(
     found = status.slots(service)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
         raise Busy("no slot available")
-    return [_named(request, _slot(slot)) for slot in found]
+    return [_seen(request, _slot(slot)) for slot in found]
 
 
 @post("/slots/{slot:str}", status_code=200, opt=OF_ALL)
@@ -78,10 +79,12 @@ async def act_on_slot(
     raise BadRequest("Invalid action", "action")
 
 
-def _named(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
-    """Without the name of an agent that is not for this key to see."""
-    is_seen = slot["agent"] is None or may_see(request, slot["agent"])
-    return slot if is_seen else slot | {"agent": None}
+def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
+    """Of the slots of others, a key of some agents sees only whether they are busy."""
+    agent = slot["agent"]
+    if is_whole(request) or (agent is not None and may_see(request, agent)):
+        return slot
+    return {name: slot[name] for name in OPEN}
 
 
 def _number(slot: str) -> int:
