@@ -16,6 +16,9 @@ from mlxstack.core.conversation import Conversation, Role
 MOST_KNOWN = 512
 """Conversations that are remembered; the least recently heard go first."""
 
+MOST_TOLD = 1024
+"""Turns of each that are remembered; by these alone is it told from others."""
+
 TOLD = frozenset({Role.USER, Role.TOOL})
 N_DIGITS = 8
 IMPLICIT = re.compile(
@@ -25,10 +28,11 @@ IMPLICIT = re.compile(
 
 
 class Known(Struct, frozen=True):
-    """A named conversation: digests of what it was told so far, and its client's hint."""
+    """A named conversation: digests of the first of its `n_told` turns, and its client's hint."""
 
     name: str
     told: tuple[str, ...]
+    n_told: int
     hint: str | None = None
 
 
@@ -42,13 +46,15 @@ class Names:
         """The name of the conversation that these turns continue, or begin. O(known)."""
         found = max(
             (one for one in self._known.values() if _goes_on(one, told, hint)),
-            key=lambda one: (hint is not None and one.hint == hint, len(one.told)),
+            key=lambda one: (hint is not None and one.hint == hint, one.n_told),
             default=None,
         )
         name = found.name if found else self._fresh(told[0], hint)
-        if found and len(found.told) > len(told):
-            told = found.told
-        self._known[name] = Known(name, told, hint or (found.hint if found else None))
+        n_told = len(told)
+        if found and found.n_told > n_told:
+            told, n_told = found.told, found.n_told
+        hint = hint or (found.hint if found else None)
+        self._known[name] = Known(name, told[:MOST_TOLD], n_told, hint)
         self._known.move_to_end(name)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
@@ -95,8 +101,8 @@ def _goes_on(one: Known, told: tuple[str, ...], hint: str | None) -> bool:
     if one.told[:n] != told[:n]:
         return False
     is_same_client = one.hint == hint
-    if len(told) > len(one.told):
+    if len(told) > one.n_told:
         return True
-    if len(told) == len(one.told):
+    if len(told) == one.n_told:
         return is_same_client or not (one.hint and hint)
     return is_same_client and hint is not None

@@ -52,11 +52,11 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
     )
+    order = _order(service, prompt, Hearing(manner, forced), options)
     if options.agent is None:
         name = service.roster.name(conversation, options.hint, options.salt)
-        options = structs.replace(options, name=name)
-    admitted = _order(service, prompt, Hearing(manner, forced), options)
-    return structs.replace(_guided(service, admitted, guide), conversation=conversation)
+        order = _named(service, order, structs.replace(options, name=name))
+    return structs.replace(_guided(service, order, guide), conversation=conversation)
 
 
 async def admit_text(service: Service, prompt: str | Sequence[int], options: Options) -> Order:
@@ -149,6 +149,12 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             is_prefill=is_prefill,
         ),
     )
+
+
+def _named(service: Service, order: Order, options: Options) -> Order:
+    """Only now that nothing refuses it: the names that are remembered are for who is served."""
+    ask = structs.replace(order.ask, name=options.name, priority=_priority(service, options))
+    return structs.replace(order, ask=ask)
 
 
 def _guided(service: Service, order: Order, guide: Guide | None) -> Order:

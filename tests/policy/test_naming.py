@@ -87,3 +87,15 @@ def test_names_are_bounded_and_possible_agent_ids() -> None:
         name = names.name(talk(f"turn {n}"), "key:anything at all / ü")
         assert name.startswith("key-") and name.isascii() and len(name) < 128
     assert len(names._known) == naming.MOST_KNOWN
+
+
+def test_a_long_conversation_keeps_its_name_and_little_of_what_it_was_told() -> None:
+    names = Names()
+    turns = tuple(f"{n:032x}" for n in range(naming.MOST_TOLD + 500))
+    first = names.name(turns, "codex:a")
+    assert names.name((*turns, "more"), "codex:a") == first
+    assert names.name((*turns, "more"), "codex:b") != first
+    assert names.name((*turns, "more", "still"), None) == first
+    assert names.name(turns[:-200], "codex:a") == first
+    assert names.name((*turns[:100], "else"), None) != first
+    assert max(len(one.told) for one in names._known.values()) == naming.MOST_TOLD

@@ -9,10 +9,11 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.ask import Ask
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.core.errors import Broken, Busy, Loading, SetupError
+from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
 from mlxstack.core.event import Chosen
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.demo import MODEL_DIR
+from mlxstack.policy.naming import told
 from mlxstack.service import service as services
 from mlxstack.service.chat import admit, admit_text, reply
 from mlxstack.service.options import Calling, Options
@@ -174,6 +175,16 @@ async def test_x9_leaving_cancels(pair: Pair) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert engine.cancelled == ["a-1"]
+
+
+async def test_a_conversation_that_is_refused_is_not_remembered(pair: Pair) -> None:
+    begun = Message(Role.USER, "hello")
+    with pytest.raises(TooLong):
+        long = Conversation((begun, Message(Role.USER, "word " * 5000)))
+        await admit(pair[0], long, Options("a-1"))
+    other = Conversation((begun, Message(Role.USER, "and then")))
+    order = await admit(pair[0], other, Options("a-2"))
+    assert order.ask.name == f"chat-{told(other)[0][:8]}"
 
 
 async def test_a_refused_ask_raises_what_the_engine_said(pair: Pair) -> None:
