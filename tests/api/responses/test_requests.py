@@ -4,9 +4,11 @@ from typing import Any
 
 import openai
 import pytest
+from msgspec import structs
 
 from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.convert import conversation
+from mlxstack.api.openai.responses.items import messages
 from mlxstack.api.openai.responses.toolbox import Toolbox
 from tests.api.responses.checking import PLAIN, whole
 from tests.api.responses.conftest import Scripted
@@ -92,6 +94,23 @@ def test_thoughts_belong_to_the_turn_that_follows() -> None:
         "Question one",
         "again",
     ], "thoughts that led to nothing are left out"
+
+
+def test_a_turn_of_many_items_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    replace = structs.replace
+
+    def counted(one: Any, **more: Any) -> Any:
+        made.append(more)
+        return replace(one, **more)
+
+    monkeypatch.setattr(structs, "replace", counted)
+    items = [called(f"call_{n}", name="act") for n in range(300)]
+    said = {"role": "assistant", "content": "Look."}
+    turns = messages([user({"type": "input_text", "text": "hi"}), *items, said, said], Toolbox())
+    assert len(turns[1].tool_calls) == 300
+    assert turns[1].text == "Look.\n\nLook."
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The input items of a Responses request as the messages that they mean."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
 from typing import TypeVar
 
 import msgspec
@@ -132,23 +133,17 @@ READERS: dict[str, Reader] = {
 
 def _turns(read: list[Message]) -> Iterator[Message]:
     """Neighbours of the assistant as one; thoughts that led to nothing are left out."""
-    turn: Message | None = None
-    for message in [*read, None]:
-        is_assistant = message is not None and message.role is Role.ASSISTANT
-        if message is not None and is_assistant:
-            turn = message if turn is None else _joined(turn, message)
-            continue
-        if turn is not None and (turn.text or turn.tool_calls):
+    for is_assistant, neighbours in groupby(read, lambda one: one.role is Role.ASSISTANT):
+        if not is_assistant:
+            yield from neighbours
+        elif (turn := _joined(list(neighbours))).text or turn.tool_calls:
             yield turn
-        turn = None
-        if message is not None:
-            yield message
 
 
-def _joined(one: Message, two: Message) -> Message:
+def _joined(parts: Sequence[Message]) -> Message:
     return structs.replace(
-        one,
-        text=JOINT.join(text for text in (one.text, two.text) if text),
-        reasoning=JOINT.join(said for said in (one.reasoning, two.reasoning) if said) or None,
-        tool_calls=one.tool_calls + two.tool_calls,
+        parts[0],
+        text=JOINT.join(one.text for one in parts if one.text),
+        reasoning=JOINT.join(one.reasoning for one in parts if one.reasoning) or None,
+        tool_calls=tuple(chain.from_iterable(one.tool_calls for one in parts)),
     )
