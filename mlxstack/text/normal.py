@@ -5,7 +5,7 @@ Rule ids (C-1, A-10 ...) are those in the names of the tests.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlxstack.core.conversation import Message, Role, Tool
@@ -75,10 +75,11 @@ def error_text(text: str) -> str:
     return text if text.startswith("Error: ") else f"Error: {text}"
 
 
-def result_text(content: Any, tools: Iterable[Tool]) -> str:
+def result_text(content: Any, tools: Mapping[str, Tool]) -> str:
     """The content of a tool result; `tool_reference` parts become definitions (A-20).
 
-    Parts are joined by line breaks. Raises Unsupported for a part that is not text.
+    `tools` are those of the request by name. Parts are joined by line breaks. Raises
+    Unsupported for a part that is not text.
     """
     if not isinstance(content, list):
         return text_of(content)
@@ -118,13 +119,12 @@ def function_lines(tools: Iterable[Tool]) -> str:
     return "\n".join(["<functions>", *(f"<function>{x}</function>" for x in lines), "</functions>"])
 
 
-def expand_references(names: Sequence[str], tools: Iterable[Tool]) -> str:
+def expand_references(names: Sequence[str], tools: Mapping[str, Tool]) -> str:
     """The text that stands for `tool_reference` blocks: the definitions of these tools (A-20).
 
-    A name that no tool bears is described by its name alone.
+    `tools` are those of the request by name; one that none bears is described by it alone.
     """
-    known = {tool.name: tool for tool in tools}
-    return function_lines(known.get(name, Tool(name)) for name in names)
+    return function_lines(tools.get(name, Tool(name)) for name in names)
 
 
 def removal_note(name: str) -> str:

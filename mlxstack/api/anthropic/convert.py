@@ -1,5 +1,6 @@
 """From Anthropic's body to the conversation that it means."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from mlxstack.api.anthropic import tools
@@ -23,6 +24,8 @@ from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.text.normal import drop_billing, error_text, parse_arguments, result_text, user_turn
 from mlxstack.text.shape import Shape
 
+Known = Mapping[str, Tool]
+
 ROLES = ("user", "assistant", "system")
 THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 
@@ -37,7 +40,8 @@ def conversation(body: MessagesBody) -> Conversation:
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
-    known = tools.declared(body)
+    declared = tools.declared(body)
+    known = {tool.name: tool for tool in declared}
     messages = [*_system(body.system), *_messages(body.messages, known)]
     if messages and _is_empty_answer(messages[-1]):
         messages.pop()
@@ -47,7 +51,7 @@ def conversation(body: MessagesBody) -> Conversation:
     at = len(messages) - is_open
     return Conversation(
         messages=(*messages[:at], *_format(body), *messages[at:]),
-        tools=known,
+        tools=declared,
         thinking=THINKING.get(body.thinking.type) if body.thinking else None,
         template=_template(body),
         add_generation_prompt=not is_open,
@@ -75,7 +79,7 @@ def _system(content: Content | None) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _messages(turns: list[Turn], known: tuple[Tool, ...]) -> list[Message]:
+def _messages(turns: list[Turn], known: Known) -> list[Message]:
     newest = max((i for i, turn in enumerate(turns) if turn.role != "system"), default=-1)
     messages: list[Message] = []
     for i, turn in enumerate(turns):
@@ -97,7 +101,7 @@ def _messages(turns: list[Turn], known: tuple[Tool, ...]) -> list[Message]:
     return messages
 
 
-def _user(blocks: tuple[Block, ...], known: tuple[Tool, ...], at: str) -> tuple[Message, ...]:
+def _user(blocks: tuple[Block, ...], known: Known, at: str) -> tuple[Message, ...]:
     """Tool results first (A-10); a turn without anything is still a turn."""
     results = [
         _result(block, known, f"{at}[{i}]")
@@ -122,13 +126,13 @@ def _assistant(blocks: tuple[Block, ...]) -> Message:
     )
 
 
-def _late_system(blocks: tuple[Block, ...], known: tuple[Tool, ...]) -> tuple[Message, ...]:
+def _late_system(blocks: tuple[Block, ...], known: Known) -> tuple[Message, ...]:
     """Stays where it is (A-12); tools that come and go are told in words (A-21)."""
     text = "\n".join(line for block in blocks if (line := _instruction(block, known)))
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _instruction(block: Block, known: tuple[Tool, ...]) -> str:
+def _instruction(block: Block, known: Known) -> str:
     match block:
         case ToolAddition():
             return tools.addition(block, known)
@@ -137,7 +141,7 @@ def _instruction(block: Block, known: tuple[Tool, ...]) -> str:
     return words(block)
 
 
-def _result(result: ToolResult, known: tuple[Tool, ...], at: str) -> Message:
+def _result(result: ToolResult, known: Known, at: str) -> Message:
     """Found tools are described in place (A-20); a failure is told in words (A-11)."""
     parts: list[dict[str, Any]] = []
     for block in read(result.content, f"{at}.content"):

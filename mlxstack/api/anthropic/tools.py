@@ -1,6 +1,6 @@
 """The tools of a request: those it declares, and those that join in mid-conversation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -46,8 +46,8 @@ def choice(wanted: ToolChoice | None, tools: Iterable[Tool]) -> Calling:
     return found
 
 
-def addition(block: ToolAddition, tools: Iterable[Tool]) -> str:
-    """The text that stands for a tool that joins here."""
+def addition(block: ToolAddition, tools: Mapping[str, Tool]) -> str:
+    """The text that stands for a tool that joins here; `tools` are known by name."""
     name = _name(block.tool) or _name(block.tool.get("definition"))
     return expand_references([name], tools) if name else ""
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.api.anthropic.blocks import KINDS
-from mlxstack.api.anthropic.bodies import MessagesBody
+from mlxstack.api.anthropic.bodies import MessagesBody, ToolSpec, Turn
 from mlxstack.api.anthropic.convert import conversation
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
@@ -181,6 +181,28 @@ def test_a21_tools_come_and_go_in_words() -> None:
     words = found.messages[-1].text
     assert words.index('"name": "tide"') < words.index('"name": "WebFetch"')
     assert words.endswith("The tool weather is no longer available.")
+
+
+class Name(str):
+    """Counts how often it was looked up."""
+
+    n_hashed = 0
+
+    def __hash__(self) -> int:
+        Name.n_hashed += 1
+        return super().__hash__()
+
+
+def test_many_tools_are_looked_up_by_name_once_for_all() -> None:
+    n = 200
+    added = [{"type": "tool_addition", "tool": {"name": "t1"}}] * n
+    found = user(*[result([{"type": "tool_reference", "tool_name": "t2"}])] * n)
+    body = MessagesBody(
+        messages=[Turn("user", "hi"), Turn("system", added), Turn("user", found["content"])],
+        tools=[ToolSpec(name=Name(f"t{i}")) for i in range(n)],
+    )
+    assert len(conversation(body).messages) == n + 2
+    assert Name.n_hashed < 5 * n
 
 
 def test_server_tools_are_left_out() -> None:
