@@ -6,7 +6,7 @@ from typing import Any
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.kinds import declared
-from mlxstack.text.normal import parse_arguments
+from mlxstack.text.normal import parse_arguments, writable
 
 Shapes = list[dict[str, Any]]
 Parser = Callable[[str, Shapes], Any]
@@ -49,16 +49,16 @@ def parse_calls(parser: Parser, text: str, shapes: Shapes) -> tuple[ToolCall, ..
 def _call(parsed: Any, shapes: Shapes) -> ToolCall | None:
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
+    name, own_id = writable(parsed["name"]), parsed.get("id")
     arguments = parse_arguments(parsed.get("arguments"))
-    if not parsed["name"] or isinstance(arguments, str):
+    if not name or isinstance(arguments, str):
         return None
-    own_id = parsed.get("id")
-    nullable = _nullable(parsed["name"], shapes)
+    nullable = _nullable(name, shapes)
     known = {
-        str(key): None if value == "null" and key in nullable else _plain(value)
+        writable(str(key)): None if value == "null" and key in nullable else _plain(value)
         for key, value in arguments.items()
     }
-    return ToolCall(own_id if isinstance(own_id, str) else "", parsed["name"], known)
+    return ToolCall(writable(own_id) if isinstance(own_id, str) else "", name, known)
 
 
 def _nullable(name: str, shapes: Shapes) -> frozenset[str]:
@@ -76,11 +76,13 @@ def _plain(value: Any) -> Any:
     """What JSON can say of a value; parsers take what looks like Python for Python."""
     match value:
         case dict():
-            return {str(key): _plain(one) for key, one in value.items()}
+            return {writable(str(key)): _plain(one) for key, one in value.items()}
         case list() | tuple() | set():
             return [_plain(one) for one in value]
-        case None | bool() | int() | str():
+        case str():
+            return writable(value)
+        case None | bool() | int():
             return value
         case float() if math.isfinite(value):
             return value
-    return str(value)
+    return writable(str(value))

@@ -14,6 +14,8 @@ from mlxstack.core.errors import Unsupported
 _BILLING = re.compile(
     r"\A\s*x-anthropic-billing-header:(?:[ \t]*[a-z][a-z0-9_-]*=[^;\n]*(?:;|(?=\n)|\Z))*[ \t]*\n?"
 )
+# Half a character, which JSON can spell and no encoder can write.
+_HALF = re.compile(r"[\ud800-\udfff]")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
 
@@ -55,7 +57,8 @@ def system_text(content: Any) -> str:
 def parse_arguments(arguments: Any) -> dict[str, Any] | str:
     """Tool call arguments as an object in the order of its keys; never fails (C-4, O-3).
 
-    What is not a JSON object stays a string. Nothing at all means no arguments.
+    What is not a JSON object stays a string. Nothing at all means no arguments. Letters that
+    nobody can write become U+FFFD.
     """
     if isinstance(arguments, dict):
         return arguments
@@ -64,10 +67,22 @@ def parse_arguments(arguments: Any) -> dict[str, Any] | str:
     if not isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False)
     try:
-        parsed = json.loads(arguments)
+        parsed = writable(json.loads(arguments))
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
+
+
+def writable(value: Any) -> Any:
+    """A JSON value with U+FFFD for every lone surrogate, keys included."""
+    match value:
+        case str():
+            return _HALF.sub("\ufffd", value)
+        case dict():
+            return {writable(key): writable(one) for key, one in value.items()}
+        case list():
+            return [writable(one) for one in value]
+    return value
 
 
 def error_text(text: str) -> str:

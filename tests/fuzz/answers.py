@@ -94,7 +94,8 @@ def _speak(dice: Dice, text: str) -> None:
 
 def _check(call: ToolCall) -> None:
     assert call.name
-    json.loads(json.dumps(call.arguments))
+    whole = {"id": call.id, "name": call.name, "arguments": call.arguments}
+    json.loads(json.dumps(whole, ensure_ascii=False).encode())
 
 
 def _modules() -> Any:

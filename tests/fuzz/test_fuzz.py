@@ -73,6 +73,32 @@ def test_a_schema_with_a_number_of_no_machine_is_no_fault(number: float) -> None
     assert post("/v1/chat/completions", body).status_code in {200, 400}
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_half_a_letter_in_a_call_is_no_fault(path: str, is_stream: bool) -> None:
+    half = r'{"city": "\ud800"}'
+    said = f'<tool_call>\n{{"name": "weather", "arguments": {half}}}\n</tool_call>'
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": half}}
+    item = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": half}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [call], "content": None}]
+    chatted = turns if "chat" in path else HELLO
+    tool = {"type": "function", "name": "weather", "input_schema": {}}
+    body = {
+        "messages": [*chatted, *HELLO],
+        "input": [*HELLO, item, {**item, "type": "function_call_output", "output": ""}, *HELLO],
+        "tools": [{**tool, "type": None if "messages" in path else "function", "function": tool}],
+        "max_tokens": 100,
+        "stream": is_stream,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "thinking": {"type": "disabled"},
+    }
+    answer = post(path, body, said)
+    assert answer.status_code == 200, answer.text
+    assert "weather" in answer.text
+    assert "\ufffd" in answer.text
+    assert "_error" not in answer.text
+
+
 def test_a_stream_can_be_cut_into_lines_by_anybody() -> None:
     said = "a\u2028b\u2029c\u0085d"
     answer = post("/v1/chat/completions", {"messages": HELLO, "stream": True}, said)

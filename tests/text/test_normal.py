@@ -77,6 +77,11 @@ def test_o3_arguments_never_fail(arguments: object) -> None:
     assert isinstance(parse_arguments(arguments), dict | str)
 
 
+def test_o3_half_a_letter_in_arguments_becomes_one_that_can_be_written() -> None:
+    arguments = parse_arguments(r'{"\udfff": ["\ud800x", {"a": "\ud83d\ude00"}], "n": 1}')
+    assert arguments == {"\ufffd": ["\ufffdx", {"a": "\U0001f600"}], "n": 1}
+
+
 def test_o3_broken_arguments_stay_as_they_are() -> None:
     assert parse_arguments('{"path": "a') == '{"path": "a'
     assert parse_arguments("[1]") == "[1]"
