@@ -1,6 +1,6 @@
 """A conversation made fit for one chat template: what it refuses is said in a way it accepts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -87,49 +87,52 @@ def reminder(text: str) -> str:
     return f"<system-reminder>\n{text}\n</system-reminder>"
 
 
-def _lengthened(turn: Message, text: str) -> Message:
-    return msgspec.structs.replace(turn, text=TURN_JOINT.join(t for t in (turn.text, text) if t))
+def _gathered(
+    turns: Iterable[Message], follows: Callable[[Message, Message], bool]
+) -> list[Message]:
+    """A turn becomes one with those after it that it is followed by; their texts are joined."""
+    groups: list[list[Message]] = []
+    for turn in turns:
+        if groups and follows(groups[-1][0], turn):
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return [_one(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _one(group: Sequence[Message]) -> Message:
+    return msgspec.structs.replace(
+        group[0],
+        text=TURN_JOINT.join(turn.text for turn in group if turn.text),
+        tool_calls=tuple(call for turn in group for call in turn.tool_calls),
+    )
 
 
 def _place_reminders(turns: Sequence[Message]) -> list[Message]:
     """Late system messages join the user or tool turn right before them, else become one."""
-    placed: list[Message] = []
-    for turn in turns:
-        if turn.role is not Role.SYSTEM:
-            placed.append(turn)
-        elif turn.text and placed and placed[-1].role in (Role.USER, Role.TOOL):
-            placed[-1] = _lengthened(placed[-1], reminder(turn.text))
-        elif turn.text:
-            placed.append(Message(Role.USER, reminder(turn.text)))
-    return placed
+    told = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
+    placed = _gathered(
+        told, lambda one, two: two.role is Role.SYSTEM and one.role is not Role.ASSISTANT
+    )
+    return [Message(Role.USER, one.text) if one.role is Role.SYSTEM else one for one in placed]
+
+
+def _reminding(turn: Message) -> Message:
+    return Message(Role.SYSTEM, reminder(turn.text)) if turn.role is Role.SYSTEM else turn
 
 
 def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
-    folded: list[Message] = []
-    for turn in turns:
-        if turn.role is Role.USER and folded and folded[-1].role is Role.TOOL:
-            folded[-1] = _lengthened(folded[-1], turn.text)
-        else:
-            folded.append(turn)
-    return folded
+    return _gathered(turns, lambda one, two: one.role is Role.TOOL and two.role is Role.USER)
 
 
 def _merge_turns(turns: Sequence[Message]) -> list[Message]:
     """Turns of one speaker in a row become one (A-13); tool results stay apart."""
-    merged: list[Message] = []
-    for turn in turns:
-        is_same = bool(merged) and merged[-1].role is turn.role
-        if is_same and turn.role in (Role.USER, Role.ASSISTANT):
-            longer = _lengthened(merged[-1], turn.text)
-            calls = merged[-1].tool_calls + turn.tool_calls
-            merged[-1] = msgspec.structs.replace(longer, tool_calls=calls)
-        else:
-            merged.append(turn)
-    return merged
+    mergeable = (Role.USER, Role.ASSISTANT)
+    return _gathered(turns, lambda one, two: one.role is two.role and two.role in mergeable)
 
 
 def _without_system(head: Message, turns: Sequence[Message]) -> list[Message]:
     """The system prompt as the beginning of the first user turn."""
     if turns and turns[0].role is Role.USER:
-        return [_lengthened(Message(Role.USER, head.text), turns[0].text), *turns[1:]]
+        return [_one((Message(Role.USER, head.text), turns[0])), *turns[1:]]
     return [Message(Role.USER, head.text), *turns]

@@ -3,10 +3,25 @@
 import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.core.conversation import Message, Role
+from mlxstack.text import settle as settling
 from mlxstack.text.cuts import turn_ends
+from mlxstack.text.settle import Traits, settle
+
+
+class Joint(str):
+    """Counts the letters that it joined."""
+
+    n_joined = 0
+
+    def join(self, parts: Any) -> str:
+        joined = super().join(parts)
+        Joint.n_joined += len(joined)
+        return joined
 
 
 def spent_s(text: str, first: str) -> float:
@@ -38,3 +53,22 @@ def test_turns_are_found_where_they_stand_last(text: str, said: list[str], data:
             expected.append(start + len(one))
             before = start
     assert turn_ends(text, [(one, False) for one in said], end) == expected
+
+
+@pytest.mark.parametrize(
+    ("traits", "role"),
+    [
+        (Traits(needs_alternation=True), Role.USER),
+        (Traits(has_late_system=False), Role.SYSTEM),
+        (Traits(takes_user_after_tool=False), Role.USER),
+    ],
+)
+def test_what_becomes_one_turn_is_joined_once(
+    traits: Traits, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "TURN_JOINT", Joint("\n\n"))
+    monkeypatch.setattr(Joint, "n_joined", 0)
+    first = Message(Role.USER if role is Role.SYSTEM else Role.TOOL, "begin", tool_call_id="x")
+    settled = settle([first, *[Message(role, "say")] * 500], traits)
+    assert len(settled) <= 2
+    assert Joint.n_joined == sum(len(one.text) for one in settled if len(one.text) > 5)
