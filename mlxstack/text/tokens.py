@@ -134,7 +134,9 @@ class Encoder:
         if not text:
             return []
         if self._backend is not None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            # A batch of one, since `encode` would stop all other threads meanwhile.
+            (found,) = self._backend.encode_batch([text], add_special_tokens=False)
+            ids: list[int] = found.ids
             return ids
         with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=False))

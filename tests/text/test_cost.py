@@ -1,5 +1,6 @@
 """What a long text costs: work that grows with its length alone, and never for all threads."""
 
+import threading
 import time
 from typing import Any
 
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Message, Role
 from mlxstack.text import settle as settling
 from mlxstack.text.cuts import turn_ends
+from mlxstack.text.markup import markup_of
 from mlxstack.text.settle import Traits, settle
+from mlxstack.text.tokens import Encoder
 
 
 class Joint(str):
@@ -72,3 +75,24 @@ def test_what_becomes_one_turn_is_joined_once(
     settled = settle([first, *[Message(role, "say")] * 500], traits)
     assert len(settled) <= 2
     assert Joint.n_joined == sum(len(one.text) for one in settled if len(one.text) > 5)
+
+
+def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
+    """The tokenizer must let the interpreter go; a text of this length takes a while."""
+    encoder = Encoder(chatml, markup_of(chatml))
+    n_breaths, is_over = 0, threading.Event()
+
+    def breathe() -> None:
+        nonlocal n_breaths
+        while not is_over.wait(0.001):
+            n_breaths += 1
+
+    other = threading.Thread(target=breathe)
+    other.start()
+    try:
+        before = n_breaths
+        encoder.encode("The quick brown fox jumps. " * 20_000)
+        assert n_breaths - before > 10
+    finally:
+        is_over.set()
+        other.join()
