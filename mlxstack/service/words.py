@@ -12,7 +12,6 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.preset import Preset
 from mlxstack.text.forced import Calls, call_grammars
 from mlxstack.text.grammars import Grammars
-from mlxstack.text.pieces import piece_of
 from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
 from mlxstack.text.shape import Shape, grammars
 from mlxstack.text.voice import Voice
@@ -42,7 +41,7 @@ class Words:
         return await self._run(lambda: self.maker.text(conversation))
 
     async def raw(self, prompt: str | Sequence[int]) -> Prompt:
-        """The prompt of a text, or of tokens. Raises BadRequest for tokens of another model."""
+        """The prompt of a text, or of tokens. Raises as `check` does."""
         if isinstance(prompt, str):
             return await self._run(lambda: self.maker.plain(prompt))
         self.check(prompt, "prompt")
@@ -60,13 +59,21 @@ class Words:
         """The same for tool calls."""
         return await self._run(lambda: self._grammars.compile(call_grammars(calls), "tools"))
 
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return await self._run(lambda: self.decode(tokens))
+
+    async def pieces(self, tokens: Sequence[int]) -> list[str | list[int]]:
+        """What each token stands for."""
+        return await self._run(lambda: [self.maker.piece(token) for token in tokens])
+
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens of this model."""
+        """The text of a few tokens of this model."""
         return self.maker.detokenize(tokens)
 
     def piece(self, token: int) -> bytes:
         """The bytes that one token stands for."""
-        return piece_of(self.tokenizer, token)
+        return self.maker.pieces.of(token)
 
     def check(self, tokens: Sequence[int], param: str) -> None:
         """Raises BadRequest for a token outside the vocabulary."""

@@ -17,17 +17,26 @@ def _byte_of() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-def piece_of(tokenizer: Any, token: int) -> bytes:
-    """The bytes of `token` in a text, for a mlx-lm TokenizerWrapper; b"" if there is none such."""
-    piece: str | None = tokenizer.convert_ids_to_tokens(token)
-    if piece is None:
-        return b""
-    if token in tokenizer.added_tokens_decoder:
-        return piece.encode()
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if isinstance(getattr(backend, "decoder", None), ByteLevel):
-        table = _byte_of()
-        return b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
-    if byte := _BYTE.fullmatch(piece):
-        return bytes([int(byte[1], 16)])
-    return piece.replace("\u2581", " ").encode()
+class Pieces:
+    """The bytes of the tokens of a mlx-lm TokenizerWrapper. Callable by any thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # The tokenizer makes this table anew whenever it is asked for.
+        self._added = frozenset(getattr(tokenizer, "added_tokens_decoder", {}))
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._is_byte_level = isinstance(getattr(backend, "decoder", None), ByteLevel)
+
+    def of(self, token: int) -> bytes:
+        """The bytes of `token` in a text; b"" if there is no such token."""
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return b""
+        if token in self._added:
+            return piece.encode()
+        if self._is_byte_level:
+            table = _byte_of()
+            return b"".join(bytes([table[c]]) if c in table else c.encode() for c in piece)
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return piece.replace("\u2581", " ").encode()

@@ -13,7 +13,7 @@ from mlxstack.text.cuts import after_turn, common_length, head_end, tidy, turn_e
 from mlxstack.text.guard import Guard, unmarked
 from mlxstack.text.markup import markup_of
 from mlxstack.text.normal import head_tools
-from mlxstack.text.pieces import piece_of
+from mlxstack.text.pieces import Pieces
 from mlxstack.text.replay import Replay
 from mlxstack.text.settle import settle
 from mlxstack.text.template import Scene, Template
@@ -72,6 +72,7 @@ class PromptMaker:
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self.replay = Replay(tokenizer)
+        self.pieces = Pieces(tokenizer)
 
     def make(self, conversation: Conversation) -> Prompt:
         """The prompt of a conversation. Raises BadRequest in the words of the template."""
@@ -122,7 +123,7 @@ class PromptMaker:
 
     def piece(self, token: int) -> str | list[int]:
         """What one token stands for: a text, or its bytes when they are no whole text."""
-        data = piece_of(self._tokenizer, token)
+        data = self.pieces.of(token)
         try:
             return data.decode()
         except UnicodeDecodeError:

@@ -1,8 +1,11 @@
 """llama-server's own surface over HTTP, on a real engine."""
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -116,6 +119,29 @@ def test_tokens_survive_the_way_there_and_back(http: httpx.Client) -> None:
     assert data.decode() == text
     literal = http.post("/tokenize", json={"content": text, "parse_special": False}).json()
     assert len(literal["tokens"]) > len(tokens)
+
+
+def test_tokens_and_pieces_are_looked_up_beside_the_loop(
+    live: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*given: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return work(*given)
+
+        return act
+
+    maker = live.service.words.maker
+    monkeypatch.setattr(maker, "piece", noted(maker.piece))
+    monkeypatch.setattr(maker, "detokenize", noted(maker.detokenize))
+    body = {"content": "once upon a time", "with_pieces": True}
+    found = httpx.post(f"{live.url}/tokenize", json=body).json()["tokens"]
+    ids = [one["id"] for one in found]
+    httpx.post(f"{live.url}/detokenize", json={"tokens": ids}).raise_for_status()
+    assert threads
+    assert all(name.startswith("words") for name in threads)
 
 
 def test_c1_c2_save_restore_and_continue(http: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,8 +13,21 @@ from mlxstack.core.conversation import Message, Role
 from mlxstack.text import settle as settling
 from mlxstack.text.cuts import turn_ends
 from mlxstack.text.markup import markup_of
+from mlxstack.text.pieces import Pieces
 from mlxstack.text.settle import Traits, settle
 from mlxstack.text.tokens import Encoder
+
+
+class Counting:
+    """A tokenizer, and how often each of its attributes was asked for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.asked: Counter[str] = Counter()
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._tokenizer, name)
 
 
 class Joint(str):
@@ -56,6 +70,14 @@ def test_turns_are_found_where_they_stand_last(text: str, said: list[str], data:
             expected.append(start + len(one))
             before = start
     assert turn_ends(text, [(one, False) for one in said], end) == expected
+
+
+def test_the_table_of_added_tokens_is_made_once_for_all_pieces(chatml: Any) -> None:
+    tokenizer = Counting(chatml)
+    pieces = Pieces(tokenizer)
+    for token in range(300):
+        pieces.of(token)
+    assert tokenizer.asked["added_tokens_decoder"] == 1
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
             tokens += await words.tokenize(part, _spelling(data, is_first=i == 0))
     if not data.with_pieces:
         return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": words.maker.piece(token)} for token in tokens]}
+    pieces = await words.pieces(tokens)
+    return {"tokens": [{"id": id_, "piece": p} for id_, p in zip(tokens, pieces, strict=True)]}
 
 
 @post("/detokenize", status_code=200)
@@ -49,7 +50,7 @@ async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dic
     """The text."""
     tokens = data.tokens or []
     service.words.check(tokens, "tokens")
-    return {"content": service.words.decode(tokens)}
+    return {"content": await service.words.detokenize(tokens)}
 
 
 @post("/apply-template", status_code=200)
