@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.errors import BadRequest
+from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.preset import Preset
 from mlxstack.text.forced import Calls, call_grammars
 from mlxstack.text.grammars import Grammars
@@ -29,6 +29,7 @@ class Words:
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
         self.voice = Voice(tokenizer)
         self.n_vocab = n_vocab
+        self._n_ctx = preset.slots.n_ctx
         self._grammars = Grammars(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
 
@@ -76,7 +77,9 @@ class Words:
         return self.maker.pieces.of(token)
 
     def check(self, tokens: Sequence[int], param: str) -> None:
-        """Raises BadRequest for a token outside the vocabulary."""
+        """Raises TooLong for more tokens than a slot holds, BadRequest for one of no vocabulary."""
+        if len(tokens) > self._n_ctx:
+            raise TooLong(len(tokens), self._n_ctx)
         for token in tokens:
             if not 0 <= token < self.n_vocab:
                 raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)

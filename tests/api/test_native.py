@@ -121,6 +121,19 @@ def test_tokens_survive_the_way_there_and_back(http: httpx.Client) -> None:
     assert len(literal["tokens"]) > len(tokens)
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/completion", "prompt"), ("/detokenize", "tokens"), ("/cache/warm", "tokens")],
+)
+def test_more_tokens_than_a_slot_holds_are_too_long(
+    http: httpx.Client, path: str, field: str
+) -> None:
+    answer = http.post(path, json={field: [10**9] * 5000})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "exceed_context_size_error"
+    assert "5000 tokens" in answer.json()["error"]["message"]
+
+
 def test_tokens_and_pieces_are_looked_up_beside_the_loop(
     live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
