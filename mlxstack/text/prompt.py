@@ -1,5 +1,6 @@
 """Conversations and texts to prompts: tokens, and where to keep checkpoints."""
 
+import hashlib
 import json
 import threading
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
 from mlxstack.text.cuts import after_turn, common_length, head_end, tidy, turn_ends
 from mlxstack.text.guard import Guard, unmarked
 from mlxstack.text.markup import markup_of
@@ -23,6 +25,7 @@ from mlxstack.text.tokens import Encoded, Encoder
 STRANGER = Message(Role.USER, "\ufdd1")
 N_BEFORE = 8
 MAX_TAILS = 64
+MAX_VARIABLES = 65_536
 
 
 class Prompt(Struct, frozen=True):
@@ -130,6 +133,12 @@ class PromptMaker:
             return list(data)
 
     def _scene(self, conversation: Conversation) -> Scene:
+        if (size := len(_spelled(conversation.template))) > MAX_VARIABLES:
+            raise BadRequest(
+                f"chat_template_kwargs have {size} bytes of JSON, at most {MAX_VARIABLES} are "
+                "taken; long texts belong into the messages",
+                "chat_template_kwargs",
+            )
         thinking = self._thinking if conversation.thinking is None else conversation.thinking
         return Scene(
             tools=head_tools(conversation.tools),
@@ -156,7 +165,7 @@ class PromptMaker:
 
     def _tail(self, scene: Scene) -> str:
         """What the template writes to open the answer."""
-        key = json.dumps(scene.variables, sort_keys=True, default=str).encode()
+        key = hashlib.blake2b(_spelled(scene.variables), digest_size=16).digest()
         tail = self._tails.get(key)
         if tail is None:
             bare = msgspec.structs.replace(scene, tools=())
@@ -201,3 +210,7 @@ class PromptMaker:
     def _is_in_thinking(self, tail: str) -> bool:
         start, end = self._tokenizer.think_start, self._tokenizer.think_end
         return start is not None and tail.rfind(start) > tail.rfind(end)
+
+
+def _spelled(variables: dict[str, Any]) -> bytes:
+    return json.dumps(variables, sort_keys=True, default=str).encode()

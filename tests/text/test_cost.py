@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.conversation import Message, Role
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.errors import BadRequest
 from mlxstack.text import settle as settling
 from mlxstack.text.cuts import turn_ends
 from mlxstack.text.markup import markup_of
 from mlxstack.text.pieces import Pieces
+from mlxstack.text.prompt import MAX_VARIABLES, PromptMaker
 from mlxstack.text.settle import Traits, settle
 from mlxstack.text.tokens import Encoder
 
@@ -118,3 +120,13 @@ def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
     finally:
         is_over.set()
         other.join()
+
+
+def test_variables_of_a_template_are_short_and_leave_little(chatml: Any) -> None:
+    maker = PromptMaker(chatml)
+    hello = (Message(Role.USER, "hello"),)
+    maker.make(Conversation(hello, template={"note": "x" * (MAX_VARIABLES - 20)}))
+    assert all(len(key) == 16 for key in maker._tails)
+    with pytest.raises(BadRequest, match="65536 are taken") as refused:
+        maker.make(Conversation(hello, template={"note": "x" * MAX_VARIABLES}))
+    assert refused.value.param == "chat_template_kwargs"
