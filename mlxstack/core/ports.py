@@ -99,7 +99,7 @@ class Vault(Protocol):
         ...
 
     def heads(self, identity: str) -> Iterator[BlobHead]:
-        """The heads of all blobs of one identity, not checked; unreadable ones are left out."""
+        """The heads of all blobs of one identity, not checked; damaged ones are set aside."""
         ...
 
 

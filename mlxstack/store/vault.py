@@ -1,5 +1,6 @@
 """Content-addressed KV files: `<root>/<identity>/<ab>/<key>.safetensors`, each written once."""
 
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ from mlxstack.store.durable import (
     touch,
     write_durably,
 )
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 ASIDE = ".damaged"
@@ -139,12 +142,19 @@ class DiskVault:
         touch(path)
 
     def heads(self, identity: str) -> Iterator[BlobHead]:
-        """The heads of all blobs of one identity, not checked; unreadable ones are left out."""
+        """The heads of all blobs of one identity, not checked; what is no head is left out.
+
+        It is told in the log; damaged files are set aside as `head` does.
+        """
         if not _is_key(identity):
             return
         for path in (self.root / identity).glob(f"*/*{SUFFIX}"):
-            with suppress(OSError, Damaged), path.open("rb") as file:
-                yield read_head(file)
+            try:
+                yield self.head(identity, path.name.removesuffix(SUFFIX))
+            except NotFound:
+                continue
+            except Damaged as error:
+                log.warning("%s", error)
 
     def entries(self) -> Iterator[Entry]:
         """Every file, in no order; those that vanish meanwhile are left out."""

@@ -116,6 +116,19 @@ def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskVault) -> Non
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_c8_a_damaged_head_is_told_and_set_aside_when_heads_are_listed(
+    vault: DiskVault, caplog: pytest.LogCaptureFixture
+) -> None:
+    vault.write(small_blob())
+    vault.write(small_blob("cdcd"))
+    path = file_in(vault)
+    path.write_bytes(path.read_bytes()[:40])
+    assert [head.key for head in vault.heads(IDENTITY)] == ["cdcd"]
+    assert path.name in caplog.text
+    assert not vault.has(IDENTITY, KEY)
+    assert path.with_name(f"{KEY}.damaged").exists()
+
+
 def test_c8_a_file_under_another_name_is_refused(vault: DiskVault) -> None:
     vault.write(small_blob())
     file_in(vault).rename(file_in(vault, "abab"))
@@ -160,6 +173,7 @@ def test_a_disk_that_fails_to_read_costs_no_file(tmp_path: Path) -> None:
     DiskVault(tmp_path).write(small_blob())
     with pytest.raises(Damaged, match="input/output error"):
         DiskVault(tmp_path, UnreadableDisk()).read(IDENTITY, KEY)
+    assert list(DiskVault(tmp_path, UnreadableDisk()).heads(IDENTITY)) == []
     assert DiskVault(tmp_path).read(IDENTITY, KEY) == small_blob()
 
 
