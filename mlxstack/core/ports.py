@@ -60,6 +60,7 @@ class Vault(Protocol):
     def write(self, blob: Blob) -> int:
         """Store durably, at most once per key; bytes newly written, 0 if it was there.
 
+        A file of this key that says something else of itself is replaced.
         Raises StackError when the disk refuses.
         """
         ...

@@ -186,10 +186,13 @@ class Archive:
         return self._memory.array_of(key) is None and not self._vault.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
-        """Whether it has to be written: in memory, and not on disk or on its way."""
+        """Whether it has to be written: in memory, and not on disk or on its way.
+
+        A file that the index does not know may continue what is gone: the vault looks at it.
+        """
         if self._writing.promised((key,)) or self._memory.array_of(key) is None:
             return False
-        return not self._vault.has(self._identity, key)
+        return not (self._memory.is_on_disk(key) and self._vault.has(self._identity, key))
 
     def _loaded(
         self, keys: Sequence[str], blobs: dict[str, Blob | StackError], then: Callable[[], None]

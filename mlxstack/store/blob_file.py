@@ -80,6 +80,11 @@ def encode(blob: Blob) -> list[bytes | memoryview]:
     return [bytes(header), *payload]
 
 
+def head_of(blob: Blob) -> BlobHead:
+    """What `read_head` finds in the file of this blob."""
+    return _head(blob.key, blob.kind, (blob.start, blob.end), blob.meta, [*_specs(blob.planes)])
+
+
 def decode(data: bytes) -> Blob:
     """The blob, its planes as views into `data`. Raises Damaged saying what is wrong."""
     metadata, specs, payload = _parse(data)
@@ -97,10 +102,8 @@ def read_head(file: BinaryIO) -> BlobHead:
     first = file.read(LENGTH)
     n_header = min(int.from_bytes(first, "little"), LONGEST_HEADER)
     metadata, specs, _ = _parse(first + file.read(n_header))
-    n_bytes = max((spec.data_offsets[1] for spec in specs), default=0)
     span = int(metadata.start), int(metadata.end)
-    shapes = tuple((spec.dtype, spec.shape) for spec in specs)
-    return BlobHead(metadata.key, metadata.kind, *span, n_bytes, metadata.meta, shapes)
+    return _head(metadata.key, metadata.kind, span, metadata.meta, specs)
 
 
 def pour(file: Source, rows: Iterable[memoryview]) -> tuple[str, str]:
@@ -128,6 +131,14 @@ def pour(file: Source, rows: Iterable[memoryview]) -> tuple[str, str]:
     if digest.hexdigest() != metadata.checksum:
         raise Damaged("its checksum does not match: some byte of it was altered")
     return metadata.identity, metadata.key
+
+
+def _head(
+    key: str, kind: str, span: tuple[int, int], meta: str, specs: list[PlaneSpec]
+) -> BlobHead:
+    n_bytes = max((spec.data_offsets[1] for spec in specs), default=0)
+    shapes = tuple((spec.dtype, spec.shape) for spec in specs)
+    return BlobHead(key, kind, *span, n_bytes, meta, shapes)
 
 
 def _fill(file: Source, row: memoryview) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from mlxstack.core.act import Sweep, Swept
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound
 from mlxstack.core.ports import Blob, BlobHead
-from mlxstack.store.blob_file import decode, encode, pour, read_head
+from mlxstack.store.blob_file import decode, encode, head_of, pour, read_head
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
     TEMPORARY,
@@ -69,15 +69,19 @@ class DiskVault:
     def write(self, blob: Blob) -> int:
         """Store durably, at most once per key; bytes newly written, 0 if it was there.
 
+        A file that says something else of itself than `blob` is replaced: what it continues
+        may be gone, or its head is damaged. The KV of a key is the same in both.
         Raises StackError when the disk refuses, ValueError on an impossible plane or key.
         """
         if not _is_key(blob.identity) or not _is_key(blob.key):
             raise ValueError(f"no file can be called {blob.identity!r}/{blob.key!r}")
         path = self._path(blob.identity, blob.key)
-        if touch(path):
+        if self._has_same(blob):
             return 0
         with self._writing:
-            return 0 if touch(path) else write_durably(path, encode(blob), self.disk)
+            if self._has_same(blob):
+                return 0
+            return write_durably(path, encode(blob), self.disk)
 
     def read(self, identity: str, key: str) -> Blob:
         """The blob, checked; its planes are views. Raises NotFound or Damaged.
@@ -177,6 +181,13 @@ class DiskVault:
         except OSError as error:
             raise refused(f"{path.name} was not removed", error) from error
         return n_bytes
+
+    def _has_same(self, blob: Blob) -> bool:
+        """Whether its file is there and says of itself what `blob` does."""
+        with suppress(NotFound, Damaged):
+            is_there = self.has(blob.identity, blob.key)
+            return is_there and self.head(blob.identity, blob.key) == head_of(blob)
+        return False
 
     def _path(self, identity: str, key: str) -> Path:
         return self.root / identity / key[:2] / (key + SUFFIX)

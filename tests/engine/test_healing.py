@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Restored, RestoreSlot, SaveSlot
+from mlxstack.core.act import EraseSlot, Restored, RestoreSlot, SaveSlot
 from mlxstack.core.ports import BlobHead
 from mlxstack.core.preset import Preset, SlotSpec
 from mlxstack.store.vault import DiskVault
@@ -41,6 +41,41 @@ def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 4
     path.write_bytes(data)
+
+
+def lose_a_head(preset: Preset, home: Path) -> Tokens:
+    """A stored conversation whose first file is damaged; without it the cuts lie elsewhere."""
+    with running(preset, home) as driver:
+        _, tokens = turn(driver, prompt(300), "ann")
+        _, tokens = turn(driver, tokens + prompt(1000, seed=1), "ann")
+    flip(stored(home)[0][1], -5)
+    return tokens
+
+
+def test_c8_what_continued_a_damaged_head_is_found_again_once_it_is_computed(
+    preset: Preset, tmp_path: Path
+) -> None:
+    tokens = lose_a_head(preset, tmp_path)
+    with running(preset, tmp_path) as driver:
+        n_cached, tokens = turn(driver, tokens + prompt(20, seed=2), "ann")
+        assert n_cached == 0
+    for seed in range(2):
+        with running(preset, tmp_path) as driver:
+            n_known = len(tokens) - 1
+            n_cached, tokens = turn(driver, tokens + prompt(20, seed=3 + seed), "ann")
+            assert n_cached == n_known
+
+
+def test_c8_what_continued_a_damaged_head_is_found_again_once_it_is_saved(
+    preset: Preset, tmp_path: Path
+) -> None:
+    tokens = lose_a_head(preset, tmp_path)
+    with running(preset, tmp_path) as driver:
+        _, tokens = turn(driver, tokens + prompt(20, seed=2))
+        driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
+        driver.engine.act(EraseSlot(0)).result(timeout=60)
+    with running(preset, tmp_path) as driver:
+        assert turn(driver, tokens + prompt(20, seed=3))[0] == len(tokens) - 1
 
 
 def test_c8_a_save_writes_what_the_start_found_damaged(

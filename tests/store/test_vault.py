@@ -116,6 +116,19 @@ def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskVault) -> Non
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_c8_a_file_that_says_something_else_is_replaced_by_the_next_write(
+    vault: DiskVault,
+) -> None:
+    old, new = replace(small_blob(), meta="after x"), replace(small_blob(), meta="after y")
+    vault.write(old)
+    assert vault.write(new) > 0
+    assert vault.read(IDENTITY, KEY) == new
+    assert vault.write(new) == 0
+    file_in(vault).write_bytes(b"no KV")
+    assert vault.write(new) > 0
+    assert vault.read(IDENTITY, KEY) == new
+
+
 def test_c8_a_damaged_head_is_told_and_set_aside_when_heads_are_listed(
     vault: DiskVault, caplog: pytest.LogCaptureFixture
 ) -> None:
