@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from mlxstack.core.act import Restored, Saved
 from mlxstack.core.errors import Damaged, StackError, Unsupported, in_words
@@ -105,7 +106,7 @@ class Archive:
             for write in begun:
                 write.result()
             n_written = sum(write.result() for write in writes)
-            if not self._is_whole(manifest):
+            if self._missing(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
             n_written += self._shelf.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
@@ -113,16 +114,19 @@ class Archive:
 
         return self._writing.after(finish)
 
-    def keep(self, agent: str, context: Context, shelved: Shelved) -> None:
-        """Note what is saved of this agent, once all of it is written."""
-        manifests, manifest = self.manifests, self._manifest(context, shelved)
-        if manifests is None:
-            return
+    def keep(self, context: Context, shelved: Shelved) -> None:
+        """Once all of it is written: see that it is there, and note it for the agent, if any.
+
+        What is not there any more is written again when the context is stored the next time.
+        """
+        agent, manifests, manifest = context.agent, self.manifests, self._manifest(context, shelved)
 
         def finish() -> None:
-            if not self._is_whole(manifest):
+            if missing := self._missing(manifest):
+                self._post(partial(self._lose, missing))
                 raise StackError("a part of its KV did not reach the disk")
-            manifests.keep(agent, manifest)
+            if agent is not None and manifests is not None:
+                manifests.keep(agent, manifest)
 
         noting = self._writing.after(finish)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
@@ -167,19 +171,25 @@ class Archive:
             salt=context.salt,
         )
 
-    def _is_whole(self, manifest: Manifest) -> bool:
-        """Whether all that it names is on disk. Asking is using: a sweep leaves it alone."""
+    def _missing(self, manifest: Manifest) -> list[str]:
+        """What it names that is not on disk.
+
+        Asking is using: a sweep leaves the rest alone, and takes no head before its tail.
+        """
         keys = (*manifest.segments, *manifest.checkpoints)
-        return all(self._vault.has(self._identity, key) for key in keys)
+        return [key for key in keys if not self._vault.has(self._identity, key)]
 
     def _shelve(self, context: Context) -> Shelved:
         shelved = self.shelving.shelve(context, time.monotonic())
         lost = [k for k in (*shelved.segments, *shelved.checkpoints) if self._is_lost(k)]
         if not lost:
             return shelved
-        for key in lost:
-            self._memory.lose(key)
+        self._lose(lost)
         return self.shelving.shelve(context, time.monotonic())
+
+    def _lose(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._memory.lose(key)
 
     def _is_lost(self, key: str) -> bool:
         """Whether the index believes in a file that is no longer there."""
@@ -220,6 +230,6 @@ class Archive:
         return found
 
 
-def _warn(agent: str, error: BaseException | None) -> None:
-    if error is not None:
+def _warn(agent: str | None, error: BaseException | None) -> None:
+    if agent is not None and error is not None:
         log.warning("what is saved of agent %s was not noted: %s", agent, error)

@@ -195,5 +195,5 @@ class Seating:
 
     def _write(self, context: Context, shelved: Shelved) -> None:
         self.archive.write(shelved)
-        if context.agent is not None and shelved.segments:
-            self.archive.keep(context.agent, context, shelved)
+        if shelved.segments:
+            self.archive.keep(context, shelved)

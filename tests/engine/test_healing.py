@@ -1,10 +1,13 @@
 """KV files that were lost or spoiled are written again, and found again after a restart."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlxstack.core.act import EraseSlot, Restored, RestoreSlot, SaveSlot
+from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import BlobHead
 from mlxstack.core.preset import Preset, SlotSpec
 from mlxstack.store.vault import DiskVault
@@ -93,3 +96,32 @@ def test_c8_a_save_writes_what_the_start_found_damaged(
         restored = driver.engine.act(RestoreSlot(0, "a.bin")).result(timeout=60)
         assert isinstance(restored, Restored)
         assert restored.n_restored == 303
+
+
+def delete(driver: Driver, home: Path) -> None:
+    for folder in (home / "kv").glob("?" * 32):
+        shutil.rmtree(folder)
+
+
+def set_aside(driver: Driver, home: Path) -> None:
+    driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
+    flip(stored(home)[0][1], -5)
+    with pytest.raises(Damaged):
+        driver.engine.act(RestoreSlot(0, "a.bin")).result(timeout=60)
+
+
+@pytest.mark.parametrize("lose", [delete, set_aside])
+def test_c8_kv_that_vanishes_under_a_live_agent_is_written_again(
+    preset: Preset, tmp_path: Path, lose: Callable[[Driver, Path], None]
+) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    with running(preset, home) as driver:
+        _, tokens = turn(driver, prompt(600), agent="ann")
+        lose(driver, home)
+        for seed in range(2):
+            n_cached, tokens = turn(driver, tokens + prompt(40, seed=1 + seed), agent="ann")
+            assert n_cached >= 600
+        shutil.copytree(home, copy)
+    # As after a crash: what only the stop would have written is not there.
+    with running(preset, copy) as driver:
+        assert turn(driver, tokens + prompt(40, seed=9), agent="ann")[0] == len(tokens) - 1
