@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -139,8 +140,9 @@ def children(directory: Path) -> list[Path]:
 
 def touch(path: Path) -> bool:
     """Note that `path` was used now, in its modification time; whether it is there."""
+    now = time.time_ns()  # by itself the system would note one and the same tick for many files
     try:
-        os.utime(path, follow_symlinks=False)
+        os.utime(path, ns=(now, now), follow_symlinks=False)
     except OSError:
         return os.path.lexists(path)
     return True

@@ -1,12 +1,13 @@
 """KV files that were lost or spoiled are written again, and found again after a restart."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import EraseSlot, Restored, RestoreSlot, SaveSlot
+from mlxstack.core.act import EraseSlot, Restored, RestoreSlot, SaveSlot, Sweep
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import BlobHead
 from mlxstack.core.preset import Preset, SlotSpec
@@ -79,6 +80,29 @@ def test_c8_what_continued_a_damaged_head_is_found_again_once_it_is_saved(
         driver.engine.act(EraseSlot(0)).result(timeout=60)
     with running(preset, tmp_path) as driver:
         assert turn(driver, tokens + prompt(20, seed=3))[0] == len(tokens) - 1
+
+
+def test_c14_a_head_that_lives_on_in_a_slot_is_not_swept_before_its_tail(
+    preset: Preset, tmp_path: Path
+) -> None:
+    def grow_older() -> None:
+        for _, path in stored(tmp_path):
+            then = path.stat().st_mtime_ns - 1200 * 10**9
+            os.utime(path, ns=(then, then))
+
+    with running(preset, tmp_path) as driver:
+        _, tokens = turn(driver, prompt(300))
+        driver.engine.park().result(timeout=60)
+        grow_older()
+        _, tokens = turn(driver, tokens + prompt(1300, seed=1))
+        driver.engine.park().result(timeout=60)
+    grow_older()
+    files = stored(tmp_path)
+    n_bytes = sum(path.stat().st_size for _, path in files)
+    with running(preset, tmp_path) as driver:
+        driver.engine.sweep(Sweep(max_bytes=n_bytes - 1)).result(timeout=60)
+        assert stored(tmp_path) == files[:-1]
+        assert turn(driver, tokens + prompt(20, seed=2))[0] >= 1536
 
 
 def test_c8_a_save_writes_what_the_start_found_damaged(
