@@ -8,6 +8,7 @@ from mlxstack.text.tokens import Encoded, Encoder
 MAX_TURN_ENDS = 4
 LEAST_GAP = 8
 SMALL_TAIL = 32
+MAX_IN_VAIN = 2**30
 
 
 def common_length(a: str, b: str) -> int:
@@ -39,18 +40,21 @@ def turn_ends(text: str, turns: Sequence[tuple[str, bool]], end: int) -> list[in
 
     `turns` are (text, whether of a user) of user and tool messages, in order. They are looked
     for from the end, so that the cost does not grow with the history; a text which the
-    template rewrote is passed over.
+    template rewrote is passed over, until MAX_IN_VAIN characters were looked through for such.
     """
     # Backwards letters, since `find` takes linear time and `rfind` does not.
     mirrored = text[end - 1 :: -1] if end else ""
-    at = 0
+    at, in_vain = 0, 0
     ends: list[int] = []
     for content, is_user in reversed(turns):
         wanted = content.strip()
+        if in_vain > MAX_IN_VAIN:
+            break
         if not wanted or (len(ends) >= MAX_TURN_ENDS and not is_user):
             continue
         found = mirrored.find(wanted[::-1], at)
         if found < 0:
+            in_vain += len(mirrored) - at
             continue
         ends.append(end - found)
         at = found + len(wanted)

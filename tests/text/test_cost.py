@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
+from mlxstack.text import cuts
 from mlxstack.text import settle as settling
 from mlxstack.text.cuts import turn_ends
 from mlxstack.text.markup import markup_of
@@ -72,6 +73,16 @@ def test_turns_are_found_where_they_stand_last(text: str, said: list[str], data:
             expected.append(start + len(one))
             before = start
     assert turn_ends(text, [(one, False) for one in said], end) == expected
+
+
+def test_turns_that_are_nowhere_are_not_looked_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = [("begin", True), *[("rewritten", False)] * 20]
+    assert turn_ends("begin " * 10, turns, 60) == [59]
+    monkeypatch.setattr(cuts, "MAX_IN_VAIN", 600)
+    assert turn_ends("begin " * 10, turns, 60) == []
+    assert turn_ends("begin " * 10, turns[:8], 60) == [59]
 
 
 def test_the_table_of_added_tokens_is_made_once_for_all_pieces(chatml: Any) -> None:
