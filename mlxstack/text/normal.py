@@ -5,17 +5,18 @@ Rule ids (C-1, A-10 ...) are those in the names of the tests.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from mlxstack.core.conversation import Message, Role, Tool
-from mlxstack.core.errors import Unsupported
+from mlxstack.core.errors import BadRequest, Unsupported
 
 _BILLING = re.compile(
     r"\A\s*x-anthropic-billing-header:(?:[ \t]*[a-z][a-z0-9_-]*=[^;\n]*(?:;|(?=\n)|\Z))*[ \t]*\n?"
 )
 # Half a character, which JSON can spell and no encoder can write.
 _HALF = re.compile(r"[\ud800-\udfff]")
+MAX_DEFINED = 2**24
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 
 
@@ -90,17 +91,44 @@ def error_text(text: str) -> str:
     return text if text.startswith("Error: ") else f"Error: {text}"
 
 
-def result_text(content: Any, tools: Mapping[str, Tool]) -> str:
+class Definitions:
+    """The tools of one request by name, to be described in its midst (A-20, A-21)."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._n_left = MAX_DEFINED
+
+    def text(self, names: Iterable[str]) -> str:
+        """The definitions, one line each; a name that no tool bears is described by it alone.
+
+        Raises BadRequest when all that was described comes to more than MAX_DEFINED characters.
+        """
+        return "\n".join(["<functions>", *map(self._line, names), "</functions>"])
+
+    def _line(self, name: str) -> str:
+        tool = self._tools.get(name, Tool(name))
+        meant = {"description": tool.description, "name": name, "parameters": tool.parameters}
+        line = json.dumps(meant, ensure_ascii=False)
+        self._n_left -= len(line)
+        if self._n_left < 0:
+            raise BadRequest(
+                f"messages: the definitions of the tools that they refer to have more than "
+                f"{MAX_DEFINED} characters in all; refer to fewer, or to each only once",
+                "messages",
+            )
+        return f"<function>{line}</function>"
+
+
+def result_text(content: Any, tools: Definitions) -> str:
     """The content of a tool result; `tool_reference` parts become definitions (A-20).
 
-    `tools` are those of the request by name. Parts are joined by line breaks. Raises
-    Unsupported for a part that is not text.
+    Parts are joined by line breaks. Raises Unsupported for a part that is not text.
     """
     if not isinstance(content, list):
         return text_of(content)
     names = [part["tool_name"] for part in content if _is_reference(part)]
     texts = [_part_text(part) for part in content if not _is_reference(part)]
-    return "\n".join([*texts, expand_references(names, tools)] if names else texts)
+    return "\n".join([*texts, tools.text(names)] if names else texts)
 
 
 def _is_reference(part: Any) -> bool:
@@ -120,26 +148,6 @@ def split_thoughts(text: str, start: str, end: str) -> tuple[str | None, str]:
         return None, text
     thoughts, _, answer = opened[len(start) :].partition(end)
     return thoughts.strip("\n"), answer.lstrip("\n")
-
-
-def function_lines(tools: Iterable[Tool]) -> str:
-    """Tools that join in mid-conversation, described in place, one line each (A-20, A-21)."""
-    lines = [
-        json.dumps(
-            {"description": tool.description, "name": tool.name, "parameters": tool.parameters},
-            ensure_ascii=False,
-        )
-        for tool in tools
-    ]
-    return "\n".join(["<functions>", *(f"<function>{x}</function>" for x in lines), "</functions>"])
-
-
-def expand_references(names: Sequence[str], tools: Mapping[str, Tool]) -> str:
-    """The text that stands for `tool_reference` blocks: the definitions of these tools (A-20).
-
-    `tools` are those of the request by name; one that none bears is described by it alone.
-    """
-    return function_lines(tools.get(name, Tool(name)) for name in names)
 
 
 def removal_note(name: str) -> str:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Message, Role, Tool
 from mlxstack.core.errors import Unsupported
 from mlxstack.text.normal import (
+    Definitions,
     drop_billing,
     error_text,
-    expand_references,
     head_tools,
     parse_arguments,
     result_text,
@@ -103,7 +103,7 @@ def test_a20_deferred_tools_leave_the_head_and_are_described_in_place() -> None:
     fetch = Tool("WebFetch", "get a page", {"type": "object"}, is_deferred=True)
     bash = Tool("Bash")
     assert head_tools([fetch, bash]) == (bash,)
-    assert expand_references(["WebFetch"], {"WebFetch": fetch, "Bash": bash}) == (
+    assert Definitions([fetch, bash]).text(["WebFetch"]) == (
         '<functions>\n<function>{"description": "get a page", "name": "WebFetch", '
         '"parameters": {"type": "object"}}</function>\n</functions>'
     )
@@ -116,12 +116,12 @@ def test_a20_references_in_a_result_are_expanded() -> None:
         {"type": "tool_reference", "tool_name": "WebFetch"},
         {"type": "tool_reference", "tool_name": "Unknown"},
     ]
-    lines = result_text(content, {"WebFetch": fetch}).splitlines()
+    lines = result_text(content, Definitions([fetch])).splitlines()
     assert lines[:2] == ["found:", "<functions>"]
     assert '"name": "WebFetch"' in lines[2]
     assert '"name": "Unknown"' in lines[3]
-    assert result_text([{"type": "text", "text": "a"}, {"text": "b"}], {}) == "a\nb"
-    assert result_text("plain", {}) == "plain"
+    assert result_text([{"type": "text", "text": "a"}, {"text": "b"}], Definitions([])) == "a\nb"
+    assert result_text("plain", Definitions([])) == "plain"
 
 
 def test_c5_thoughts_inside_a_text_are_found() -> None:

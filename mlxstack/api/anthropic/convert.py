@@ -1,6 +1,5 @@
 """From Anthropic's body to the conversation that it means."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from mlxstack.api.anthropic import tools
@@ -19,12 +18,17 @@ from mlxstack.api.anthropic.blocks import (
 )
 from mlxstack.api.anthropic.bodies import Content, MessagesBody, Turn
 from mlxstack.api.asked_json import asked_json
-from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.text.normal import drop_billing, error_text, parse_arguments, result_text, user_turn
+from mlxstack.text.normal import (
+    Definitions,
+    drop_billing,
+    error_text,
+    parse_arguments,
+    result_text,
+    user_turn,
+)
 from mlxstack.text.shape import Shape
-
-Known = Mapping[str, Tool]
 
 ROLES = ("user", "assistant", "system")
 THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -41,7 +45,7 @@ def conversation(body: MessagesBody) -> Conversation:
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
     declared = tools.declared(body)
-    known = {tool.name: tool for tool in declared}
+    known = Definitions(declared)
     messages = [*_system(body.system), *_messages(body.messages, known)]
     if messages and _is_empty_answer(messages[-1]):
         messages.pop()
@@ -79,7 +83,7 @@ def _system(content: Content | None) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _messages(turns: list[Turn], known: Known) -> list[Message]:
+def _messages(turns: list[Turn], known: Definitions) -> list[Message]:
     newest = max((i for i, turn in enumerate(turns) if turn.role != "system"), default=-1)
     messages: list[Message] = []
     for i, turn in enumerate(turns):
@@ -101,7 +105,7 @@ def _messages(turns: list[Turn], known: Known) -> list[Message]:
     return messages
 
 
-def _user(blocks: tuple[Block, ...], known: Known, at: str) -> tuple[Message, ...]:
+def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Message, ...]:
     """Tool results first (A-10); a turn without anything is still a turn."""
     results = [
         _result(block, known, f"{at}[{i}]")
@@ -126,13 +130,13 @@ def _assistant(blocks: tuple[Block, ...]) -> Message:
     )
 
 
-def _late_system(blocks: tuple[Block, ...], known: Known) -> tuple[Message, ...]:
+def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message, ...]:
     """Stays where it is (A-12); tools that come and go are told in words (A-21)."""
     text = "\n".join(line for block in blocks if (line := _instruction(block, known)))
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _instruction(block: Block, known: Known) -> str:
+def _instruction(block: Block, known: Definitions) -> str:
     match block:
         case ToolAddition():
             return tools.addition(block, known)
@@ -141,7 +145,7 @@ def _instruction(block: Block, known: Known) -> str:
     return words(block)
 
 
-def _result(result: ToolResult, known: Known, at: str) -> Message:
+def _result(result: ToolResult, known: Definitions, at: str) -> Message:
     """Found tools are described in place (A-20); a failure is told in words (A-11)."""
     parts: list[dict[str, Any]] = []
     for block in read(result.content, f"{at}.content"):

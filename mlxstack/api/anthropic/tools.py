@@ -1,6 +1,6 @@
 """The tools of a request: those it declares, and those that join in mid-conversation."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from mlxstack.api.anthropic.bodies import MessagesBody, ToolChoice, ToolSpec
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import Calling
-from mlxstack.text.normal import expand_references, removal_note
+from mlxstack.text.normal import Definitions, removal_note
 
 CHOICES = {
     "auto": Calling.AUTO,
@@ -46,10 +46,10 @@ def choice(wanted: ToolChoice | None, tools: Iterable[Tool]) -> Calling:
     return found
 
 
-def addition(block: ToolAddition, tools: Mapping[str, Tool]) -> str:
-    """The text that stands for a tool that joins here; `tools` are known by name."""
+def addition(block: ToolAddition, tools: Definitions) -> str:
+    """The text that stands for a tool that joins here."""
     name = _name(block.tool) or _name(block.tool.get("definition"))
-    return expand_references([name], tools) if name else ""
+    return tools.text([name]) if name else ""
 
 
 def removal(block: ToolRemoval) -> str:

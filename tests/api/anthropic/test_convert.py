@@ -205,6 +205,17 @@ def test_many_tools_are_looked_up_by_name_once_for_all() -> None:
     assert Name.n_hashed < 5 * n
 
 
+def test_references_do_not_multiply_a_long_definition_without_end() -> None:
+    long = {"name": "long", "description": "x" * 100_000, "defer_loading": True}
+    found = result([{"type": "tool_reference", "tool_name": "long"}] * 100)
+    assert len(meant([user(found)], tools=[long]).messages[0].text) > 10_000_000
+    with pytest.raises(BadRequest, match="refer to fewer"):
+        meant([user(found), user(found)], tools=[long])
+    added = {"type": "tool_addition", "tool": {"name": "long"}}
+    with pytest.raises(BadRequest, match="refer to fewer"):
+        meant([*HI, {"role": "system", "content": [added] * 200}], tools=[long])
+
+
 def test_server_tools_are_left_out() -> None:
     foreign = [
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
