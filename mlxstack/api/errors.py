@@ -150,7 +150,7 @@ def understand(problem: Exception) -> errors.StackError:
 
 def answer(request: Request[Any, Any, Any], problem: Exception) -> Response[dict[str, Any]]:
     """The exception handler of every route: the envelope is chosen by the path."""
-    error, of = understand(problem), dialect(request.url.path)
+    error, of = understand(problem), dialect(request.scope["path"])
     return Response(
         body(error, of, request_id(request.scope)),
         status_code=status(error, of),

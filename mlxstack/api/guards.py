@@ -142,15 +142,19 @@ def _bare(host: str) -> str:
 
 
 def _is_address(host: str) -> bool:
+    """Python takes any text for the zone after a `%`; an address in a URL has none."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
-    return True
+    return "%" not in host
 
 
 def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
     if parts.scheme in APP_SCHEMES:
         return True
     name = _bare(parts.netloc)
@@ -161,6 +165,6 @@ def _key(connection: Connection) -> str | None:
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else None
     header = connection.headers.get("x-api-key")
-    if dialect(connection.url.path) is Dialect.ANTHROPIC:
+    if dialect(connection.scope["path"]) is Dialect.ANTHROPIC:
         return header or bearer
     return bearer or header

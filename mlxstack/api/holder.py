@@ -54,7 +54,7 @@ def entitled(options: Options, connection: Connection) -> Options:
     return replace(
         options,
         request=request_id(connection.scope),
-        priority=Priority.LOW if connection.url.path.startswith(BATCH) else _priority(key),
+        priority=Priority.LOW if connection.scope["path"].startswith(BATCH) else _priority(key),
         salt=_tenant(key.salt, options.salt),
     )
 

@@ -71,6 +71,8 @@ async def test_a_body_nested_too_deep_is_refused_after_the_wait(closed: Running)
         ({"x-api-key": "guessed"}, 401),
         ({**KEY, "host": "evil.com"}, 403),
         ({**KEY, "origin": "http://evil.com"}, 403),
+        ({**KEY, "host": "::1%/evil"}, 403),
+        ({**KEY, "origin": "http://[evil"}, 403),
     ],
 )
 def test_strangers_do_not_wait(closed: Running, headers: dict[str, str], status: int) -> None:

@@ -88,6 +88,17 @@ DOORS_AND_FILES = (
         GUARDS + "test_origins_of_foreign_pages",
     ),
     Mutant(
+        "an Origin that is no URL is a stranger's", "api/guards.py",
+        "except ValueError:\n        return False\n    if",
+        "except KeyError:\n        return False\n    if",
+        GUARDS + "test_origins_of_foreign_pages",
+    ),
+    Mutant(
+        "a zone is no address", "api/guards.py",
+        'return "%" not in host', "return True",
+        GUARDS + "test_hosts_against_dns_rebinding",
+    ),
+    Mutant(
         "CORS is closed to strangers", "api/guards.py",
         'allow_origin_regex=rf"(?i:https?://(?:{_names(server)})(?::\\d+)?)"',
         'allow_origin_regex=".*"',
