@@ -11,7 +11,9 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.service.options import MAX_TOP_LOGPROBS, Options, Wish
 from mlxstack.text.shape import Shape
 
-AGENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
+AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
+AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
 
 Prompts = str | list[str | int | list[int]]
 LogitBias = dict[str, float | bool] | list[list[Any]]
@@ -164,7 +166,7 @@ def _agent(body: Fields) -> str | None:
         ("agent", body.agent) if body.session_id is None else ("session_id", body.session_id)
     )
     if agent is not None and not AGENT_ID.fullmatch(agent):
-        raise BadRequest(f"{name} must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -", name)
+        raise BadRequest(f"{name} {AGENT_WORDS}", name)
     return agent
 
 

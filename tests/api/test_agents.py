@@ -245,6 +245,15 @@ def test_impossible_ids_are_refused(http: httpx.Client, agent: str) -> None:
     assert http.post("/v1/agents", json={"id": agent}).status_code == 400
 
 
+@pytest.mark.parametrize("agent", [".", ".."])
+def test_ids_that_clients_take_out_of_a_path_are_refused(http: httpx.Client, agent: str) -> None:
+    answer = http.post("/v1/agents", json={"id": agent})
+    assert answer.status_code == 400 and "not . or .." in answer.text
+    said = {"messages": [user("hi")], "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json={**said, "agent": agent}).status_code == 400
+    assert http.post("/v1/agents", json={"id": agent + ".."}).status_code == 200
+
+
 def test_create_with_a_past_and_what_is_refused(http: httpx.Client) -> None:
     past = [RULES, user("hello"), {"role": "assistant", "content": "hi"}]
     made = http.post("/v1/agents", json={"id": "carl", "messages": past})

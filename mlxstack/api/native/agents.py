@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.api.answer import AnyRequest
-from mlxstack.api.fields import AGENT_ID
+from mlxstack.api.fields import AGENT_ID, AGENT_WORDS
 from mlxstack.api.given import TheService
 from mlxstack.api.holder import check_agent, check_raise, is_whole, may_see
 from mlxstack.api.openai import convert
@@ -131,7 +131,7 @@ async def rewind_agent(
 def checked(agent: str, param: str) -> str:
     """The id. Raises BadRequest when it is none."""
     if not AGENT_ID.fullmatch(agent):
-        raise BadRequest(f"{param} must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -", param)
+        raise BadRequest(f"{param} {AGENT_WORDS}", param)
     return agent
 
 
