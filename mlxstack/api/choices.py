@@ -10,6 +10,7 @@ from mlxstack.api.answer import Parts
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.chat import Order
 from mlxstack.service.parts import Part
+from mlxstack.service.service import Service
 
 
 def n_choices(wanted: int | None, n_slots: int) -> int:
@@ -21,6 +22,20 @@ def n_choices(wanted: int | None, n_slots: int) -> int:
             f"n is {wanted}; it must be 1 to {n_slots}, the number of slots of this service", "n"
         )
     return wanted
+
+
+def check_all(n_prompts: int, n: int, service: Service) -> None:
+    """Raises BadRequest for more choices than one request may ask for.
+
+    They have to fit in the queue; as many as there are slots are always taken.
+    """
+    most = max(service.preset.queue.max_waiting, service.preset.slots.count)
+    if n_prompts * n > most:
+        raise BadRequest(
+            f"{n_prompts} prompts with {n} choices each are {n_prompts * n} answers; "
+            f"one request may ask for {most} (queue.max_waiting of the preset)",
+            "prompt",
+        )
 
 
 def copies(order: Order, n: int) -> tuple[Order, ...]:

@@ -1,6 +1,9 @@
 """The body fields that every generating dialect of OpenAI and llama-server shares."""
 
+import math
 import re
+import reprlib
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from msgspec import Struct
@@ -14,6 +17,11 @@ from mlxstack.text.shape import Shape
 # An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
 AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
 AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
+
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+MOST_BIASES = 300_000
+"""More than any vocabulary has tokens."""
 
 Prompts = str | list[str | int | list[int]]
 LogitBias = dict[str, float | bool] | list[list[Any]]
@@ -73,7 +81,7 @@ def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) 
         id=ask,
         max_tokens=limit(body),
         wish=_wish(body, n_logprobs),
-        stop=_stops(body.stop),
+        stop=stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         agent=_agent(body),
@@ -156,9 +164,17 @@ def _share(value: float | None, name: str) -> float | None:
     return value
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    words = [stop] if isinstance(stop, str) else stop or []
-    return tuple(word for word in words if word)
+def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
+    """The words that end an answer. Raises BadRequest for too many, or for one too long."""
+    words = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
+    if len(words) > MOST_STOPS:
+        raise BadRequest(f"{name} has {len(words)} words; it may have {MOST_STOPS}", name)
+    longest = max(map(len, words), default=0)
+    if longest > LONGEST_STOP:
+        raise BadRequest(
+            f"{name} has a word of {longest} characters; it may have {LONGEST_STOP}", name
+        )
+    return words
 
 
 def _agent(body: Fields) -> str | None:
@@ -178,6 +194,10 @@ def _user(body: Fields) -> Any:
 
 def _bias(bias: LogitBias | None) -> tuple[tuple[int, float], ...]:
     pairs = list(bias.items()) if isinstance(bias, dict) else bias or []
+    if len(pairs) > MOST_BIASES:
+        raise BadRequest(
+            f"logit_bias has {len(pairs)} entries; it may have {MOST_BIASES}", "logit_bias"
+        )
     return tuple(_one_bias(pair) for pair in pairs)
 
 
@@ -185,11 +205,15 @@ def _one_bias(pair: Any) -> tuple[int, float]:
     """llama-server's `false` forbids a token altogether."""
     try:
         token, value = pair
-        return int(token), float("-inf") if value is False else float(value)
-    except (TypeError, ValueError):
-        raise BadRequest(
-            f"{pair!r} is not a pair of a token id and a number", "logit_bias"
-        ) from None
+        if value is False:
+            return int(token), -math.inf
+        if math.isfinite(number := float(value)):
+            return int(token), number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BadRequest(
+        f"{reprlib.repr(pair)} is not a pair of a token id and a finite number", "logit_bias"
+    )
 
 
 def prompts(sent: Prompts) -> tuple[str | tuple[int, ...], ...]:

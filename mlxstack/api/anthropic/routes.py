@@ -63,7 +63,7 @@ def _options(
     return structs.replace(
         options,
         max_tokens=default if body.max_tokens is None else options.max_tokens,
-        stop=tuple(word for word in body.stop_sequences or () if word),
+        stop=fields.stops(body.stop_sequences, "stop_sequences"),
         calling=tools.choice(wanted, found.tools),
         called=wanted.name if wanted and wanted.type == "tool" else None,
         shape=shape(body),

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from mlxstack.api import fields, sse
 from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole, later
-from mlxstack.api.choices import copies, interleaved, n_choices
+from mlxstack.api.choices import check_all, copies, interleaved, n_choices
 from mlxstack.api.described import described
 from mlxstack.api.errors import Dialect, understand
 from mlxstack.api.errors import body as error_body
@@ -63,6 +63,7 @@ async def completions(
 ) -> Response[Completion] | Stream:
     """Continue one or several texts, whole or as server-sent events."""
     prompts = fields.prompts(data.prompt)
+    check_all(len(prompts), n_choices(data.n, service.preset.slots.count), service)
     shape = Shape(service, served(service, data.model), data, len(prompts))
     options = _options(data, request)
     orders = [

@@ -1,0 +1,63 @@
+"""What a body lists has a largest number and size: a 400 that says both, and no fault."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxstack.api.fields import LONGEST_STOP, MOST_BIASES, MOST_STOPS
+from tests.fuzz.doors import house
+
+HELLO = [{"role": "user", "content": "hello"}]
+CHAT, MESSAGES, TEXTS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
+
+
+def refusal(path: str, **more: Any) -> str | None:
+    """The words of a 400; None for an answer."""
+    said = {"prompt": "hello"} if path == TEXTS else {"messages": HELLO}
+    body = json.dumps({**said, "max_tokens": 4, **more}).encode()
+    answer = house().post(path, body, "aaaa")
+    assert answer.status_code in {200, 400}, answer.text
+    if answer.status_code == 200:
+        return None
+    return str(answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(CHAT, "stop"), (TEXTS, "stop"), (MESSAGES, "stop_sequences")]
+)
+def test_stop_words_are_bounded(path: str, name: str) -> None:
+    many = [f"stop{n}" for n in range(MOST_STOPS)]
+    assert refusal(path, **{name: [*many, ""]}) is None
+    assert f"{name} has {MOST_STOPS + 1} words" in str(refusal(path, **{name: [*many, "one"]}))
+    assert refusal(path, **{name: ["a" * LONGEST_STOP]}) is None
+    assert f"a word of {LONGEST_STOP + 1}" in str(refusal(path, **{name: ["a" * 1001]}))
+
+
+def test_biases_are_bounded() -> None:
+    assert refusal(CHAT, logit_bias=[[1, 1]] * 1000) is None
+    words = refusal(CHAT, logit_bias=[[1, 1]] * (MOST_BIASES + 1))
+    assert words == f"logit_bias has {MOST_BIASES + 1} entries; it may have {MOST_BIASES}"
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, "nan", "inf", "-inf", None, "a" * 9999], ids=lambda value: repr(value)[:9]
+)
+def test_a_bias_is_a_finite_number(value: object) -> None:
+    words = str(refusal(CHAT, logit_bias=[[1, value]]))
+    assert "finite number" in words
+    assert len(words) < 200
+
+
+def test_a_bias_of_false_forbids() -> None:
+    assert refusal(CHAT, logit_bias=[[1, False]]) is None
+    assert house().engine.asked[-1].sampling.logit_bias[0] == (1, float("-inf"))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_prompts_of_one_body_fit_in_the_queue(is_stream: bool) -> None:
+    assert refusal(TEXTS, prompt=["hi"] * 64, stream=is_stream) is None
+    assert house().engine.asked
+    words = refusal(TEXTS, prompt=["hi"] * 33, n=2, stream=is_stream)
+    assert "33 prompts with 2 choices each are 66 answers; one request may ask for 64" in str(words)
+    assert not house().engine.asked
