@@ -25,6 +25,8 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 75
 # After the drain, streams need a moment to say why they ended.
 GRACE_S = 2
+# Of a request before its body: the longest line of a client is a key, and the most are cookies.
+MAX_HEAD_BYTES = 64 * 1024
 
 # EX_CONFIG of sysexits.h: starting again would not help.
 CANNOT_START = 78
@@ -107,6 +109,9 @@ def config(service: Service) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
+        # httptools keeps whatever comes before a body, however long it is.
+        http="h11",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=round(drain_s) + GRACE_S,
         timeout_keep_alive=KEEP_ALIVE_S,
     )

@@ -110,6 +110,11 @@ DOORS_AND_FILES = (
         GUARDS + "test_a_body_over_the_limit_is_413",
     ),
     Mutant(
+        "what comes before a body is bounded", "api/serve.py",
+        "h11_max_incomplete_event_size=MAX_HEAD_BYTES", "h11_max_incomplete_event_size=2**40",
+        "tests/api/test_heads.py::test_a_long_head_is_refused_before_it_is_whole",
+    ),
+    Mutant(
         "the depth of JSON is bounded", "api/errors.py",
         "case RecursionError():", "case ZeroDivisionError():",
         FUZZ + "test_json_deeper_than_can_be_read_is_400",
