@@ -8,7 +8,9 @@ import socket
 from collections.abc import Generator
 from pathlib import Path
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlxstack.api.app import create_app
 from mlxstack.api.waiting import waiting_room
@@ -39,6 +41,17 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Leaves the signals to `run`."""
         yield
+
+
+class Line(H11Protocol):
+    """A connection. httptools would keep whatever comes before a body, however long it is."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Who has an answer already gets no other, which could not be sent."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
 
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
@@ -109,8 +122,7 @@ def config(service: Service) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        # httptools keeps whatever comes before a body, however long it is.
-        http="h11",
+        http=Line,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=round(drain_s) + GRACE_S,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -65,6 +65,19 @@ def test_who_sends_a_little_too_much_is_told(open_house: Running) -> None:
     assert b"connection: close" in answer.lower()
 
 
+def test_garbage_after_an_answer_is_no_fault(
+    open_house: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with called(open_house) as line:
+        line.sendall(b"POST" + START.replace(b"localhost", b"evil.com"))
+        line.sendall(b"transfer-encoding: chunked\r\n\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 403 ")
+        line.sendall(b"no chunk\r\n\r\n")
+        while line.recv(4096):
+            pass
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("name", ["authorization", "cookie"])
 def test_a_head_of_60_kb_is_read(open_house: Running, name: str) -> None:
     headers = {name: "a" * 60_000}
