@@ -171,7 +171,7 @@ def test_strange_numbers_are_no_500(http: httpx.Client) -> None:
         {"temperature": 1e300},
         {"temperature": 1e-300},
         {"presence_penalty": None, "stop": None, "tools": None, "logit_bias": None},
-        {"stop": ["", "x" * 10_000]},
+        {"stop": ["", "x" * 1000]},
     ):
         sent = {"messages": HELLO, "max_tokens": 2, "temperature": 1.0, **more}
         answer = http.post(CHAT, json=sent)
