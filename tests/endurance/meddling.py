@@ -9,10 +9,12 @@ KINDS = ("kv/*/*/*.safetensors", "slots/*", "agents/*/*/manifest.json", "kv/*/no
 
 def meddle(home: Path, random: Random) -> str:
     """Spoil one file by chance; what was done, "" when there was none."""
-    found = sorted(path for path in home.glob(random.choice(KINDS)) if path.is_file())
+    found: list[Path] = []
+    with suppress(FileNotFoundError):  # an agent may be deleted while we look
+        found.extend(path for path in home.glob(random.choice(KINDS)) if path.is_file())
     if not found:
         return ""
-    path = random.choice(found)
+    path = random.choice(sorted(found))
     how = random.choice((flip, cut, stretch, delete))
     with suppress(FileNotFoundError):
         how(path, random)
