@@ -63,9 +63,11 @@ class Lines:
     @asynccontextmanager
     async def acting(self, agent: str) -> AsyncIterator[None]:
         """Nobody speaks meanwhile, and acts follow one another. Raises Conflict when busy."""
-        self._refuse_if(self.is_busy(agent), agent)
+        if self.is_busy(agent):
+            raise _busy(agent)
         async with self._locks.setdefault(agent, asyncio.Lock()):
-            self._refuse_if(agent in self._n_asked, agent)
+            if agent in self._n_asked:
+                raise _busy(agent)
             self._acting.add(agent)
             try:
                 yield
@@ -92,7 +94,6 @@ class Lines:
         self._changed.clear()
         await self._changed.wait()
 
-    @staticmethod
-    def _refuse_if(is_busy: bool, agent: str) -> None:
-        if is_busy:
-            raise Conflict(f"agent {agent} is busy; try again when its request is over")
+
+def _busy(agent: str) -> Conflict:
+    return Conflict(f"agent {agent} is busy; try again when its request is over")
