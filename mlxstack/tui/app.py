@@ -98,7 +98,7 @@ class Dashboard(App[None]):
             self._hand_over()
 
     def on_section_chosen(self, message: Section.Chosen) -> None:
-        """The cursor of some table moved: deeds aim there from now on."""
+        """The cursor of some table moved: deeds aim there, from other screens too."""
         if message.key is None:
             self.chosen.pop(message.target, None)
         else:
@@ -160,7 +160,7 @@ class Dashboard(App[None]):
         yield from super().get_system_commands(screen)
 
     def _aim(self, target: Target) -> str | None:
-        """What the screen is about, or else what the cursor of a table is on."""
+        """What the screen is about, or else what was chosen on another one."""
         boards = (screen for screen in self.screen_stack if isinstance(screen, Board))
         aims = [aim for board in boards if (aim := board.aim(target)) is not None]
         return aims[-1] if aims else self.chosen.get(target)

@@ -4,15 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from mlxstack.core.frame import AgentView, CacheView, Frame, PrefixView, RequestView
 from mlxstack.core.snapshot import SlotView, Snapshot
-from mlxstack.tui.app import Dashboard
+from mlxstack.tui.app import Dashboard, Updated
 from mlxstack.tui.deeds import DEEDS, Target
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
+from mlxstack.tui.model import Link, LinkState
 from mlxstack.tui.screens.agents import Agents, OneAgent
 from mlxstack.tui.screens.asking import Consent, Words
 from mlxstack.tui.screens.cache import Cache
@@ -78,6 +81,26 @@ async def test_h4_erase_is_asked_for_and_done_to_the_chosen_slot() -> None:
         await pilot.press("y")
         assert await told(pilot) == ["slot 1: 6912 tokens erased"]
     assert clerk.asked == [("erase", 1, "")]
+
+
+async def test_the_keys_reach_the_table_again_after_it_lost_the_focus() -> None:
+    app = attached(Clerk())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        app.screen.set_focus(None)
+        app.post_message(Updated(structs.replace(app.model, link=Link(LinkState.LOST))))
+        await settled(pilot)
+        assert app.focused is app.screen.query_one("#slots Table")
+
+
+async def test_keys_that_are_typed_in_one_breath_are_meant_for_the_row_they_moved_to() -> None:
+    app = attached(Clerk())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        for key, character in (("down", None), ("e", "e")):
+            app.post_message(Key(key, character))
+        await settled(pilot)
+        assert "slot 1 of opencode-2, 6.9k tokens" in on_screen(app)
 
 
 @pytest.mark.parametrize("refusal", ["n", "escape", "enter"])

@@ -19,6 +19,7 @@ from mlxstack.core.frame import Frame, Sums
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import MOST_SAMPLES
 from mlxstack.tui.app import Dashboard
+from mlxstack.tui.deeds import Target
 from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.model import WINDOW_S, LinkState, series
 from mlxstack.tui.plain import pages
@@ -49,11 +50,13 @@ def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @asynccontextmanager
 async def watching(url: str, key: str | None = None) -> AsyncIterator[Pilot[Any]]:
-    """A dashboard attached to it, with its first frame."""
+    """A dashboard attached to it, with its first frame drawn: keys reach the table."""
     async with Client(url, key) as client:
         app = Dashboard(LiveFeed(client), client, Look())
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: board(pilot).model.has_frame)
+            await until(
+                pilot, lambda: board(pilot).model.has_frame and isinstance(app.focused, Table)
+            )
             yield pilot
 
 
@@ -62,12 +65,17 @@ def board(pilot: Pilot[Any]) -> Dashboard:
     return pilot.app
 
 
-async def until(pilot: Pilot[Any], is_so: Callable[[], bool], patience_s: float = 20.0) -> None:
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool], patience_s: float = 60.0) -> None:
     """Wait for it; nobody presses a key."""
-    async with asyncio.timeout(patience_s):
-        while not is_so():
-            await asyncio.sleep(0.02)
-            await pilot.pause()
+    try:
+        async with asyncio.timeout(patience_s):
+            while not is_so():
+                await asyncio.sleep(0.02)
+                await pilot.pause()
+    except TimeoutError:
+        shown = [cells(pilot, slot) for slot in range(3)]
+        told = [one.message for one in pilot.app._notifications]
+        raise AssertionError(f"after {patience_s} s: {shown}, {told}") from None
 
 
 def cells(pilot: Pilot[Any], slot: int) -> list[str]:
@@ -159,7 +167,9 @@ async def test_h4_save_erase_and_restore_reach_the_service(live: Running) -> Non
         app = board(pilot)
         n_tokens = app.model.frame.snapshot.slots[2].n_tokens
         assert n_tokens > 0
-        await pilot.press("down", "down", "s")
+        await pilot.press("down", "down")
+        await until(pilot, lambda: app.chosen[Target.SLOT] == "2")
+        await pilot.press("s")
         await pilot.press("ctrl+u", *"mine.kv", "enter")
         await until(pilot, lambda: said(app, f"slot 2: {n_tokens} tokens saved to mine.kv"))
         await pilot.press("e", "y")

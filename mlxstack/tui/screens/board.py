@@ -16,6 +16,7 @@ from mlxstack.tui.views.overview import banner
 from mlxstack.tui.views.sheet import Cell, Line, Tone
 from mlxstack.tui.widgets.lines import Lines
 from mlxstack.tui.widgets.nav import Nav
+from mlxstack.tui.widgets.section import Section
 
 
 class Board(Screen[None]):
@@ -39,9 +40,12 @@ class Board(Screen[None]):
         yield Footer(compact=True)
 
     def aim(self, target: Target) -> str | None:
-        """The key of the one thing of this kind that the whole screen is about, if there is one."""
-        del target
-        return None
+        """The key of the row under the cursor, if the rows of some table are of this kind.
+
+        Asked of the table itself: a message about its cursor may come after the next key.
+        """
+        aims = (section.chosen for section in self.query(Section) if section.target is target)
+        return next(aims, None)
 
     def parts(self) -> Iterable[Widget]:
         """What is between the first and the last line."""

@@ -42,9 +42,14 @@ class Section(Vertical):
     def __init__(self, draw: Draw, name: str, target: Target | None = None) -> None:
         super().__init__(id=name)
         self._draw_sheet = draw
-        self._target = target
+        self.target = target
         self._shown: Sheet | None = None
-        self._chosen: str | None = None
+        self._told: str | None = None
+
+    @property
+    def chosen(self) -> str | None:
+        """The key of the row under the cursor."""
+        return self.query_one(Table).chosen
 
     def compose(self) -> ComposeResult:
         """Heading, table, note."""
@@ -68,7 +73,7 @@ class Section(Vertical):
     def on_data_table_row_selected(self, event: Table.RowSelected) -> None:
         """Enter, or a click on the row under the cursor."""
         event.stop()
-        key = self.query_one(Table).chosen
+        key = self.chosen
         if key is not None and self.id is not None:
             self.post_message(self.Opened(self.id, key))
 
@@ -77,8 +82,13 @@ class Section(Vertical):
         if not (self.is_mounted and width):
             return
         sheet = distinct(self._draw_sheet(self.model, width))
-        if sheet == self._shown:
-            return
+        if sheet != self._shown:
+            self._become(sheet)
+        # A table that was hidden and comes back may lose the focus after it came.
+        if sheet.rows and self.screen.focused is None:
+            self.screen.set_focus(self.query_one(Table))
+
+    def _become(self, sheet: Sheet) -> None:
         heading, note = self.query(Static)
         if self._shown is None or sheet.title != self._shown.title:
             heading.update(content((sheet.title,)), layout=False)
@@ -89,12 +99,10 @@ class Section(Vertical):
         table.display = bool(sheet.rows)
         table.show(sheet)
         self._shown = sheet
-        if sheet.rows and self.screen.focused is None:
-            table.focus()
         self._choose()
 
     def _choose(self) -> None:
-        chosen = self.query_one(Table).chosen
-        if self._target is not None and chosen != self._chosen:
-            self._chosen = chosen
-            self.post_message(self.Chosen(self._target, chosen))
+        chosen = self.chosen
+        if self.target is not None and chosen != self._told:
+            self._told = chosen
+            self.post_message(self.Chosen(self.target, chosen))
