@@ -11,7 +11,7 @@ from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.anthropic import routes as anthropic
 from mlxstack.api.described import documented
-from mlxstack.api.leaving import Gone
+from mlxstack.api.leaving import has_left
 from mlxstack.api.native import (
     agents,
     cache,
@@ -62,7 +62,7 @@ def create_app(service: Service) -> Litestar:
             guards.key_guard(server),
             guards.loaded_guard(service),
         ],
-        exception_handlers={Exception: errors.answer, Gone: _nobody},
+        exception_handlers={Exception: _answer},
         before_send=[name_response],
         request_max_body_size=server.max_body_bytes,
         cors_config=guards.cors(server),
@@ -71,8 +71,10 @@ def create_app(service: Service) -> Litestar:
     )
 
 
-def _nobody(_: Request[Any, Any, Any], __: Exception) -> Response[None]:
-    return Response(None, status_code=CLIENT_LEFT)
+def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:
+    if has_left(problem):
+        return Response(None, status_code=CLIENT_LEFT)
+    return errors.answer(request, problem)
 
 
 def _openapi() -> OpenAPIConfig:

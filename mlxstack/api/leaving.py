@@ -6,12 +6,22 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from litestar import Request
+from litestar.exceptions import InternalServerException
 
 T = TypeVar("T")
+
+# What Litestar raises when a body ends before its time has no class of its own.
+HALF = "client disconnected prematurely"
 
 
 class Gone(Exception):
     """The client left; there is nobody to answer."""
+
+
+def has_left(problem: Exception) -> bool:
+    """Whether this says that the client left, on its way in or while it waited."""
+    is_half = isinstance(problem, InternalServerException) and problem.detail == HALF
+    return is_half or isinstance(problem, Gone)
 
 
 async def unless_gone(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:

@@ -1,6 +1,8 @@
 """What comes before a body: URL and headers are bounded, before anybody is asked for a key."""
 
+import logging
 import socket
+import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -107,3 +109,18 @@ def test_expect_100_continue_and_the_next_request_on_the_line(open_house: Runnin
             assert answer.startswith(b"HTTP/1.1 200 ")
             while not answer.endswith(b"}"):
                 answer += line.recv(4096)
+
+
+@pytest.mark.parametrize("head", ["content-length: 100", "transfer-encoding: chunked"])
+def test_who_leaves_in_the_midst_of_a_body_is_no_failure(
+    open_house: Running, caplog: pytest.LogCaptureFixture, head: str
+) -> None:
+    with caplog.at_level(logging.INFO):
+        with called(open_house) as line:
+            line.sendall(b"POST" + START + head.encode() + b"\r\n\r\n1\r\n")
+        for _ in range(100):
+            if caplog.records:
+                break
+            time.sleep(0.01)
+        httpx.get(open_house.url + "/health").raise_for_status()
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
