@@ -55,13 +55,17 @@ def entitled(options: Options, connection: Connection) -> Options:
         options,
         request=request_id(connection.scope),
         priority=Priority.LOW if connection.scope["path"].startswith(BATCH) else _priority(key),
-        salt=_tenant(key.salt, options.salt),
+        salt=salt_of(connection, options.salt),
     )
 
 
-def salt_of(connection: Connection) -> str:
-    """Under which salt a request's KV lies that names none itself."""
-    return entitled(Options(id=""), connection).salt
+def salt_of(connection: Connection, own: str = "") -> str:
+    """Under which salt the KV of a request lies, with the one that it names itself.
+
+    One salt of both, which no other two make; without any, none.
+    """
+    key: ApiKey = connection.state.get("key") or ApiKey("")
+    return msgspec.json.encode((key.salt, own)).decode() if key.salt or own else ""
 
 
 def check_agent(connection: Connection, agent: str) -> None:
@@ -100,11 +104,6 @@ def check_raise(connection: Connection, wanted: Priority | None) -> None:
             f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
             "use a key of that tier (server.api_keys of the preset)"
         )
-
-
-def _tenant(of_key: str, own: str) -> str:
-    """One salt of both, which no other two make; without any, none."""
-    return msgspec.json.encode((of_key, own)).decode() if of_key or own else ""
 
 
 def _check(key: ApiKey, agent: str) -> None:

@@ -33,7 +33,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "a key keeps its KV apart", "api/holder.py",
-        "salt=_tenant(key.salt, options.salt)", "salt=options.salt",
+        "salt=salt_of(connection, options.salt)", "salt=options.salt",
         GUARDS + "test_d23_a_key_keeps_its_kv_apart",
     ),
     Mutant(
