@@ -157,7 +157,7 @@ def _content(file: Path) -> dict[str, Any]:
     from mlxstack.core.errors import BadRequest
 
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8")
         return {"messages": msgspec.json.decode(text)} if file.suffix == ".json" else {"text": text}
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise BadRequest(f"{file} cannot be read: {error}") from None

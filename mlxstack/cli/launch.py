@@ -26,8 +26,12 @@ from mlxstack.host.process import free_port, reachable
 from mlxstack.host.state import Patience, Plan, State, owner, read_state, write_json
 
 WORKER_VARIABLE = "MLX_STACK_WORKER"
-QUIET = {"PYTHONUNBUFFERED": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
-"""Each line at once, and none about PyTorch, which nobody needs here."""
+QUIET = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONUTF8": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+"""Each line at once, in UTF-8, and none about PyTorch, which nobody needs here."""
 
 SAVING_S = 3.0
 FAILED_START_PATIENCE_S = 2.0

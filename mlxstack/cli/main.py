@@ -1,5 +1,6 @@
 """The `mlx-stack` command: its verbs, and how its errors reach a person."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -84,6 +85,10 @@ app.command("serve", hidden=True)(serve.serve)
 
 def main() -> None:
     """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal has no letter for is no reason to say nothing.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (Misuse, StackError, ConnectionError) as why:
@@ -91,6 +96,9 @@ def main() -> None:
         sys.exit(exit_of(why))
     except OSError as why:
         typer.echo(f"error: {why}", err=True)
+        sys.exit(Exit.FAILED)
+    except UnicodeEncodeError as why:
+        typer.echo(f"error: {why.object!r} is no UTF-8, and only that is kept and sent", err=True)
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)

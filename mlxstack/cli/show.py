@@ -32,7 +32,8 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
         drawn.add_column(head, overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(drawn)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    Console(width=None if is_terminal else PIPE_WIDTH).print(drawn)
 
 
 @contextmanager

@@ -17,7 +17,9 @@ class Journal:
     """A rotating log file, with the last lines at hand."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._file = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=N_KEPT)
+        self._file = RotatingFileHandler(
+            path, maxBytes=max_bytes, backupCount=N_KEPT, encoding="utf-8"
+        )
         self._file.setFormatter(logging.Formatter("%(message)s"))
         self.last_lines: deque[str] = deque(maxlen=40)
 

@@ -117,6 +117,31 @@ def test_a10_status_without_any_service(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path, "status", "--json").stdout)["services"] == []
 
 
+def test_a_closed_output_is_no_trouble(tmp_path: Path) -> None:
+    for words in (("status",), ("presets",), ("plan",), ("ps", "--json")):
+        closed = ("sh", "-c", 'exec "$@" >&-', "sh", *CLI, *words)
+        env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
+        done = subprocess.run(closed, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (3 if words == ("status",) else 0, "")
+
+
+def test_a_terminal_without_the_letters_gets_them_in_another_form(tmp_path: Path) -> None:
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "own.yaml").write_text(
+        "extends: demo\nwhen_to_use: für mich\n", "utf-8"
+    )
+    shown = run(tmp_path, "presets", PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "f\\xfcr mich" in shown.stdout
+
+
+def test_what_is_no_utf8_is_refused_in_words(tmp_path: Path) -> None:
+    odd = run(tmp_path / "\udcff", "up", "demo", "--dry-run", "--json")
+    assert odd.returncode == 1
+    assert odd.stderr.startswith("error: ") and odd.stderr.count("\n") == 1
+    assert "\\udcff" in odd.stderr and "is no UTF-8" in odd.stderr
+
+
 def test_no_color_is_respected(tmp_path: Path) -> None:
     plain = run(tmp_path, "presets", NO_COLOR="1", FORCE_COLOR="1").stdout
     assert "\x1b[3" not in plain

@@ -1,6 +1,8 @@
 """Logs rotate, are read across rotations, and are followed across them."""
 
 import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -19,6 +21,16 @@ def test_a_journal_rotates_and_tail_reads_across(tmp_path: Path) -> None:
     assert journal.last_lines[-1] == "line 29 100% sure %s"
     assert tail(path, 0) == []
     assert tail(tmp_path / "none.log", 5) == []
+
+
+def test_a_journal_is_utf8_wherever_it_is_written(tmp_path: Path) -> None:
+    write = "Journal(Path(sys.argv[1])).write('f\\xfcr \\u2713')"
+    code = f"import sys; from mlxstack.host.logs import *; {write}"
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = tmp_path / "a.log"
+    words = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(words, env=env, capture_output=True, check=True)
+    assert (tail(path, 1), done.stderr) == (["für ✓"], b"")
 
 
 def test_follow_loses_no_line_at_a_rotation(tmp_path: Path) -> None:
