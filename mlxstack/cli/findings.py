@@ -1,5 +1,6 @@
 """The examinations of `doctor`, one function each; those of models are in `model_findings`."""
 
+import os
 import platform
 import shutil
 import stat
@@ -14,7 +15,7 @@ from mlxstack.core.preset import ServerSpec
 from mlxstack.host import services
 from mlxstack.host.machine import amount, find_openblas, machine
 from mlxstack.host.overrides import unknown_variables
-from mlxstack.host.paths import Home
+from mlxstack.host.paths import HOME_VARIABLE, Home
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.state import owner
 
@@ -27,21 +28,31 @@ N_SHOWN = 3
 
 def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
     """Everything, in the order in which one would repair it."""
-    return [
-        *_system(),
-        *_packages(),
-        *_memory(),
-        *device(env),
-        *ceiling(env),
-        *_blas(env),
-        *_home(home),
-        *model_cache(),
-        *_presets(home),
-        *_variables(env),
-        *_services(home),
-        *_left_behind(home),
-        *_port(home),
-    ]
+    looks = (
+        _system(),
+        _packages(),
+        _memory(),
+        device(env),
+        ceiling(env),
+        _blas(env),
+        _home(home),
+        model_cache(),
+        _presets(home),
+        _variables(env),
+        _services(home),
+        _left_behind(home),
+        _port(home),
+    )
+    return [finding for look in looks for finding in _all_of(look)]
+
+
+def _all_of(look: Iterator[Finding]) -> Iterator[Finding]:
+    """What it finds; where it may not look, that is a finding too, and the others go on."""
+    try:
+        yield from look
+    except OSError as why:
+        remedy = "give yourself the right to it"
+        yield Finding(Verdict.BAD, "files", f"{why.filename}: {why.strerror}", remedy)
 
 
 def _system() -> Iterator[Finding]:
@@ -95,7 +106,13 @@ def _blas(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _home(home: Home) -> Iterator[Finding]:
-    if not home.root.exists():
+    there = next(one for one in (home.root, *home.root.parents) if one.exists())
+    if not (there.is_dir() and os.access(there, os.R_OK | os.W_OK | os.X_OK)):
+        detail = f"{home.root} cannot be used: {there} is no folder that you may write to"
+        remedy = f"make it one, or set {HOME_VARIABLE} to another"
+        yield Finding(Verdict.BAD, "home", detail, remedy)
+        return
+    if there != home.root:
         yield Finding(Verdict.OK, "home", f"{home.root} will be made by the first `up`")
         return
     mode = stat.S_IMODE(home.root.stat().st_mode)

@@ -156,7 +156,8 @@ def _raise_if_dead(plan: Plan, process: "subprocess.Popen[bytes] | None") -> Non
         raise Broken(_why(plan, state.last_words))
     if is_gone:
         told = plan.home.supervisor_log(plan.name).read_text(errors="replace").strip()
-        raise Broken(f"the supervisor of `{plan.name}` ended at once: {told or f'see {log}'}")
+        why = told.removeprefix("error: ") or f"see {log}"
+        raise Broken(f"the supervisor of `{plan.name}` ended at once: {why}")
 
 
 def _why(plan: Plan, words: tuple[str, ...]) -> str:

@@ -95,7 +95,9 @@ def main() -> None:
         typer.echo(f"error: {why}{_hint(why)}", err=True)
         sys.exit(exit_of(why))
     except OSError as why:
-        typer.echo(f"error: {why}", err=True)
+        where = f"{why.filename}: " if why.filename else ""
+        remedy = "`mlx-stack doctor` looks at folders, disk and ports"
+        typer.echo(f"error: {where}{why.strerror or why}; {remedy}", err=True)
         sys.exit(Exit.FAILED)
     except UnicodeEncodeError as why:
         typer.echo(f"error: {why.object!r} is no UTF-8, and only that is kept and sent", err=True)

@@ -7,6 +7,8 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 
+HOME_VARIABLE = "MLX_STACK_HOME"
+
 
 class Home(Struct, frozen=True):
     """The folders under `root`; all of them are private to their owner (0700)."""
@@ -69,8 +71,14 @@ class Home(Struct, frozen=True):
 
 
 def home_from(env: Mapping[str, str]) -> Home:
-    """`$MLX_STACK_HOME`, or `~/.mlx-stack`; nothing is created."""
-    return Home(Path(env.get("MLX_STACK_HOME") or "~/.mlx-stack").expanduser().absolute())
+    """`$MLX_STACK_HOME`, or `~/.mlx-stack`; nothing is created. Raises SetupError."""
+    given = env.get(HOME_VARIABLE) or "~/.mlx-stack"
+    try:
+        return Home(Path(given).expanduser().absolute())
+    except RuntimeError as why:
+        raise SetupError(
+            f"{given} is the home of nobody known here; set {HOME_VARIABLE} to another folder"
+        ) from why
 
 
 def make_private(folder: Path) -> None:

@@ -102,8 +102,10 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as why:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(why, OSError):
+            why.filename = str(path)
         raise
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -42,16 +43,15 @@ class Supervisor:
         Raises Taken when another supervisor has the name.
         """
         claim(self._state)
-        self._journal = Journal(self._plan.home.log_file(self._plan.name))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
         try:
-            end = await self._keep_alive()
-            self._tell(phase=end, worker=None)
+            with closing(Journal(self._plan.home.log_file(self._plan.name))) as self._journal:
+                end = await self._keep_alive()
+                self._tell(phase=end, worker=None)
         finally:
             release(self._plan.home, self._plan.name)
-            self._journal.close()
         return 0 if end is Phase.STOPPED else 1
 
     async def _keep_alive(self) -> Phase:
@@ -211,7 +211,9 @@ def main() -> int:
         return asyncio.run(Supervisor(plan).run())
     except StackError as why:
         sys.stderr.write(f"error: {why.message}\n")
-        return 1
+    except OSError as why:
+        sys.stderr.write(f"error: {why.filename}: {why.strerror}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -33,6 +33,19 @@ def test_doctor_tells_what_to_do(tmp_path: Path) -> None:
     assert "WHAT TO DO" in healthy.stdout
 
 
+def test_a_home_that_cannot_be_is_bad_and_the_rest_is_told_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", tmp_path / "file" / "below"):
+        one = next(one for one in found(home) if one["subject"] == "home")
+        assert one["verdict"] == "bad"
+        assert f"{tmp_path / 'file'} is no folder" in one["detail"]
+    long = tmp_path / ("x" * 300)
+    told = found(long)
+    assert {one["subject"] for one in told} >= {"system", "device", "files", "models"}
+    files = next(one for one in told if one["subject"] == "files")
+    assert (files["verdict"], files["detail"]) == ("bad", f"{long}: File name too long")
+
+
 def test_doctor_knows_what_was_downloaded_and_what_only_half(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     none = found(tmp_path, HF_HUB_CACHE=str(hub))

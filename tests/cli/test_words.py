@@ -142,6 +142,24 @@ def test_what_is_no_utf8_is_refused_in_words(tmp_path: Path) -> None:
     assert "\\udcff" in odd.stderr and "is no UTF-8" in odd.stderr
 
 
+def test_a_home_of_nobody_is_refused_in_words(tmp_path: Path) -> None:
+    done = run(tmp_path, "status", MLX_STACK_HOME="~nobody-by-this-name/home")
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: ~nobody-by-this-name/home is the home of nobody")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+        "from mlxstack.cli.main import main; sys.argv = ['mlx-stack', *sys.argv[1:]]; main()"
+    )
+    words = [sys.executable, "-c", code, "mode", "create", "own", "demo"]
+    env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/presets/modes/own.yaml: File too large; ")
+
+
 def test_no_color_is_respected(tmp_path: Path) -> None:
     plain = run(tmp_path, "presets", NO_COLOR="1", FORCE_COLOR="1").stdout
     assert "\x1b[3" not in plain

@@ -185,6 +185,15 @@ def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> N
     assert last is not None and (last.phase, last.n_deaths) == (Phase.STOPPED, 1)
 
 
+def test_a_supervisor_that_cannot_begin_says_why_in_words(
+    home: Home, started: Callable[[str], Started]
+) -> None:
+    home.state_file("one").mkdir()
+    assert started("ok").process.wait(15) == 1
+    told = home.supervisor_log("one").read_text()
+    assert told == f"error: {home.state_file('one')}: Is a directory\n"
+
+
 def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> None:
     one = started("ok")
     for n_deaths in (1, 2, 3):
