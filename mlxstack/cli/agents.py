@@ -1,13 +1,12 @@
 """`agents`: who works with a running service; look at them, branch, keep and forget them."""
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.sizes import size
-from mlxstack.cli.slots import Name, Url, ask
+from mlxstack.cli.slots import Name, Url, ask, path_of
 from mlxstack.cli.up import Json
 
 app = typer.Typer(rich_markup_mode=None)
@@ -139,8 +138,7 @@ def _tell(done: object, text: str, json: bool) -> None:
 
 
 def _path(agent: str, verb: str = "") -> str:
-    path = f"/v1/agents/{quote(agent, safe='')}"
-    return f"{path}/{verb}" if verb else path
+    return path_of("v1", "agents", agent, *([verb] if verb else []))
 
 
 def _row(one: Found) -> tuple[object, ...]:

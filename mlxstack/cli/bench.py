@@ -61,6 +61,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
     """
     from mlxstack.bench.runs import Wanted
+    from mlxstack.cli.target import KEY_VARIABLE, key_of
 
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
@@ -69,7 +70,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     unknown = [one for one in scene or () if one not in SCENES]
     if unknown:
         raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
-    key = os.environ.get("MLX_STACK_API_KEY")
+    key = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     own = _server("mlx-stack", url, model, key)
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
@@ -83,20 +84,27 @@ def _measured(what: str, wanted: "Wanted") -> "list[Report]":
     from datetime import UTC, datetime
     from pathlib import Path
 
+    import httpx
+
     from mlxstack.bench.runs import EVERYTHING, Scene, report
+    from mlxstack.client import Unreachable
 
     command = shlex.join(["mlx-stack", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="mlx-stack-bench-") as folder:
         today = datetime.now(UTC).date()
         scene = Scene(Path(folder), dict(os.environ), today, command, note)
         names = EVERYTHING if what == "all" else (what,)
-        return [report(name, wanted, scene) for name in names]
+        try:
+            return [report(name, wanted, scene) for name in names]
+        except httpx.TransportError as why:
+            raise Unreachable(f"no answer from {why.request.url} ({why})") from why
 
 
 def _server(name: str, url: str | None, model: str, key: str | None) -> "Server | None":
     from mlxstack.bench.call import Server
+    from mlxstack.cli.target import address
 
-    return Server(name, url.rstrip("/"), model, key) if url else None
+    return Server(name, address(url), model, key) if url is not None else None
 
 
 def _print(reports: "list[Report]", is_markdown: bool) -> None:

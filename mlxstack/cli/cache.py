@@ -3,14 +3,13 @@
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from mlxstack.cli import gc as sweeps
 from mlxstack.cli.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.show import as_json, table
-from mlxstack.cli.slots import Name, Url, ask
+from mlxstack.cli.slots import Name, Url, ask, path_of
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def why(
     """What a request reused, and why not more."""
     from mlxstack.core.frame import RequestView
 
-    path = f"/requests/{quote(request, safe='')}"
+    path = path_of("requests", request)
     found = ask(name, url, lambda client: client.get(path, RequestView))
     if json:
         as_json(found)
@@ -94,7 +93,7 @@ def warm(
 @app.command()
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Let go of a named prefix."""
-    path = f"/cache/prefixes/{quote(prefix, safe='')}"
+    path = path_of("cache", "prefixes", prefix)
     done = ask(name, url, lambda client: client.delete(path))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 

@@ -11,6 +11,8 @@ from mlxstack.cli.up import Json
 if TYPE_CHECKING:
     from mlxstack.host.paths import Home
 
+LONGEST_S = 86_400.0
+
 ENDS = {
     "stopped": "is stopped",
     "killed": "is stopped",
@@ -23,7 +25,8 @@ def down(
         list[str] | None, typer.Argument(help="The services; all that run, if left out.")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to drain before it is killed.")
+        float | None,
+        typer.Option(min=0, max=LONGEST_S, help="Seconds to drain before it is killed."),
     ] = None,
     json: Json = False,
 ) -> None:

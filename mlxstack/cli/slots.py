@@ -3,10 +3,12 @@
 import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
+from urllib.parse import quote
 
 import typer
 
 from mlxstack.cli import gc as sweeps
+from mlxstack.cli.exits import Misuse
 from mlxstack.cli.gc import DryRun, MaxBytes, OfAgent, OlderThan
 from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
@@ -103,6 +105,14 @@ def ask(name: str | None, url: str | None, question: "Callable[[Client], Awaitab
             return await question(client)
 
     return asyncio.run(call())
+
+
+def path_of(*parts: str) -> str:
+    """A path of the service. Raises Misuse for a part that would mean another one."""
+    odd = [part for part in parts if part in {"", ".", ".."}]
+    if odd:
+        raise Misuse(f"`{odd[0]}` is the name of nothing here")
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
 def _row(one: "Slot") -> tuple[object, ...]:

@@ -19,7 +19,10 @@ def swap(
         bool, typer.Option("--prepare", help="Only fetch and check it; the old model answers on.")
     ] = False,
     drain: Annotated[
-        float, typer.Option("--drain", help="Seconds that running requests may still take.")
+        float,
+        typer.Option(
+            "--drain", min=0, max=LONGEST_S, help="Seconds that running requests may still take."
+        ),
     ] = 30.0,
     name: Name = None,
     url: Url = None,

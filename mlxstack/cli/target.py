@@ -1,6 +1,7 @@
 """Which service a verb means: the named one, the only one, or the one at a URL."""
 
 import os
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -35,10 +36,10 @@ def known_service(home: Home, name: str | None) -> State:
 
 
 def target(home: Home, name: str | None, url: str | None) -> Target:
-    """Where the service of `name` or `url` is. Raises Unreachable when it does not run."""
-    given = os.environ.get(KEY_VARIABLE)
+    """Where the service of `name` or `url` is. Raises Unreachable when it does not run, Misuse."""
+    given = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     if url is not None:
-        return Target(url, given)
+        return Target(address(url), given)
     live = services.running(home)
     if name is not None:
         live = [state for state in live if state.plan.name == name]
@@ -54,6 +55,26 @@ def target(home: Home, name: str | None, url: str | None) -> Target:
     texts = (key if isinstance(key, str) else key.key for key in keys)
     usable = (text for text in texts if not text.startswith("sha256:"))
     return Target(plan.url, given or next(usable, None))
+
+
+def key_of(text: str | None, giver: str) -> str | None:
+    """A key as `giver` gave it. Raises Misuse where no header can carry it."""
+    if text and not (text.isascii() and text.isprintable()):
+        raise Misuse(f"{giver} holds no key: a key has only letters, digits and signs of ASCII")
+    return text or None
+
+
+def address(text: str) -> str:
+    """A URL without the `/v1` that clients want at its end. Raises Misuse when it is none."""
+    url = text.rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not (is_whole and parts.scheme in {"http", "https"} and url.isprintable()):
+        raise Misuse(f"`{text}` is no address of a service; write it as http://127.0.0.1:7109")
+    return url
 
 
 def _states(home: Home, names: list[str]) -> list[State]:

@@ -67,11 +67,11 @@ def watch(url: str | None, key: str | None, name: str | None, every_s: float) ->
 
 
 def _target(url: str | None, key: str | None, name: str | None) -> "Target":
-    from mlxstack.cli.target import Target, target
+    from mlxstack.cli.target import Target, key_of, target
     from mlxstack.host.paths import home_from
 
     found = target(home_from(os.environ), name, url)
-    return Target(found.url, key or found.api_key)
+    return Target(found.url, key_of(key, "--key") or found.api_key)
 
 
 def _play(path: Path, speed: float, look: "Look") -> int:

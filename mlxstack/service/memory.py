@@ -111,7 +111,7 @@ async def sweep(service: Service, wanted: Sweep) -> Swept:
 
 def _check_name(name: str) -> None:
     """A prefix is let go of by a path that ends with its name."""
-    if not name or "/" in name:
+    if name in {"", ".", ".."} or "/" in name:
         raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
 
 

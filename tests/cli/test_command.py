@@ -189,6 +189,8 @@ def test_slots_list_and_erase(shell: Shell) -> None:
     found = json.loads(shell.run("slots", "list", "--json").stdout)["slots"]
     assert json.loads(shell.run("slots", "--json").stdout)["slots"] == found
     assert [one["id"] for one in found] == [0, 1, 2]
+    url = f"http://127.0.0.1:{shell.port}/v1/"
+    assert json.loads(shell.run("slots", "--url", url, "--json").stdout)["slots"] == found
     erased = shell.run("slots", "erase", "0")
     assert erased.stdout == "slot 0: 7 tokens erased\n"
     lost = shell.run("slots", "save", "0", "x.bin")

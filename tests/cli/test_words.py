@@ -160,6 +160,42 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: {tmp_path}/presets/modes/own.yaml: File too large; ")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[
+            ("slots", "--url", url)
+            for url in ("", "here:7109", "http://", "http://[::1", "ftp://a")
+        ],
+        ("bench", "serve", "--url", "http://127.0.0.1:99999"),
+        *[("agents", "show", agent, "--url", "http://127.0.0.1:1") for agent in ("", ".", "..")],
+        ("cache", "unpin", ".", "--url", "http://127.0.0.1:1"),
+        ("cache", "why", "", "--url", "http://127.0.0.1:1"),
+        *[("swap", "demo", "--drain", seconds) for seconds in ("nan", "inf", "-1")],
+        *[("down", "--timeout", seconds) for seconds in ("nan", "1e300", "-1")],
+    ],
+)
+def test_what_makes_no_sense_is_refused_as_such(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run(tmp_path, *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "rror: " in done.stderr.splitlines()[-1]
+
+
+def test_a_key_that_no_header_carries_is_refused(tmp_path: Path) -> None:
+    for key in ("schlüssel", "two\nlines"):
+        done = run(tmp_path, "slots", "--url", "http://127.0.0.1:1", MLX_STACK_API_KEY=key)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: MLX_STACK_API_KEY holds no key")
+        assert key not in done.stderr
+
+
+def test_a_benchmark_of_nobody_says_who_does_not_answer(tmp_path: Path) -> None:
+    done = run(tmp_path, "bench", "serve", "--url", "http://127.0.0.1:1", "--small")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: no answer from http://127.0.0.1:1/")
+
+
 def test_no_color_is_respected(tmp_path: Path) -> None:
     plain = run(tmp_path, "presets", NO_COLOR="1", FORCE_COLOR="1").stdout
     assert "\x1b[3" not in plain

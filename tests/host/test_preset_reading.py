@@ -68,6 +68,11 @@ REFUSALS = [
         3,
         ["warm_prefixes[0].name is `a/b`", "without `/`"],
     ),
+    (
+        "model: {id: demo}\nprefix_cache:\n  warm_prefixes: [{name: .., text_file: x}]\n",
+        3,
+        ["warm_prefixes[0].name is `..`"],
+    ),
 ]
 
 
