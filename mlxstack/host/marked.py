@@ -1,5 +1,6 @@
 """YAML that remembers where each value was written, and refuses a key written twice."""
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,27 @@ UNBUILT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 MOST_VALUES = 100_000
 """A few aliases of aliases make more than any memory holds."""
 
+TAG = "tag:yaml.org,2002:"
+PLAIN = {f"{TAG}{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")}
+WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+BROKEN = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"
+)
+
 Keys = tuple[str | int, ...]
+
+
+class Loader(yaml.SafeLoader):
+    """Reads what stands there: YAML 1.1 makes 8 of `010`, 90 of `1:30`, and a day of a date."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in known if tag.removeprefix(TAG) in {"bool", "null"}]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Loader.add_implicit_resolver(f"{TAG}int", WHOLE, list("-+0123456789"))
+Loader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789"))
 
 
 class Mark(Struct, frozen=True):
@@ -69,7 +90,7 @@ def read_yaml(path: Path) -> Document:
 
 
 def _document(text: str, top: Mark) -> Document:
-    loader = yaml.SafeLoader(text)
+    loader = Loader(text)
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
@@ -109,6 +130,11 @@ def _survives(above: dict[str, Any], keys: Keys) -> bool:
 
 
 def _walk(node: yaml.Node, keys: Keys, top: Mark) -> Iterator[tuple[Keys, Mark]]:
+    if node.tag not in PLAIN:
+        raise SetupError(
+            f"{top.source}:{node.start_mark.line + 1}: `{dotted(keys)}` is tagged as "
+            f"`{node.tag.removeprefix(TAG)}`; write it without a tag"
+        )
     if isinstance(node, yaml.MappingNode):
         yield from _walk_mapping(node, keys, top)
     elif isinstance(node, yaml.SequenceNode):
@@ -121,7 +147,7 @@ def _walk_mapping(node: yaml.MappingNode, keys: Keys, top: Mark) -> Iterator[tup
     seen: dict[str, int] = {}
     for name, value in node.value:
         line = name.start_mark.line + 1
-        key = str(name.value)
+        key = str(name.value) if isinstance(name, yaml.ScalarNode) else "?"
         here = dotted((*keys, key))
         if not isinstance(name, yaml.ScalarNode) or name.tag != "tag:yaml.org,2002:str":
             raise SetupError(f"{top.source}:{line}: the key `{here}` must be a plain text")

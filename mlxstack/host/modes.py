@@ -121,4 +121,6 @@ def _file(home: Home) -> Path:
 
 
 def _typed(value: Value) -> str:
+    if isinstance(value, str):
+        return value
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()

@@ -136,6 +136,9 @@ def _refuse_unknown(document: Document) -> None:
 
 
 def _checked(document: Document, home: Home) -> Preset:
+    for keys in shape.endless(document.values):
+        value = shape.shown(_value(document.values, keys))
+        raise SetupError(f"{document.mark(keys)}: {dotted(keys)} is {value}, but must be finite")
     try:
         preset = msgspec.convert(document.values, Preset)
     except msgspec.ValidationError as why:

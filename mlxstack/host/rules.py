@@ -99,5 +99,7 @@ def _server(preset: Preset) -> Iterator[Broken]:
         text = key if isinstance(key, str) else key.key
         if not text.strip():
             yield ("server", "api_keys", at), "is empty; every request would match it"
+        elif not (text.isascii() and text.isprintable()):
+            yield ("server", "api_keys", at), "must be printable ASCII, as headers are"
         elif text.startswith("sha256:") and not DIGEST.fullmatch(text):
             yield ("server", "api_keys", at), "is no sha256: with 64 hex digits after it"

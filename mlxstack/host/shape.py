@@ -1,6 +1,7 @@
 """The shape of a preset: which keys there are, what each may hold, and how to say so."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec.json
 import yaml
 
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.host.marked import UNBUILT, Keys
+from mlxstack.host.marked import UNBUILT, Keys, Loader
 from mlxstack.host.meanings import MEANINGS
 
 PRESET = mi.type_info(Preset)
@@ -92,6 +93,16 @@ def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[K
             yield from unknown(value, shape.item_type, (*keys, place))
 
 
+def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
+    """Key paths of numbers that JSON has no form for, such as `.inf` and `.nan`."""
+    if isinstance(values, dict | list):
+        pairs = values.items() if isinstance(values, dict) else enumerate(values)
+        for key, value in pairs:
+            yield from endless(value, (*keys, key))
+    elif isinstance(values, float) and not math.isfinite(values):
+        yield keys
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?`, or the list of what there is when nothing is near."""
     names = list(known)
@@ -110,7 +121,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
     if isinstance(shape, mi.StrType | mi.EnumType):
         return raw
     try:
-        return yaml.safe_load(raw)
+        return yaml.load(raw, Loader)
     except (yaml.YAMLError, RecursionError, *UNBUILT):
         return raw
 

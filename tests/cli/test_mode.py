@@ -8,6 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from mlxstack.cli.switching import parts_of
+from mlxstack.host.paths import Home
 from tests.cli.terminal import Shell, free_port
 
 pytestmark = pytest.mark.net
@@ -169,6 +171,16 @@ def test_j3_a_wrong_mode_is_refused_before_anything_happens(
     assert complaint in done.stderr
     near = shell.run("mode", "switch", "dya")
     assert "did you mean `day`?" in near.stderr
+
+
+def test_j3_a_text_that_a_member_sets_is_that_text(shell: Shell, modes: Path) -> None:
+    (modes / "own.yaml").write_text(
+        "members:\n  - preset: chat\n"
+        "    set: {name: '123', model.alias: 'a: b', server.host: '::1'}\n"
+    )
+    (part,) = parts_of("own", Home(shell.home))
+    assert (part.preset.name, part.preset.model.alias) == ("123", "a: b")
+    assert part.preset.server.host == "::1"
 
 
 def test_j3_status_without_a_mode(shell: Shell) -> None:

@@ -73,6 +73,15 @@ REFUSALS = [
         3,
         ["warm_prefixes[0].name is `..`"],
     ),
+    ("model: {id: demo}\nserver: {drain_s: .inf}\n", 2, ["server.drain_s is `.inf`", "finite"]),
+    ("template: {a: [.nan]}\nmodel: {id: demo}\n", 1, ["template.a[0] is `.nan`", "finite"]),
+    ("model: {id: demo}\nserver: {port: 07109}\n", 2, ["server.port is `07109`", "65535"]),
+    ("model: {id: demo}\nserver: {port: 1:58:29}\n", 2, ["server.port is `'1:58:29'`"]),
+    ("model: {id: demo}\ntemplate: {a: !!set {b}}\n", 2, ["template.a", "`set`", "without a tag"]),
+    ("model: {id: demo}\n[a]: 1\n", 2, ["the key `?` must be a plain text"]),
+    ("model: {id: demo}\nkv:\n  <<: {bits: 8}\n", 3, ["unknown key `kv.<<`"]),
+    ('model: {id: demo}\nserver: {api_keys: ["a\\nb"]}\n', 2, ["api_keys[0]", "printable ASCII"]),
+    ("model: {id: demo}\nserver: {api_keys: [schlüssel]}\n", 2, ["api_keys[0]", "ASCII"]),
 ]
 
 
@@ -246,6 +255,22 @@ def test_extends_replaces_lists_and_merges_sections(tmp_path: Path, home: Home) 
     assert loaded.preset.server.api_keys == ("c",)
     assert loaded.preset.server.port == 1234
     assert "server.api_keys[1]" not in loaded.origins
+
+
+def test_values_mean_what_stands_there(tmp_path: Path, home: Home) -> None:
+    path = written(
+        tmp_path,
+        "\ufeffmodel: {id: demo, alias: 007}\r\nwhen_to_use: 2026-01-01\r\n"
+        "slots: &slots {n_ctx: 0x400, count: 1_0}\r\npace: {max_stall_ms: 1e3, max_bite: 0x80}\r\n"
+        "template: {today: 2026-01-01, same: *slots}\r\n",
+    )
+    preset = presets.load(path, home).preset
+    assert (preset.model.alias, preset.when_to_use) == ("007", "2026-01-01")
+    assert (preset.slots.n_ctx, preset.slots.count) == (1024, 10)
+    assert preset.pace.max_stall_ms == 1000.0
+    assert preset.template == {"today": "2026-01-01", "same": {"n_ctx": 1024, "count": 10}}
+    with pytest.raises(SetupError, match=r"server\.port is `07109`"):
+        presets.load(path, home, [from_option("server.port=07109")])
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, home: Home) -> None:
