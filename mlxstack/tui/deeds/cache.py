@@ -40,13 +40,14 @@ async def clear(hands: Hands, _: Aim) -> str:
 
 def _prefix(path: str) -> dict[str, Any]:
     """A chat in JSON, or a text, with its name. Raises BadRequest when it cannot be read."""
-    file = Path(path).expanduser()
+    file = Path(path)
     try:
+        file = file.expanduser()
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".json":
             return {"name": file.stem, "messages": msgspec.json.decode(text)}
         return {"name": file.stem, "text": text}
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as why:
+    except (OSError, ValueError, RuntimeError) as why:
         raise BadRequest(f"{file} cannot be read: {why}") from why
 
 

@@ -9,8 +9,9 @@ from mlxstack.tui.views.figures import printable, short_time
 async def swap(hands: Hands, aim: Aim) -> str:
     """Requests wait until the new model is there."""
     done = await hands.calls.post("/v1/models/load", {"preset": aim.words})
-    took = short_time(sum(step["ms"] for step in done["steps"]) / 1000)
-    return f"{done['before']} was changed for {done['model']} in {took}"
+    took = short_time(sum(step["ms"] for step in done.get("steps", ())) / 1000)
+    before, now = done.get("before", "the model"), done.get("model", aim.words)
+    return f"{before} was changed for {now} in {took}"
 
 
 async def switch(hands: Hands, aim: Aim) -> str:
