@@ -6,7 +6,7 @@ from mlxstack.tui.views.sheet import Cell, Line, Tone
 KEYS = (
     ("1 2 3 4", "the screens"),
     ("tab", "the next table"),
-    ("up down", "choose a row; enter shows more of it"),
+    ("up down", "choose a row; enter shows more where the heading says so"),
     ("ctrl+p", "the command palette: everything that can be done, and the themes"),
     ("?", "this page"),
     ("q", "leave; the service goes on"),
