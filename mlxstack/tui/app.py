@@ -7,23 +7,28 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.events import Event, Key, Paste
 from textual.markup import escape
 from textual.message import Message
 from textual.screen import ModalScreen, Screen
+from textual.widgets import Input
 
-from mlxstack.tui.carrying import Errand, carry_out, question
+from mlxstack.tui.carrying import Errand, carry_out, holder, question
 from mlxstack.tui.deeds import DEEDS, Calls, Deed, Machine, Target, deed_of
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.model import Model, fold
 from mlxstack.tui.screens.agents import Agents
+from mlxstack.tui.screens.asking import Question
 from mlxstack.tui.screens.board import Board
 from mlxstack.tui.screens.cache import Cache
 from mlxstack.tui.screens.overview import Overview
 from mlxstack.tui.screens.page import Page
+from mlxstack.tui.screens.palette import Palette
 from mlxstack.tui.screens.requests import Requests
 from mlxstack.tui.theme import HOUSE, Look
 from mlxstack.tui.views.figures import printable
+from mlxstack.tui.widgets.entry import Entry
 from mlxstack.tui.widgets.nav import MODES
 from mlxstack.tui.widgets.section import Section
 
@@ -84,6 +89,28 @@ class Dashboard(App[None]):
         await self.action_show(MODES[0])
         self.run_worker(self._follow(), name="feed")
 
+    async def on_event(self, event: Event) -> None:
+        """Keys act one after the other: over a network they come in bursts.
+
+        The toolkit sends a key to the widget that has the focus, and it acts when it comes back
+        from there: what was typed after it would have gone to the same widget by then.
+        """
+        if not (isinstance(event, Key | Paste) and await self._acted(event)):
+            await super().on_event(event)
+
+    async def _acted(self, event: Key | Paste) -> bool:
+        """Whether that was a key with a meaning, or text for a question."""
+        if not self.screen_stack:
+            return True  # Who leaves has no screen any more.
+        if event.is_forwarded:
+            return False
+        self.app_focus, line = True, self.focused
+        if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, Entry)):
+            return False
+        if isinstance(event, Key) and (found := self.screen.active_bindings.get(event.key)):
+            return found.enabled and await self.run_action(found.binding.action, found.node)
+        return isinstance(line, Entry) and line.took(event)
+
     async def _follow(self) -> None:
         model = self.model
         async with aclosing(self._feed.news()) as feed:
@@ -103,7 +130,8 @@ class Dashboard(App[None]):
             self.chosen.pop(message.target, None)
         else:
             self.chosen[message.target] = message.key
-        self.refresh_bindings()
+        if self.screen_stack:
+            self.refresh_bindings()
 
     async def action_show(self, mode: str) -> None:
         """Another screen, with what is known now."""
@@ -115,18 +143,28 @@ class Dashboard(App[None]):
         if isinstance(self.screen, Board):
             self.push_screen(Page("Help", help_lines(self.screen.EXPLAINS)))
 
+    def action_command_palette(self) -> None:
+        """All that can be done."""
+        if not isinstance(self.screen, Palette):
+            self.push_screen(Palette())
+
     async def action_deed(self, name: str) -> None:
         """Do something to what is chosen, after asking."""
-        await self.perform(deed_of(name))
+        deed = deed_of(name)
+        await self.perform(deed, self._aim(deed.target))
 
-    async def perform(self, deed: Deed) -> None:
-        """Returns when the question is on the screen: keys that follow are meant for it."""
-        key = self._aim(deed.target)
+    async def perform(self, deed: Deed, key: str | None) -> None:
+        """Returns when the question is on the screen: keys that follow are meant for it.
+
+        One question at a time: an answer would answer the next one too.
+        """
+        if isinstance(self.screen, Question):
+            return
         if self.calls is None or key is None:
             why_not = _why_not(deed) if self.calls else "a tape cannot be changed"
             self.notify(f"{deed.label}: {why_not}", severity="warning", markup=False)
             return
-        errand = Errand(deed, self.calls, key, self.machine)
+        errand = Errand(deed, self.calls, key, holder(self.model, deed, key), self.machine)
         first = question(errand, self.model)
         if first is None:
             self._begin(errand, "")
@@ -146,10 +184,11 @@ class Dashboard(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every deed and every screen, then the toolkit's own."""
         for deed in DEEDS:
-            aim = f"{deed.target} {printable(self._aim(deed.target) or '', 60)}".strip()
+            key = self._aim(deed.target)
+            aim = f"{deed.target} {printable(key or '', 60)}".strip()
             # The palette reads its titles as markup.
             yield SystemCommand(
-                f"{deed.label}: {escape(aim)}", deed.help, partial(self.perform, deed)
+                f"{deed.label}: {escape(aim)}", deed.help, partial(self.perform, deed, key)
             )
         for mode in MODES:
             yield SystemCommand(
@@ -166,9 +205,14 @@ class Dashboard(App[None]):
         return aims[-1] if aims else self.chosen.get(target)
 
     def _begin(self, errand: Errand, words: str | None) -> None:
-        """In the background: the dashboard goes on."""
-        if words is not None:
-            self.run_worker(carry_out(self, errand, words))
+        """In the background: the dashboard goes on. What was asked about is what it is done to."""
+        if words is None:
+            return
+        if holder(self.model, errand.deed, errand.key) != errand.holder:
+            told = f"{errand.deed.label}: nothing was done, slot {errand.key} is another's by now"
+            self.notify(told, severity="warning", markup=False)
+            return
+        self.run_worker(carry_out(self, errand, words))
 
     def _hand_over(self) -> None:
         for screen in self.screen_stack:

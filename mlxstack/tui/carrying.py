@@ -5,7 +5,7 @@ from textual.app import App
 
 from mlxstack.core.ask import Priority
 from mlxstack.core.errors import StackError
-from mlxstack.tui.deeds import Aim, Calls, Deed, Hands, Machine, Wants
+from mlxstack.tui.deeds import Aim, Calls, Deed, Hands, Machine, Target, Wants
 from mlxstack.tui.deeds.slots import filename_of
 from mlxstack.tui.model import Model
 from mlxstack.tui.screens.asking import Choice, Consent, Question, Words
@@ -13,15 +13,24 @@ from mlxstack.tui.views.figures import printable
 
 
 class Errand(Struct, frozen=True):
-    """A deed, to be done to the thing of this key by this service."""
+    """A deed, to be done to the thing of this key by this service; `holder` as it was asked."""
 
     deed: Deed
     calls: Calls
     key: str
+    holder: str | None
     machine: Machine | None = None
 
 
 PRIORITIES = tuple(one.name.lower() for one in Priority)
+
+
+def holder(model: Model, deed: Deed, key: str) -> str | None:
+    """Whose context is in the slot: its agent's, or else that of a request. Only slots have one."""
+    if deed.target is not Target.SLOT:
+        return None
+    slot = next((one for one in model.frame.snapshot.slots if str(one.id) == key), None)
+    return (slot.agent or slot.ask) if slot else None
 
 
 def question(errand: Errand, model: Model) -> Question | None:

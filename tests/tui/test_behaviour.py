@@ -214,7 +214,7 @@ async def test_a_tape_cannot_be_changed() -> None:
         await pilot.press("e")
         assert isinstance(app.screen, Overview)
         assert app.check_action("deed", ("erase",)) is None
-        await app.perform(DEEDS[0])
+        await app.perform(DEEDS[0], "0")
         assert await told(pilot) == ["Save: a tape cannot be changed"]
 
 

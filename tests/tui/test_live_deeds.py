@@ -301,5 +301,5 @@ async def test_h4_without_its_computer_the_mode_cannot_be_switched(live: Running
     async with watching(live.url) as pilot:
         await pilot.press("o")
         assert not isinstance(pilot.app.screen, Words)
-        await board(pilot).perform(deed_of("switch"))
+        await board(pilot).perform(deed_of("switch"), None)
         await until(pilot, lambda: said(board(pilot), "on the computer of the service only"))

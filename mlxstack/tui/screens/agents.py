@@ -36,11 +36,13 @@ class Agents(Board):
         table = Section(agents.agents, "agents", target=Target.AGENT)
         yield table.data_bind(model=Board.model)
 
-    def on_section_opened(self, event: Section.Opened) -> None:
+    async def open(self, section: str, key: str) -> None:
         """Drill into one agent."""
-        one = OneAgent(self._feed, event.key)
-        self.app.push_screen(one)
+        del section
+        one = OneAgent(self._feed, key)
+        is_there = self.app.push_screen(one)
         one.model = self.model
+        await is_there
 
 
 class OneAgent(Board):

@@ -1,20 +1,43 @@
 """Questions before a deed: consent, a choice, words. The answer None means: do not."""
 
-from typing import ClassVar
+from string import ascii_lowercase
+from typing import ClassVar, Self
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.events import Key
 from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
-from textual.widgets import Button, Input, Static
+from textual.widgets import Button, Static
+from textual.widgets.button import ButtonVariant
 
 from mlxstack.tui.views.figures import printable
 from mlxstack.tui.widgets.entry import Entry
 
 MOST = 400
-Question = ModalScreen[str | None]
+
+
+class Question(ModalScreen[str | None]):
+    """What is asked before a deed."""
+
+    def answer(self, words: str | None) -> None:
+        """The first answer counts: after it, another screen would be the one to be dismissed."""
+        if self.is_active:
+            self.dismiss(words)
+
+
+class Reply(Button):
+    """An answer to be pressed. It acts at once: a key that comes after it is no answer any more."""
+
+    def __init__(self, label: str, words: str | None, variant: ButtonVariant = "default") -> None:
+        super().__init__(label, variant=variant)
+        self._words = words
+
+    def press(self) -> Self:
+        """By mouse, or enter."""
+        if isinstance(self.screen, Question):
+            self.screen.answer(self._words)
+        return self
 
 
 class Consent(Question):
@@ -34,26 +57,25 @@ class Consent(Question):
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
             with Horizontal(classes="buttons"):
-                yield Button("No (n)", id="no")
-                yield Button("Yes (y)", id="yes", variant="warning")
-
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        """By mouse, or enter."""
-        self.dismiss("" if event.button.id == "yes" else None)
+                yield Reply("No (n)", None)
+                yield Reply("Yes (y)", "", "warning")
 
     def action_agree(self) -> None:
         """By key."""
-        self.dismiss("")
+        self.answer("")
 
     def action_refuse(self) -> None:
         """By key."""
-        self.dismiss(None)
+        self.answer(None)
 
 
 class Choice(Question):
     """One of a few words, by its first letter or by mouse."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(letter, f"choose('{letter}')", show=False) for letter in ascii_lowercase),
+        Binding("escape", "cancel", "Cancel"),
+    ]
 
     def __init__(self, question: str, words: tuple[str, ...]) -> None:
         super().__init__()
@@ -66,28 +88,28 @@ class Choice(Question):
             yield Static(self._question, markup=False)
             with Horizontal(classes="buttons"):
                 for word in self._words:
-                    yield Button(f"{word.capitalize()} ({word[0]})", id=word)
+                    yield Reply(f"{word.capitalize()} ({word[0]})", word)
             yield Static("esc leaves it as it is", markup=False, classes="note")
 
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        """By mouse, or enter."""
-        self.dismiss(event.button.id)
-
-    def on_key(self, event: Key) -> None:
+    def action_choose(self, letter: str) -> None:
         """By first letter."""
-        chosen = next((word for word in self._words if word[0] == event.character), None)
+        chosen = next((word for word in self._words if word[0] == letter), None)
         if chosen is not None:
-            self.dismiss(chosen)
+            self.answer(chosen)
 
     def action_cancel(self) -> None:
         """Nothing is done."""
-        self.dismiss(None)
+        self.answer(None)
 
 
 class Words(Question):
     """A line to write in; `known` words are proposed while one writes."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        # Before the line's own: that one tells of the words later.
+        Binding("enter", "accept", priority=True),
+        Binding("escape", "cancel", "Cancel"),
+    ]
 
     def __init__(self, question: str, proposal: str = "", known: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -105,10 +127,10 @@ class Words(Question):
                 yield Static(printable(", ".join(self._known), MOST), markup=False, classes="note")
             yield Static("enter does it, esc does not", markup=False, classes="note")
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
+    def action_accept(self) -> None:
         """No words are no answer."""
-        self.dismiss(event.value.strip() or None)
+        self.answer(self.query_one(Entry).value.strip() or None)
 
     def action_cancel(self) -> None:
         """Nothing is done."""
-        self.dismiss(None)
+        self.answer(None)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.reactive import reactive
 from textual.screen import Screen
 from textual.widget import Widget
@@ -26,6 +26,9 @@ class Board(Screen[None]):
     TARGETS: ClassVar[frozenset[Target]] = frozenset()
     EXPLAINS: ClassVar[str]
 
+    # Before the table's own: that one tells of the row later.
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", show=False, priority=True)]
+
     model = reactive(Model(), repaint=False)
 
     def __init__(self, feed: str) -> None:
@@ -46,6 +49,20 @@ class Board(Screen[None]):
         """
         aims = (section.chosen for section in self.query(Section) if section.target is target)
         return next(aims, None)
+
+    async def action_open(self) -> None:
+        """More about the row under the cursor."""
+        section = next((one for one in self.query(Section) if one.has_focus_within), None)
+        if section is not None and section.id and section.chosen is not None:
+            await self.open(section.id, section.chosen)
+
+    async def on_section_opened(self, event: Section.Opened) -> None:
+        """By mouse. The second click of two finds another screen on top."""
+        if self.is_active:
+            await self.open(event.section, event.key)
+
+    async def open(self, section: str, key: str) -> None:
+        """Show more about a row; returns when keys that follow are meant for that."""
 
     def parts(self) -> Iterable[Widget]:
         """What is between the first and the last line."""

@@ -41,8 +41,8 @@ class Cache(Board):
         yield prefixes.data_bind(model=Board.model)
         yield Section(cache.misses, "misses").data_bind(model=Board.model)
 
-    def on_section_opened(self, event: Section.Opened) -> None:
+    async def open(self, section: str, key: str) -> None:
         """All of one miss."""
-        section = self.model.frame.cache
-        if event.section == "misses" and section is not None:
-            self.app.push_screen(Page("Why", miss_lines(section.misses[int(event.key)])))
+        one = cache.miss(self.model, key) if section == "misses" else None
+        if one is not None:
+            await self.app.push_screen(Page("Why", miss_lines(one)))

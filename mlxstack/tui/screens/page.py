@@ -33,10 +33,11 @@ class Page(ModalScreen[None]):
             yield Static(content(self._lines), markup=False)
 
     def action_close(self) -> None:
-        """Back to the screen."""
-        self.dismiss()
+        """Back to the screen; a second key closes no other one."""
+        if self.is_active:
+            self.dismiss()
 
     def on_click(self, event: events.Click) -> None:
         """A click beside the box closes it."""
         if event.widget is self:
-            self.dismiss()
+            self.action_close()

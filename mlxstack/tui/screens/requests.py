@@ -26,8 +26,9 @@ class Requests(Board):
         """One table."""
         yield Section(requests.requests, "requests").data_bind(model=Board.model)
 
-    def on_section_opened(self, event: Section.Opened) -> None:
+    async def open(self, section: str, key: str) -> None:
         """Why, for one request."""
-        one = requests.request(self.model, event.key)
+        del section
+        one = requests.request(self.model, key)
         if one is not None:
-            self.app.push_screen(Page("Why", requests.why(one)))
+            await self.app.push_screen(Page("Why", requests.why(one)))

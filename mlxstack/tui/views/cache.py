@@ -81,9 +81,15 @@ def misses(model: Model, width: int) -> Sheet:
         Column("at token", 8, is_right=True),
         Column("cached -> sent", 20, is_wide=True),
     )
-    rows = tuple(Row(str(i), _miss(one)) for i, one in enumerate(cache.misses)) if cache else ()
+    rows = tuple(Row(one.ask, _miss(one)) for one in cache.misses) if cache else ()
     note = _why_not(cache) or "No request missed anything yet."
     return Sheet(title("Misses", "enter explains"), fitted(columns, width), rows, note)
+
+
+def miss(model: Model, ask: str) -> MissView | None:
+    """The one of this request."""
+    cache = model.frame.cache
+    return next((one for one in cache.misses if one.ask == ask), None) if cache else None
 
 
 def _why_not(cache: CacheView | None) -> str:

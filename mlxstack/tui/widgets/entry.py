@@ -1,28 +1,25 @@
-"""A line to write in, in which keys act in the order in which they come."""
+"""A line to write in, whose keys come from the app, one after the other."""
 
-from textual.binding import Binding
-from textual.events import Key
+from textual.events import Key, Paste
 from textual.widgets import Input
-
-ACTIONS = {
-    key.strip(): binding.action
-    for binding in Input.BINDINGS
-    if isinstance(binding, Binding)
-    for key in binding.key.split(",")
-}
+from textual.widgets.input import Selection
 
 
 class Entry(Input):
-    """Over a network keys come in bursts.
+    """What it proposes is selected: whoever writes replaces it."""
 
-    The toolkit lets keys with a meaning wander up to the app before they act; letters that came
-    after them would act first.
-    """
+    def on_mount(self) -> None:
+        """At once: a selection that comes with the focus would take the first letters with it."""
+        self.select_on_focus = False
+        self.selection = Selection(0, len(self.value))
 
-    async def on_key(self, event: Key) -> None:
-        """What has a meaning acts at once."""
-        action = ACTIONS.get(event.key)
-        if action is not None:
-            event.stop()
-            event.prevent_default()
-            await self.run_action(action)
+    def took(self, event: Key | Paste) -> bool:
+        """Whether the event brought text."""
+        text = ""
+        if isinstance(event, Key) and event.is_printable:
+            text = event.character or ""
+        if isinstance(event, Paste):
+            text = next(iter(event.text.splitlines()), "")
+        if text:
+            self.replace(text, *self.selection)
+        return bool(text)

@@ -42,6 +42,7 @@ class Section(Vertical):
     def __init__(self, draw: Draw, name: str, target: Target | None = None) -> None:
         super().__init__(id=name)
         self._draw_sheet = draw
+        self._table = Table()
         self.target = target
         self._shown: Sheet | None = None
         self._told: str | None = None
@@ -49,12 +50,12 @@ class Section(Vertical):
     @property
     def chosen(self) -> str | None:
         """The key of the row under the cursor."""
-        return self.query_one(Table).chosen
+        return self._table.chosen
 
     def compose(self) -> ComposeResult:
         """Heading, table, note."""
         yield Static(classes="heading", markup=False)
-        yield Table()
+        yield self._table
         yield Static(classes="note", markup=False)
 
     def watch_model(self) -> None:
@@ -78,15 +79,16 @@ class Section(Vertical):
             self.post_message(self.Opened(self.id, key))
 
     def _redraw(self) -> None:
-        width = self.size.width
+        # Before it is laid out it has the width of the app, as nearly all of them do afterwards.
+        width = self.size.width or self.app.size.width
         if not (self.is_mounted and width):
             return
         sheet = distinct(self._draw_sheet(self.model, width))
         if sheet != self._shown:
             self._become(sheet)
         # A table that was hidden and comes back may lose the focus after it came.
-        if sheet.rows and self.screen.focused is None:
-            self.screen.set_focus(self.query_one(Table))
+        if sheet.rows and self.screen.focused is None and self.app.app_focus:
+            self.screen.set_focus(self._table)
 
     def _become(self, sheet: Sheet) -> None:
         heading, note = self.query(Static)
@@ -95,9 +97,8 @@ class Section(Vertical):
         if self._shown is None or sheet.note != self._shown.note:
             note.update(sheet.note)
         note.display = not sheet.rows and bool(sheet.note)
-        table = self.query_one(Table)
-        table.display = bool(sheet.rows)
-        table.show(sheet)
+        self._table.display = bool(sheet.rows)
+        self._table.show(sheet)
         self._shown = sheet
         self._choose()
 

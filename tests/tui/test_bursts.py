@@ -1,0 +1,130 @@
+"""Keys that come faster than the dashboard draws: over a network they come in bursts."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec import structs
+from textual.events import AppBlur, AppFocus, Key, Paste
+from textual.pilot import Pilot
+
+from mlxstack.tui.app import Dashboard, Updated
+from mlxstack.tui.model import Link, LinkState
+from mlxstack.tui.screens.agents import Agents, OneAgent
+from mlxstack.tui.screens.asking import Consent
+from mlxstack.tui.screens.overview import Overview
+from mlxstack.tui.screens.palette import Palette
+from mlxstack.tui.tape import TapeFeed
+from mlxstack.tui.theme import Look
+from tests.tui import scenes
+from tests.tui.clerk import Clerk
+from tests.tui.conftest import settled
+
+CHARACTERS = {".": "full_stop", "-": "minus"}
+ERASED, DELETED = ("erase", 0, ""), ("/v1/agents/claude-main", 0, "")
+KEPT = ("save", 0, "eye.kv")
+
+
+@asynccontextmanager
+async def attached() -> AsyncIterator[tuple[Pilot[Any], Clerk]]:
+    clerk = Clerk()
+    app = Dashboard(TapeFeed("127.0.0.1:7109", scenes.busy()[-1:]), clerk, Look())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        yield pilot, clerk
+
+
+async def burst(pilot: Pilot[Any], *keys: str) -> None:
+    """All of them before the first one is looked at."""
+    for key in keys:
+        character = key if len(key) == 1 else None
+        pilot.app.post_message(Key(CHARACTERS.get(key, key), character))
+    await settled(pilot)
+    await settled(pilot)
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        (("e", "y"), [ERASED]),
+        (("e", "y", "y"), [ERASED]),
+        (("e", "enter", "y"), []),
+        (("s", "enter"), [("save", 0, "claude-main.kv")]),
+        (("s", "enter", "enter"), [("save", 0, "claude-main.kv")]),
+        (("s", "enter", "escape"), [("save", 0, "claude-main.kv")]),
+        (("s", *"eye.kv", "enter"), [KEPT]),
+        (("s", "ctrl+u", *"eye.kvv", "backspace", "enter"), [KEPT]),
+        (("s", *"eye", "escape", "down", "e", "y"), [("erase", 1, "")]),
+        (("3", "d", "y"), [DELETED]),
+        (("3", "down", "d", "y"), [("/v1/agents/opencode-2", 0, "")]),
+        (("3", "enter", "d", "y"), [DELETED]),
+        (("3", "enter", "escape", "down", "d", "y"), [("/v1/agents/opencode-2", 0, "")]),
+        (("3", "o", "h", "h"), [("/v1/agents/claude-main", 1, "")]),
+    ],
+)
+async def test_each_key_is_meant_for_what_the_one_before_it_brought(
+    keys: tuple[str, ...], asked: list[tuple[str, int, str]]
+) -> None:
+    async with attached() as (pilot, clerk):
+        await burst(pilot, *keys)
+        assert clerk.asked == asked
+        assert not isinstance(pilot.app.screen, Consent)
+
+
+async def test_what_is_pasted_comes_before_the_enter_after_it() -> None:
+    async with attached() as (pilot, clerk):
+        pilot.app.post_message(Key("s", "s"))
+        pilot.app.post_message(Paste("eye.kv\nand more"))
+        await burst(pilot, "enter")
+        assert clerk.asked == [KEPT]
+
+
+async def test_enter_twice_opens_once() -> None:
+    async with attached() as (pilot, _):
+        await burst(pilot, "3", "enter", "enter")
+        assert isinstance(pilot.app.screen, OneAgent)
+        await burst(pilot, "escape")
+        assert isinstance(pilot.app.screen, Agents)
+
+
+async def test_a_key_after_leaving_is_no_error() -> None:
+    async with attached() as (pilot, _):
+        await burst(pilot, "q", "q", "down", "e")
+    assert pilot.app.return_code == 0
+
+
+@pytest.mark.parametrize("keys", [("pagedown",), ("down", "pageup"), ("e", "pagedown")])
+async def test_the_palette_is_paged_before_it_is_drawn(keys: tuple[str, ...]) -> None:
+    async with attached() as (pilot, _):
+        await burst(pilot, "ctrl+p", *keys)
+        assert isinstance(pilot.app.screen, Palette)
+
+
+async def test_enter_twice_in_the_palette_asks_once() -> None:
+    async with attached() as (pilot, clerk):
+        await pilot.press("ctrl+p", *"erase")
+        while not pilot.app.screen.query_one("CommandList").has_class("--visible"):
+            await pilot.pause(0.02)
+        await pilot.pause(0.5)
+        await burst(pilot, "enter", "enter")
+        assert isinstance(pilot.app.screen, Consent)
+        await burst(pilot, "y")
+        assert isinstance(pilot.app.screen, Overview)
+        assert clerk.asked == [ERASED]
+
+
+async def test_the_focus_is_where_it_was_when_a_person_looks_at_the_terminal_again() -> None:
+    async with attached() as (pilot, _):
+        app = pilot.app
+        assert isinstance(app, Dashboard)
+        await pilot.press("tab")
+        table = app.focused
+        assert table is app.screen.query_one("#queue Table")
+        app.post_message(AppBlur())
+        await settled(pilot)
+        app.post_message(Updated(structs.replace(app.model, link=Link(LinkState.LOST))))
+        await settled(pilot)
+        app.post_message(AppFocus())
+        await settled(pilot)
+        assert app.focused is table

@@ -1,0 +1,110 @@
+"""The service goes on while a person reads, is asked, or types."""
+
+import pytest
+
+from mlxstack.core.frame import AgentView, CacheView, Frame, MissView
+from mlxstack.core.snapshot import SlotView, Snapshot
+from mlxstack.tui.app import Dashboard, Updated
+from mlxstack.tui.feed import News
+from mlxstack.tui.model import fold
+from mlxstack.tui.screens.asking import Consent
+from mlxstack.tui.screens.page import Page
+from mlxstack.tui.tape import TapeFeed
+from mlxstack.tui.theme import Look
+from tests.tui.clerk import Clerk
+from tests.tui.conftest import settled
+from tests.tui.test_behaviour import on_screen, told
+
+
+def seats(*slots: tuple[str | None, str | None]) -> Frame:
+    """A service with these (agent, request) in its slots."""
+    views = [SlotView(i, 4096, None, ask, agent, 9) for i, (agent, ask) in enumerate(slots)]
+    return Frame(at=1.0, snapshot=Snapshot(slots=tuple(views)))
+
+
+def attached(clerk: Clerk, *tape: News) -> Dashboard:
+    return Dashboard(TapeFeed("127.0.0.1:7109", tape), clerk, Look())
+
+
+def tell(app: Dashboard, frame: Frame) -> None:
+    app.post_message(Updated(fold(app.model, frame)))
+
+
+@pytest.mark.parametrize("keys", [("e", "y"), ("s", "enter"), ("r", "enter")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(("bob", "q1"), ("eve", "q2")), ((None, "q1"), (None, "q2")), ((None, None), ("eve", "q2"))],
+)
+async def test_h4_a_slot_that_changed_hands_is_not_the_one_that_was_asked_about(
+    keys: tuple[str, str], before: tuple[str | None, str | None], after: tuple[str | None, str]
+) -> None:
+    clerk = Clerk()
+    app = attached(clerk, seats(before))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press(keys[0])
+        tell(app, seats(after))
+        await settled(pilot)
+        await pilot.press(keys[1])
+        (said,) = await told(pilot)
+        assert "nothing was done, slot 0 is another's by now" in said
+    assert clerk.asked == []
+
+
+async def test_h4_an_agent_that_goes_on_meanwhile_is_still_the_one_in_its_slot() -> None:
+    clerk = Clerk()
+    app = attached(clerk, seats(("bob", "q1")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("e")
+        tell(app, seats(("bob", "q2")))
+        await settled(pilot)
+        await pilot.press("y")
+        await settled(pilot)
+    assert clerk.asked == [("erase", 0, "")]
+
+
+async def test_h4_the_palette_does_it_to_what_it_named() -> None:
+    clerk = Clerk()
+    ann, bob = AgentView("ann"), AgentView("bob")
+    app = attached(clerk, Frame(at=1.0, agents=(ann, bob)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("3")
+        commands = app.get_system_commands(app.screen)
+        delete = next(one for one in commands if one.title == "Delete: agent ann")
+        tell(app, Frame(at=2.0, agents=(bob,)))
+        await settled(pilot)
+        await delete.callback()
+        assert "Delete ann?" in on_screen(app)
+        await pilot.press("y")
+        await settled(pilot)
+    assert clerk.asked == [("/v1/agents/ann", 0, "")]
+
+
+async def test_one_answer_answers_one_question() -> None:
+    clerk = Clerk()
+    app = attached(clerk, seats(("bob", "q1")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        for _ in range(2):
+            await app.run_action("deed('erase')")
+        await settled(pilot)
+        assert [type(one) for one in app.screen_stack].count(Consent) == 1
+
+
+def missed(*asks: str) -> Frame:
+    misses = (MissView("diverged", 3, ask, text_sent=f"sent by {ask}") for ask in asks)
+    return Frame(at=1.0, cache=CacheView(misses=tuple(misses)))
+
+
+async def test_a_miss_stays_under_the_cursor_when_newer_ones_come() -> None:
+    app = attached(Clerk(), missed("q2", "q1"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("2", "tab", "down")
+        tell(app, missed("q4", "q3", "q2", "q1"))
+        await settled(pilot)
+        await pilot.press("enter")
+        assert isinstance(app.screen, Page)
+        assert "sent by q1" in on_screen(app)
