@@ -16,6 +16,7 @@ from mlxstack.core.ports import Blob, Manifest, Manifests, Post, Shelf, Vault
 from mlxstack.engine.context import Context
 from mlxstack.engine.kv_file import parents_first, part_of, record_of
 from mlxstack.engine.memory import Memory
+from mlxstack.engine.packing import Packing
 from mlxstack.engine.restoring import Restoring, Sources, Wanted
 from mlxstack.engine.shelving import Shelved, Shelving
 from mlxstack.engine.writing import Writing
@@ -78,21 +79,20 @@ class Archive:
         """Bytes newly written so far."""
         return self._writing.n_written
 
-    def prepare(self, context: Context, name: str) -> bool:
-        """Pack a piece of what `save` will write; False when so little is left that it can save.
+    def packing(self, context: Context) -> Packing:
+        """Packs what will be written of this context, ahead of `save` or `write`."""
+        return Packing(context, self.shelving)
 
-        Raises as `save` does.
-        """
+    def check(self, context: Context, name: str) -> None:
+        """Raises BadRequest for a bad name, Unsupported for caches that cannot be stored."""
         self._shelf.check(name)
         if not context.is_storable:
             raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
-        return self.shelving.shelve_next(context, time.monotonic())
 
     def save(self, context: Context, slot: int, name: str, started: float) -> "Future[Saved]":
         """Write what is not on disk yet, the slot file last; timed from `started` on.
 
-        After `prepare` has said False. Raises BadRequest for a bad name, Unsupported for a model
-        whose caches cannot be stored.
+        After `check`.
         """
         shelved = self._shelve(context)
         keys = (*shelved.segments, *shelved.checkpoints)

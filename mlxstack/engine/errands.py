@@ -20,28 +20,25 @@ from mlxstack.core.act import (
     Vacate,
 )
 from mlxstack.core.errors import StackError, in_words
-from mlxstack.core.ports import Post
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
+from mlxstack.engine.packing import Pieces
 from mlxstack.engine.promises import pass_on
 from mlxstack.engine.restoring import Wanted
 from mlxstack.engine.turns import Turns
 
 log = logging.getLogger(__name__)
 
-REST = 2.0
-"""Beside a decoding slot each piece of a save is followed by so many times its own time of rest."""
-
 
 class Errands:
     """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
 
     def __init__(
-        self, turns: Turns, archive: Archive, post: Post, publish: Callable[[], None]
+        self, turns: Turns, archive: Archive, pieces: Pieces, publish: Callable[[], None]
     ) -> None:
         self._turns = turns
         self._archive = archive
-        self._post = post
+        self._pieces = pieces
         self._publish = publish
         self._ids = (f"errand-{n}" for n in itertools.count())
 
@@ -73,38 +70,30 @@ class Errands:
         elif isinstance(act, Vacate):
             self._vacate(act, context, future)
         elif isinstance(act, SaveSlot):
-            self._save(act, context, future, time.perf_counter())
+            self._save(act, context, future)
         else:
             room = partial(self._turns.seating.admit, context)
             wanted = Wanted(act.name, context, self._turns.n_ctx, room)
             restoring = self._archive.restore(wanted)
             restoring.add_done_callback(lambda done: self._restored(act, done, future))
 
-    def _save(
-        self, act: SaveSlot, context: Context, future: "Future[Done]", started: float
-    ) -> None:
-        """A piece of a long context between two turns, so that nobody waits for all of it."""
-        began = time.perf_counter()
-        try:
-            if self._archive.prepare(context, act.name):
-                due = time.perf_counter() + REST * (time.perf_counter() - began)
-                self._post(
-                    lambda: self._rest(due, lambda: self._save(act, context, future, started))
-                )
-                return
-            saving = self._archive.save(context, act.slot, act.name, started)
-        except Exception as error:
-            self._fail(act, future, error)
-            return
-        self._turns.release(act.slot)
-        pass_on(saving, future)
+    def _save(self, act: SaveSlot, context: Context, future: "Future[Done]") -> None:
+        started = time.perf_counter()
+        self._archive.check(context, act.name)
+        packing = self._archive.packing(context)
 
-    def _rest(self, due: float, step: Callable[[], None]) -> None:
-        """Take the step in the first turn after `due`, or now when nobody decodes."""
-        if self._turns.batch.is_busy and time.perf_counter() < due:
-            self._post(lambda: self._rest(due, step))
-        else:
-            step()
+        def end(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                saving = self._archive.save(context, act.slot, act.name, started)
+            except Exception as why:
+                self._fail(act, future, why)
+            else:
+                self._turns.release(act.slot)
+                pass_on(saving, future)
+
+        self._pieces.run(packing.go_on, end)
 
     def _vacate(self, act: Vacate, context: Context, future: "Future[Done]") -> None:
         """By name: it may be a hint, or what was said, that told who this agent is."""

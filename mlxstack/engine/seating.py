@@ -1,5 +1,6 @@
 """Puts a prompt on a slot: finds what can be reused, parks what would be lost, moves KV."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,8 +16,11 @@ from mlxstack.engine.context import Context
 from mlxstack.engine.finding import Finding
 from mlxstack.engine.learning import Learned
 from mlxstack.engine.memory import Memory
+from mlxstack.engine.packing import Pieces
 from mlxstack.engine.shelving import Shelved
 from mlxstack.policy.restore import Plan
+
+log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
 CLEAR_EVERY = 256
@@ -29,8 +33,14 @@ class Seating:
     """The slots with the KV memory behind them. Belongs to the MLX thread."""
 
     def __init__(
-        self, slots: Sequence[Context], memory: Memory, archive: Archive, persist: Persist
+        self,
+        slots: Sequence[Context],
+        memory: Memory,
+        archive: Archive,
+        pieces: Pieces,
+        persist: Persist,
     ) -> None:
+        self._pieces = pieces
         self._persist = persist
         self.finding = Finding(memory, archive.shelving.learning, archive.is_foreign)
         self._shelving = archive.shelving
@@ -122,7 +132,7 @@ class Seating:
         self.slots[slot].detach()
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
-            self.store(self.slots[slot])
+            self._store_in_pieces(self.slots[slot])
 
     def tidy(self, turn: int, idle: Sequence[int]) -> None:
         """Now and then: keep to the budget, give unused buffers back."""
@@ -183,12 +193,35 @@ class Seating:
 
     def store(self, context: Context) -> None:
         """Write what is not on disk yet of this context; memory lets it go again."""
+        if self._is_stored(context):
+            self._write(context, self._shelving.shelve(context, time.monotonic()))
+
+    def _store_in_pieces(self, context: Context) -> None:
+        """As `store`, unless the context changes meanwhile: then whoever changes it stores it."""
+        if not self._is_stored(context):
+            return
+        packing = self.archive.packing(context)
+
+        def end(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if packing.is_current:
+                    self.store(context)
+            except Exception:
+                log.exception("what an answer left in its slot could not be stored")
+
+        def step() -> bool:
+            self._is_room_due = True
+            return packing.go_on()
+
+        self._pieces.run(step, end)
+
+    def _is_stored(self, context: Context) -> bool:
         spec = self.memory.spec
         least = spec.block_size if context.agent is None else 1
         is_worth_it = len(context) >= least and context.is_storable
-        may_be_written = spec.enabled and spec.disk.enabled and self._may_be_written(context)
-        if is_worth_it and may_be_written:
-            self._write(context, self._shelving.shelve(context, time.monotonic()))
+        return is_worth_it and spec.enabled and spec.disk.enabled and self._may_be_written(context)
 
     def _may_be_written(self, context: Context) -> bool:
         return context.agent is None or self._persist is not Persist.NEVER

@@ -30,8 +30,8 @@ from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
 from mlxstack.engine.errands import Errands
-from mlxstack.engine.idle import Message
 from mlxstack.engine.memory import Memory
+from mlxstack.engine.packing import Pieces
 from mlxstack.engine.promises import pass_on
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Events, Turns
@@ -66,7 +66,7 @@ class Engine:
         self._shelf = shelf
         self._manifests = manifests
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[idle.Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
         self._loaded: Future[ModelFacts] = Future()
         self._stopped: Future[None] = Future()
@@ -174,7 +174,7 @@ class Engine:
             with suppress(InvalidStateError):
                 future.set_exception(Loading("the model is being unloaded; try again soon"))
 
-    def _post(self, message: Message) -> None:
+    def _post(self, message: idle.Message) -> None:
         if not self._has_work:
             self._turned_at = time.monotonic()
             self._has_work = True
@@ -194,6 +194,7 @@ class Engine:
         """Let go of everything that holds arrays."""
         for name in ("_turns", "_archive", "_errands"):
             self.__dict__.pop(name, None)
+        self._inbox = queue.SimpleQueue()
         gc.collect()
         mx.clear_cache()
 
@@ -226,11 +227,12 @@ class Engine:
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
         slots = [Context(maker) for _ in range(preset.slots.count)]
-        seating = Seating(slots, memory, self._archive, preset.agents.persist)
+        pieces = Pieces(self._post, lambda: self._turns.batch.is_busy)
+        seating = Seating(slots, memory, self._archive, pieces, preset.agents.persist)
         seating.growth = growth_of(loaded.model, maker)
         limits = limits_of(preset, self._budget)
         self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits)
-        self._errands = Errands(self._turns, self._archive, self._post, self._publish)
+        self._errands = Errands(self._turns, self._archive, pieces, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
@@ -264,7 +266,7 @@ class Engine:
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: idle.Message) -> None:
         self._has_work = True
         self._turned_at = time.monotonic()
         message()

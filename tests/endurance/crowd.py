@@ -139,6 +139,6 @@ def _empty(driver: Driver) -> None:
 
     for slot in range(4):
         driver.engine.act(EraseSlot(slot)).result(timeout=60)
-    driver.engine._archive.catch_up()
+    driver.catch_up()
     driver.engine.tend(Clear()).result(timeout=60)
     mx.clear_cache()

@@ -86,7 +86,7 @@ def _record(model: Path, home: Path, n_turns: int, random: Random) -> tuple[list
             with suppress(DiskFull):
                 driver.engine.act(SaveSlot(slot, name)).result(timeout=60)
                 saved.append(Saved(len(ops), name, driver.context(slot)))
-            driver.engine._archive.catch_up()
+            driver.catch_up()
             _age(home)
     return ops, saved
 

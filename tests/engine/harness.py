@@ -95,6 +95,14 @@ class Driver:
     def seated(self, ask: str) -> Seated:
         return self.until(ask, Seated)
 
+    def catch_up(self) -> None:
+        """Wait until all that the answers left is packed and on disk; nobody may be speaking."""
+        end = time.monotonic() + WAIT_S
+        while self.engine._has_work:
+            assert time.monotonic() < end, "the engine does not come to rest"
+            time.sleep(0.001)
+        self.engine._archive.catch_up()
+
     def context(self, slot: int) -> tuple[int, ...]:
         return tuple(self.engine._turns.slots[slot].tokens)
 

@@ -84,7 +84,7 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
         driver.answer(MINE)
         save(driver, 0, "mine.bin")
         driver.answer(OTHER)
-        driver.engine._archive.catch_up()
+        driver.catch_up()
         dry = driver.engine.sweep(Sweep(max_bytes=0)).result(60)
         assert not dry.victims, "what was used a moment ago stays"
         grow_old(tmp_path)
@@ -101,7 +101,7 @@ def test_c14_what_is_pinned_is_not_swept(model_of: ModelOf, tmp_path: Path) -> N
         driver.answer(MINE)
         driver.engine.tend(Pin("mine", MINE)).result(60)
         driver.answer(OTHER)
-        driver.engine._archive.catch_up()
+        driver.catch_up()
         grow_old(tmp_path)
         assert driver.engine.sweep(Sweep(max_bytes=0)).result(60).victims == ()
         assert files(tmp_path)
@@ -152,6 +152,6 @@ def test_d24_a_disk_that_is_full_at_a_turn_of_an_agent_costs_a_line_in_the_log(
 ) -> None:
     with running(bounded(model_of("tiny"), 1000), tmp_path) as driver:
         expected = driver.answer(MINE, agent="a")
-        driver.engine._archive.catch_up()
+        driver.catch_up()
         assert driver.answer(MINE, agent="a") == expected
     assert "max_bytes would be exceeded" in caplog.text

@@ -124,7 +124,7 @@ def test_a_sweep_that_nobody_waits_for_breaks_nothing(
     assert sweep.cancel()
     gate.set()
     driver.answer(FIRST, 4)
-    driver.engine._archive.catch_up()
+    driver.catch_up()
     assert not caplog.text
 
 

@@ -202,10 +202,10 @@ def test_g10_a_branch_that_left_a_segment_on_disk_does_not_overwrite_it(
     mine, yours = HEAD[:200] + prompt(100, seed=1), HEAD[:200] + prompt(200, seed=2)
     with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
         driver.answer(mine, agent="a")
-        driver.engine._archive.catch_up()
+        driver.catch_up()
     with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
         driver.answer(yours, agent="b")
-        driver.engine._archive.catch_up()
+        driver.catch_up()
         driver.engine.tend(Clear()).result(timeout=60)
         driver.engine.tend(Clear()).result(timeout=60)
         driver.answer(prompt(300, seed=3), agent="c")

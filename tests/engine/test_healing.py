@@ -28,7 +28,7 @@ def turn(driver: Driver, tokens: Tokens, agent: str | None = None) -> tuple[int,
     ask = driver.submit(tokens, 4, agent=agent)
     driver.finish(ask)
     n_cached = driver.seated(ask).n_cached
-    driver.engine._archive.catch_up()
+    driver.catch_up()
     return n_cached, tokens + tuple(driver.tokens(ask))
 
 

@@ -77,7 +77,7 @@ def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> N
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         driver.answer(HEAD, 2)
         driver.engine.tend(Pin("head", HEAD)).result(timeout=60)
-        driver.engine._archive.catch_up()
+        driver.catch_up()
         (head,) = prefixes(driver)
         assert head.places == ("memory", "disk")
 

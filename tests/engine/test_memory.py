@@ -247,7 +247,7 @@ def test_g11_turns_write_only_what_is_new(model_of: ModelOf, tmp_path: Path) -> 
         for turn in range(8):
             history += tuple(driver.answer(history, agent="a")) + prompt(30, seed=turn)
             driver.answer(prompt(140, seed=500), 2, agent="b")
-        driver.engine._archive.catch_up()
+        driver.catch_up()
         files = list((tmp_path / "kv").rglob("*.safetensors"))
         n_bytes = sum(file.stat().st_size for file in files)
         per_token = memory_of(driver).index.memory_bytes / sum(
@@ -503,7 +503,7 @@ def test_d10_a_learned_head_survives_a_restart(
         for n in range(3):
             tokens = head + prompt(60, seed=10 + n)
             driver.answer(tokens, 2, agent=f"agent-{n}", cuts=(256,))
-        driver.engine._archive.catch_up()
+        driver.catch_up()
     with running(preset, tmp_path) as driver:
         assert driver.engine.tend(Recall()).result(timeout=60) == (head,)
         fourth = head + prompt(60, seed=77)
@@ -521,7 +521,7 @@ def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_pat
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
         driver.engine._archive._note(b'[{"key": "zz", "tokens": [1]}]')
-        driver.engine._archive.catch_up()
+        driver.catch_up()
     with running(preset, tmp_path) as driver:
         assert driver.engine.tend(Recall()).result(timeout=60) == ()
         driver.answer(HEAD)

@@ -1,0 +1,65 @@
+"""A long context is packed in pieces: others decode in between, and it comes to an end."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxstack.core.act import SaveSlot
+from mlxstack.core.event import Chosen, Source
+from mlxstack.core.preset import SlotSpec
+from mlxstack.engine import seating, segments
+from tests.conftest import ModelOf
+from tests.engine.harness import WAIT_S, preset_of, prompt, running
+
+LONG = prompt(1800, seed=1)
+N_PIECES = 4
+SLOTS = SlotSpec(count=2, n_ctx=4096)
+
+
+def test_what_a_long_turn_left_is_packed_while_others_decode(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = preset_of(model_of("tiny"), slots=SLOTS)
+    with running(preset, tmp_path) as driver:
+        driver.answer(LONG, 1, slot=1)
+        other = driver.submit(prompt(20, seed=2), 1000, slot=0)
+        driver.until(other, Chosen, 3)
+        steps: Counter[int] = Counter()
+        pack = segments.pack
+
+        def counted(*args: Any) -> Any:
+            steps[driver.engine._turns.batch.n_calls] += 1
+            return pack(*args)
+
+        monkeypatch.setattr(segments, "pack", counted)
+        follow_up = LONG + tuple(driver.answer(LONG, 4, slot=1, agent="a")) + prompt(9, seed=3)
+        driver.finish(other)
+        driver.catch_up()
+        assert steps.total() == N_PIECES
+        # One at the end of the turn, one at the most before the next step, and so on.
+        assert max(steps.values()) <= 2
+        cold = driver.cold(follow_up, slot=0)
+    with running(preset, tmp_path) as driver:
+        ask = driver.submit(follow_up, agent="a")
+        driver.finish(ask)
+        assert driver.seated(ask).source is Source.DISK
+        assert driver.tokens(ask) == cold
+
+
+def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seating, "ROOM_EVERY", 1)
+    preset = preset_of(model_of("tiny"), slots=SLOTS)
+    with running(preset, tmp_path, memory_bytes=26_000_000) as driver:
+        driver.answer(LONG, 4, slot=1)
+        memory = driver.engine._turns.seating.memory
+        held = driver.context(1)
+        assert driver.engine._turns.seating.live_bytes < memory.budget
+        other = driver.submit(prompt(20, seed=2), 200, slot=0)
+        driver.until(other, Chosen, 3)
+        saved: Any = driver.engine.act(SaveSlot(1, "a.bin")).result(WAIT_S)
+        assert saved.n_saved == len(held)
+        driver.finish(other)
