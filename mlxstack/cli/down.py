@@ -67,13 +67,13 @@ def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
     """How it ended: one of ENDS; None when it did not run."""
     from mlxstack.cli.target import known_service
     from mlxstack.host import services
-    from mlxstack.host.state import Phase, owner
+    from mlxstack.host.state import Phase, mark_stopped, owner
 
     state = owner(home, name)
     if state is None:
         left = services.sweep(home, name)
         last = known_service(home, name)
-        services.mark_stopped(home, last)
+        mark_stopped(home, last)
         if left is None and last.phase is Phase.STOPPED:
             return None
         return "crashed"

@@ -1,6 +1,7 @@
 """From a preset to a healthy service: resolve, check, start, wait, or say why not."""
 
 import asyncio
+import contextlib
 import os
 import re
 import shlex
@@ -23,7 +24,7 @@ from mlxstack.host.logs import tail
 from mlxstack.host.overrides import Override
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import free_port, reachable
-from mlxstack.host.state import Patience, Plan, State, owner, read_state, write_json
+from mlxstack.host.state import Patience, Phase, Plan, State, owner, read_state, write_json
 
 WORKER_VARIABLE = "MLX_STACK_WORKER"
 QUIET = {
@@ -150,24 +151,36 @@ def _raise_if_dead(plan: Plan, process: "subprocess.Popen[bytes] | None") -> Non
         if owner(plan.home, plan.name) is None:
             raise Broken(f"`{plan.name}` ended while it was waited for; see its log {log}")
         return
-    is_gone = process.poll() is not None
-    state = read_state(plan.home, plan.name)
-    if state is not None and state.supervisor.pid == process.pid and state.n_deaths:
-        raise Broken(_why(plan, state.last_words))
-    if is_gone:
+    code = process.poll()
+    state = _state_of(plan, process)
+    if state is not None and state.n_deaths:
+        raise Broken(_why(plan, state))
+    if state is not None and state.phase is Phase.STOPPED:
+        raise Broken(f"`{plan.name}` was stopped while it was starting")
+    if code is not None:
         told = plan.home.supervisor_log(plan.name).read_text(errors="replace").strip()
-        why = told.removeprefix("error: ") or f"see {log}"
+        why = told.removeprefix("error: ") or f"exit code {code}; see {log}"
         raise Broken(f"the supervisor of `{plan.name}` ended at once: {why}")
 
 
-def _why(plan: Plan, words: tuple[str, ...]) -> str:
+def _state_of(plan: Plan, process: "subprocess.Popen[bytes]") -> State | None:
+    """What this supervisor said, rather than one before it."""
+    state = read_state(plan.home, plan.name)
+    return state if state is not None and state.supervisor.pid == process.pid else None
+
+
+def _why(plan: Plan, state: State) -> str:
+    words = state.last_words
     said = [line for line in words if line.strip() and "[supervisor " not in line]
     errors = [found[1] for line in said if (found := ERROR_LINE.match(line))]
     log = plan.home.log_file(plan.name)
     if errors:
         return f"`{plan.name}` did not start: {errors[-1]}"
     shown = "\n  ".join(said[-8:]) or "it said nothing"
-    return f"`{plan.name}` did not start; its last words (all of them in {log}):\n  {shown}"
+    return (
+        f"`{plan.name}` did not start: its worker {state.died_how}; "
+        f"its last words (all of them in {log}):\n  {shown}"
+    )
 
 
 def _last_line(plan: Plan) -> str:
@@ -182,9 +195,12 @@ def _said(line: str) -> str:
 
 
 def _abandon(plan: Plan, process: "subprocess.Popen[bytes]") -> None:
-    state = read_state(plan.home, plan.name)
-    if state is not None and state.supervisor.pid == process.pid:
-        services.stop(plan.home, state, FAILED_START_PATIENCE_S)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(FAILED_START_PATIENCE_S)
+    state = _state_of(plan, process)
+    if state is not None and state.phase not in {Phase.STOPPED, Phase.CRASHED}:
+        services.finish(plan.home, state)
     process.kill()
     process.wait()
 

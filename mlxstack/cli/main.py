@@ -1,6 +1,7 @@
 """The `mlx-stack` command: its verbs, and how its errors reach a person."""
 
 import io
+import signal
 import sys
 from typing import Annotated
 
@@ -89,6 +90,7 @@ def main() -> None:
         # What a terminal has no letter for is no reason to say nothing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _leave)
     try:
         app()
     except (Misuse, StackError, ConnectionError) as why:
@@ -104,6 +106,11 @@ def main() -> None:
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+
+
+def _leave(number: int, _: object) -> None:
+    """Like Ctrl-C: what was begun and is not finished is undone."""
+    sys.exit(128 + number)
 
 
 def _hint(error: Exception) -> str:

@@ -75,7 +75,15 @@ def check_sum(parts: list[Part], memory: Memory) -> None:
 
 
 def switch(name: str, home: Home, say: Say) -> Change:
-    """Make the members of a mode the services that run. Raises Broken after going back."""
+    """Make the members of a mode the services that run.
+
+    Raises Broken after going back, and Taken while somebody else switches.
+    """
+    with services.turn(home, "a mode", waits=False):
+        return _switch(name, home, say)
+
+
+def _switch(name: str, home: Home, say: Say) -> Change:
     parts = parts_of(name, home)
     check_sum(parts, this_memory(os.environ))
     before, active = _running(home), modes.active(home)
@@ -97,9 +105,10 @@ def _apply(change: Change, parts: list[Part], home: Home, say: Say) -> None:
         _stop(name, home, say)
     for part in parts:
         if part.preset.name in change.start:
-            services.sweep(home, part.preset.name)
-            plan = launch.prepare(part.wanted, part.loaded, home)
-            _start(plan, part.preset, say)
+            with services.turn(home, part.preset.name, waits=True):
+                services.sweep(home, part.preset.name)
+                plan = launch.prepare(part.wanted, part.loaded, home)
+                _start(plan, part.preset, say)
 
 
 def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None:
@@ -108,8 +117,9 @@ def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None
     alive = {state.plan.name for state in services.running(home)}
     for one in before:
         if one.plan.name not in alive:
-            write_json(home.preset_file(one.plan.name), one.preset)
-            _start(one.plan, one.preset, say)
+            with services.turn(home, one.plan.name, waits=True):
+                write_json(home.preset_file(one.plan.name), one.preset)
+                _start(one.plan, one.preset, say)
 
 
 def _start(plan: Plan, preset: Preset, say: Say) -> None:

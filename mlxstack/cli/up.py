@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mlxstack.host.paths import Home
     from mlxstack.host.presets import Loaded
     from mlxstack.host.state import Plan, State
+    from mlxstack.host.supervise import Supervisor
 
 Set = Annotated[
     list[str] | None,
@@ -54,7 +55,10 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
     then from the preset, then from the preset that it extends.
     """
+    import asyncio
+
     from mlxstack.cli import launch
+    from mlxstack.host import services
     from mlxstack.host.paths import home_from
     from mlxstack.host.presets import from_anywhere
 
@@ -66,16 +70,19 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if dry_run:
         _show_resolved(loaded, json)
         return
-    owner = _owner(loaded.preset.name, home)
-    if owner is not None:
-        if not if_needed:
-            raise launch.already_running(owner)
-        _settle_for(owner, port, loaded.preset, json)
-        return
-    plan = launch.prepare(wanted, loaded, home)
-    if foreground:
-        raise typer.Exit(_stay(plan))
-    _start(plan, loaded.preset, json)
+    with services.turn(home, loaded.preset.name, waits=if_needed):
+        owner = _owner(loaded.preset.name, home)
+        if owner is None:
+            plan = launch.prepare(wanted, loaded, home)
+            if not foreground:
+                _start(plan, loaded.preset, json)
+                return
+            supervisor = _claimed(plan)
+    if owner is None:
+        raise typer.Exit(asyncio.run(supervisor.run()))
+    if not if_needed:
+        raise launch.already_running(owner)
+    _settle_for(owner, port, loaded.preset, json)
 
 
 def restart(
@@ -86,7 +93,7 @@ def restart(
     from mlxstack.cli import launch
     from mlxstack.cli.fitting import check_memory
     from mlxstack.cli.target import known_service
-    from mlxstack.host import services
+    from mlxstack.host import preflight, services
     from mlxstack.host.paths import home_from
 
     home = home_from(os.environ)
@@ -95,15 +102,25 @@ def restart(
     wanted = launch.Wanted(plan.preset, plan.overrides, Path(plan.cwd))
     loaded = launch.resolve(wanted, home)
     check_memory(loaded.preset, home, os.environ)
-    if _owner(plan.name, home) is not None:
-        services.stop(home, state, plan.patience.grace_s + 1.0)
-    _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
+    preflight.check_model(loaded.preset)
+    preflight.check_slot_folder(loaded.preset)
+    with services.turn(home, plan.name, waits=True):
+        former = _owner(plan.name, home)
+        if former is not None:
+            services.stop(home, former, former.plan.patience.grace_s + 1.0)
+        _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
 
 
 def _owner(name: str, home: "Home") -> "State | None":
+    """Whose the name is; who is about to leave is waited for, and what the dead left is cleared."""
     from mlxstack.host import services
-    from mlxstack.host.state import owner
+    from mlxstack.host.process import wait_gone
+    from mlxstack.host.state import Phase, owner
 
+    found = owner(home, name)
+    if found is not None and found.phase is Phase.STOPPING:
+        note(f"waiting until {name} has stopped")
+        wait_gone(found.supervisor, found.plan.patience.grace_s + 1.0)
     cleared = services.sweep(home, name)
     if cleared is not None:
         note(cleared)
@@ -141,14 +158,15 @@ def _settle_for(owner: "State", port: int | None, preset: "Preset", json: bool) 
         typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
 
 
-def _stay(plan: "Plan") -> int:
-    import asyncio
-
+def _claimed(plan: "Plan") -> "Supervisor":
+    """A supervisor in this process that has the name already."""
     from mlxstack.host.supervise import Supervisor
 
     note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
     os.umask(0o077)
-    return asyncio.run(Supervisor(plan, echo=typer.echo).run())
+    supervisor = Supervisor(plan, echo=typer.echo)
+    supervisor.claim()
+    return supervisor
 
 
 def _facts(state: "State", began: float) -> dict[str, object]:

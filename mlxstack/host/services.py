@@ -2,12 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-import msgspec
-
-from mlxstack.host.paths import Home
+from mlxstack.core.errors import Taken
+from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
-from mlxstack.host.state import Phase, Plan, State, owner, read_state, release, write_json
+from mlxstack.host.state import (
+    Plan,
+    State,
+    clear,
+    locked,
+    mark_stopped,
+    owner,
+    read_state,
+    write_json,
+)
 
 
 def names(home: Home) -> list[str]:
@@ -31,8 +41,24 @@ def sweep(home: Home, name: str) -> str | None:
     state = read_state(home, name)
     if state is not None and state.worker is not None and is_alive(state.worker):
         end(state.worker, state.plan.patience.grace_s)
-    release(home, name)
+    if not clear(home, name):
+        return None
     return f"cleared {pid_file}: the process it names is not the supervisor of `{name}` any more"
+
+
+@contextmanager
+def turn(home: Home, name: str, waits: bool) -> Iterator[None]:
+    """Starts of one service go one after another: none writes over the plan of another.
+
+    Raises Taken when another start goes on and `waits` is false.
+    """
+    make_home(home)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(home.turn_file(name), waits))
+        except BlockingIOError:
+            raise Taken(f"`{name}` is being started by another command; wait for that") from None
+        yield
 
 
 def start(plan: Plan) -> "subprocess.Popen[bytes]":
@@ -59,17 +85,14 @@ def stop(home: Home, state: State, patience_s: float) -> bool:
     ask_to_stop(state.supervisor)
     if wait_gone(state.supervisor, patience_s):
         return False
-    latest = read_state(home, state.plan.name) or state
-    for process in (latest.worker, latest.supervisor):
-        if process is not None:
-            kill(process)
-            wait_gone(process, 2.0)
-    mark_stopped(home, latest)
+    finish(home, read_state(home, state.plan.name) or state)
     return True
 
 
-def mark_stopped(home: Home, state: State) -> None:
-    """Write for the dead supervisor what it could not write itself."""
-    ended = msgspec.structs.replace(state, phase=Phase.STOPPED, worker=None)
-    write_json(home.state_file(state.plan.name), ended)
-    release(home, state.plan.name)
+def finish(home: Home, state: State) -> None:
+    """End both processes by force, and write that down."""
+    for process in (state.worker, state.supervisor):
+        if process is not None:
+            kill(process)
+            wait_gone(process, 2.0)
+    mark_stopped(home, state)

@@ -4,7 +4,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -146,7 +146,7 @@ def owner(home: Home, name: str) -> State | None:
 def claim(state: State) -> None:
     """Take the name of the service for the supervisor in `state`. Raises Taken if owned."""
     home, name = state.plan.home, state.plan.name
-    with _locked(home):
+    with _ours(home):
         other = owner(home, name)
         if other is not None:
             raise Taken(
@@ -162,8 +162,36 @@ def release(home: Home, name: str) -> None:
     home.pid_file(name).unlink(missing_ok=True)
 
 
+def clear(home: Home, name: str) -> bool:
+    """Take the name from a supervisor that is gone; False when no such one has it."""
+    with _ours(home):
+        is_stale = owner(home, name) is None and home.pid_file(name).exists()
+        if is_stale:
+            release(home, name)
+    return is_stale
+
+
+def mark_stopped(home: Home, state: State) -> None:
+    """Write for the dead supervisor what it could not write itself, unless there is a new one."""
+    name = state.plan.name
+    with _ours(home):
+        if owner(home, name) is None:
+            ended = msgspec.structs.replace(state, phase=Phase.STOPPED, worker=None)
+            write_json(home.state_file(name), ended)
+            release(home, name)
+
+
 @contextmanager
-def _locked(home: Home) -> Iterator[None]:
-    with (home.run / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def locked(path: Path, waits: bool = True) -> Iterator[None]:
+    """For one process at a time. Raises BlockingIOError when it is taken and `waits` is false."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    finally:
+        os.close(handle)
+
+
+def _ours(home: Home) -> AbstractContextManager[None]:
+    """While names change their owners."""
+    return locked(home.run / "lock")

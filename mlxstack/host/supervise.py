@@ -37,12 +37,12 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._deaths: list[float] = []
 
-    async def run(self) -> int:
-        """Supervise until asked to stop (0), or until there is no hope (1).
-
-        Raises Taken when another supervisor has the name.
-        """
+    def claim(self) -> None:
+        """Take the name of the service. Raises Taken when another supervisor has it."""
         claim(self._state)
+
+    async def run(self) -> int:
+        """Supervise until asked to stop (0), or until there is no hope (1). First comes `claim`."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
@@ -208,7 +208,9 @@ def main() -> int:
         sys.stderr.write(f"{sys.argv[1]} is not a plan\n")
         return 1
     try:
-        return asyncio.run(Supervisor(plan).run())
+        supervisor = Supervisor(plan)
+        supervisor.claim()
+        return asyncio.run(supervisor.run())
     except StackError as why:
         sys.stderr.write(f"error: {why.message}\n")
     except OSError as why:

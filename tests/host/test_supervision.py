@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import pulse, services
 from mlxstack.host.paths import Home, make_home
-from mlxstack.host.process import free_port, identify, is_alive, kill, refusal
+from mlxstack.host.process import ProcessId, free_port, identify, is_alive, kill, refusal
 from mlxstack.host.state import (
     Patience,
     Phase,
     Plan,
     State,
+    claim,
+    mark_stopped,
     owner,
     read_state,
     write_atomic,
@@ -322,6 +325,30 @@ def test_a15_a_foreign_or_reused_pid_is_stale(
     assert owner(home, "one") is None
     assert services.sweep(home, "one") is not None
     assert psutil.pid_exists(bystander.pid)
+
+
+def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf')"
+    words = [sys.executable, "-uc", f"{code}; time.sleep(60)"]
+    me = identify(os.getpid())
+    assert me is not None
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == b"deaf\n"
+        slow = msgspec.structs.replace(QUICK, grace_s=3.0)
+        plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", ("true",), patience=slow)
+        dead = State(plan, Phase.RUNNING, ProcessId(me.pid, 1.0), identify(worker.pid))
+        write_json(home.state_file("one"), dead)
+        write_atomic(home.pid_file("one"), b"%d\n" % me.pid)
+        told: list[str | None] = []
+        sweeping = threading.Thread(target=lambda: told.append(services.sweep(home, "one")))
+        sweeping.start()
+        claim(State(plan, Phase.STARTING, me))
+        assert worker.poll() is None
+        sweeping.join()
+    mark_stopped(home, dead)
+    assert told == [None]
+    living = owner(home, "one")
+    assert living is not None and living.phase is Phase.STARTING
 
 
 async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
