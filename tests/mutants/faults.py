@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 HOST = "tests/host/test_supervision.py::"
 SLOTS = "tests/engine/test_slot_files.py::"
+PACKING = "tests/engine/test_packing.py::"
 SERVING = "tests/engine/test_serving.py::"
 
 FAULTS = (
@@ -105,6 +106,16 @@ FAULTS = (
         "over = live_bytes + before - self.budget", "over = 0",
         "tests/endurance/test_endurance.py::"
         "test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six",
+    ),
+    Mutant(
+        "a save ends when memory keeps no piece of it", "engine/packing.py",
+        "if self._n_left == 0 or not", "if not",
+        PACKING + "test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece",
+    ),
+    Mutant(
+        "what a long turn left is packed in pieces", "engine/seating.py",
+        "self._store_in_pieces(self.slots[slot])", "self.store(self.slots[slot])",
+        PACKING + "test_what_a_long_turn_left_is_packed_while_others_decode",
     ),
     Mutant(
         "a row that breaks in a step fails alone", "engine/batch.py",
