@@ -15,7 +15,7 @@ class Exit(IntEnum):
     OK: done. FAILED: it was tried and went wrong. USAGE: the command line makes no sense.
     NOT_RUNNING: there is no such service. TAKEN: the service or its port is already in use.
     SETUP: the preset or the machine cannot start it. HOPELESS: a worker that must not be
-    restarted (EX_CONFIG of sysexits.h). INTERRUPTED: Ctrl-C.
+    restarted (EX_CONFIG of sysexits.h). INTERRUPTED: Ctrl-C; ended by SIGTERM it is 143.
     """
 
     OK = 0

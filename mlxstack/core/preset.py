@@ -192,7 +192,7 @@ class ServerSpec(Strict, frozen=True):
     strict_models: bool = False
     max_body_bytes: Count = 64 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0
-    drain_s: Seconds = 6.0
+    drain_s: Annotated[float, Meta(gt=0, le=86_400)] = 6.0
 
 
 class Preset(Strict, frozen=True):

@@ -66,6 +66,8 @@ def start(plan: Plan) -> "subprocess.Popen[bytes]":
     home = plan.home
     write_json(home.plan_file(plan.name), plan)
     log = home.supervisor_log(plan.name)
+    log.unlink(missing_ok=True)
+    log.touch(mode=0o600)
     with log.open("wb") as errors:
         return subprocess.Popen(
             [sys.executable, "-m", "mlxstack.host.supervise", str(home.plan_file(plan.name))],

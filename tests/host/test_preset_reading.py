@@ -74,6 +74,7 @@ REFUSALS = [
         ["warm_prefixes[0].name is `..`"],
     ),
     ("model: {id: demo}\nserver: {drain_s: .inf}\n", 2, ["server.drain_s is `.inf`", "finite"]),
+    ("model: {id: demo}\nserver: {drain_s: 1.0e+300}\n", 2, ["server.drain_s", "to 86400"]),
     ("template: {a: [.nan]}\nmodel: {id: demo}\n", 1, ["template.a[0] is `.nan`", "finite"]),
     ("model: {id: demo}\nserver: {port: 07109}\n", 2, ["server.port is `07109`", "65535"]),
     ("model: {id: demo}\nserver: {port: 1:58:29}\n", 2, ["server.port is `'1:58:29'`"]),

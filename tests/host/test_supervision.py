@@ -131,7 +131,9 @@ def test_a1_the_worker_runs_and_its_words_are_logged(started: Callable[[str], St
     assert owner(one.home, "one") is not None
     assert "worker says hello" in one.log()
     assert one.home.log_file("one").stat().st_mode & 0o077 == 0
-    assert one.home.state_file("one").stat().st_mode & 0o077 == 0
+    files = [file for file in one.home.root.rglob("*") if file.is_file()]
+    assert one.home.supervisor_log("one") in files
+    assert [file for file in files if file.stat().st_mode & 0o077] == []
 
 
 def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) -> None:
