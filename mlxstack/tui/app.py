@@ -57,7 +57,7 @@ class Dashboard(App[None]):
 
     TITLE = "mlx-stack"
     CSS_PATH = "dashboard.tcss"
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-short"), (36, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(i), f"show('{mode}')", mode.capitalize(), show=False, id=mode)

@@ -273,6 +273,20 @@ async def test_enter_drills_into_an_agent_and_escape_comes_back() -> None:
         assert isinstance(app.screen, Agents)
 
 
+async def test_in_a_low_terminal_deeds_are_done_to_what_can_be_seen() -> None:
+    app = attached(Clerk())
+    async with app.run_test(size=(80, 12)) as pilot:
+        await settled(pilot)
+        assert "[red]rm" in on_screen(app)
+        await pilot.press("2")
+        await settled(pilot)
+        for words in ("claude-code he", "cached -> sent"):
+            assert words in on_screen(app)
+        await pilot.resize_terminal(80, 24)
+        await settled(pilot)
+        assert "Hit rates" in on_screen(app)
+
+
 async def test_enter_tells_why_a_request_and_a_miss_were_computed() -> None:
     app = on_tape(scenes.busy())
     async with app.run_test(size=(80, 24)) as pilot:
