@@ -113,10 +113,13 @@ class Dashboard(App[None]):
 
     async def _follow(self) -> None:
         model = self.model
-        async with aclosing(self._feed.news()) as feed:
-            async for news in feed:
-                model = fold(model, news)
-                self.post_message(Updated(model))
+        try:
+            async with aclosing(self._feed.news()) as feed:
+                async for news in feed:
+                    model = fold(model, news)
+                    self.post_message(Updated(model))
+        except OSError as why:  # Services have no such errors: it is the tape's.
+            self.exit(return_code=1, message=f"error: the tape cannot be written: {why.strerror}")
 
     def on_updated(self, message: Updated) -> None:
         """Hand the model to every screen that can be seen."""

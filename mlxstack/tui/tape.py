@@ -56,7 +56,6 @@ class Recording:
         async with aclosing(self._feed.news()) as feed:
             async for one in feed:
                 self._file.write(msgspec.json.encode(_entry(one)) + b"\n")
-                self._file.flush()
                 yield one
 
 
@@ -78,7 +77,11 @@ def ended(tape: tuple[News, ...]) -> tuple[News, ...]:
 
 def new_tape(path: Path) -> BinaryIO:
     """An empty file that only its owner may read: frames hold pieces of prompts."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", 0)
+    # One that was there before keeps its mode otherwise. A pipe or a device has none of its own.
+    if path.is_file():
+        os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 def _entry(one: News) -> Entry:

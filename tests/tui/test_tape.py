@@ -10,8 +10,10 @@ import pytest
 from mlxstack.client import Lost
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.frame import Frame
+from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import frame_in
 from mlxstack.tui.tape import Recording, TapeFeed, ended, new_tape, read_tape
+from mlxstack.tui.theme import Look
 from tests.tui import scenes
 
 TAPE = Path(__file__).parent / "tapes" / "demo.jsonl"
@@ -23,6 +25,26 @@ async def test_a_recording_is_its_feed(tmp_path: Path) -> None:
         passed = [one async for one in Recording(TapeFeed("x", scenes.disconnected()), file).news()]
     assert tuple(passed) == scenes.disconnected() == read_tape(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_tape_over_an_old_file_is_its_owners_too(tmp_path: Path) -> None:
+    path = tmp_path / "one.tape"
+    path.write_text("old")
+    path.chmod(0o644)
+    with new_tape(path) as file:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        file.write(b"new")
+    assert path.read_text() == "new"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
+async def test_a_full_disk_ends_the_dashboard_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with new_tape(Path("/dev/full")) as file:
+        app = Dashboard(Recording(TapeFeed("x", scenes.empty()), file), None, Look())
+        async with app.run_test() as pilot:
+            await pilot.app.workers.wait_for_complete()
+    assert app.return_code == 1
+    assert "error: the tape cannot be written: No space left" in capsys.readouterr().err
 
 
 def test_a_real_tape_can_be_read_and_holds_a_restart() -> None:
