@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from textual.command import CommandList
 from textual.events import AppBlur, AppFocus, Key, Paste
 from textual.pilot import Pilot
 
@@ -101,10 +102,26 @@ async def test_the_palette_is_paged_before_it_is_drawn(keys: tuple[str, ...]) ->
         assert isinstance(pilot.app.screen, Palette)
 
 
+async def test_the_palette_may_be_used_too_early_and_too_late() -> None:
+    async with attached() as (pilot, _):
+        pilot.app.action_command_palette()
+        palette = pilot.app.screen
+        assert isinstance(palette, Palette)
+        palette._action_command_list("page_down")
+        await pilot.pause()
+        found = palette.query_one(CommandList)
+        while not found.has_class("--visible"):
+            await pilot.pause(0.02)
+        await pilot.press("escape")
+        await settled(pilot)
+        palette._refresh_command_list(found, [], True)
+        assert isinstance(pilot.app.screen, Overview)
+
+
 async def test_enter_twice_in_the_palette_asks_once() -> None:
     async with attached() as (pilot, clerk):
         await pilot.press("ctrl+p", *"erase")
-        while not pilot.app.screen.query_one("CommandList").has_class("--visible"):
+        while not pilot.app.screen.query_one(CommandList).has_class("--visible"):
             await pilot.pause(0.02)
         await pilot.pause(0.5)
         await burst(pilot, "enter", "enter")

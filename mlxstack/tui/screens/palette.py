@@ -3,11 +3,12 @@
 from contextlib import suppress
 
 from textual.await_complete import AwaitComplete
-from textual.command import CommandPalette
+from textual.command import Command, CommandList, CommandPalette
+from textual.css.query import NoMatches
 
 
 class Palette(CommandPalette):
-    """Two keys in one breath would end the app: a second enter, and a page up or down."""
+    """What came too early for it, or too late, would end the app."""
 
     def __init__(self) -> None:
         super().__init__(id="--command-palette")
@@ -17,6 +18,13 @@ class Palette(CommandPalette):
         return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def _action_command_list(self, action: str) -> None:
-        # The lines that it pages through are not there before they are drawn.
-        with suppress(KeyError):
+        # There is no list at first, then one whose lines are not there before they are drawn.
+        with suppress(NoMatches, KeyError):
             super()._action_command_list(action)
+
+    def _refresh_command_list(
+        self, command_list: CommandList, commands: list[Command], clear_current: bool
+    ) -> None:
+        # Commands may still be found for one that was closed.
+        if self.is_active:
+            super()._refresh_command_list(command_list, commands, clear_current)
