@@ -11,6 +11,7 @@ from mlxstack.tui.screens.asking import Consent
 from mlxstack.tui.screens.page import Page
 from mlxstack.tui.tape import TapeFeed
 from mlxstack.tui.theme import Look
+from mlxstack.tui.widgets.table import Table
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 from tests.tui.test_behaviour import on_screen, told
@@ -91,6 +92,20 @@ async def test_one_answer_answers_one_question() -> None:
             await app.run_action("deed('erase')")
         await settled(pilot)
         assert [type(one) for one in app.screen_stack].count(Consent) == 1
+
+
+async def test_the_cursor_stays_at_its_place_when_its_row_goes_for_good() -> None:
+    agents = [AgentView(name) for name in "abcde"]
+    app = attached(Clerk(), Frame(at=1.0, agents=tuple(agents)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("3", "down", "down")
+        table = app.screen.query_one(Table)
+        for gone, chosen in (("c", "d"), ("e", "d"), ("d", "b"), ("a", "b"), ("b", None)):
+            agents = [one for one in agents if one.id != gone]
+            tell(app, Frame(at=2.0, agents=tuple(agents)))
+            await settled(pilot)
+            assert table.chosen == chosen
 
 
 def missed(*asks: str) -> Frame:

@@ -30,15 +30,16 @@ class Table(DataTable[Text]):
     def show(self, sheet: Sheet) -> None:
         """Become this sheet."""
         before, self._sheet = self._sheet, sheet
+        place = self.cursor_row
         self._last = self._key_at(before) or self._last
         if sheet.columns != before.columns:
             self.clear(columns=True)
             for i, column in enumerate(sheet.columns):
                 self.add_column(_head(column), width=column.width, key=str(i))
-            self._fill(sheet)
+            self._fill(sheet, place)
         elif [row.key for row in sheet.rows] != [row.key for row in before.rows]:
             self.clear()
-            self._fill(sheet)
+            self._fill(sheet, place)
         else:
             for old, new in zip(before.rows, sheet.rows, strict=True):
                 self._patch(old, new)
@@ -47,12 +48,15 @@ class Table(DataTable[Text]):
         row = self.cursor_row
         return sheet.rows[row].key if 0 <= row < len(sheet.rows) else None
 
-    def _fill(self, sheet: Sheet) -> None:
+    def _fill(self, sheet: Sheet, place: int) -> None:
+        """The cursor on what it was on, or on what is at its place now."""
         for row in sheet.rows:
             self.add_row(*self._texts(row), key=row.key)
         keys = [row.key for row in sheet.rows]
         if self._last in keys:
-            self.move_cursor(row=keys.index(self._last), scroll=False)
+            place = keys.index(self._last)
+        # The toolkit bounds it by the rows that there are.
+        self.move_cursor(row=place, scroll=False)
 
     def _patch(self, old: Row, new: Row) -> None:
         for i, (before, now) in enumerate(zip(old.cells, new.cells, strict=True)):
