@@ -1,10 +1,12 @@
 """Makes pictures the same on every machine, and takes them."""
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from textual.command import CommandList
 from textual.pilot import Pilot
 
 from mlxstack.tui.app import Dashboard
@@ -26,15 +28,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two variables that change pictures."""
+    """Without the two variables that change pictures; what it says stays, however slow we look."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("TEXTUAL_THEME", raising=False)
+    monkeypatch.setattr(Dashboard, "NOTIFICATION_TIMEOUT", 3600)
 
 
 async def settled(pilot: Pilot[Any]) -> None:
     """The tape is over and everything is drawn."""
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
+    await pilot.pause()
+
+
+async def offered(pilot: Pilot[Any], words: str) -> None:
+    """The palette lists this first."""
+    found = pilot.app.screen.query_one(CommandList)
+    async with asyncio.timeout(60):
+        while not (found.option_count and words in str(found.get_option_at_index(0).prompt)):
+            await pilot.pause(0.02)
     await pilot.pause()
 
 

@@ -1,5 +1,6 @@
 """Keys, mouse, palette: what a person does, and what comes of it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mlxstack.tui.theme import HOUSE, Look, look_from
 from mlxstack.tui.widgets.table import Table
 from tests.tui import scenes
 from tests.tui.clerk import Clerk
-from tests.tui.conftest import on_tape, settled
+from tests.tui.conftest import offered, on_tape, settled
 
 
 def attached(clerk: Clerk, tape: tuple[News, ...] | None = None) -> Dashboard:
@@ -183,10 +184,9 @@ async def test_h6_a_hostile_agent_is_shown_literally_in_the_palette() -> None:
         await pilot.press("3", "down", "down", "down")
         await pilot.pause()
         assert app.chosen[Target.AGENT] == scenes.EVIL
-        for words in ("", "delete"):
+        for words, first in (("", "Clear: cache"), ("delete", "Delete: agent")):
             await pilot.press("ctrl+p", *words)
-            await pilot.pause(0.5)
-            await pilot.pause(0.5)
+            await offered(pilot, first)
             for sign in ("\x1b", "\u202e"):
                 assert sign not in on_screen(app)
             if words:
@@ -438,10 +438,11 @@ async def test_the_palette_goes_to_a_screen() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("ctrl+p", *"show cache")
-        await pilot.pause(0.5)
+        await offered(pilot, "Show cache")
         await pilot.press("enter")
-        await pilot.pause(0.5)
-        assert isinstance(app.screen, Cache)
+        async with asyncio.timeout(60):
+            while not isinstance(app.screen, Cache):
+                await pilot.pause(0.02)
 
 
 async def test_no_key_leads_away_from_a_question() -> None:

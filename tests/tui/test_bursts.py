@@ -20,7 +20,7 @@ from mlxstack.tui.tape import TapeFeed
 from mlxstack.tui.theme import Look
 from tests.tui import scenes
 from tests.tui.clerk import Clerk
-from tests.tui.conftest import settled
+from tests.tui.conftest import offered, settled
 
 CHARACTERS = {".": "full_stop", "-": "minus"}
 ERASED, DELETED = ("erase", 0, ""), ("/v1/agents/claude-main", 0, "")
@@ -121,9 +121,7 @@ async def test_the_palette_may_be_used_too_early_and_too_late() -> None:
 async def test_enter_twice_in_the_palette_asks_once() -> None:
     async with attached() as (pilot, clerk):
         await pilot.press("ctrl+p", *"erase")
-        while not pilot.app.screen.query_one(CommandList).has_class("--visible"):
-            await pilot.pause(0.02)
-        await pilot.pause(0.5)
+        await offered(pilot, "Erase")
         await burst(pilot, "enter", "enter")
         assert isinstance(pilot.app.screen, Consent)
         await burst(pilot, "y")
