@@ -29,7 +29,7 @@ class Shell:
         self.preset = folder / "tiny.yaml"
         self.preset.write_text(
             f"extends: demo\nslots: {{count: 3, n_ctx: 1024}}\n"
-            f"server: {{port: {self.port}, startup_timeout_s: 20, drain_s: 1}}\n"
+            f"server: {{port: {self.port}, startup_timeout_s: 120, drain_s: 1}}\n"
         )
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MLX_STACK_")}
         self.env = kept | {
@@ -45,7 +45,7 @@ class Shell:
             env=self.env | env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
 

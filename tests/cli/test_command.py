@@ -65,7 +65,7 @@ def test_a9_a_killed_worker_comes_back(shell: Shell) -> None:
     assert shell.up().returncode == 0
     worker = shell.services()["tiny"]["worker_pid"]
     os.kill(worker, signal.SIGKILL)
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 90
     while (one := shell.services()["tiny"])["state"] != "healthy" or one["worker_pid"] == worker:
         assert time.monotonic() < deadline
     assert one["n_restarts"] == 1
@@ -142,7 +142,7 @@ def test_foreground_serves_until_it_is_asked_to_end(shell: Shell) -> None:
         assert process.poll() is None
     assert shell.services()["tiny"]["state"] == "healthy"
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=15)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "drained, bye" in out
     assert shell.own_processes() == []
@@ -152,14 +152,14 @@ def test_status_while_loading_is_degraded(shell: Shell) -> None:
     process = subprocess.Popen(
         [*CLI, "up", str(shell.preset)], env=shell.env | {"WORKER_MODE": "slow"}
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while shell.services().get("tiny", {}).get("state") != "degraded":
         assert time.monotonic() < deadline
     one = shell.services()["tiny"]
     assert one["detail"] == "Loading model"
     assert shell.run("status").returncode == 1
     process.send_signal(signal.SIGINT)
-    process.wait(20)
+    process.wait(60)
 
 
 def test_a10_status_of_one_of_two(shell: Shell) -> None:
@@ -176,7 +176,7 @@ def test_a10_status_of_one_of_two(shell: Shell) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().strip()
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
     process.stdout.close()
 
 
@@ -210,7 +210,7 @@ def test_logs_follow_prints_what_comes(shell: Shell) -> None:
     lines = iter(process.stdout.readline, "")
     assert any(line == "drained, bye\n" for line in lines)
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
+    assert process.wait(60) == 130
     process.stdout.close()
 
 

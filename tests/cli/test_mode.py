@@ -22,7 +22,7 @@ def modes(shell: Shell) -> Path:
     folder.mkdir(parents=True, mode=0o700)
     for name in ("chat", "embed", "watch"):
         (shell.home / "presets" / f"{name}.yaml").write_text(
-            f"extends: demo\nserver: {{port: {free_port()}, drain_s: 1, startup_timeout_s: 20}}\n"
+            f"extends: demo\nserver: {{port: {free_port()}, drain_s: 1, startup_timeout_s: 120}}\n"
         )
     members = {"day": ("chat", "embed"), "night": ("chat", "watch")}
     for name, names in members.items():
@@ -112,7 +112,7 @@ def test_j2_a_member_that_fails_brings_the_former_services_back(shell: Shell, mo
     assert shell.run("mode", "switch", "day").returncode == 0
     (modes / "bad.yaml").write_text("members:\n  - preset: watch\n  - preset: failing\n")
     (shell.home / "presets" / "failing.yaml").write_text(
-        f"extends: demo\nserver: {{port: {free_port()}, startup_timeout_s: 20}}\n"
+        f"extends: demo\nserver: {{port: {free_port()}, startup_timeout_s: 120}}\n"
     )
     blocked = shell.home / "presets" / "failing.yaml"
     blocked.write_text(blocked.read_text() + "slots: {save_path: /dev/null/slots}\n")

@@ -39,14 +39,14 @@ QUICK = Patience(
     longest_s=0.1,
     n_deaths=3,
     window_s=30.0,
-    grace_s=1.0,
+    grace_s=2.0,
     look_s=0.25,
-    silent_s=1.0,
-    stuck_s=1.0,
+    silent_s=2.0,
+    stuck_s=4.0,
 )
 
 
-def until(question: Callable[[], object], timeout_s: float = 15.0) -> object:
+def until(question: Callable[[], object], timeout_s: float = 60.0) -> object:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         answer = question()
@@ -129,7 +129,7 @@ def test_a1_the_worker_runs_and_its_words_are_logged(started: Callable[[str], St
     assert state.phase is Phase.RUNNING
     assert int(one.home.pid_file("one").read_text()) == one.process.pid
     assert owner(one.home, "one") is not None
-    assert "worker says hello" in one.log()
+    until(lambda: "worker says hello" in one.log())
     assert one.home.log_file("one").stat().st_mode & 0o077 == 0
     files = [file for file in one.home.root.rglob("*") if file.is_file()]
     assert one.home.supervisor_log("one") in files
@@ -153,7 +153,7 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
     ("how", "why"),
     [
         (signal.SIGSTOP, "has not answered"),
-        (signal.SIGUSR1, "has not been healthy for 1 s and says `no turn ends`"),
+        (signal.SIGUSR1, "has not been healthy for 4 s and says `no turn ends`"),
     ],
 )
 def test_a9_a_stuck_worker_is_killed_and_started_again(
@@ -185,7 +185,7 @@ def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> N
     assert f"{file} cannot be written" in one.log()
     file.rmdir()
     one.process.terminate()
-    assert one.process.wait(10) == 0
+    assert one.process.wait(60) == 0
     last = read_state(one.home, "one")
     assert last is not None and (last.phase, last.n_deaths) == (Phase.STOPPED, 1)
 
@@ -194,7 +194,7 @@ def test_a_supervisor_that_cannot_begin_says_why_in_words(
     home: Home, started: Callable[[str], Started]
 ) -> None:
     home.state_file("one").mkdir()
-    assert started("ok").process.wait(15) == 1
+    assert started("ok").process.wait(60) == 1
     told = home.supervisor_log("one").read_text()
     assert told == f"error: {home.state_file('one')}: Is a directory\n"
 
@@ -207,7 +207,7 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
         until(lambda: pulse.look(one.plan.url, 1.0).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
         until(lambda n=n_deaths: (s := one.state()) and s.n_deaths == n)
-    assert one.process.wait(20) == 1
+    assert one.process.wait(60) == 1
     assert "died 3 times within 30 s; giving up" in one.log()
 
 
@@ -215,7 +215,7 @@ def test_a9_sigterm_drains_the_worker_and_cleans_up(started: Callable[[str], Sta
     one = started("ok")
     state = one.listening()
     assert services.stop(one.home, state, 10.0) is False
-    assert one.process.wait(5) == 0
+    assert one.process.wait(60) == 0
     assert not one.home.pid_file("one").exists()
     final = read_state(one.home, "one")
     assert final is not None and final.phase is Phase.STOPPED
@@ -228,7 +228,7 @@ def test_a9_a_deaf_worker_is_killed_after_its_grace(started: Callable[[str], Sta
     state = one.listening()
     assert services.stop(one.home, state, 10.0) is False
     assert state.worker is not None and not is_alive(state.worker)
-    assert "did not stop within 1 s; killing it" in one.log()
+    assert "did not stop within 2 s; killing it" in one.log()
 
 
 def test_a9_a_frozen_supervisor_is_killed_with_its_worker(
@@ -248,7 +248,7 @@ def test_a9_a_frozen_supervisor_is_killed_with_its_worker(
 
 def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started]) -> None:
     one = started("flaps")
-    assert one.process.wait(20) == 1
+    assert one.process.wait(60) == 1
     final = read_state(one.home, "one")
     assert final is not None and final.phase is Phase.CRASHED and final.n_deaths == 3
     assert "died 3 times within 30 s; giving up" in one.log()
@@ -257,7 +257,7 @@ def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started])
 
 def test_a_hopeless_worker_is_not_started_again(started: Callable[[str], Started]) -> None:
     one = started("hopeless")
-    assert one.process.wait(20) == 1
+    assert one.process.wait(60) == 1
     final = read_state(one.home, "one")
     assert final is not None and final.n_deaths == 1 and final.exit_code == 78
     assert "error: this model cannot be served" in final.last_words
@@ -273,7 +273,7 @@ def test_a9_a_worker_does_not_outlive_a_killed_supervisor(
     one.process.wait()
     assert state.worker is not None
     worker = state.worker
-    until(lambda: not is_alive(worker), 5.0)
+    until(lambda: not is_alive(worker))
     assert owner(one.home, "one") is None
     assert services.running(one.home) == []
     cleared = services.sweep(one.home, "one")
@@ -286,7 +286,7 @@ def test_a15_a_second_supervisor_is_refused_by_name(started: Callable[[str], Sta
     one.listening()
     before = one.home.state_file("one").read_bytes()
     second = services.start(one.plan)
-    assert second.wait(15) == 1
+    assert second.wait(60) == 1
     told = one.home.supervisor_log("one").read_text()
     assert f"already running: pid {one.process.pid}, preset one, {one.plan.url}" in told
     assert one.home.state_file("one").read_bytes() == before
@@ -357,11 +357,11 @@ async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
     plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", (sys.executable, "-c", "1"))
     write_json(home.plan_file("one"), plan)
     code = (
-        "import sys, time; from pathlib import Path; "
+        "import sys; from pathlib import Path; "
         "from mlxstack.host.state import *; from mlxstack.host.process import identify; "
         "plan = read_json(Path(sys.argv[1]), Plan); "
         "claim(State(plan, Phase.RUNNING, identify(os.getpid()))); print('won'); "
-        "sys.stdout.flush(); time.sleep(5)"
+        "sys.stdout.flush(); sys.stdin.read()"
     )
     racers = [
         await asyncio.create_subprocess_exec(
@@ -369,11 +369,14 @@ async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
             "-c",
             code,
             str(home.plan_file("one")),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         for _ in range(4)
     ]
-    told = await asyncio.gather(*(racer.communicate() for racer in racers))
-    assert sum(out == b"won\n" for out, _ in told) == 1
+    # Whoever wins stays alive until all have tried.
+    lines = await asyncio.gather(*(one.stdout.readline() for one in racers if one.stdout))
+    told = await asyncio.gather(*(racer.communicate(b"") for racer in racers))
+    assert sorted(lines) == [b"", b"", b"", b"won\n"]
     assert sum(b"already running" in errors for _, errors in told) == 3

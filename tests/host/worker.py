@@ -1,7 +1,7 @@
 """A tiny real worker: an HTTP server with the health, props and slots of a service.
 
 `python worker.py PRESET_JSON`. The variable WORKER_MODE makes it behave:
-ok; slow (never ready); downloads (says so for two seconds, then serves); deaf (ignores
+ok; slow (never ready); downloads (says so for six seconds, then serves); deaf (ignores
 SIGTERM); dies (at once); hopeless (must not restart); flaps (serves, then dies soon).
 After SIGUSR1 it calls itself ill.
 """
@@ -91,9 +91,9 @@ async def run(preset: dict) -> int:
     await asyncio.start_server(serve, server["host"], server["port"])
     say("listening")
     if MODE == "downloads":
-        for n in range(5):
+        for n in range(8):
             say(TOLD.format(n))
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.8)
     is_here.set()
     if MODE == "flaps":
         await asyncio.sleep(0.05)
