@@ -4,27 +4,31 @@ import errno
 import os
 import signal
 import socket
+from pathlib import Path
 
 import psutil
 from msgspec import Struct
 
 BIRTH_TOLERANCE_S = 1.5
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ProcessId(Struct, frozen=True):
     """A process that cannot be confused with a later one of the same number.
 
-    `born` is the creation time in seconds since the epoch, as the system tells it.
+    `born` is its creation in seconds since the boot with the id `boot`, where the system has such
+    ids (Linux); else in seconds since the epoch.
     """
 
     pid: int
     born: float
+    boot: str = ""
 
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this number now; None when there is none."""
     try:
-        return ProcessId(pid, psutil.Process(pid).create_time())
+        return ProcessId(pid, *_birth(psutil.Process(pid)))
     except psutil.Error:
         return None
 
@@ -33,7 +37,8 @@ def is_alive(process: ProcessId) -> bool:
     """Whether this very process runs; a zombie or a reused number is not it."""
     try:
         now = psutil.Process(process.pid)
-        same = abs(now.create_time() - process.born) < BIRTH_TOLERANCE_S
+        born, boot = _birth(now)
+        same = boot == process.boot and abs(born - process.born) < BIRTH_TOLERANCE_S
         return same and now.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
@@ -123,6 +128,13 @@ def listener(port: int) -> str | None:
             if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port:
                 return f"{process.info['name']} (pid {process.info['pid']})"
     return None
+
+
+def _birth(process: psutil.Process) -> tuple[float, str]:
+    """Linux counts from the boot; as a time of day that would change whenever the clock is set."""
+    if not BOOT_ID.exists():
+        return process.create_time(), ""
+    return process.create_time() - psutil.boot_time(), BOOT_ID.read_text().strip()
 
 
 def _signal(process: ProcessId, number: signal.Signals) -> None:

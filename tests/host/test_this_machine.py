@@ -6,8 +6,11 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 
 from mlxstack.core.errors import SetupError, Taken
@@ -85,7 +88,7 @@ def test_preload_is_added_to_what_is_there_and_never_twice() -> None:
 def test_a_process_is_not_a_later_one_of_the_same_number() -> None:
     me = identify(os.getpid())
     assert me is not None and is_alive(me)
-    assert not is_alive(type(me)(me.pid, me.born - 10))
+    assert not is_alive(msgspec.structs.replace(me, born=me.born - 10))
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     seen = identify(child.pid)
     assert seen is not None
@@ -194,3 +197,15 @@ def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
 def test_amounts_are_told_in_the_unit_that_fits() -> None:
     assert amount(12.34 * 2**30) == "12.3 GiB"
     assert amount(45 * 2**20) == "45 MiB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the birth is told by the clock")
+def test_a15_a_process_stays_itself_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = identify(os.getpid())
+    assert me is not None and is_alive(me)
+    assert not is_alive(msgspec.structs.replace(me, boot="another"))
+    told = psutil.boot_time()
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: told + 3600)  # type: ignore[attr-defined]
+    assert psutil.Process().create_time() > time.time() + 1800
+    assert is_alive(me)
+    assert identify(os.getpid()) == me
