@@ -9,7 +9,7 @@ from msgspec import Struct
 from mlxstack.cli import launch
 from mlxstack.cli.launch import Wanted
 from mlxstack.cli.survey import Condition, survey
-from mlxstack.core.errors import BadRequest, Broken, SetupError
+from mlxstack.core.errors import BadRequest, Broken, SetupError, StackError
 from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
 from mlxstack.host.machine import amount
@@ -91,7 +91,13 @@ def _switch(name: str, home: Home, say: Say) -> Change:
     try:
         _apply(change, parts, home, say)
     except BaseException as why:
-        _go_back(before, change, home, say)
+        try:
+            _go_back(before, change, home, say)
+        except StackError as worse:
+            raise Broken(
+                f"mode `{name}` could not start ({why}), and what ran before did not come back "
+                f"({worse}); `mlx-stack status` tells what runs"
+            ) from why
         modes.mark_active(home, active)
         if isinstance(why, Exception):
             raise Broken(f"mode `{name}` could not start, all is as before: {why}") from why

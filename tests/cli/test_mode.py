@@ -124,6 +124,15 @@ def test_j2_a_member_that_fails_brings_the_former_services_back(shell: Shell, mo
     assert "Mode:   day" in shell.run("status").stdout
 
 
+def test_j2_what_does_not_even_come_back_is_told_too(shell: Shell, modes: Path) -> None:
+    assert shell.run("mode", "switch", "day").returncode == 0
+    done = shell.run("mode", "switch", "night", WORKER_MODE="dies")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: mode `night` could not start (`watch` did not start: ")
+    assert "what ran before did not come back (`embed` did not start: " in done.stderr
+    assert set(pids(shell)) == {"chat"}
+
+
 def test_j2_the_sum_is_checked_before_anything_stops(shell: Shell, modes: Path) -> None:
     assert shell.run("mode", "switch", "day").returncode == 0
     before = pids(shell)
