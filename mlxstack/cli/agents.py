@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxstack.cli.show import as_json, table
+from mlxstack.cli.show import as_json, harmless, table
 from mlxstack.cli.sizes import size
 from mlxstack.cli.slots import Name, Url, ask, path_of
 from mlxstack.cli.up import Json
@@ -61,7 +61,7 @@ def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = Fal
     for message in found["messages"]:
         calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
         made = f" [calls {', '.join(calls)}]" if calls else ""
-        typer.echo(f"{message['role']}: {message['content']}{made}")
+        typer.echo(harmless(f"{message['role']}: {message['content']}{made}"))
 
 
 @app.command("rm")

@@ -1,5 +1,6 @@
 """How the command speaks: tables and JSON on stdout, everything else on stderr."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 import typer
 
 PIPE_WIDTH = 200
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def as_json(value: object) -> None:
@@ -21,6 +23,11 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def harmless(text: str) -> str:
+    """With every sign spelled out that a terminal would obey: others wrote this text."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """A table on stdout, without markup in the data; wide when it goes into a pipe."""
     from rich.console import Console
@@ -31,7 +38,7 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     for head in heads:
         drawn.add_column(head, overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(str(cell)) for cell in row))
+        drawn.add_row(*(Text(harmless(str(cell))) for cell in row))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     Console(width=None if is_terminal else PIPE_WIDTH).print(drawn)
 

@@ -34,7 +34,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     text = f"model: {{id: {other}, alias: other}}\nslots: {{count: 2, n_ctx: 1024}}\n"
     (root / "home" / "presets" / "other.yaml").write_text(text)
     with running(structs.replace(preset, name="tiny"), root / "home") as found:
-        for text in ("remember apple", "and pear"):
+        for text in ("remember apple", "and\x1b[31m pear"):
             body = {"append": [RULES, {"role": "user", "content": text}], "max_tokens": 4}
             httpx.post(f"{found.url}/v1/agents/ann/generate", json=body, timeout=60)
         yield found
@@ -54,7 +54,7 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
     shown = run(here, "agents", "show", "ann").stdout
     assert "KV: " in shown and "live" in shown and "WHY NOT MORE" in shown
     told = run(here, "agents", "history", "ann").stdout
-    assert "user: remember apple" in told and "user: and pear" in told
+    assert "user: remember apple" in told and "user: and\\x1b[31m pear" in told
 
 
 def test_a14_plan_simulates_at_the_speeds_that_a_service_measured(here: Running) -> None:

@@ -135,6 +135,15 @@ def test_a_terminal_without_the_letters_gets_them_in_another_form(tmp_path: Path
     assert "f\\xfcr mich" in shown.stdout
 
 
+def test_nobody_elses_text_moves_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "presets").mkdir()
+    own = tmp_path / "presets" / "own.yaml"
+    own.write_text('extends: demo\nwhen_to_use: "\\e]52;c;aGk=\\a and \\e[31mred"\n')
+    shown = run(tmp_path, "presets").stdout
+    assert "\\x1b]52;c;aGk=\\x07 and \\x1b[31mred" in shown
+    assert "\x1b" not in shown
+
+
 def test_what_is_no_utf8_is_refused_in_words(tmp_path: Path) -> None:
     odd = run(tmp_path / "\udcff", "up", "demo", "--dry-run", "--json")
     assert odd.returncode == 1
