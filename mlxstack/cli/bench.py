@@ -61,7 +61,6 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
     """
     from mlxstack.bench.runs import Wanted
-    from mlxstack.cli.target import KEY_VARIABLE, key_of
 
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
@@ -70,8 +69,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     unknown = [one for one in scene or () if one not in SCENES]
     if unknown:
         raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
-    key = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
-    own = _server("mlx-stack", url, model, key)
+    own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
     wanted = Wanted(model, passes, max_tokens, small, own, other, tuple(scene or ()))
@@ -98,6 +96,12 @@ def _measured(what: str, wanted: "Wanted") -> "list[Report]":
             return [report(name, wanted, scene) for name in names]
         except httpx.TransportError as why:
             raise Unreachable(f"no answer from {why.request.url} ({why})") from why
+
+
+def _key() -> str | None:
+    from mlxstack.cli.target import KEY_VARIABLE, key_of
+
+    return key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
 
 
 def _server(name: str, url: str | None, model: str, key: str | None) -> "Server | None":
