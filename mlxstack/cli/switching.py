@@ -79,7 +79,7 @@ def switch(name: str, home: Home, say: Say) -> Change:
 
     Raises Broken after going back, and Taken while somebody else switches.
     """
-    with services.turn(home, "a mode", waits=False):
+    with services.starting(home, "a mode", waits=False):
         return _switch(name, home, say)
 
 
@@ -111,7 +111,7 @@ def _apply(change: Change, parts: list[Part], home: Home, say: Say) -> None:
         _stop(name, home, say)
     for part in parts:
         if part.preset.name in change.start:
-            with services.turn(home, part.preset.name, waits=True):
+            with services.starting(home, part.preset.name, waits=True):
                 services.sweep(home, part.preset.name)
                 plan = launch.prepare(part.wanted, part.loaded, home)
                 _start(plan, part.preset, say)
@@ -123,7 +123,7 @@ def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None
     alive = {state.plan.name for state in services.running(home)}
     for one in before:
         if one.plan.name not in alive:
-            with services.turn(home, one.plan.name, waits=True):
+            with services.starting(home, one.plan.name, waits=True):
                 write_json(home.preset_file(one.plan.name), one.preset)
                 _start(one.plan, one.preset, say)
 

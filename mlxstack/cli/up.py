@@ -70,7 +70,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if dry_run:
         _show_resolved(loaded, json)
         return
-    with services.turn(home, loaded.preset.name, waits=if_needed):
+    with services.starting(home, loaded.preset.name, waits=if_needed):
         owner = _owner(loaded.preset.name, home)
         if owner is None:
             plan = launch.prepare(wanted, loaded, home)
@@ -104,7 +104,7 @@ def restart(
     check_memory(loaded.preset, home, os.environ)
     preflight.check_model(loaded.preset)
     preflight.check_slot_folder(loaded.preset)
-    with services.turn(home, plan.name, waits=True):
+    with services.starting(home, plan.name, waits=True):
         former = _owner(plan.name, home)
         if former is not None:
             services.stop(home, former, former.plan.patience.grace_s + 1.0)

@@ -53,9 +53,9 @@ class Home(Struct, frozen=True):
         """What the supervisor last said about the service."""
         return self.run / f"{name}.json"
 
-    def turn_file(self, name: str) -> Path:
+    def start_file(self, name: str) -> Path:
         """Locked by the command that starts the service, until it is healthy."""
-        return self.run / f"{name}.turn"
+        return self.run / f"{name}.start"
 
     def plan_file(self, name: str) -> Path:
         """What the supervisor was asked to run."""

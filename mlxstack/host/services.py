@@ -47,7 +47,7 @@ def sweep(home: Home, name: str) -> str | None:
 
 
 @contextmanager
-def turn(home: Home, name: str, waits: bool) -> Iterator[None]:
+def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
     """Starts of one service go one after another: none writes over the plan of another.
 
     Raises Taken when another start goes on and `waits` is false.
@@ -55,7 +55,7 @@ def turn(home: Home, name: str, waits: bool) -> Iterator[None]:
     make_home(home)
     with ExitStack() as held:
         try:
-            held.enter_context(locked(home.turn_file(name), waits))
+            held.enter_context(locked(home.start_file(name), waits))
         except BlockingIOError:
             raise Taken(f"`{name}` is being started by another command; wait for that") from None
         yield
