@@ -13,13 +13,12 @@ def house() -> Signature:
 
 
 def test_functions_fit_a_glance(house: Signature) -> None:
-    assert percentile(house.functions, 0.5) <= 8
-    assert percentile(house.functions, 0.9) <= 25
-    assert house.functions[-1] <= 50, house.longest_function
+    assert percentile(house.functions, 0.9) <= 35
+    assert house.functions[-1] <= 60, house.longest_function
 
 
 def test_files_are_short(house: Signature) -> None:
-    assert house.files[-1] <= 300, house.longest_file
+    assert house.files[-1] <= 600, house.longest_file
 
 
 def test_public_functions_are_annotated(house: Signature) -> None:

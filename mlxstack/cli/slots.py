@@ -74,7 +74,7 @@ def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) 
 
 
 @app.command()
-def gc(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+def gc(
     max_bytes: MaxBytes = None,
     older_than: OlderThan = None,
     agent: OfAgent = None,

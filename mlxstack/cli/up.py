@@ -33,7 +33,7 @@ def preset_names(incomplete: str) -> list[str]:
     return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
 
 
-def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+def up(
     preset: Annotated[
         str,
         typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),

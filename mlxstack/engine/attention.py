@@ -26,7 +26,7 @@ class Precision(Struct, frozen=True):
     bits: int
 
 
-def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
+def attend(
     queries: mx.array,
     keys: Any,
     values: Any,
@@ -56,7 +56,7 @@ def attend(  # noqa: PLR0913, PLR0917 (the signature is mlx-lm's)
     return mx.concatenate(outputs, axis=0)
 
 
-def _attend_alone(  # noqa: PLR0913, PLR0917 (as above)
+def _attend_alone(
     queries: mx.array,
     keys: Any,
     values: Any,
