@@ -193,8 +193,11 @@ class Context:
         self._n_anchored = min(self._n_anchored, position)
         return position
 
-    def checkpoint(self) -> None:
-        """Freeze the stateful layers here; of too many, the second goes (the head is shared)."""
+    def checkpoint(self, spared: int = 0) -> None:
+        """Freeze the stateful layers here; of too many, the second goes (the head is shared).
+
+        The checkpoint at position `spared` is never the one that goes.
+        """
         if self.is_sliceable or not self.is_storable:
             return
         if self.checkpoints and self.checkpoints[-1].position == len(self.tokens):
@@ -203,7 +206,7 @@ class Context:
         mx.eval([a for f in frozen for a in f.arrays if a is not None])
         self.checkpoints.append(Checkpoint(len(self.tokens), frozen))
         if len(self.checkpoints) > MOST_CHECKPOINTS:
-            del self.checkpoints[1]
+            del self.checkpoints[2 if self.checkpoints[1].position == spared else 1]
 
     def adopt(
         self,

@@ -99,7 +99,8 @@ class Seating:
         kept = plan.position if plan.source is Source.SLOT else 0
         is_left = mine.agent is not None and not kept and len(mine) > 0
         if is_left or len(mine) - kept >= self.memory.spec.block_size:
-            self.park(mine)
+            # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
+            self.park(mine, spared=kept)
         if plan.source is Source.SLOT:
             mine.rewind(plan.position)
         else:
@@ -118,11 +119,15 @@ class Seating:
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.growth * (n_tokens - len(mine)))
 
-    def park(self, context: Context) -> None:
-        """Keep what the memory does not know yet of this context, and write it to disk."""
+    def park(self, context: Context, spared: int = 0) -> None:
+        """Keep what the memory does not know yet of this context, and write it to disk.
+
+        The context keeps its checkpoint at position `spared`.
+        """
         spec = self.memory.spec
         if not spec.enabled or not context.is_storable:
             return
+        context.checkpoint(spared)
         shelved = self._shelving.park(context, time.monotonic())
         if spec.disk.enabled and self._may_be_written(context):
             self._write(context, shelved)

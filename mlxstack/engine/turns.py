@@ -12,7 +12,7 @@ import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.ask import Ask
-from mlxstack.core.errors import Busy, StackError, in_words
+from mlxstack.core.errors import Broken, Busy, StackError, in_words
 from mlxstack.core.event import (
     Chosen,
     Event,
@@ -276,13 +276,21 @@ class Turns(Holding):
         try:
             work()
         except Exception as error:  # whatever it was, it concerns this ask only
+            self._log(ask_id, error)
             self._fail(ask_id, error)
 
     def _break(self, slots: list[int], error: Exception) -> None:
         for slot in slots:
             ticket = self._desk.seat(slot).ticket
             if ticket is not None:
+                self._log(ticket.ask, error)
                 self._fail(ticket.ask, error)
+
+    def _log(self, ask_id: str, error: Exception) -> None:
+        """Log an error that the client cannot act on, with its traceback and the request id."""
+        if not isinstance(error, StackError) or isinstance(error, Broken):
+            request = self._live[ask_id].ask.request or ask_id
+            log.error("request %s failed in the engine: %s", request, error, exc_info=error)
 
     def _fail(self, ask_id: str, error: Exception) -> None:
         live, plain = self._live[ask_id], in_words(error, "this request")
