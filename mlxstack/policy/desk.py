@@ -52,7 +52,8 @@ class Errand(Struct, frozen=True):
 class Seat(Struct, frozen=True):
     """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context.
 
-    An idle seat remembers `n_prompt`: how many of its tokens were the last prompt, 0 if unknown.
+    An idle seat remembers `n_prompt`: how many of its tokens were the last prompt, 0 if unknown,
+    and `name`: the agent or conversation whose context it holds, None if unknown.
     `n_passed` counts the bites that others got since this seat sat down or got its last one.
     """
 
@@ -64,6 +65,7 @@ class Seat(Struct, frozen=True):
     n_prompt: int = 0
     n_passed: int = 0
     last_used: float = 0.0
+    name: str | None = None
 
     @property
     def n_left(self) -> int:
@@ -189,13 +191,17 @@ def release(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
     """
     seat = desk.seat(slot)
     if seat.state is SeatState.LOADING:
-        return _with_seat(desk, Seat(slot, n_tokens=n_tokens, last_used=seat.last_used))
+        before = Seat(slot, n_tokens=n_tokens, last_used=seat.last_used, name=seat.name)
+        return _with_seat(desk, before)
     n_prompt = min(seat.n_prompt, n_tokens)
-    return _with_seat(desk, Seat(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now))
+    name = seat.ticket.name if seat.ticket else seat.name
+    return _with_seat(
+        desk, Seat(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
+    )
 
 
 def renew(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
-    """The seat is idle again, with another context of `n_tokens`; how it began is unknown."""
+    """The seat is idle again, with another context of `n_tokens`, unknown where it is from."""
     return _with_seat(desk, Seat(slot, n_tokens=n_tokens, last_used=now))
 
 

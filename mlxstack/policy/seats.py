@@ -16,22 +16,23 @@ KEEP = 0.5
 """With no empty seat left, an ask takes a context of which it keeps at least this share."""
 
 SLACK = 32
-"""A follow-up may lose so many tokens of the last prompt: templates rewrite its very end."""
+"""Tokens of the last prompt that a known follow-up may lose: templates rewrite the very end."""
 
 
 def choose(desk: Desk, ticket: Ticket, match: Match, barred: frozenset[int]) -> int | None:
     """The slot for this ticket now, or None: wait. `barred` slots are not to be given away.
 
-    A follow-up repeats the last prompt of its own seat. A title request or another agent's
-    first ask only shares a head with it, and takes an empty seat rather than destroy the rest;
-    the engine copies the head from there. Slots that others wait for by pin are taken last.
+    A follow-up is of the same conversation and repeats the last prompt of its seat. A title
+    request, another conversation or an edited one only shares a prefix with it, and takes an
+    empty seat rather than destroy the rest; the engine forks the prefix from there. Slots that
+    others wait for by pin are taken last.
     """
     idle = [s for s in desk.seats if s.state is SeatState.IDLE and s.id not in barred]
     if ticket.pin is not None:
         return ticket.pin if any(s.id == ticket.pin for s in idle) else None
     wanted = {t.pin for t in desk.waiting}
     shared = {s.id: match(ticket.ask, s.id) if s.n_tokens else 0 for s in idle}
-    own = [s for s in idle if _continues(s, shared[s.id])]
+    own = [s for s in idle if _continues(s, ticket, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
     for seats in (own, () if empty else alike):
@@ -55,9 +56,19 @@ def is_awaiting(desk: Desk, ticket: Ticket, promise: Promise) -> bool:
     )
 
 
-def _continues(seat: Seat, n_shared: int) -> bool:
+def _continues(seat: Seat, ticket: Ticket, n_shared: int) -> bool:
+    """Whether the prompt goes on with the conversation of this seat, as far as can be known.
+
+    Short user messages make the prompts of two conversations alike but for their last tokens:
+    only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
+    """
+    if seat.name is not None and ticket.name is not None and seat.name != ticket.name:
+        return False
     n_prompt = seat.n_prompt or seat.n_tokens
-    return n_shared > 0 and n_prompt - n_shared <= min(SLACK, n_prompt // 4)
+    is_restored = not seat.n_prompt
+    is_known = is_restored or (seat.name is not None and seat.name == ticket.name)
+    slack = min(SLACK, n_prompt // 4) if is_known else 0
+    return n_shared > 0 and n_prompt - n_shared <= slack
 
 
 def _worth(seat: Seat) -> tuple[bool, float, int]:

@@ -55,9 +55,11 @@ def begun(actions: list[Action]) -> list[str]:
     return [a.errand.id for a in actions if isinstance(a, Run)]
 
 
-def used(desk: Desk, slot: int, n_prompt: int, n_tokens: int, now: float = 0.0) -> Desk:
-    """Somebody sat here and left a context of `n_tokens`."""
-    desk = sit(desk, ticket(f"before-{slot}", n_prompt=n_prompt), slot)
+def used(
+    desk: Desk, slot: int, n_prompt: int, n_tokens: int, now: float = 0.0, name: str | None = None
+) -> Desk:
+    """A request of conversation `name` was served here and left a context of `n_tokens`."""
+    desk = sit(desk, ticket(f"before-{slot}", n_prompt=n_prompt, name=name), slot)
     return release(advance(desk, slot, n_prompt - 1), slot, n_tokens, now)
 
 

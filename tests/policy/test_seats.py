@@ -2,8 +2,22 @@
 
 from collections.abc import Callable
 
-from mlxstack.policy.desk import Errand, advance, arrive, hold, load, release, renew, request, sit
-from mlxstack.policy.seats import choose
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxstack.policy.desk import (
+    Desk,
+    Errand,
+    advance,
+    arrive,
+    hold,
+    load,
+    release,
+    renew,
+    request,
+    sit,
+)
+from mlxstack.policy.seats import SLACK, choose
 from tests.policy.desk_states import desk_of, nothing, ticket, used
 
 NONE: frozenset[int] = frozenset()
@@ -20,8 +34,8 @@ def test_b5_a_follow_up_gets_its_own_seat_even_if_others_are_empty() -> None:
 
 
 def test_b5_a_follow_up_without_the_last_thoughts_is_still_one() -> None:
-    desk = used(desk_of(3), 1, n_prompt=200, n_tokens=5000)
-    assert choose(desk, ticket("a"), shares(s1=196), NONE) == 1
+    desk = used(desk_of(3), 1, n_prompt=200, n_tokens=5000, name="chat-1")
+    assert choose(desk, ticket("a", name="chat-1"), shares(s1=196), NONE) == 1
 
 
 def test_b5_the_longest_shared_prefix_wins() -> None:
@@ -103,3 +117,76 @@ def test_a_seat_that_was_left_while_it_loaded_was_not_used() -> None:
     desk = load(sit(desk, ticket("a", n_prompt=40), 0), 0)
     seat = release(desk, 0, 260, 3.0).seat(0)
     assert (seat.n_tokens, seat.n_prompt, seat.last_used) == (260, 0, 1.0)
+
+
+NAMES = st.sampled_from([None, "chat-1", "chat-2", "codex-1", "alice"])
+
+
+@st.composite
+def desks_with_an_empty_seat(draw: st.DrawFn) -> tuple[Desk, dict[int, int]]:
+    """Used seats of any conversations beside one empty seat, and what a prompt shares with each."""
+    n_used = draw(st.integers(1, 4))
+    desk, shared = desk_of(n_used + 1), {n_used: 0}
+    for slot in range(n_used):
+        n_prompt = draw(st.integers(1, 4000))
+        n_tokens = n_prompt + draw(st.integers(0, 300))
+        desk = used(desk, slot, n_prompt, n_tokens, float(slot), draw(NAMES))
+        shared[slot] = draw(st.integers(0, n_tokens))
+    return desk, shared
+
+
+@given(desks_with_an_empty_seat(), NAMES)
+def test_only_a_follow_up_takes_a_used_seat_while_one_is_empty(
+    drawn: tuple[Desk, dict[int, int]], name: str | None
+) -> None:
+    desk, shared = drawn
+    slot = choose(desk, ticket("a", name=name), lambda _, slot: shared[slot], NONE)
+    assert slot is not None
+    seat = desk.seat(slot)
+    if seat.n_tokens:
+        assert seat.name == name or None in (seat.name, name)
+        is_named = name is not None and seat.name == name
+        assert shared[slot] >= seat.n_prompt - (SLACK if is_named else 0)
+
+
+@given(desks_with_an_empty_seat(), st.sampled_from(["chat-1", None]))
+def test_a_prompt_that_repeats_the_last_one_is_a_follow_up(
+    drawn: tuple[Desk, dict[int, int]], name: str | None
+) -> None:
+    desk, shared = drawn
+    desk = used(desk, 0, 100, 160, now=99.0, name=name)
+    shared = {slot: 0 for slot in shared} | {0: 100}
+    assert choose(desk, ticket("a", name=name), lambda _, slot: shared[slot], NONE) == 0
+
+
+def test_another_conversation_of_one_system_prompt_takes_an_empty_seat() -> None:
+    desk = used(desk_of(3), 0, n_prompt=1910, n_tokens=1924, name="chat-a0")
+    assert choose(desk, ticket("b", name="chat-b0"), shares(s0=1902), NONE) == 1
+    assert choose(desk, ticket("a", name="chat-a0"), shares(s0=1902), NONE) == 0
+
+
+def test_the_same_words_under_two_names_are_two_conversations() -> None:
+    desk = used(desk_of(2), 0, n_prompt=200, n_tokens=214, name="codex-1")
+    assert choose(desk, ticket("b", name="codex-2"), shares(s0=200), NONE) == 1
+
+
+def test_raw_prompts_that_differ_at_their_end_are_told_apart_without_names() -> None:
+    desk = used(desk_of(2), 0, n_prompt=200, n_tokens=214)
+    assert choose(desk, ticket("other"), shares(s0=199), NONE) == 1
+    assert choose(desk, ticket("again"), shares(s0=200), NONE) == 0
+
+
+def test_a_restored_context_is_continued_though_its_end_is_rewritten() -> None:
+    desk = used(desk_of(2), 0, n_prompt=40, n_tokens=60, name="chat-1")
+    desk = hold(request(desk, Errand("restore", 0, 1.0)), Errand("restore", 0, 1.0))
+    desk = renew(desk, 0, n_tokens=5000, now=2.0)
+    assert choose(desk, ticket("own", name="chat-2"), shares(s0=4990), NONE) == 0
+
+
+def test_a_seat_knows_whose_context_it_holds() -> None:
+    desk = used(desk_of(1), 0, n_prompt=100, n_tokens=160, name="chat-1")
+    errand = Errand("save", 0, 1.0)
+    assert release(hold(request(desk, errand), errand), 0, 160, 3.0).seat(0).name == "chat-1"
+    taken = sit(desk, ticket("b", name="chat-2"), 0)
+    assert release(load(taken, 0), 0, 160, 3.0).seat(0).name == "chat-1", "nothing was loaded yet"
+    assert release(taken, 0, 20, 3.0).seat(0).name == "chat-2"
