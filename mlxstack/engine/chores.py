@@ -3,8 +3,6 @@
 import time
 from typing import Any
 
-import mlx.core as mx
-
 from mlxstack.core.act import (
     Chore,
     Clear,
@@ -23,7 +21,7 @@ from mlxstack.core.act import (
 )
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.frame import CacheView, PrefixView, Sums
-from mlxstack.engine import agent_chores, pinning
+from mlxstack.engine import agent_chores, buffer_cache, pinning
 from mlxstack.engine.ledger import Ledger
 from mlxstack.engine.seating import Seating
 from mlxstack.policy import audit
@@ -56,7 +54,7 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
             return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
         case Relieve():
             freed = seating.memory.make_room(seating.live_bytes, Pressure(chore.level))
-            mx.clear_cache()
+            buffer_cache.clear()
             return Freed(freed)
 
 

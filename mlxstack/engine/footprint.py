@@ -5,11 +5,13 @@ import traceback
 
 import mlx.core as mx
 
+from mlxstack.engine import buffer_cache
+
 
 def active_bytes() -> int:
     """Bytes of all arrays that are still held by somebody. Callable from any thread."""
     gc.collect()
-    mx.clear_cache()
+    buffer_cache.clear()
     return int(mx.get_active_memory())
 
 

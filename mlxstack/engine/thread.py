@@ -24,7 +24,7 @@ from mlxstack.core.model import ModelFacts
 from mlxstack.core.ports import Manifests, Shelf, Vault
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
-from mlxstack.engine import chores, footprint, idle, loader
+from mlxstack.engine import buffer_cache, chores, footprint, idle, loader
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
@@ -196,7 +196,7 @@ class Engine:
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
-        mx.clear_cache()
+        buffer_cache.clear()
 
     def _live(self) -> None:
         try:
@@ -259,7 +259,7 @@ class Engine:
     def _listen(self) -> None:
         """Take everything from the inbox; wait for something when there is nothing to do."""
         if not self._turns.has_work and self._inbox.empty():
-            mx.clear_cache()
+            buffer_cache.clear()
             self._has_work = False
             self._obey(idle.wait(self._inbox, self._turns.seating.memory))
         # What these put in is for after the next turn: long work comes in pieces.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.ask import Ask
@@ -25,6 +24,7 @@ from mlxstack.core.event import (
     Source,
 )
 from mlxstack.core.snapshot import AskState, Snapshot
+from mlxstack.engine import buffer_cache
 from mlxstack.engine.batch import Batch, Sampled
 from mlxstack.engine.holding import Holding
 from mlxstack.engine.ledger import Ledger
@@ -137,7 +137,7 @@ class Turns(Holding):
             if seat.state in ACTIVE:
                 self._clear(seat.id, error)
                 self.release(seat.id)
-        mx.clear_cache()
+        buffer_cache.clear()
 
     def snapshot(self) -> Snapshot:
         """What everybody else may know."""

@@ -6,6 +6,8 @@ from typing import Any
 import mlx.core as mx
 from numpy.lib import format as npy
 
+from mlxstack.engine import buffer_cache
+
 
 class _Blank(RawIOBase):
     """A file of one array in the npy format, of which only the header is there."""
@@ -35,7 +37,10 @@ def unfilled(n_bytes: int) -> mx.array:
     MLX has no other array but a loaded one whose first writer is the caller.
     """
     blank: Any = _Blank(n_bytes)
-    array = mx.load(blank, format="npy")
-    assert isinstance(array, mx.array)
-    mx.eval(array)
+    with buffer_cache.LOADING:
+        array = mx.load(blank, format="npy")
+        assert isinstance(array, mx.array)
+        mx.eval(array)
+        # The stream's thread lets go of the Python object last, which needs the GIL too.
+        mx.synchronize(mx.default_stream(mx.cpu))
     return array

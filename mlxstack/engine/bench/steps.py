@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxstack.core.trial import Finding, Samples, Steps
+from mlxstack.engine import buffer_cache
 from mlxstack.engine.bench.rows import FIRST, Ours, Theirs, filled
 from mlxstack.engine.loader import Loaded
 
@@ -72,7 +73,7 @@ def grown(build: Callable[[], Any]) -> tuple[Any, int]:
 def _active() -> int:
     gc.collect()
     mx.synchronize()
-    mx.clear_cache()
+    buffer_cache.clear()
     return int(mx.get_active_memory())
 
 
