@@ -22,7 +22,7 @@ def _pin(seating: Seating, agent: str) -> Pinned:
     last = seating.finding.last(agent)
     if last is None:
         return Pinned(pin_of(agent), 0, 0)
-    return pin(seating, Pin(pin_of(agent), last.tokens, last.salt))
+    return pin(seating, Pin(pin_of(agent), tuple(last.tokens), last.salt))
 
 
 def _let_go(seating: Seating, chore: LetGo) -> int:

@@ -1,5 +1,6 @@
 """Finds what of a prompt need not be computed, and why it is not more."""
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,6 +20,15 @@ from mlxstack.policy.records import Place
 from mlxstack.policy.restore import Clues, Option, Plan, State
 
 MOST_AGENTS = 512
+MOST_PROMPT_BYTES = 64 << 20
+"""Bytes of all last prompts; a small KV budget gives them less."""
+
+PROMPT_SHARE = 32
+"""The last prompts take at most this part of the KV budget: 1 / PROMPT_SHARE."""
+
+KEY_BYTES = 80
+"""A block key in a chain: 32 bytes, and what Python adds."""
+
 FIRST_WORDS = 48
 """Tokens after the head by which a conversation without a name is told from another."""
 
@@ -27,11 +37,17 @@ SHOWN = 24
 
 
 class Remembered(Struct, frozen=True):
-    """The last prompt of somebody, and its block chains."""
+    """The last prompt of a conversation as uint32, and its block chains."""
 
-    tokens: tuple[int, ...]
+    tokens: "array[int]"
     salt: str
     chains: tuple[Chain, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it occupies."""
+        n_keys = sum(len(chain.keys) for chain in self.chains)
+        return self.tokens.itemsize * len(self.tokens) + KEY_BYTES * n_keys
 
 
 class Finding:
@@ -47,6 +63,9 @@ class Finding:
         self._learning = learning
         self._is_foreign = is_foreign
         self._prompts: OrderedDict[str, Remembered] = OrderedDict()
+        self._most_bytes = min(MOST_PROMPT_BYTES, memory.budget // PROMPT_SHARE)
+        self.n_bytes = 0
+        """Bytes of all last prompts, a part of the KV budget."""
         self._hashed: tuple[Ask, tuple[Chain, ...]] | None = None
 
     def find(
@@ -79,10 +98,11 @@ class Finding:
         name = ask.agent or ask.name
         if name is None:
             return
-        self._prompts.pop(name, None)
-        self._prompts[name] = Remembered(ask.tokens, ask.salt, chains)
-        while len(self._prompts) > MOST_AGENTS:
-            self._prompts.popitem(last=False)
+        self.forget(name)
+        self._prompts[name] = Remembered(array("I", ask.tokens), ask.salt, chains)
+        self.n_bytes += self._prompts[name].n_bytes
+        while len(self._prompts) > MOST_AGENTS or self._is_over():
+            self.forget(next(iter(self._prompts)))
 
     def locate(self, agent: str) -> Kept:
         """Where the last prompt of this agent is kept beside the slots."""
@@ -123,7 +143,12 @@ class Finding:
 
     def forget(self, agent: str) -> None:
         """The next prompt of this agent is compared to nothing of its own."""
-        self._prompts.pop(agent, None)
+        if last := self._prompts.pop(agent, None):
+            self.n_bytes -= last.n_bytes
+
+    def _is_over(self) -> bool:
+        """Whether the last prompts take too many bytes; the newest one is always kept."""
+        return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
     def _chains(self, ask: Ask) -> tuple[Chain, ...]:
         """Hashed once for all that is asked about this ask."""

@@ -4,13 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import mlx.core as mx
-
 from mlxstack.core.act import Parked
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Miss, Source
 from mlxstack.core.preset import Persist
+from mlxstack.engine import buffer_cache
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.finding import Finding
@@ -54,10 +53,14 @@ class Seating:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all live contexts. A checkpoint that is shared or parked too counts once."""
+        """Bytes of all live contexts and of the last prompts, to which the next are compared.
+
+        A checkpoint that is shared or parked too counts once.
+        """
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
         marks = sum(mark.n_bytes for mark in own.values() if not self.memory.holds(mark))
-        return marks + sum(context.cache_bytes for context in self.slots)
+        contexts = sum(context.cache_bytes for context in self.slots)
+        return marks + contexts + self.finding.n_bytes
 
     @property
     def learned(self) -> tuple[Learned, ...]:
@@ -146,7 +149,7 @@ class Seating:
             self.make_room(idle)
             self._is_room_due = False
         if turn % CLEAR_EVERY == 0:
-            mx.clear_cache()
+            buffer_cache.clear()
 
     def make_room(self, idle: Sequence[int], ahead: int = 0) -> None:
         """Bring live and parked bytes, and those `ahead`, under the budget.
