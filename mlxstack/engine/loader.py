@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 import xxhash
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_utils
@@ -21,6 +22,7 @@ from mlxstack.engine.device import has_gpu
 from mlxstack.engine.fetching import fetch
 from mlxstack.host.machine import amount
 from mlxstack.host.places import expanded
+from mlxstack.store import blob_file
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ CHUNK = 1 << 22
 BLOB = re.compile(r"[0-9a-f]{64}")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """What mlx-lm reads of an adapter: its rank and scale, and its matrices."""
+
+QUANTIZATION = "hf_quant_config.json"
+"""ModelOpt's settings, which mlx-lm reads beside config.json."""
 
 
 class Loaded(Struct, frozen=True):
@@ -94,6 +99,21 @@ def weights_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def code_digest(path: Path, config: dict[str, Any]) -> str:
+    """A digest of the model's own Python code and of ModelOpt's settings; "" without either.
+
+    The file that config.json names may import any other Python file of the folder.
+    """
+    files = {path / QUANTIZATION}
+    if config.get("model_file"):
+        files |= {path / str(config["model_file"]), *path.rglob("*.py")}
+    found = sorted(file for file in files if file.is_file())
+    digest = xxhash.xxh3_128()
+    for file in found:
+        digest.update(str(file.relative_to(path)).encode() + b"\0" + _bytes_digest(file))
+    return digest.hexdigest() if found else ""
+
+
 def adapter_digest(path: Path) -> str:
     """A digest of the files of an adapter."""
     digest = xxhash.xxh3_128()
@@ -132,6 +152,9 @@ def _facts(
         weights=weights_digest(path),
         adapter=adapter_digest(Path(spec.adapter)) if spec.adapter else "",
         kv_bits=kv.bits,
+        code=code_digest(path, config),
+        mlx_lm=mlx_lm.__version__,
+        kv_format=blob_file.VERSION,
     )
     return ModelFacts(
         id=spec.alias or spec.id,

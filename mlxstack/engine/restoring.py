@@ -144,7 +144,8 @@ class Restoring:
         manifest = shelf.read(name)
         if manifest.identity != identity:
             raise Damaged(
-                f"the slot file {name} was saved with another model, adapter or KV precision"
+                f"the slot file {name} was saved with another model, adapter, KV precision or "
+                "version of mlx-lm; compute the context again, or run what it was saved with"
             )
         heads = _each(name, manifest.segments, lambda key: vault.head(identity, key))
         marks = _each(name, manifest.checkpoints, lambda key: vault.read(identity, key))
