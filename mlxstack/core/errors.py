@@ -17,7 +17,8 @@ StackError
 ├── Broken                 the engine failed; the request was not at fault
 ├── DiskFull               the disk, or the share of it that the preset allows, is full
 ├── Damaged                a stored file is not what it claims to be
-│   └── Unreadable         the disk would not read it now; it may be sound
+│   ├── Unreadable         the disk would not read it now; it may be sound
+│   └── UnknownVersion     another release wrote it; it may be sound
 └── SetupError             the preset or the machine cannot start this service
 """
 
@@ -106,11 +107,18 @@ class DiskFull(StackError):
 
 
 class Damaged(StackError):
-    """A stored file is truncated, altered, foreign, or of an unknown version."""
+    """A stored file is truncated, altered, or foreign."""
 
 
 class Unreadable(Damaged):
     """The disk would not read a stored file now; what is in it may be sound."""
+
+
+class UnknownVersion(Damaged):
+    """A stored file of a format version that this release does not read.
+
+    It counts as a miss and is left as it is: the release that wrote it may come back.
+    """
 
 
 class SetupError(StackError):

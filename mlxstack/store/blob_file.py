@@ -5,6 +5,9 @@
               meta), then the planes "0", "1" ... with dtype, shape, offsets; padded with spaces
     payload   the planes, one after the other
 
+The version is a part of every identity (`core.identity`), so that files of two versions lie in
+different folders.
+
 The checksum is xxh3_128 of the whole file with the 32 digits of the checksum itself as zeros.
 Any safetensors reader can open the file; the library itself is not used here, because it
 copies every plane once more and shuffles the metadata.
@@ -19,7 +22,7 @@ import msgspec
 import xxhash
 from msgspec import Meta, Struct
 
-from mlxstack.core.errors import Damaged
+from mlxstack.core.errors import Damaged, UnknownVersion
 from mlxstack.core.ports import Blob, BlobHead, Plane
 
 FORMAT = "mlx-stack.kv"
@@ -86,7 +89,10 @@ def head_of(blob: Blob) -> BlobHead:
 
 
 def decode(data: bytes) -> Blob:
-    """The blob, its planes as views into `data`. Raises Damaged saying what is wrong."""
+    """The blob, its planes as views into `data`.
+
+    Raises Damaged saying what is wrong, or UnknownVersion.
+    """
     metadata, specs, payload = _parse(data)
     _check_sizes(specs, payload.nbytes)
     _check_digest(data)
@@ -98,7 +104,10 @@ def decode(data: bytes) -> Blob:
 
 
 def read_head(file: BinaryIO) -> BlobHead:
-    """What the header of an open file claims; nothing else is read. Raises Damaged."""
+    """What the header of an open file claims; nothing else is read.
+
+    Raises Damaged or UnknownVersion.
+    """
     first = file.read(LENGTH)
     n_header = min(int.from_bytes(first, "little"), LONGEST_HEADER)
     metadata, specs, _ = _parse(first + file.read(n_header))
@@ -107,7 +116,9 @@ def read_head(file: BinaryIO) -> BlobHead:
 
 
 def pour(file: Source, rows: Iterable[memoryview]) -> tuple[str, str]:
-    """Read the payload of an open file into `rows`; identity and key. Raises Damaged.
+    """Read the payload of an open file into `rows`; identity and key.
+
+    Raises Damaged or UnknownVersion.
 
     No byte is read twice and none is kept elsewhere: for files of hundreds of megabytes.
     """
@@ -210,7 +221,9 @@ def _check_format(fields: dict[str, msgspec.Raw]) -> None:
     if about.get("format") != FORMAT:
         raise Damaged("it is no KV file of mlx-stack")
     if about.get("version") != VERSION:
-        raise Damaged(f"it has version {about.get('version')}, only {VERSION} can be read here")
+        raise UnknownVersion(
+            f"it has format version {about.get('version')}, this release reads {VERSION}"
+        )
 
 
 def _check_sizes(specs: list[PlaneSpec], n_payload: int) -> None:

@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, Damaged, NotFound, StackError, Unreadable
+from mlxstack.core.errors import (
+    BadRequest,
+    Damaged,
+    NotFound,
+    StackError,
+    UnknownVersion,
+    Unreadable,
+)
 from mlxstack.core.ports import Manifest
 from mlxstack.store.disk import Disk, because, refused
 from mlxstack.store.durable import (
@@ -120,6 +127,11 @@ class AgentFolders:
         data = self._read(self._manifest(agent, model), f"saved context of agent {agent}")
         try:
             return from_json(data)
+        except UnknownVersion as error:
+            raise UnknownVersion(
+                f"the saved context of agent {agent} was written by another release of mlx-stack: "
+                f"{error.message}"
+            ) from None
         except Damaged as error:
             raise Damaged(
                 f"the saved context of agent {agent} is damaged: {error.message}"

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 from msgspec import Struct
 
-from mlxstack.core.errors import Damaged
+from mlxstack.core.errors import Damaged, UnknownVersion
 from mlxstack.core.ports import Manifest
 
 MAGIC = b"mlx-stack slot file "
@@ -20,6 +20,13 @@ N_DIGEST = 16
 FORMAT = "mlx-stack.manifest"
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 T = TypeVar("T")
+
+
+class About(Struct, frozen=True):
+    """Format and version of a JSON file, whatever else is in it."""
+
+    format: str
+    version: int
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,12 +45,12 @@ def pack(manifest: Manifest) -> list[bytes]:
 
 
 def unpack(data: bytes) -> Manifest:
-    """Raises Damaged saying what is wrong with a compact file."""
+    """Raises Damaged saying what is wrong with a compact file, or UnknownVersion."""
     if not data.startswith(MAGIC):
         raise Damaged("it is no slot file of mlx-stack")
     if not data.startswith(LINE):
         version = data[len(MAGIC) :].split(b"\n")[0][:20].decode(errors="replace")
-        raise Damaged(f"it has version {version!r}, only {VERSION} can be read here")
+        raise UnknownVersion(f"it has format version {version}, this release reads {VERSION}")
     digest, body = data[len(LINE) :][:N_DIGEST], data[len(LINE) + N_DIGEST :]
     if digest != _digest(body):
         raise Damaged(f"its checksum does not match its {len(data)} bytes: altered or truncated")
@@ -61,10 +68,13 @@ def to_json(manifest: Manifest) -> bytes:
 
 
 def from_json(data: bytes) -> Manifest:
-    """Raises Damaged saying what is wrong with a JSON file."""
+    """Raises Damaged saying what is wrong with a JSON file, or UnknownVersion."""
+    about = parse_json(data, About)
+    if about.format != FORMAT:
+        raise Damaged(f"it is a {about.format}, not a manifest")
+    if about.version != VERSION:
+        raise UnknownVersion(f"it has format version {about.version}, this release reads {VERSION}")
     envelope = parse_json(data, Envelope)
-    if (envelope.format, envelope.version) != (FORMAT, VERSION):
-        raise Damaged(f"it is a {envelope.format} of version {envelope.version}, not a manifest")
     if envelope.checksum != xxhash.xxh3_128_hexdigest(envelope.manifest):
         raise Damaged("its checksum does not match: some byte of it was altered")
     return parse_json(bytes(envelope.manifest), Manifest)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, Damaged, NotFound
+from mlxstack.core.errors import BadRequest, Damaged, NotFound, UnknownVersion
 from mlxstack.core.ports import Manifest
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
@@ -66,6 +66,11 @@ class SlotShelf:
         data = read_whole(self._path(name), self._disk)
         try:
             return unpack(data)
+        except UnknownVersion as error:
+            raise UnknownVersion(
+                f"the slot file {name} was written by another release of mlx-stack: "
+                f"{error.message}; restore it with that release"
+            ) from None
         except Damaged as error:
             raise Damaged(f"the slot file {name} is damaged: {error.message}") from None
 

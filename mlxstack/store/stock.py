@@ -3,14 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from msgspec import structs
-
-from mlxstack.core.errors import Conflict, Damaged, NotFound, Unreadable
+from mlxstack.core.errors import Conflict, Damaged, NotFound, UnknownVersion, Unreadable
 from mlxstack.core.ports import Manifest
-from mlxstack.store.history import AgentFolders, ManifestFile
-from mlxstack.store.shelf import SlotFile, SlotShelf
+from mlxstack.store.history import AgentFolders
+from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.sweep import Context, Ref, Stock
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.vault import DiskVault, Entry
 
 
 def take_stock(
@@ -23,31 +21,46 @@ def take_stock(
     """What lies there now. `shelves` must be all that share the vault.
 
     A KV file that only a forgotten shelf names would look unnamed. Damaged files are contexts
-    that name nothing. Raises Conflict when one cannot be read now: it may name anything.
+    that name nothing. A saved context of an agent in another format version stays, with all KV
+    files and contexts of its identity. Raises Conflict when a context cannot be read now, or when
+    a slot file has another format version: it may name anything.
     """
     # The contexts last: one that is saved meanwhile names files that were listed before.
     blobs = tuple(vault.entries())
     try:
-        contexts = (*(c for shelf in shelves for c in _slots(shelf)), *_agents(agents))
+        saved = tuple(_agents(agents, blobs))
+        contexts = (*(c for shelf in shelves for c in _slots(shelf)), *(c for c, _ in saved))
     except Unreadable as error:
         raise Conflict(f"nothing was deleted: {error.message}") from error
-    return Stock(blobs, contexts, in_use, spared)
+    except UnknownVersion as error:
+        raise Conflict(
+            f"nothing was deleted: {error.message}. It may need any stored KV: sweep with that "
+            "release, or delete the file"
+        ) from error
+    opaque = {identity for _, identity in saved if identity is not None}
+    kept = {c.path for c in contexts if any(identity in opaque for identity, _ in c.refs)}
+    kept |= {c.path for c, identity in saved if identity is not None}
+    return Stock(blobs, contexts, in_use, spared | kept)
 
 
 def _slots(shelf: SlotShelf) -> Iterator[Context]:
     for file in shelf.list():
-        yield _context(f"slot file {file.name}", file, partial(shelf.peek, file.name))
+        title = f"slot file {file.name}"
+        refs = _refs(title, partial(shelf.peek, file.name))
+        yield Context(title, file.path, file.n_bytes, file.used_at, refs)
 
 
-def _agents(agents: AgentFolders) -> Iterator[Context]:
+def _agents(agents: AgentFolders, blobs: tuple[Entry, ...]) -> Iterator[tuple[Context, str | None]]:
+    """Saved contexts; with each the identity whose KV it may name, if that cannot be read here."""
     for file in agents.manifests():
-        peek = partial(agents.peek_manifest, file.agent, file.model)
-        found = _context(f"agent {file.agent} ({file.model[:8]})", file, peek)
-        yield structs.replace(found, agent=file.agent)
-
-
-def _context(title: str, file: SlotFile | ManifestFile, peek: Callable[[], Manifest]) -> Context:
-    return Context(title, file.path, file.n_bytes, file.used_at, _refs(title, peek))
+        title, opaque = f"agent {file.agent} ({file.model[:8]})", None
+        try:
+            refs = _refs(title, partial(agents.peek_manifest, file.agent, file.model))
+        except UnknownVersion:
+            opaque = file.model
+            refs = frozenset((b.identity, b.key) for b in blobs if b.identity == opaque)
+        found = Context(title, file.path, file.n_bytes, file.used_at, refs, file.agent)
+        yield found, opaque
 
 
 def _refs(title: str, peek: Callable[[], Manifest]) -> frozenset[Ref]:
@@ -55,6 +68,8 @@ def _refs(title: str, peek: Callable[[], Manifest]) -> frozenset[Ref]:
         manifest = peek()
     except Unreadable as error:
         raise Unreadable(f"{title}: {error.message}") from error
+    except UnknownVersion:
+        raise
     except (Damaged, NotFound):
         return frozenset()
     keys = (*manifest.segments, *manifest.checkpoints)

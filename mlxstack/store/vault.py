@@ -11,7 +11,7 @@ from threading import Lock
 from msgspec import Struct
 
 from mlxstack.core.act import Sweep, Swept
-from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound
+from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion
 from mlxstack.core.ports import Blob, BlobHead
 from mlxstack.store.blob_file import decode, encode, head_of, pour, read_head
 from mlxstack.store.disk import Disk, refused
@@ -87,7 +87,8 @@ class DiskVault:
         """The blob, checked; its planes are views. Raises NotFound or Damaged.
 
         A file with a wrong content is set aside until the next start, so that the next
-        write of its key heals the vault; one that the disk would not read stays.
+        write of its key heals the vault; one that the disk would not read stays, and so does
+        one of another format version (UnknownVersion).
         """
         if not _is_key(identity) or not _is_key(key):
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
@@ -197,6 +198,10 @@ class DiskVault:
 def _aside_if_damaged(path: Path) -> Iterator[None]:
     try:
         yield
+    except UnknownVersion as error:
+        raise UnknownVersion(
+            f"the KV file {path.name} was written by another release of mlx-stack: {error.message}"
+        ) from None
     except Damaged as error:
         with suppress(OSError):
             path.replace(path.with_name(path.name.removesuffix(SUFFIX) + ASIDE))

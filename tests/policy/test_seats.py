@@ -155,7 +155,7 @@ def test_a_prompt_that_repeats_the_last_one_is_a_follow_up(
 ) -> None:
     desk, shared = drawn
     desk = used(desk, 0, 100, 160, now=99.0, name=name)
-    shared = {slot: 0 for slot in shared} | {0: 100}
+    shared = dict.fromkeys(shared, 0) | {0: 100}
     assert choose(desk, ticket("a", name=name), lambda _, slot: shared[slot], NONE) == 0
 
 

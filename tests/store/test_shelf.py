@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.errors import BadRequest, Damaged, NotFound, SetupError, StackError
+from mlxstack.core.errors import (
+    BadRequest,
+    Damaged,
+    NotFound,
+    SetupError,
+    StackError,
+    UnknownVersion,
+)
 from mlxstack.core.ports import Manifest, Shelf
 from mlxstack.store.filename import check_filename
 from mlxstack.store.manifest_file import pack, unpack
@@ -124,7 +131,7 @@ def test_c8_every_truncation_is_found() -> None:
 
 def test_c8_an_unknown_version_is_named(shelf: SlotShelf) -> None:
     (shelf.directory / "a.bin").write_bytes(b"mlx-stack slot file 7\n" + bytes(100))
-    with pytest.raises(Damaged, match=r"slot file a\.bin is damaged: it has version '7'"):
+    with pytest.raises(UnknownVersion, match=r"slot file a\.bin was written by another release"):
         shelf.read("a.bin")
 
 
