@@ -437,17 +437,24 @@ def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Pa
         assert words(said(again)) == words(cold(http, [user("hi")]))
 
 
-def test_x_9_a_client_that_leaves_leaves_no_trace(http: httpx.Client, live: Running) -> None:
+def test_x_9_a_client_that_leaves_leaves_no_trace(
+    http: httpx.Client, live: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxstack.api.native.generate.FIRST_S", 0.05)
     turn(http, "gus", RULES, user("hello"))
     cancelled = live.service.engine.snapshot().counters.n_cancelled
-    body = {"append": [user("long")], "max_tokens": 600, "ignore_eos": True, "stream": True}
+    body = {"append": [user("long")], "max_tokens": 800, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/agents/gus/generate", json=body) as answer:
-        next(answer.iter_lines())
+        # An iterator that is let go closes its response.
+        lines = answer.iter_lines()
+        next(lines)
+        # Held here, or the lines would forget a lock that is never released.
+        lock = live.service.lines._locks["gus"]
         queued = {"append": [user("next")], "max_tokens": 4, "queue": True, "stream": True}
         with http.stream("POST", "/v1/agents/gus/generate", json=queued) as waiting:
-            assert next(waiting.iter_lines()).startswith("data: ")
-            # Held here, or the lines would forget a lock that is never released.
-            lock = live.service.lines._locks["gus"]
+            heartbeats = waiting.iter_lines()
+            assert next(heartbeats).startswith("data: ")
+            assert live.service.lines.is_busy("gus") and lock.locked()
     end = time.monotonic() + 60
     while (
         live.service.lines.is_busy("gus")
