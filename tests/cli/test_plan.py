@@ -64,6 +64,15 @@ def test_a13_a_preset_is_planned_without_its_model(tmp_path: Path) -> None:
         )
 
 
+def test_a_bare_number_of_memory_means_gigabytes(tmp_path: Path) -> None:
+    bare, spelled = (
+        told(tmp_path, "plan", "gemma3-12b", "--memory", memory)["wanted"]
+        for memory in ("24", "24GB")
+    )
+    assert bare == spelled
+    assert bare["fits"]
+
+
 def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     words = ("plan", "qwen2.5-14b", "--memory", "24GB", "--ctx", "32k", "--agents", "10")
     found = told(tmp_path, *words)["wanted"]
@@ -163,7 +172,15 @@ def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(("--ctx", "many"), 2), (("--memory", "lots"), 5), (("gemma9",), 5)]
+    ("words", "code"),
+    [
+        (("--ctx", "many"), 2),
+        (("--memory", "lots"), 2),
+        (("--memory", "0"), 2),
+        (("--memory", "-24"), 2),
+        (("--memory", ""), 2),
+        (("gemma9",), 5),
+    ],
 )
 def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
     done = run(tmp_path, "plan", *words)
