@@ -126,7 +126,7 @@ def _forecast(
     from mlxstack.cli.forecast import CONTEXTS, forecast
     from mlxstack.cli.outlook import show_forecast
 
-    load = _asked(candidate.load(there.half_bytes), agents, contexts)
+    load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
     found = forecast(candidate, there, load, contexts or CONTEXTS)
     as_json(found) if json else show_forecast(found)
 

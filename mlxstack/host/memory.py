@@ -51,7 +51,8 @@ def this_memory(env: Mapping[str, str]) -> Memory:
 def mac_memory(text: str) -> Memory:
     """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
     total = bytes_of(text)
-    return Memory(total, mac_share(total), 2, f"a Mac with {text}")
+    unit = "" if text.strip()[-1:].isalpha() else " GB"
+    return Memory(total, mac_share(total), 2, f"a Mac with {text.strip()}{unit}")
 
 
 def mac_share(total: int) -> int:
