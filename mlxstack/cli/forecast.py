@@ -94,7 +94,8 @@ class Fit(Struct, frozen=True):
 class Forecast(Struct, frozen=True):
     """Everything that `plan` tells of one preset; `disk_bytes_50k` is an agent of that length.
 
-    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`.
+    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
+    model without slots.
     """
 
     preset: str
@@ -137,7 +138,7 @@ def forecast(
         spec=spec_of(candidate),
         memory=memory,
         workspace_bytes=wanted.workspace,
-        kv_budget_bytes=wanted.budget.n_bytes if wanted.budget is not None else memory.usable,
+        kv_budget_bytes=wanted.budget.n_bytes if wanted.budget is not None else 0,
         wanted=fit(wanted, memory.usable),
         disk_bytes_50k=disk_bytes(dense, DISK_TOKENS),
         contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
