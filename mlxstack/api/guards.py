@@ -49,15 +49,15 @@ def host_check(server: ServerSpec) -> Callable[[Connection], None]:
 
     def check(connection: Connection) -> None:
         host = _bare(connection.headers.get("host", "localhost"))
-        name: str | None = host
         if host.lower() in machine_names and not known.fullmatch(host) and _is_near(connection):
-            name = None
+            # No Origin equals it.
+            host = ""
         elif not (known.fullmatch(host) or _is_address(host)):
             raise Forbidden(
                 f"host {host!r} is not served here; add it to server.allowed_hosts of the preset"
             )
         origin = connection.headers.get("origin")
-        if origin is not None and not _is_friend(origin, name, known):
+        if origin is not None and not _is_friend(origin, host, known):
             raise Forbidden(
                 f"pages of {origin!r} may not use this service; "
                 "add its host to server.allowed_hosts of the preset"
@@ -177,7 +177,7 @@ def _is_address(host: str) -> bool:
     return "%" not in host
 
 
-def _is_friend(origin: str, host: str | None, known: re.Pattern[str]) -> bool:
+def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
     try:
         parts = urlsplit(origin)
     except ValueError:
