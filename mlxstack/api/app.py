@@ -5,6 +5,7 @@ from typing import Any
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
 from mlxstack import __version__
@@ -81,6 +82,11 @@ def _openapi() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="mlx-stack",
         version=__version__,
+        # Pages that show it would load scripts of other sites into this origin.
+        render_plugins=[
+            JsonRenderPlugin(path="/openapi.json"),
+            YamlRenderPlugin(path=["/openapi.yaml", "/openapi.yml"]),
+        ],
         components=Components(
             security_schemes={"ApiKey": SecurityScheme(type="http", scheme="bearer")}
         ),

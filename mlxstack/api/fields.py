@@ -11,7 +11,7 @@ from msgspec import Struct
 from mlxstack.api.hints import hint
 from mlxstack.api.holder import Connection, entitled
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.options import MAX_TOP_LOGPROBS, Options, Wish
+from mlxstack.service.options import MAX_TOP_LOGPROBS, UNLIMITED, Options, Wish
 from mlxstack.text.shape import Shape
 
 # An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
@@ -23,7 +23,13 @@ LONGEST_STOP = 1000
 MOST_BIASES = 300_000
 """More than any vocabulary has tokens."""
 
-Prompts = str | list[str | int | list[int]]
+MOST_BIAS_TEXTS = 1000
+LONGEST_BIAS_TEXT = 1000
+TOKEN_ID = re.compile(r"[+-]?[0-9]{1,18}")
+
+Prompts = str | list[str | int | list[int | str]]
+Prompt = str | tuple[int | str, ...]
+"""One prompt: a text, or token ids and texts in a row."""
 LogitBias = dict[str, float | bool] | list[list[Any]]
 
 
@@ -95,12 +101,12 @@ def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) 
 
 
 def limit(body: Fields) -> int | None:
-    """Tokens of the answer, None for no limit, which -1 stands for. Raises BadRequest."""
+    """Tokens of the answer, None where the body does not say. Raises BadRequest."""
     name = next((name for name in body.limits if getattr(body, name) is not None), None)
-    wanted: int = -1 if name is None else getattr(body, name)
-    if wanted == -1:
+    if name is None:
         return None
-    if wanted < body.least:
+    wanted: int = getattr(body, name)
+    if wanted != UNLIMITED and wanted < body.least:
         raise BadRequest(
             f"{name} is {wanted}; it must be at least {body.least}, or -1 for no limit", name
         )
@@ -143,6 +149,7 @@ def _wish(body: Fields, n_logprobs: int | None) -> Wish:
     if repetition is not None and repetition <= 0:
         raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
     window = body.repeat_last_n if body.repeat_last_n is not None else body.repetition_context_size
+    biases = _biases(body.logit_bias)
     return Wish(
         temperature=body.temperature,
         top_p=_share(body.top_p, "top_p"),
@@ -153,7 +160,8 @@ def _wish(body: Fields, n_logprobs: int | None) -> Wish:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         window=window,
-        logit_bias=_bias(body.logit_bias),
+        logit_bias=tuple((key, value) for key, value in biases if isinstance(key, int)),
+        bias_texts=tuple((key, value) for key, value in biases if isinstance(key, str)),
         top_logprobs=n_logprobs,
     )
 
@@ -192,44 +200,68 @@ def _user(body: Fields) -> Any:
     return body.user if owner is None else owner
 
 
-def _bias(bias: LogitBias | None) -> tuple[tuple[int, float], ...]:
-    pairs = list(bias.items()) if isinstance(bias, dict) else bias or []
+def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
+    """Biases of token ids and, as llama-server takes them, of the tokens of texts.
+
+    The keys of an object are ids where they are numbers. Raises BadRequest.
+    """
+    if isinstance(bias, dict):
+        pairs: list[Any] = [
+            (int(key) if TOKEN_ID.fullmatch(key) else key, value) for key, value in bias.items()
+        ]
+    else:
+        pairs = list(bias or ())
     if len(pairs) > MOST_BIASES:
         raise BadRequest(
             f"logit_bias has {len(pairs)} entries; it may have {MOST_BIASES}", "logit_bias"
         )
-    return tuple(_one_bias(pair) for pair in pairs)
+    found = [_one_bias(pair) for pair in pairs]
+    texts = [key for key, _ in found if isinstance(key, str)]
+    if len(texts) > MOST_BIAS_TEXTS or max(map(len, texts), default=0) > LONGEST_BIAS_TEXT:
+        raise BadRequest(
+            f"logit_bias may have {MOST_BIAS_TEXTS} texts of {LONGEST_BIAS_TEXT} characters each; "
+            "give token ids",
+            "logit_bias",
+        )
+    return found
 
 
-def _one_bias(pair: Any) -> tuple[int, float]:
+def _one_bias(pair: Any) -> tuple[int | str, float]:
     """llama-server's `false` forbids a token altogether."""
     try:
-        token, value = pair
-        if value is False:
-            return int(token), -math.inf
-        if math.isfinite(number := float(value)):
-            return int(token), number
+        key, value = pair
+        if (isinstance(key, str) and key) or (isinstance(key, int) and not isinstance(key, bool)):
+            if value is False:
+                return key, -math.inf
+            if math.isfinite(number := float(value)):
+                return key, number
     except (TypeError, ValueError, OverflowError):
         pass
     raise BadRequest(
-        f"{reprlib.repr(pair)} is not a pair of a token id and a finite number", "logit_bias"
+        f"{reprlib.repr(pair)} is not a pair of a token id or a text and a finite number",
+        "logit_bias",
     )
 
 
-def prompts(sent: Prompts) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt or several, each as text or as tokens. Raises BadRequest for an empty list."""
+def prompts(sent: Prompts) -> tuple[Prompt, ...]:
+    """One prompt or several, each as text, or as token ids and texts in a row.
+
+    As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an
+    empty list.
+    """
     if isinstance(sent, str):
         return (sent,)
-    tokens = tuple(one for one in sent if isinstance(one, int))
-    if tokens and len(tokens) == len(sent):
-        return (tokens,)
-    if tokens or not sent:
+    row = tuple(one for one in sent if not isinstance(one, list))
+    has_ids = any(isinstance(one, int) for one in row)
+    if not sent or (has_ids and len(row) < len(sent)):
         raise BadRequest(
             "prompt must be text, token ids, or a list of texts or of lists of token ids", "prompt"
         )
+    if has_ids:
+        return (row,)
     return tuple(_prompt(one) for one in sent)
 
 
-def _prompt(one: str | int | list[int]) -> str | tuple[int, ...]:
+def _prompt(one: str | int | list[int | str]) -> Prompt:
     assert not isinstance(one, int)
     return one if isinstance(one, str) else tuple(one)

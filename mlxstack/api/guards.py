@@ -5,6 +5,7 @@ Guards are coroutines because Litestar sends plain functions through a thread, e
 
 import ipaddress
 import re
+import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,8 @@ EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
+CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
+"""Names of Docker and Podman for the machine that runs a container; no registry has `.internal`."""
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -35,15 +38,21 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 def host_check(server: ServerSpec) -> Callable[[Connection], None]:
     """Refuses requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
 
-    A Host may be a loopback name, any IP literal (a rebound page never has one), or a
-    configured name; an Origin must be loopback, the Host itself, configured, or an app's.
-    The check raises Forbidden.
+    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured
+    name, or, for peers in private networks, a name of this machine that no domain registry can
+    give away: see `_machine_names`. An Origin must be loopback, the Host itself, configured, or
+    an app's; a name of this machine is not enough, since DNS or mDNS of a hostile network could
+    give it to a page. The check raises Forbidden.
     """
     known = re.compile(_names(server), re.IGNORECASE)
+    machine_names = _machine_names(socket.gethostname())
 
     def check(connection: Connection) -> None:
         host = _bare(connection.headers.get("host", "localhost"))
-        if not (known.fullmatch(host) or _is_address(host)):
+        if host.lower() in machine_names and not known.fullmatch(host) and _is_near(connection):
+            # No Origin equals it.
+            host = ""
+        elif not (known.fullmatch(host) or _is_address(host)):
             raise Forbidden(
                 f"host {host!r} is not served here; add it to server.allowed_hosts of the preset"
             )
@@ -134,6 +143,24 @@ def _names(server: ServerSpec) -> str:
     if "*" in server.allowed_hosts:
         return ".*"
     return "|".join((LOOPBACK, *(re.escape(name) for name in server.allowed_hosts)))
+
+
+def _machine_names(hostname: str) -> frozenset[str]:
+    """Name that containers use for this machine, and its own name in multicast DNS."""
+    own = hostname.partition(".")[0].lower()
+    return CONTAINER_HOSTS | ({f"{own}.local"} if own else set())
+
+
+def _is_near(connection: Connection) -> bool:
+    """Whether the peer is on this machine, in a container, or in the local network."""
+    if connection.client is None:
+        return True
+    try:
+        address = ipaddress.ip_address(connection.client.host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_private
 
 
 def _bare(host: str) -> str:

@@ -16,6 +16,7 @@ class Exit(IntEnum):
     NOT_RUNNING: there is no such service. TAKEN: the service or its port is already in use.
     SETUP: the preset or the machine cannot start it. HOPELESS: a worker that must not be
     restarted (EX_CONFIG of sysexits.h). INTERRUPTED: Ctrl-C; ended by SIGTERM it is 143.
+    PIPE_CLOSED: the reader of the output has gone, as `head` does; 128 + SIGPIPE.
     """
 
     OK = 0
@@ -26,6 +27,7 @@ class Exit(IntEnum):
     SETUP = 5
     HOPELESS = 78
     INTERRUPTED = 130
+    PIPE_CLOSED = 141
 
 
 def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import shutil
 import stat
 import sys
@@ -11,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from mlxstack.cli.catalog import catalog
 from mlxstack.cli.finding import Finding, Verdict
 from mlxstack.cli.model_findings import ceiling, device, model_cache
+from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 from mlxstack.host import services
+from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.machine import amount, find_openblas, machine
 from mlxstack.host.overrides import unknown_variables
 from mlxstack.host.paths import HOME_VARIABLE, Home
@@ -32,6 +35,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
         _system(),
         _packages(),
         _memory(),
+        _descriptors(),
         device(env),
         ceiling(env),
         _blas(env),
@@ -86,6 +90,21 @@ def _memory() -> Iterator[Finding]:
         yield Finding(Verdict.WARN, "memory", detail, "use small models, such as `demo`")
     else:
         yield Finding(Verdict.OK, "memory", detail)
+
+
+def _descriptors() -> Iterator[Finding]:
+    soft, hard = (
+        "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    detail = f"ulimit -n is {soft}, at most {hard}"
+    try:
+        require_limit()
+    except SetupError:
+        remedy = f"start it with a hard limit of at least {REQUIRED}; no model can be loaded"
+        yield Finding(Verdict.BAD, "open files", detail, remedy)
+    else:
+        yield Finding(Verdict.OK, "open files", detail)
 
 
 def _blas(env: Mapping[str, str]) -> Iterator[Finding]:

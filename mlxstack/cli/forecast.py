@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import Unsupported
 from mlxstack.host.memory import Memory
 from mlxstack.policy.advice import Advice, Wish, advise, nearest
-from mlxstack.policy.capacity import Load, disk_bytes, max_agents, max_ctx, need
+from mlxstack.policy.capacity import Load, disk_bytes, fits, max_agents, max_ctx, need
 from mlxstack.policy.geometry import Geometry, Layer, quantized
 from mlxstack.service.candidate import Candidate
 
@@ -74,25 +74,35 @@ class Cell(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """Whether slots x context fit; if not, other settings that do."""
+    """Whether slots x context fit; if not, other settings that do.
+
+    `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
+    """
 
     n_slots: int
     n_ctx: int
     bits: int
     n_bytes: int
+    kv_bytes: int
     fits: bool
+    over_budget: str
     nearest: tuple[str, ...]
     max_ctx: int
     max_agents: int
 
 
 class Forecast(Struct, frozen=True):
-    """Everything that `plan` tells of one preset; `disk_bytes_50k` is an agent of that length."""
+    """Everything that `plan` tells of one preset; `disk_bytes_50k` is an agent of that length.
+
+    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
+    model without slots.
+    """
 
     preset: str
     spec: Spec
     memory: Memory
     workspace_bytes: int
+    kv_budget_bytes: int
     wanted: Fit
     disk_bytes_50k: int
     contexts: tuple[ContextRow, ...]
@@ -128,6 +138,7 @@ def forecast(
         spec=spec_of(candidate),
         memory=memory,
         workspace_bytes=wanted.workspace,
+        kv_budget_bytes=wanted.budget.n_bytes if wanted.budget is not None else 0,
         wanted=fit(wanted, memory.usable),
         disk_bytes_50k=disk_bytes(dense, DISK_TOKENS),
         contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
@@ -141,17 +152,18 @@ def forecast(
 
 def fit(load: Load, usable: int) -> Fit:
     """Whether a load fits, and the way there if not."""
-    from mlxstack.service.fit import settings
+    from mlxstack.service.fit import over_budget, settings
 
-    total = need(load).total
-    fits = total <= usable
-    others = () if fits else tuple(settings(one, load) for one in nearest(load, usable))
+    parts, is_fitting = need(load), fits(load, usable)
+    others = () if is_fitting else tuple(settings(one, load) for one in nearest(load, usable))
     return Fit(
         n_slots=load.n_slots,
         n_ctx=load.n_ctx,
         bits=load.geometry.bits,
-        n_bytes=total,
-        fits=fits,
+        n_bytes=parts.total,
+        kv_bytes=parts.kv,
+        fits=is_fitting,
+        over_budget=over_budget(load),
         nearest=others,
         max_ctx=max_ctx(load, usable),
         max_agents=max_agents(load, usable),
@@ -164,7 +176,7 @@ def recommendation(
     """The candidates that could carry so many agents of so much context, the best first."""
     wishes = []
     for one in candidates:
-        load = replace(one.load(memory.half_bytes), n_slots=n_agents, n_ctx=n_ctx)
+        load = replace(one.load(memory.half_bytes, memory.total), n_slots=n_agents, n_ctx=n_ctx)
         load = replace(load, geometry=one.geometry(memory.half_bytes))
         wishes.append(Wish(one.preset.name, load, one.n_trained))
     return advise(wishes, memory.usable)
@@ -212,5 +224,4 @@ def _precisions(load: Load, usable: int) -> list[Precision]:
 
 
 def _cell(load: Load, usable: int) -> Cell:
-    total = need(load).total
-    return Cell(load.n_slots, load.n_ctx, total, total <= usable)
+    return Cell(load.n_slots, load.n_ctx, need(load).total, fits(load, usable))

@@ -1,9 +1,10 @@
 """The `mlx-stack` command: its verbs, and how its errors reach a person."""
 
 import io
+import os
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -30,6 +31,9 @@ from mlxstack.cli import (
 )
 from mlxstack.cli.exits import Exit, Misuse, exit_of
 from mlxstack.core.errors import StackError, Unauthorized
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -86,10 +90,7 @@ app.command("serve", hidden=True)(serve.serve)
 
 def main() -> None:
     """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
-    for stream in (sys.stdout, sys.stderr):
-        # What a terminal has no letter for is no reason to say nothing.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     signal.signal(signal.SIGTERM, _leave)
     try:
         app()
@@ -106,6 +107,41 @@ def main() -> None:
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+
+
+class PipeWriter(io.FileIO):
+    """Output that ends the process quietly once its reader has closed the pipe.
+
+    Raises SystemExit, which passes through click and rich; both would make a failure of it.
+    """
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write to the descriptor. Raises SystemExit where nothing reads it any more."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            # What is still buffered goes nowhere, without a word at the exit of the interpreter.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            sys.exit(Exit.PIPE_CLOSED)
+
+
+def _tolerant(stream: TextIO) -> TextIO:
+    """The stream with letters spelled out that its terminal lacks, and a pipe that may close."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    try:
+        raw = PipeWriter(stream.fileno(), "wb", closefd=False)
+    except OSError:
+        stream.reconfigure(errors="backslashreplace")
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+    )
 
 
 def _leave(number: int, _: object) -> None:

@@ -9,10 +9,10 @@ from mlxstack.cli.forecast import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spe
 from mlxstack.cli.show import table
 from mlxstack.cli.sizes import size, tokens
 from mlxstack.host.memory import Memory
-from mlxstack.policy.advice import Advice, Option, Verdict, nearest
+from mlxstack.policy.advice import Advice, Verdict, nearest, option
 from mlxstack.policy.capacity import need
 from mlxstack.service.candidate import Candidate
-from mlxstack.service.fit import settings
+from mlxstack.service.fit import BUDGET_KEY, settings
 
 
 class TableRow(Struct, frozen=True):
@@ -61,6 +61,7 @@ def show_forecast(found: Forecast) -> None:
         ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
         ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
         ("workspace", size(found.workspace_bytes)),
+        ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
         ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
         ("wanted", _verdict(wanted, memory)),
     )
@@ -192,6 +193,8 @@ def _verdict(fit: Fit, memory: Memory) -> str:
             f"of {fit.n_slots}"
         )
     helps = "; what would fit: " + ", or ".join(fit.nearest) if fit.nearest else ""
+    if fit.n_bytes <= memory.usable:
+        return f"{asked}: does not fit: {fit.over_budget}{helps}"
     return f"{asked}: does not fit into {size(memory.usable)}{helps}"
 
 
@@ -222,8 +225,9 @@ def _show_matrix(found: Forecast) -> None:
 def _advice(one: Advice, memory: Memory) -> AdviceRow:
     load = one.load
     bits = load.geometry.bits
-    option = Option(load.n_slots, load.n_ctx, bits)
-    changes = f"--set slots.count={option.n_slots} --set slots.n_ctx={option.n_ctx}"
+    changes = f"--set slots.count={load.n_slots} --set slots.n_ctx={load.n_ctx}"
+    pct = option(load).budget_pct
+    budget = "" if pct is None else f" --set {BUDGET_KEY}={pct:g}"
     is_fitting = one.verdict is not Verdict.TOO_LARGE
     return AdviceRow(
         preset=one.name,
@@ -232,7 +236,7 @@ def _advice(one: Advice, memory: Memory) -> AdviceRow:
         weights_bytes=load.weights,
         kv_bits=bits,
         max_agents=one.n_agents,
-        options=f"{changes} --set kv.bits={bits}" if is_fitting else "",
+        options=f"{changes} --set kv.bits={bits}{budget}" if is_fitting else "",
         why=_why(one, memory),
     )
 

@@ -30,7 +30,8 @@ Wanted = Annotated[
 def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     wanted: Wanted = None,
     memory: Annotated[
-        str | None, typer.Option(help="Of a Mac with so much memory, such as 24GB.")
+        str | None,
+        typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
     ] = None,
     ctx: Annotated[
         list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
@@ -60,7 +61,6 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     Without a preset: the table of all presets, or with --agents the ranking for that load.
     """
     from mlxstack.cli.sizes import tokens_of
-    from mlxstack.host.memory import mac_memory, this_memory
     from mlxstack.host.paths import home_from
 
     home = home_from(os.environ)
@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         candidate = None if wanted is None else _candidate(wanted, home, sets)
         _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
-    there = mac_memory(memory) if memory else this_memory(os.environ)
+    there = _memory(memory)
     if wanted is not None and not (recommend or table):
         _forecast(_candidate(wanted, home, sets), there, agents, contexts, json)
     elif recommend or (agents is not None and not table):
@@ -98,6 +98,20 @@ def spec(
     as_json(found) if json else show_spec(found)
 
 
+def _memory(text: str | None) -> "Memory":
+    """Memory of a Mac with `text`, or of this machine. Raises Misuse."""
+    from mlxstack.cli.exits import Misuse
+    from mlxstack.core.errors import SetupError
+    from mlxstack.host.memory import mac_memory, this_memory
+
+    if text is None:
+        return this_memory(os.environ)
+    try:
+        return mac_memory(text)
+    except SetupError as error:
+        raise Misuse(f"--memory: {error.message}") from error
+
+
 def _candidate(wanted: str, home: "Home", sets: list[str] | None) -> "Candidate":
     from mlxstack.host import overrides
     from mlxstack.service.candidate import named
@@ -112,7 +126,7 @@ def _forecast(
     from mlxstack.cli.forecast import CONTEXTS, forecast
     from mlxstack.cli.outlook import show_forecast
 
-    load = _asked(candidate.load(there.half_bytes), agents, contexts)
+    load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
     found = forecast(candidate, there, load, contexts or CONTEXTS)
     as_json(found) if json else show_forecast(found)
 

@@ -16,6 +16,7 @@ def serve(
     """Serve one resolved preset in the foreground."""
     import logging
 
+    from mlxstack.host.descriptors import kept_limit
     from mlxstack.host.lifeline import follow_supervisor
     from mlxstack.host.paths import home_from
     from mlxstack.host.presets import read_resolved
@@ -25,7 +26,8 @@ def serve(
     follow_supervisor(os.environ)
     try:
         resolved = read_resolved(preset)
-        from mlxstack.api.serve import run
+        with kept_limit():
+            from mlxstack.api.serve import run
 
         code = run(resolved, home_from(os.environ).root, preset)
     except SetupError as why:

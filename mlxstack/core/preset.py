@@ -142,14 +142,17 @@ class AgentsSpec(Strict, frozen=True):
 
 
 class SamplingSpec(Strict, frozen=True):
-    """Defaults for requests that say nothing; None falls to the model's generation_config."""
+    """Defaults for requests that say nothing; None falls to the model's generation_config.
+
+    `max_tokens` -1 is no limit but the context, as in llama-server.
+    """
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Natural | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Meta(ge=-1)] | None = None
     thinking: bool | None = None
 
 

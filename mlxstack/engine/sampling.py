@@ -15,10 +15,14 @@ from mlx_lm.sample_utils import (
     make_logits_processors,
 )
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.ask import Sampling
 from mlxstack.core.ports import Walk
 from mlxstack.engine.mask import masked
+
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
+"""Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
 
 
 class Choice(Struct, frozen=True):
@@ -38,7 +42,7 @@ class Chooser:
     def __init__(
         self, sampling: Sampling, prompt: Sequence[int], seed: int, walk: Walk | None = None
     ) -> None:
-        self._sampling = sampling
+        self._sampling = replace(sampling, temperature=_bounded(sampling.temperature))
         self._key = mx.random.key(sampling.seed if sampling.seed is not None else seed)
         self._processors = _processors(sampling)
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
@@ -99,6 +103,10 @@ class Chooser:
             return Choice(token, logprob)
         best = mx.argsort(-logprobs, axis=-1)[0, :n_top]
         return Choice(token, logprob, (best, logprobs[0, best]))
+
+
+def _bounded(temperature: float) -> float:
+    return 0.0 if temperature < LEAST_TEMPERATURE else min(temperature, MOST_TEMPERATURE)
 
 
 def _processors(s: Sampling) -> list[Any]:

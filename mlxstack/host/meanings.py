@@ -46,7 +46,7 @@ MEANINGS = {
     "sampling.top_k": "Only so many of the likeliest tokens; 0 is all.",
     "sampling.min_p": "Only tokens with at least this share of the likeliest one's probability.",
     "sampling.repetition_penalty": "Above 1 makes tokens less likely that were there already.",
-    "sampling.max_tokens": "Tokens of an answer at most.",
+    "sampling.max_tokens": "Tokens of an answer at most; -1 is no limit but the context.",
     "sampling.thinking": "Whether models that can think do so when a request does not say.",
     "server.host": "Address to listen on; another machine's needs keys or `without_key`.",
     "server.port": "Port to listen on; 0 takes a free one.",

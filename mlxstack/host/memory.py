@@ -12,8 +12,10 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 
 VARIABLE = "MLX_STACK_MEMORY"
-AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
+POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+LEAST_BYTES, MOST_BYTES = 2**20, 2**50
+"""Bounds of an amount that may be meant; beyond them it is a slip."""
 CUDA_PACKAGES = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 LARGE_MAC_BYTES = 36 * 2**30
@@ -49,7 +51,8 @@ def this_memory(env: Mapping[str, str]) -> Memory:
 def mac_memory(text: str) -> Memory:
     """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
     total = bytes_of(text)
-    return Memory(total, mac_share(total), 2, f"a Mac with {text}")
+    unit = "" if text.strip()[-1:].isalpha() else " GB"
+    return Memory(total, mac_share(total), 2, f"a Mac with {text.strip()}{unit}")
 
 
 def mac_share(total: int) -> int:
@@ -59,11 +62,18 @@ def mac_share(total: int) -> int:
 
 
 def bytes_of(text: str) -> int:
-    """`24GB`, `24 GiB`, `24g` and `24576M` all mean the same, as memory is sold."""
+    """`24`, `24GB`, `24 GiB`, `24g` and `24576M` all mean the same, as memory is sold.
+
+    Raises SetupError for nonsense, and for less than a MiB or more than 1,024 TiB.
+    """
     found = AMOUNT.fullmatch(text.strip())
-    if found is None:
-        raise SetupError(f"`{text}` is not an amount of memory; write it as 24GB or 512MB")
-    return int(float(found[1]) * 1024 ** POWERS[found[2].upper()])
+    amount = float(found[1]) * 1024 ** POWERS[(found[2] or "G").upper()] if found else 0
+    if not LEAST_BYTES <= amount <= MOST_BYTES:
+        raise SetupError(
+            f"`{text}` is not an amount of memory; write it as 24GB or 512MB (a bare number means "
+            "GB)"
+        )
+    return int(amount)
 
 
 def _wired_limit() -> int:

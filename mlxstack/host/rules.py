@@ -48,6 +48,8 @@ def _sizes(preset: Preset) -> Iterator[Broken]:
             f"is token {preset.kv.quantize_from}, beyond a slot of {n_ctx} tokens",
         )
     n_max = preset.sampling.max_tokens
+    if n_max == 0:
+        yield ("sampling", "max_tokens"), "is 0, but must be at least 1, or -1 for no limit"
     if n_max is not None and n_max > n_ctx:
         yield ("sampling", "max_tokens"), f"is {n_max}, but a slot holds {n_ctx} tokens"
 

@@ -7,20 +7,27 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.policy.capacity import Load, fits, max_agents, max_ctx
+from mlxstack.policy.capacity import Load, fits, max_agents, max_ctx, need
 from mlxstack.policy.geometry import QUANTIZED_BITS, quantized
 
 ROUND_TOKENS = 1024
 LEAST_TOKENS = 1024
 """A context shorter than this is not worth proposing."""
+MOST_BUDGET_PCT = 90
+"""Largest `prefix_cache.memory_budget_pct` that a preset may have."""
 
 
 class Option(Struct, frozen=True):
-    """Settings with which a load would fit: slots, tokens per slot, KV bits."""
+    """Settings with which a load would fit: slots, tokens per slot, KV bits.
+
+    `budget_pct` is the share of the memory that KV then needs; None where the present one is
+    enough.
+    """
 
     n_slots: int
     n_ctx: int
     bits: int
+    budget_pct: float | None = None
 
 
 class Wish(Struct, frozen=True):
@@ -65,13 +72,35 @@ def precisions(load: Load) -> Iterator[Load]:
 
 
 def nearest(load: Load, memory: int) -> tuple[Option, ...]:
-    """One change that makes it fit, the least painful first; if none does, both sizes at once."""
-    found = [_option(other) for other in precisions(load) if fits(other, memory)]
+    """One change that makes it fit, the least painful first; if none does, both sizes at once.
+
+    Where only the KV budget is too small, the first is a larger one. Where the memory is, each
+    comes with the budget that it needs.
+    """
+    unbounded = replace(load, budget=None)
+    if load.budget is not None and fits(unbounded, memory):
+        found = [load, *_smaller(load, memory)]
+    else:
+        found = _smaller(unbounded, memory) or _last_resort(unbounded, memory)
+    options = (option(replace(one, budget=load.budget)) for one in found)
+    return tuple(one for one in options if (one.budget_pct or 0) <= MOST_BUDGET_PCT)
+
+
+def option(load: Load) -> Option:
+    """The settings of a load, and a larger share of the memory where its KV needs one."""
+    pct = None
+    if load.budget is not None:
+        larger = load.budget.holding(need(load).kv)
+        pct = None if larger == load.budget else larger.pct
+    return Option(load.n_slots, load.n_ctx, load.geometry.bits, pct)
+
+
+def _smaller(load: Load, memory: int) -> list[Load]:
+    found = [other for other in precisions(load) if fits(other, memory)]
     n_slots = min(max_agents(load, memory), load.n_slots)
     if n_slots:
-        found.append(_option(replace(load, n_slots=n_slots)))
-    found += _shorter(load, memory)
-    return tuple(found or _last_resort(load, memory))
+        found.append(replace(load, n_slots=n_slots))
+    return found + _shorter(load, memory)
 
 
 def advise(wishes: Sequence[Wish], memory: int) -> tuple[Advice, ...]:
@@ -83,16 +112,12 @@ def advise(wishes: Sequence[Wish], memory: int) -> tuple[Advice, ...]:
     return tuple(sorted(found, key=lambda one: (one.verdict, -one.load.weights, one.name)))
 
 
-def _option(load: Load) -> Option:
-    return Option(load.n_slots, load.n_ctx, load.geometry.bits)
-
-
-def _shorter(load: Load, memory: int) -> list[Option]:
+def _shorter(load: Load, memory: int) -> list[Load]:
     n_ctx = min(max_ctx(load, memory), load.n_ctx) // ROUND_TOKENS * ROUND_TOKENS
-    return [_option(replace(load, n_ctx=n_ctx))] if n_ctx >= LEAST_TOKENS else []
+    return [replace(load, n_ctx=n_ctx)] if n_ctx >= LEAST_TOKENS else []
 
 
-def _last_resort(load: Load, memory: int) -> list[Option]:
+def _last_resort(load: Load, memory: int) -> list[Load]:
     for other in precisions(replace(load, n_slots=1)):
         if found := _shorter(other, memory):
             return found
@@ -100,9 +125,11 @@ def _last_resort(load: Load, memory: int) -> list[Option]:
 
 
 def _advice(wish: Wish, memory: int) -> Advice:
-    best = next((one for one in precisions(wish.load) if fits(one, memory)), None)
-    load = best or wish.load
-    return Advice(wish.name, _verdict(wish, best), load, max_agents(load, memory))
+    wished = replace(wish.load, budget=None)
+    best = next((one for one in precisions(wished) if fits(one, memory)), None)
+    load = best or wished
+    n_agents = max_agents(load, memory)
+    return Advice(wish.name, _verdict(wish, best), replace(load, budget=wish.load.budget), n_agents)
 
 
 def _verdict(wish: Wish, best: Load | None) -> Verdict:

@@ -15,10 +15,31 @@ HEADER_BYTES = 4096
 """Header and padding of one stored file."""
 
 
+class Budget(Struct, frozen=True):
+    """Share of the memory that KV may take: `pct` percent of `total` bytes."""
+
+    total: int
+    pct: float
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the engine gives to KV, live and parked together."""
+        return int(self.total * self.pct / 100)
+
+    def holding(self, n_bytes: int) -> "Budget":
+        """This budget, or the next larger one in whole percent that holds `n_bytes`."""
+        if n_bytes <= self.n_bytes:
+            return self
+        pct = -(-n_bytes * 100 // self.total)
+        larger = replace(self, pct=pct)
+        return larger if n_bytes <= larger.n_bytes else replace(self, pct=pct + 1)
+
+
 class Load(Struct, frozen=True):
     """What a service wants to hold: bytes of `weights` and `workspace`, slots, tokens per slot.
 
     `bite` is the longest piece of prompt prefilled at once; windows are larger while it runs.
+    `budget` bounds the KV of all slots; None is no bound but the memory itself.
     """
 
     geometry: Geometry
@@ -27,6 +48,7 @@ class Load(Struct, frozen=True):
     n_slots: int = 1
     n_ctx: int = 4096
     bite: int = 512
+    budget: Budget | None = None
 
 
 class Need(Struct, frozen=True):
@@ -39,9 +61,14 @@ class Need(Struct, frozen=True):
     margin: int = MARGIN_BYTES
 
     @property
+    def kv(self) -> int:
+        """Bytes of the live contexts."""
+        return self.kv_full + self.kv_state
+
+    @property
     def total(self) -> int:
         """All bytes together."""
-        return self.weights + self.kv_full + self.kv_state + self.workspace + self.margin
+        return self.weights + self.kv + self.workspace + self.margin
 
 
 class Row(Struct, frozen=True):
@@ -69,17 +96,25 @@ def need(load: Load) -> Need:
 
 
 def fits(load: Load, memory: int) -> bool:
-    """Whether `memory` usable bytes hold this load without swapping."""
-    return need(load).total <= memory
+    """Whether `memory` usable bytes and the KV budget hold this load."""
+    parts = need(load)
+    return parts.total <= memory and (load.budget is None or parts.kv <= load.budget.n_bytes)
 
 
 def max_agents(load: Load, memory: int) -> int:
     """How many slots of `load.n_ctx` tokens fit, 0 if none. `load.n_slots` is ignored."""
-    first = need(replace(load, n_slots=1)).total
-    each = need(replace(load, n_slots=2)).total - first
-    if first > memory:
+    one, two = need(replace(load, n_slots=1)), need(replace(load, n_slots=2))
+    found = _more(one.total, two.total, memory)
+    if load.budget is None:
+        return found
+    return min(found, _more(one.kv, two.kv, load.budget.n_bytes))
+
+
+def _more(one: int, two: int, bound: int) -> int:
+    """How many fit into `bound` bytes, of which one takes `one` and a pair takes `two`."""
+    if one > bound:
         return 0
-    return 1 + (memory - first) // each if each else 1
+    return 1 + (bound - one) // (two - one) if two > one else 1
 
 
 def max_ctx(load: Load, memory: int) -> int:

@@ -15,7 +15,7 @@ from mlxstack.host.overrides import Override
 from mlxstack.host.paths import Home
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.policy import architectures, weights
-from mlxstack.policy.capacity import Load
+from mlxstack.policy.capacity import Budget, Load
 from mlxstack.policy.geometry import Geometry, quantized
 
 SINGLE = 4
@@ -48,8 +48,11 @@ class Candidate(Struct, frozen=True):
             found = msgspec.structs.replace(found, element_bytes=SINGLE)
         return quantized(found, bits, self.preset.kv.group_size)
 
-    def load(self, half_bytes: int = 2) -> Load:
-        """What a service of this preset holds. Raises Unsupported."""
+    def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> Load:
+        """What a service of this preset holds; its KV budget is a share of `total_bytes`.
+
+        Raises Unsupported.
+        """
         slots, bite, kv = self.preset.slots, self.preset.pace.max_bite, self.preset.kv
         bits = 16 if kv.quantize_from >= slots.n_ctx else kv.bits
         geometry = self.geometry(half_bytes, bits)
@@ -64,7 +67,14 @@ class Candidate(Struct, frozen=True):
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
             bite=bite,
+            budget=self._budget(total_bytes),
         )
+
+    def _budget(self, total_bytes: int | None) -> Budget | None:
+        """KV budget of the engine; an embedding model has none."""
+        if total_bytes is None or self.preset.kind is Kind.EMBEDDING:
+            return None
+        return Budget(total_bytes, self.preset.prefix_cache.memory_budget_pct)
 
 
 def excerpts() -> Path:

@@ -12,11 +12,11 @@ from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.event import Seated
 from mlxstack.service import agents, guiding
 from mlxstack.service.ear import Ear, Hearing
-from mlxstack.service.options import Bounds, Calling, Options, check, room, sampling
+from mlxstack.service.options import UNLIMITED, Bounds, Calling, Options, check, room, sampling
 from mlxstack.service.parts import Called, Content, Ended, Part, Reasoning, Spoken
 from mlxstack.service.service import Service
 from mlxstack.text.guide import Guide
-from mlxstack.text.prompt import Prompt
+from mlxstack.text.prompt import Prompt, Spelling
 from mlxstack.text.speech import Manner
 
 FORBIDDEN = float("-inf")
@@ -40,6 +40,7 @@ class Order(Struct, frozen=True):
 
 async def admit(service: Service, conversation: Conversation, options: Options) -> Order:
     """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
+    options = await _with_biases(service, options)
     check(options, _bounds(service))
     prompt = await service.words.prompt(conversation)
     tools = guiding.required(options, conversation.tools)
@@ -59,8 +60,11 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
     return structs.replace(_guided(service, order, guide), conversation=conversation)
 
 
-async def admit_text(service: Service, prompt: str | Sequence[int], options: Options) -> Order:
+async def admit_text(
+    service: Service, prompt: str | Sequence[int | str], options: Options
+) -> Order:
     """The same for a raw text or tokens, in whose continuation nothing is a marker."""
+    options = await _with_biases(service, options)
     check(options, _bounds(service))
     made = await service.words.raw(prompt)
     if not made.tokens:
@@ -118,6 +122,8 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
     wished = options.max_tokens
     if wished is None:
         wished = service.preset.sampling.max_tokens
+    if wished == UNLIMITED:
+        wished = None
     # The engine always samples one token; a prefill does not say it.
     is_prefill = wished == 0
     max_tokens = room(len(tokens), 1 if is_prefill else wished, service.n_ctx)
@@ -179,6 +185,20 @@ def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool)
     if prompt.is_in_thinking:
         return (*service.words.tokenizer.think_end_tokens, *opening)
     return opening
+
+
+async def _with_biases(service: Service, options: Options) -> Options:
+    """The options with biases of texts as those of their tokens; special tokens are none."""
+    wish = options.wish
+    if not wish.bias_texts:
+        return options
+    found = list(wish.logit_bias)
+    for text, bias in wish.bias_texts:
+        tokens = await service.words.tokenize(text, Spelling(parse_special=False))
+        found += [(token, bias) for token in tokens]
+    return structs.replace(
+        options, wish=structs.replace(wish, logit_bias=tuple(found), bias_texts=())
+    )
 
 
 def _sampling(service: Service, options: Options) -> Sampling:

@@ -13,11 +13,12 @@ from mlxstack.host.paths import Home
 from mlxstack.host.process import resident_bytes
 from mlxstack.host.state import State, read_json
 from mlxstack.policy.advice import Option, nearest
-from mlxstack.policy.capacity import Load, Need, need
+from mlxstack.policy.capacity import Load, Need, fits, need
 from mlxstack.policy.geometry import Geometry, LayerKind, uncapped
 from mlxstack.service.candidate import Candidate, of_preset
 
 OPTION = "--set "
+BUDGET_KEY = "prefix_cache.memory_budget_pct"
 
 
 class Tenant(Struct, frozen=True):
@@ -53,7 +54,7 @@ def refuse_if_too_big(found: Candidate, room: Room, option: str = OPTION) -> str
     """
     unknown = None
     try:
-        load = found.load(room.memory.half_bytes)
+        load = found.load(room.memory.half_bytes, room.memory.total)
     except BadRequest as why:
         if (why.param or "").startswith("kv."):
             raise SetupError(f"{why.param}: {why.message}") from why
@@ -61,7 +62,7 @@ def refuse_if_too_big(found: Candidate, room: Room, option: str = OPTION) -> str
         load = Load(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
         unknown = why.message
     refuse_whole_windows(found.preset, load)
-    if need(load).total > room.free:
+    if not fits(load, room.free):
         raise SetupError(_refusal(found, load, room, option))
     return unknown
 
@@ -88,12 +89,19 @@ def refuse_whole_windows(preset: Preset, load: Load | None = None) -> None:
 
 def settings(option: Option, load: Load, before: str = OPTION) -> str:
     """What of an option differs from `load`, each key with `before` before it."""
-    changes = (
-        ("slots.count", option.n_slots, load.n_slots),
-        ("slots.n_ctx", option.n_ctx, load.n_ctx),
-        ("kv.bits", option.bits, load.geometry.bits),
-    )
-    return " ".join(f"{before}{key}={new}" for key, new, old in changes if new != old)
+    changes = [
+        (key, new)
+        for key, new, old in (
+            ("slots.count", option.n_slots, load.n_slots),
+            ("slots.n_ctx", option.n_ctx, load.n_ctx),
+            ("kv.bits", option.bits, load.geometry.bits),
+        )
+        if new != old
+    ]
+    told = [f"{before}{key}={new}" for key, new in changes]
+    if option.budget_pct is not None:
+        told.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
+    return " ".join(told)
 
 
 def _breakdown(load: Load, is_measured: bool) -> list[tuple[str, int, str]]:
@@ -115,18 +123,31 @@ def _refusal(found: Candidate, load: Load, room: Room, option: str) -> str:
     lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
     total = sum(n_bytes for _, n_bytes, _ in lines)
     told = [f"  {name:<11} {amount(size):>9}  {word}" for name, size, word in lines if size]
+    why = (
+        f"{amount(total)} are needed, {memory.owner} has {amount(memory.usable)} for models "
+        f"(of {amount(memory.total)})"
+    )
+    if total <= memory.usable:
+        why = over_budget(load)
     return "\n".join(
-        [
-            f"`{found.preset.name}` does not fit: {amount(total)} are needed, {memory.owner} has "
-            f"{amount(memory.usable)} for models (of {amount(memory.total)})",
-            *told,
-            _way_out(load, room, option),
-        ]
+        [f"`{found.preset.name}` does not fit: {why}", *told, _way_out(load, room, option)]
+    )
+
+
+def over_budget(load: Load) -> str:
+    """By how much live KV exceeds the budget of the engine; "" where it does not."""
+    budget, kv = load.budget, need(load).kv
+    if budget is None or kv <= budget.n_bytes:
+        return ""
+    return (
+        f"{load.n_slots} slots x {load.n_ctx} tokens are {amount(kv)} of KV, and "
+        f"{BUDGET_KEY} {budget.pct:g} gives KV {amount(budget.n_bytes)} "
+        f"({budget.pct:g} % of {amount(budget.total)})"
     )
 
 
 def _way_out(load: Load, room: Room, option: str) -> str:
-    ways = [settings(one, load, option) for one in nearest(load, room.free)]
+    ways = [way for one in nearest(load, room.free) if (way := settings(one, load, option))]
     ways += [f"mlx-stack down {one.name}" for one in room.others]
     if not ways:
         return (

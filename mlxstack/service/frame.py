@@ -1,5 +1,6 @@
 """Draws what a watcher of this service sees now."""
 
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from mlxstack import __version__
 from mlxstack.core.act import Kept, Locate, Look
 from mlxstack.core.frame import AgentView, CacheView, Frame, RequestView, ServiceFacts
 from mlxstack.core.snapshot import Counters
-from mlxstack.host.machine import machine
+from mlxstack.host.memory import this_memory
 from mlxstack.service.roster import views
 from mlxstack.service.service import Health, Service
 
@@ -131,4 +132,4 @@ def _facts(service: Service) -> ServiceFacts:
 
 @cache
 def _memory() -> int:
-    return machine().total_bytes
+    return this_memory(os.environ).total

@@ -16,11 +16,16 @@ T = TypeVar("T")
 # OpenAI's default; only reached when request, preset and generation_config.json all say nothing.
 TEMPERATURE = 1.0
 MAX_TOP_LOGPROBS = 20
+UNLIMITED = -1
+"""A limit of tokens that is none but the context, as in llama-server."""
 LEAST_TOP_P = 1e-6
 
 
 class Wish(Struct, frozen=True):
-    """The sampling fields of a request; None where it says nothing."""
+    """The sampling fields of a request; None where it says nothing.
+
+    `bias_texts` are biases of each token of a text, beside `logit_bias` of token ids.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -32,6 +37,7 @@ class Wish(Struct, frozen=True):
     frequency_penalty: float | None = None
     window: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bias_texts: tuple[tuple[str, float], ...] = ()
     top_logprobs: int | None = None
 
 
@@ -48,9 +54,10 @@ class Options(Struct, frozen=True):
 
     `called` is the tool that a required call must name, `shape` what the answer must look like,
     `thinking_budget` the most tokens of a thought.
-    `max_tokens` None runs until the model ends or the context is full, 0 only computes the
-    prompt. `slot` pins; `agent` is an explicit agent, `hint` a client's name for the
-    conversation, `name` what people see of one that belongs to no explicit agent.
+    `max_tokens` None takes the preset's, UNLIMITED runs until the model ends or the context is
+    full, 0 only computes the prompt. `slot` pins; `agent` is an explicit agent, `hint` a
+    client's name for the conversation, `name` what people see of one that belongs to no explicit
+    agent.
     `is_one_call` ends the reply after its first tool call, whose id begins with `call_prefix`.
     `has_progress` wants the prompt's progress as parts.
     """

@@ -61,7 +61,14 @@ class Supply:
         vault = BoundedVault(
             self._vault, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
         )
-        return Engine(preset, vault, shelf, self._outbox.deliver, manifests=self._library)
+        return Engine(
+            preset,
+            vault,
+            shelf,
+            self._outbox.deliver,
+            memory_bytes=this_memory(os.environ).total,
+            manifests=self._library,
+        )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
         """The preset of this name or path, to be served where `running` is.

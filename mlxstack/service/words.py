@@ -41,12 +41,15 @@ class Words:
         """The rendered template."""
         return await self._run(lambda: self.maker.text(conversation))
 
-    async def raw(self, prompt: str | Sequence[int]) -> Prompt:
-        """The prompt of a text, or of tokens. Raises as `check` does."""
+    async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
+        """The prompt of a text, or of tokens and texts in a row. Raises as `check` does."""
         if isinstance(prompt, str):
             return await self._run(lambda: self.maker.plain(prompt))
-        self.check(prompt, "prompt")
-        return self.maker.given(prompt)
+        if len(prompt) > self._n_ctx:
+            raise TooLong(len(prompt), self._n_ctx)
+        tokens = await self._run(lambda: self.maker.joined(prompt))
+        self.check(tokens, "prompt")
+        return self.maker.given(tokens)
 
     async def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
         """The tokens of a text."""

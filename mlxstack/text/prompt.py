@@ -110,6 +110,16 @@ class PromptMaker:
         """The prompt of tokens that a client made itself."""
         return Prompt(tokens=tuple(tokens), before=tuple(tokens[-N_BEFORE:]))
 
+    def joined(self, parts: Sequence[int | str]) -> tuple[int, ...]:
+        """The tokens of token ids and texts in a row; a text at the beginning gets its prefix."""
+        tokens: list[int] = []
+        for at, part in enumerate(parts):
+            if isinstance(part, int):
+                tokens.append(part)
+            else:
+                tokens += (self._encoder.encode(part) if at else self.plain(part)).tokens
+        return tuple(tokens)
+
     def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
         """The tokens of a text."""
         tokens = self._encoder.encode(

@@ -106,7 +106,7 @@ WRONG: list[tuple[Any, str | None]] = [
     ({"messages": HELLO, "id_slot": 99}, "id_slot"),
     ({"messages": HELLO, "id_slot": -2}, "id_slot"),
     ({"messages": HELLO, "n": 99}, "n"),
-    ({"messages": HELLO, "logit_bias": {"a": 1}}, "logit_bias"),
+    ({"messages": HELLO, "logit_bias": {"": 1}}, "logit_bias"),
     ({"messages": HELLO, "logit_bias": {"999999": 1}}, "logit_bias"),
     ({"messages": HELLO, "logit_bias": [[1, 2, 3]]}, "logit_bias"),
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),

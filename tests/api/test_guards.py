@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
+from litestar.connection import ASGIConnection
 
+from mlxstack.api.guards import host_check
 from mlxstack.core.ask import Priority
+from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey, ServerSpec, Tier
 from tests.api.running import Running, running, serving, standing, tiny_preset
 from tests.service.standin import FACTS, StandIn
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.net
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 KEYS = ("key-one", "key-two")
+MACHINE = socket.gethostname().partition(".")[0]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,13 @@ def test_o9_a_strict_service_serves_only_its_own_names(locked: Running) -> None:
         ("192.168.1.7:7109", 200),
         ("[::1]:7109", 200),
         ("mac.lan:7109", 200),
+        ("host.docker.internal:7109", 200),
+        ("Host.Containers.Internal", 200),
+        (f"{MACHINE}.local:7109", 200),
+        ("host.docker.internal.evil.com", 403),
+        ("evil.docker.internal", 403),
+        (f"{MACHINE}.local.evil.com", 403),
+        ("other-machine.local", 403),
         ("evil.com", 403),
         ("localhost.evil.com", 403),
         ("mac.lan.evil.com", 403),
@@ -102,6 +113,36 @@ def test_hosts_against_dns_rebinding(locked: Running, host: str, expected: int) 
     answer = ask(locked, "/health", host=host)
     assert answer.status_code == expected
     assert expected == 200 or answer.json()["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_let_in"),
+    [
+        ("127.0.0.1", True),
+        ("172.17.0.2", True),
+        ("::ffff:172.17.0.2", True),
+        ("fe80::1%eth0", True),
+        ("93.184.216.34", False),
+        ("2606:2800:220:1::1", False),
+    ],
+)
+def test_names_of_this_machine(peer: str, is_let_in: bool) -> None:
+    check = host_check(ServerSpec(allowed_hosts=("mac.lan",)))
+
+    def request(**headers: str) -> ASGIConnection[Any, Any, Any, Any]:
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "headers": pairs, "client": (peer, 1), "path": "/"}
+        return ASGIConnection(scope)  # type: ignore[arg-type]
+
+    for host in ("host.docker.internal:7109", f"{MACHINE}.local"):
+        if is_let_in:
+            check(request(host=host))
+        else:
+            with pytest.raises(Forbidden):
+                check(request(host=host))
+        with pytest.raises(Forbidden):
+            check(request(host=host, origin=f"http://{host}"))
+    check(request(host="mac.lan", origin="http://mac.lan"))
 
 
 @pytest.mark.parametrize("host", ["::1%/evil", "localhost:99999999"])

@@ -131,3 +131,13 @@ def test_of_others_slots_a_key_of_some_agents_sees_only_whether_they_are_busy(
     house.call("plain", "POST", "/completion", json=raw).raise_for_status()
     assert seen("plain")[0]["agent"] is None
     assert [set(one) for one in seen("guest")] == [bare, whole, bare]
+
+
+def test_a_key_of_some_agents_reads_no_totals_and_no_path(house: House) -> None:
+    refused = house.call("guest", "GET", "/metrics")
+    assert refused.status_code == 403
+    assert "all agents" in refused.json()["error"]["message"]
+    told = house.call("plain", "GET", "/metrics").raise_for_status()
+    assert told.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert house.call("guest", "GET", "/props").raise_for_status().json()["model_path"] == ""
+    assert house.call("plain", "GET", "/props").json()["model_path"].endswith("model")

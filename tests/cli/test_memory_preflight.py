@@ -40,6 +40,18 @@ def test_a6_what_is_proposed_is_accepted(shell: Shell) -> None:
         assert shell.run("down").returncode == 0
 
 
+def test_a_share_of_memory_too_small_for_the_slots_is_refused_with_the_key(shell: Shell) -> None:
+    small = ("--set", "prefix_cache.memory_budget_pct=1")
+    memory = {"MLX_STACK_MEMORY": "300MB"}
+    up = shell.up(*small, **memory)
+    assert up.returncode == 5
+    assert "prefix_cache.memory_budget_pct 1 gives KV 3 MiB (1 % of 300 MiB)" in up.stderr
+    raised = re.search(r"prefix_cache\.memory_budget_pct=(\d+)", up.stderr)
+    assert raised is not None
+    started = shell.up("--set", raised[0], **memory)
+    assert started.returncode == 0, started.stderr
+
+
 def test_a6_services_that_run_beside_it_are_counted(shell: Shell) -> None:
     memory = memory_for(shell, 0.6)
     assert shell.up(MLX_STACK_MEMORY=memory).returncode == 0

@@ -64,6 +64,33 @@ def test_a13_a_preset_is_planned_without_its_model(tmp_path: Path) -> None:
         )
 
 
+def test_the_share_of_memory_for_kv_is_counted_and_named(tmp_path: Path) -> None:
+    words = ("plan", "llama3.1-8b", "--memory", "48GB", "--ctx", "64k", "--agents", "3")
+    small = ("--set", "prefix_cache.memory_budget_pct=10")
+    found = told(tmp_path, *words, *small)
+    wanted = found["wanted"]
+    assert not wanted["fits"]
+    assert wanted["n_bytes"] < found["memory"]["usable"]
+    assert found["kv_budget_bytes"] == int(48 * GIB / 10) < wanted["kv_bytes"]
+    proposal = wanted["nearest"][0]
+    assert proposal.startswith("--set prefix_cache.memory_budget_pct=")
+    assert told(tmp_path, *words, *proposal.split())["wanted"]["fits"]
+    text = run(tmp_path, *words, *small).stdout
+    assert "prefix_cache.memory_budget_pct 10 gives KV 4.8 GiB (10 % of 48.0 GiB)" in text
+    ranked = told(tmp_path, "plan", "--recommend", *words[2:])
+    row = next(one for one in ranked["presets"] if one["preset"] == "llama3.1-8b")
+    assert "prefix_cache.memory_budget_pct=" in row["options"]
+
+
+def test_a_bare_number_of_memory_means_gigabytes(tmp_path: Path) -> None:
+    bare, spelled = (
+        told(tmp_path, "plan", "gemma3-12b", "--memory", memory)["wanted"]
+        for memory in ("24", "24GB")
+    )
+    assert bare == spelled
+    assert bare["fits"]
+
+
 def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     words = ("plan", "qwen2.5-14b", "--memory", "24GB", "--ctx", "32k", "--agents", "10")
     found = told(tmp_path, *words)["wanted"]
@@ -163,7 +190,15 @@ def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(("--ctx", "many"), 2), (("--memory", "lots"), 5), (("gemma9",), 5)]
+    ("words", "code"),
+    [
+        (("--ctx", "many"), 2),
+        (("--memory", "lots"), 2),
+        (("--memory", "0"), 2),
+        (("--memory", "-24"), 2),
+        (("--memory", ""), 2),
+        (("gemma9",), 5),
+    ],
 )
 def test_a_typo_is_one_sentence(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
     done = run(tmp_path, "plan", *words)

@@ -1,6 +1,7 @@
 """What needs no service: help, presets, typos, and what is not imported for them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -123,6 +124,27 @@ def test_a_closed_output_is_no_trouble(tmp_path: Path) -> None:
         env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path)}
         done = subprocess.run(closed, env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (3 if words == ("status",) else 0, "")
+
+
+@pytest.mark.parametrize(
+    "words", [("up", "demo", "--dry-run"), ("plan",), ("presets", "--json"), ("--help",)]
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_reader_that_leaves_ends_the_command_quietly(
+    tmp_path: Path, words: tuple[str, ...], encoding: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "MLX_STACK_HOME": str(tmp_path),
+        "PYTHONIOENCODING": encoding,
+    }
+    done = subprocess.run(
+        [*CLI, *words], env=env, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_terminal_without_the_letters_gets_them_in_another_form(tmp_path: Path) -> None:

@@ -11,13 +11,40 @@ GIB = 2**30
 
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
-    [("24GB", 24 * GIB), ("24 GiB", 24 * GIB), ("1.5g", 3 * GIB // 2), ("512M", GIB // 2)],
+    [
+        ("24GB", 24 * GIB),
+        ("24 GiB", 24 * GIB),
+        ("1.5g", 3 * GIB // 2),
+        ("512M", GIB // 2),
+        ("24", 24 * GIB),
+        ("24G", 24 * GIB),
+        (" 1.5 ", 3 * GIB // 2),
+        ("1T", 1024 * GIB),
+    ],
 )
 def test_amounts_are_read_as_memory_is_sold(text: str, n_bytes: int) -> None:
     assert bytes_of(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1GB", "GB", "12 parsecs"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "much",
+        "-1GB",
+        "GB",
+        "12 parsecs",
+        "0",
+        "0GB",
+        "24B",
+        "24 bytes",
+        "10PB",
+        "10240T",
+        "9" * 400,
+        "nan",
+        "-24",
+    ],
+)
 def test_nonsense_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(SetupError, match="write it as 24GB"):
         bytes_of(text)

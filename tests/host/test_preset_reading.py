@@ -34,6 +34,8 @@ REFUSALS = [
     ("model: {id: demo}\nkv:\n  bits: 5\n", 3, ["kv.bits is 5", "4, 8 or 16"]),
     ("model: {id: demo}\nkv:\n  group_size: 48\n", 3, ["kv.group_size is 48", "32, 64 or 128"]),
     ("model: {id: demo}\nbatch:\n  max_size: 0\n", 3, ["batch.max_size is `0`", "at least 1"]),
+    ("model: {id: demo}\nsampling:\n  max_tokens: 0\n", 3, ["sampling.max_tokens is 0", "-1"]),
+    ("model: {id: demo}\nsampling:\n  max_tokens: -2\n", 3, ["sampling.max_tokens is `-2`"]),
     ("model: {id: demo}\nsampling:\n  top_p: 2\n", 3, ["sampling.top_p is `2`", "to 1 or null"]),
     ("model: {id: demo}\nprefix_cache:\n  block_size: 100\n", 3, ["a multiple of 16"]),
     ("model: {id: demo}\nserver:\n  port: 99999\n", 3, ["server.port", "from 0 to 65535"]),

@@ -15,8 +15,8 @@ ABOUT = """\
 # The doors
 
 Every route of the service, drawn by `make docs` (`python -m tests.pages`) from the routes
-themselves. The running service describes them in full at `/schema/openapi.json`, and for a browser
-at `/schema`. What each field means is what it means for the OpenAI, the Anthropic and the
+themselves. The running service describes them in full at `/schema/openapi.json` and
+`/schema/openapi.yaml`. What each field means is what it means for the OpenAI, the Anthropic and the
 llama-server API; unknown fields are ignored. A key goes where your client puts it:
 `Authorization: Bearer KEY` or `x-api-key: KEY`.
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.policy.advice import Option, Verdict, Wish, advise, nearest, precisions
-from mlxstack.policy.capacity import Load, fits, need
+from mlxstack.policy.capacity import Budget, Load, fits, max_agents, max_ctx, need
 from mlxstack.policy.geometry import Geometry, Layer, LayerKind, quantized
 
 GIB = 2**30
@@ -26,6 +26,32 @@ def test_a6_the_least_painful_change_comes_first() -> None:
 def test_a6_when_no_single_change_helps_both_sizes_shrink() -> None:
     assert nearest(LOAD, 5 * GIB + 300 * 2**20) == (Option(1, 1024, 16),)
     assert nearest(LOAD, 5 * GIB) == ()
+
+
+def test_a_budget_too_small_for_the_live_kv_does_not_fit_and_is_raised_first() -> None:
+    kv = need(LOAD).kv
+    enough = replace(LOAD, budget=Budget(100 * kv, 1))
+    memory = need(LOAD).total
+    assert fits(enough, memory)
+    short = replace(LOAD, budget=Budget(100 * kv - 100, 1))
+    assert not fits(short, memory)
+    assert max_agents(short, memory) == 2
+    assert max_ctx(short, memory) == LOAD.n_ctx - 1
+    first, *others = nearest(short, memory)
+    assert first == Option(3, 32768, 16, budget_pct=2)
+    assert Option(2, 32768, 16) in others
+
+
+def test_where_the_memory_is_too_small_each_change_comes_with_its_budget() -> None:
+    memory = need(LOAD).total - 1
+    short = replace(LOAD, budget=Budget(2 * memory, 1))
+    found = nearest(short, memory)
+    assert [replace(one, budget_pct=None) for one in found] == list(nearest(LOAD, memory))
+    for one in found:
+        changed = quantized(LLAMA, one.bits)
+        assert one.budget_pct is not None
+        load = replace(short, geometry=changed, n_slots=one.n_slots, n_ctx=one.n_ctx)
+        assert fits(replace(load, budget=Budget(2 * memory, one.budget_pct)), memory)
 
 
 def test_a6_heads_that_cannot_be_quantised_are_not_proposed_so() -> None:

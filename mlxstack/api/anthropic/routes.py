@@ -62,7 +62,7 @@ def _options(
     wanted = body.tool_choice
     return structs.replace(
         options,
-        max_tokens=default if body.max_tokens is None else options.max_tokens,
+        max_tokens=default if options.max_tokens is None else options.max_tokens,
         stop=fields.stops(body.stop_sequences, "stop_sequences"),
         calling=tools.choice(wanted, found.tools),
         called=wanted.name if wanted and wanted.type == "tool" else None,

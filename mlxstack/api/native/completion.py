@@ -1,7 +1,7 @@
 """llama-server's own completion: a raw prompt, and everything that is known of the answer."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -12,16 +12,16 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import fields, sse
-from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole, later
+from mlxstack.api.choices import check_all, interleaved
 from mlxstack.api.described import described
 from mlxstack.api.errors import Dialect, understand
 from mlxstack.api.errors import body as error_body
-from mlxstack.api.fields import Fields, Prompts
+from mlxstack.api.fields import Fields, Prompt, Prompts
 from mlxstack.api.given import TheService
 from mlxstack.api.logprobs import logprobs
 from mlxstack.api.native.params import spoken
 from mlxstack.api.timings import Stopwatch, timings
-from mlxstack.core.errors import BadRequest
 from mlxstack.service.chat import Order, admit_text
 from mlxstack.service.parts import (
     Content,
@@ -44,7 +44,10 @@ STOP_TYPES = {
 
 
 class NativeBody(Fields, kw_only=True):
-    """POST /completion. A limit of 0 computes the prompt and nothing else."""
+    """POST /completion. A limit of 0 computes the prompt and nothing else.
+
+    A list with a token id is one prompt, any other list holds several.
+    """
 
     least: ClassVar[int] = 0
     prompt: Prompts
@@ -53,34 +56,51 @@ class NativeBody(Fields, kw_only=True):
     return_progress: bool | None = None
 
 
-@post(["/completion", "/completions"], status_code=200, responses=described(dict[str, Any]))
+Answer = dict[str, Any] | list[dict[str, Any]]
+
+
+@post(["/completion", "/completions"], status_code=200, responses=described(Answer))
 async def completion(
     request: AnyRequest, data: JSONBody[NativeBody], service: TheService
-) -> Response[dict[str, Any]] | Stream:
-    """Continue a text or a list of tokens."""
+) -> Response[Answer] | Stream:
+    """Continue a text or tokens, or several of them: then the answer is a list."""
     fields.only_one(data.n)
     prompts = fields.prompts(data.prompt)
-    if len(prompts) != 1:
-        raise BadRequest("one prompt per request; /v1/completions takes several", "prompt")
+    check_all(len(prompts), 1, service)
     n_top = fields.top_logprobs(data.n_probs, "n_probs") or None
-    options = fields.options(data, f"cmpl-{uuid4().hex}", n_top, request)
+    options = fields.options(data, "", n_top, request)
     options = structs.replace(options, has_progress=bool(data.return_progress))
-    order = await admit_text(service, prompts[0], options)
-    shape = Shape(service, order, prompts[0], data)
+    name = f"cmpl-{uuid4().hex}"
+    orders = [
+        await admit_text(service, prompt, structs.replace(options, id=f"{name}-{i}"))
+        for i, prompt in enumerate(prompts)
+    ]
+    shapes = [
+        Shape(service, order, prompt, data, index)
+        for index, (order, prompt) in enumerate(zip(orders, prompts, strict=True))
+    ]
     if data.stream:
-        return await answer_stream(service, order, shape.frames)
-    return await answer_whole(request, service, (order,), lambda replies: shape.whole(replies[0]))
+        return await answer_stream(
+            service,
+            orders[0],
+            lambda first, rest: frames(shapes, first, [rest, *later(service, orders[1:])]),
+        )
+    return await answer_whole(
+        request, service, tuple(orders), lambda replies: _whole(shapes, replies)
+    )
 
 
 class Shape:
-    """Renders the answer to one order, counting its tokens."""
+    """Renders the answer to one order, the prompt number `index`, counting its tokens."""
 
     def __init__(
-        self, service: Service, order: Order, prompt: str | tuple[int, ...], body: NativeBody
+        self, service: Service, order: Order, prompt: Prompt, body: NativeBody, index: int
     ) -> None:
         self._service = service
         self._order = order
-        self._prompt = prompt if isinstance(prompt, str) else service.words.decode(prompt)
+        is_text = isinstance(prompt, str)
+        self._prompt = prompt if is_text else service.words.decode(order.ask.tokens)
+        self._index = index
         self._body = body
         self._has_new_line = False
         self._n_predicted = 0
@@ -95,21 +115,7 @@ class Shape:
             **self._probabilities(reply.notes),
         }
 
-    async def frames(
-        self, first: Part, rest: AsyncGenerator[Part, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """The stream; it ends with the final object or with an error."""
-        async with aclosing(rest):
-            try:
-                for data in self._render(first):
-                    yield data
-                async for part in rest:
-                    for data in self._render(part):
-                        yield data
-            except Exception as problem:
-                yield sse.frame(error_body(understand(problem), Dialect.LLAMA, ""))
-
-    def _render(self, part: Part) -> list[bytes]:
+    def render(self, part: Part) -> list[bytes]:
         self._watch.hear(part)
         match part:
             case Quiet():
@@ -130,7 +136,7 @@ class Shape:
 
     def _partial(self, text: str, notes: tuple[Note, ...]) -> dict[str, Any]:
         return {
-            "index": 0,
+            "index": self._index,
             "content": text,
             "tokens": [note.token for note in notes],
             "stop": False,
@@ -142,7 +148,7 @@ class Shape:
     def _final(self, ended: Ended, content: str, tokens: list[int]) -> dict[str, Any]:
         work = ended.work
         return {
-            "index": 0,
+            "index": self._index,
             "content": content,
             "tokens": tokens,
             "id_slot": ended.slot,
@@ -165,6 +171,30 @@ class Shape:
     def _probabilities(self, notes: tuple[Note, ...]) -> dict[str, Any]:
         found = logprobs(notes, self._service.words)
         return {"completion_probabilities": found.content} if found else {}
+
+
+async def frames(
+    shapes: Sequence[Shape], first: Part, replies: Sequence[Parts]
+) -> AsyncGenerator[bytes, None]:
+    """The stream of all prompts side by side; an error ends it.
+
+    `first` is what the first of `replies` began with.
+    """
+    try:
+        for data in shapes[0].render(first):
+            yield data
+        async with aclosing(interleaved(replies)) as parts:
+            async for index, part in parts:
+                for data in shapes[index].render(part):
+                    yield data
+    except Exception as problem:
+        yield sse.frame(error_body(understand(problem), Dialect.LLAMA, ""))
+
+
+def _whole(shapes: Sequence[Shape], replies: Sequence[Reply]) -> Answer:
+    """As llama-server: the object of a single prompt, a list for several."""
+    found = [shape.whole(reply) for shape, reply in zip(shapes, replies, strict=True)]
+    return found if len(found) > 1 else found[0]
 
 
 def _progress(part: Progressed) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mlxstack.api.guards import OF_ALL
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.service.service import Service
 from mlxstack.service.status import decode_rate, n_processing, prompt_rate
 
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Litestar adds the charset to every text.
+MEDIA_TYPE = "text/plain; version=0.0.4"
 
 Numbers = tuple[tuple[str, str, float], ...]
 
@@ -107,7 +109,7 @@ def metrics_route(service: Service) -> Any:
     is_on = service.preset.prefix_cache.metrics.enabled
     headers = {"process-start-time-unix": str(int(service.started_at))}
 
-    @get("/metrics", media_type=MEDIA_TYPE, name="metrics")
+    @get("/metrics", media_type=MEDIA_TYPE, name="metrics", opt=OF_ALL)
     async def metrics() -> Response[bytes]:
         """Prometheus text: llama-server's names, and ours."""
         if not is_on:

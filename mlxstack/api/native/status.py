@@ -5,6 +5,8 @@ from typing import Any
 from litestar import Response, get, head, post
 
 from mlxstack import __version__
+from mlxstack.api import holder
+from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
 from mlxstack.api.guards import EARLY
 from mlxstack.api.native.params import params
@@ -42,7 +44,7 @@ async def health(service: TheService) -> dict[str, str]:
 
 
 @get("/props")
-async def props(service: TheService) -> dict[str, Any]:
+async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """What llama-server's /props tells, and how this engine decodes."""
     snapshot, words, facts = service.engine.snapshot(), service.words, service.facts
     defaults = sampling(Wish(), service.preset.sampling, facts.defaults, service.n_ctx)
@@ -52,7 +54,8 @@ async def props(service: TheService) -> dict[str, Any]:
         "total_slots": service.preset.slots.count,
         "model_alias": service.name,
         "model_ftype": f"KV {service.preset.kv.bits} bit",
-        "model_path": facts.path,
+        # A path of this machine: not for a key of some agents.
+        "model_path": facts.path if holder.is_whole(request) else "",
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "<__media__>",
         "endpoint_slots": True,

@@ -8,18 +8,19 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from mlxstack.api.answer import AnyRequest
-from mlxstack.api.fields import Prompts
 from mlxstack.api.given import TheService
 from mlxstack.api.leaving import unless_gone
 from mlxstack.api.names import served
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.embedding import Embedded, embed, numbers
 
+Inputs = str | list[str | int | list[int]]
+
 
 class EmbeddingsBody(Struct):
     """Unknown fields are ignored. OpenAI's SDK asks for base64 unless told otherwise."""
 
-    input: Prompts
+    input: Inputs
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -28,8 +29,8 @@ class EmbeddingsBody(Struct):
 class NativeBody(Struct):
     """llama-server's own; `content` is what it calls the input, and "input" means the same."""
 
-    content: Prompts | None = None
-    input: Prompts | None = None
+    content: Inputs | None = None
+    input: Inputs | None = None
 
 
 class Embedding(Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ async def native_embedding(
     )
 
 
-def _texts(given: Prompts) -> list[str | list[int]]:
+def _texts(given: Inputs) -> list[str | list[int]]:
     """One text or its tokens, or a list of either. Raises BadRequest for a mixture."""
     if isinstance(given, str):
         return [given]

@@ -1,0 +1,114 @@
+"""Requests of llama-server's own test suite: lists of prompts, biases of texts, no limit."""
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from mlxstack.core.preset import SamplingSpec, ServerSpec
+from tests.api.running import serving, standing
+from tests.api.speaking import chunks
+from tests.service.standin import FACTS
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+PATH = "/completion"
+BODY = {"n_predict": 6, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+TEXTS = ["once upon a time", "the end of it"]
+
+
+def tokens_of(http: httpx.Client, text: str, **more: Any) -> list[int]:
+    found: list[int] = http.post("/tokenize", json={"content": text, **more}).json()["tokens"]
+    return found
+
+
+def complete(http: httpx.Client, prompt: Any, **more: Any) -> Any:
+    return http.post(PATH, json={**BODY, "prompt": prompt, **more}).raise_for_status().json()
+
+
+def test_a_list_of_prompts_gets_a_list_of_answers(http: httpx.Client) -> None:
+    ids = tokens_of(http, TEXTS[1])
+    prompts = [TEXTS[0], ids, [*ids[:2], "and then", ids[0]]]
+    alone = [complete(http, prompt) for prompt in prompts]
+    found = complete(http, prompts)
+    assert [one["index"] for one in found] == [0, 1, 2]
+    for one, other in zip(found, alone, strict=True):
+        assert one["tokens"] == other["tokens"]
+        assert one["content"] == other["content"]
+        assert one["tokens_evaluated"] == other["tokens_evaluated"]
+        assert one["prompt"] == other["prompt"]
+        assert one["stop"] is True
+    assert complete(http, [TEXTS[0]])["tokens"] == alone[0]["tokens"], "one prompt: one object"
+
+
+def test_a_list_with_a_token_is_one_prompt(http: httpx.Client) -> None:
+    ids = tokens_of(http, TEXTS[0])
+    more = tokens_of(http, "and then")
+    found = complete(http, [*ids, "and then"])
+    assert found["tokens"] == complete(http, [*ids, *more])["tokens"]
+    assert found["tokens_evaluated"] == len(ids) + len(more)
+    assert complete(http, [TEXTS[0], *more])["tokens_evaluated"] == found["tokens_evaluated"]
+
+
+@pytest.mark.parametrize("prompt", [[], [1, [2]], [999_999_999, "a"], [[]]])
+def test_a_prompt_that_is_none_is_refused(http: httpx.Client, prompt: Any) -> None:
+    answer = http.post(PATH, json={**BODY, "prompt": prompt})
+    assert answer.status_code == 400
+
+
+def test_the_stream_of_several_prompts_names_each(http: httpx.Client) -> None:
+    whole = complete(http, TEXTS)
+    found = chunks(http, PATH, {**BODY, "prompt": TEXTS})
+    for one in whole:
+        own = [chunk for chunk in found if chunk["index"] == one["index"]]
+        assert "".join(chunk["content"] for chunk in own) == one["content"]
+        assert [chunk["stop"] for chunk in own] == [False] * (len(own) - 1) + [True]
+        assert own[-1]["tokens_predicted"] == 6
+
+
+def test_a_bias_of_a_text_is_one_of_each_of_its_tokens(http: httpx.Client) -> None:
+    text = "hello world"
+    ids = tokens_of(http, text, add_special=False)
+    assert len(ids) > 1
+    for bias in ([[text, 50]], {text: 50}):
+        found = complete(http, TEXTS[0], logit_bias=bias)
+        assert (
+            found["tokens"] == complete(http, TEXTS[0], logit_bias=[[i, 50] for i in ids])["tokens"]
+        )
+        assert set(found["tokens"]) <= set(ids)
+        told = found["generation_settings"]["logit_bias"]
+        assert told == [{"bias": 50, "token": i} for i in ids]
+    by_id = complete(http, TEXTS[0], logit_bias={str(ids[0]): 90})
+    assert set(by_id["tokens"]) == {ids[0]}
+    forbidden = complete(http, TEXTS[0], logit_bias=[[i, 50] for i in ids] + [[text, False]])
+    assert not set(forbidden["tokens"]) & set(ids)
+
+
+def test_texts_of_biases_are_bounded(http: httpx.Client) -> None:
+    for bias in ([["a", 1]] * 1001, {"a" * 1001: 1}):
+        answer = http.post(PATH, json={**BODY, "prompt": "a", "logit_bias": bias})
+        assert answer.status_code == 400
+        assert "logit_bias may have 1000 texts of 1000 characters" in answer.text
+
+
+@pytest.mark.parametrize("limit", [-1, 7])
+def test_no_limit_of_a_preset_or_a_request_is_the_context(limit: int) -> None:
+    service, engine = standing(ServerSpec(port=0))
+    service.preset = replace(service.preset, sampling=SamplingSpec(max_tokens=limit))
+    engine.loading.set_result(FACTS)
+    bodies = (
+        ("/completion", {"prompt": "hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}]}),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving(service, listener) as found:
+        for path, body in bodies:
+            httpx.post(found.url + path, json=body).raise_for_status()
+            ask = engine.asked[-1]
+            whole = service.n_ctx - len(ask.tokens)
+            assert ask.max_tokens == (whole if limit == -1 else 7), path
+            httpx.post(found.url + path, json={**body, "max_tokens": -1}).raise_for_status()
+            assert engine.asked[-1].max_tokens == whole, path
+        props = httpx.get(f"{found.url}/props").json()
+    assert props["default_generation_settings"]["params"]["max_tokens"] == limit
