@@ -14,6 +14,7 @@ from mlxstack.host import pressure
 from mlxstack.host.pressure import Level
 from mlxstack.service import dialogue, memory
 from mlxstack.service.service import Service
+from mlxstack.service.words import Words
 from mlxstack.text.prompt import Spelling
 
 log = logging.getLogger("mlxstack.duties")
@@ -42,8 +43,9 @@ async def warm_all(service: Service) -> None:
     """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
-            tokens = await _tokens(service, prefix)
-            pinned = await memory.pin(service, prefix.name, tokens)
+            words = service.words
+            made = memory.Prefix(await _tokens(words, prefix), words)
+            pinned = await memory.pin(service, prefix.name, made)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
         except Exception as error:
             log.warning("the prefix %s was not warmed: %s", prefix.name, error)
@@ -119,21 +121,21 @@ async def _relieve(service: Service, level: Callable[[], Level]) -> None:
         log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
 
 
-async def _tokens(service: Service, prefix: WarmPrefix) -> tuple[int, ...]:
+async def _tokens(words: Words, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.tokens_file is not None:
         tokens = json.loads(await _read(prefix.tokens_file))
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise BadRequest(f"{prefix.tokens_file} is no JSON list of token ids")
-        service.words.check(tokens, "tokens_file")
+        words.check(tokens, "tokens_file")
         return tuple(tokens)
     if prefix.text_file is not None:
         text = await _read(prefix.text_file)
-        return await service.words.tokenize(text, Spelling(add_special=False))
+        return await words.tokenize(text, Spelling(add_special=False))
     messages = json.loads(await _read(prefix.messages_file or ""))
     if not isinstance(messages, list):
         raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")
     turns = tuple(dialogue.read(message) for message in messages)
-    prompt = await service.words.prompt(Conversation(turns, add_generation_prompt=False))
+    prompt = await words.prompt(Conversation(turns, add_generation_prompt=False))
     return prompt.tokens
 
 

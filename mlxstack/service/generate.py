@@ -53,6 +53,7 @@ async def parts(
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
+    words = service.words
     with service.lines.joined(agent):
         entering = asyncio.create_task(service.lines.enter(agent))
         try:
@@ -60,6 +61,7 @@ async def parts(
             while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
                 yield Quiet(0, 0)
                 patience_s = beat_s
+            service.require_model(words)
             admitted = await order(service, agent, wish)
             yield admitted
             async with aclosing(reply(service, admitted, first_s, beat_s)) as rest:

@@ -29,7 +29,7 @@ from mlxstack.service.lines import Lines
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.roster import Roster
 from mlxstack.service.ticket import Engine, Ticket
-from mlxstack.service.words import Words
+from mlxstack.service.words import CHANGED, Words
 
 if TYPE_CHECKING:
     from mlxstack.service.supply import Supply
@@ -41,6 +41,7 @@ STALLED_S = 10.0
 GIVE_UP_S = 120.0
 """So long, and everybody who waits is told."""
 WATCH_S = 1.0
+LEAVING = "the service is shutting down; try again when it is back"
 LAST_TURN_S = 5.0
 MOST_SAMPLES = 301
 """Five minutes, at one per second."""
@@ -170,9 +171,10 @@ class Service:
         if self._watch is not None:
             self._watch.cancel()
         await asyncio.wrap_future(self.engine.stop(0.0))
-        self._outbox.fail_all(Busy("the model is being changed; try again in a moment"))
+        gone = Busy("the model is being changed; try again in a moment")
+        self._outbox.fail_all(gone)
         if self._words is not None:
-            self._words.close()
+            self._words.close(gone)
         self._facts = self._words = self.journal.decode = None
         self.last_in_slot.clear()
 
@@ -223,14 +225,18 @@ class Service:
             self._watch.cancel()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
         await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s + LAST_TURN_S)
-        self._outbox.fail_all(Loading("the service is shutting down; try again when it is back"))
+        gone = Loading(LEAVING)
+        self._outbox.fail_all(gone)
         if self._words is not None:
-            self._words.close()
+            self._words.close(gone)
 
     @contextmanager
-    def open(self, ask: Ask) -> Iterator[Ticket]:
-        """Submit an ask; leaving before its end cancels it."""
-        self.require()
+    def open(self, ask: Ask, words: Words) -> Iterator[Ticket]:
+        """Submit an ask made with `words`; leaving before its end cancels it.
+
+        Raises as `require_model` does.
+        """
+        self.require_model(words)
         ticket = Ticket(ask, self._outbox.open(ask), self.engine)
         with self.lines.asking(ask.agent) if ask.agent is not None else nullcontext():
             try:
@@ -269,7 +275,13 @@ class Service:
             case Health.BROKEN:
                 raise Broken(f"{self.trouble}; see the service log")
             case Health.STOPPING:
-                raise Loading("the service is shutting down; try again when it is back")
+                raise Loading(LEAVING)
+
+    def require_model(self, words: Words) -> None:
+        """Raise Busy when tokens made with `words` are of a model that is served no more."""
+        self.require()
+        if words is not self._words:
+            raise Busy(CHANGED)
 
     async def _watch_engine(self) -> None:
         """A dead or stuck engine fails everyone who waits for it, loudly."""

@@ -80,7 +80,7 @@ class Shape:
     ) -> None:
         self._service = service
         self._order = order
-        self._prompt = prompt if isinstance(prompt, str) else service.words.decode(prompt)
+        self._prompt = prompt if isinstance(prompt, str) else order.words.decode(prompt)
         self._body = body
         self._has_new_line = False
         self._n_predicted = 0
@@ -163,7 +163,7 @@ class Shape:
         }
 
     def _probabilities(self, notes: tuple[Note, ...]) -> dict[str, Any]:
-        found = logprobs(notes, self._service.words)
+        found = logprobs(notes, self._order.words)
         return {"completion_probabilities": found.content} if found else {}
 
 
