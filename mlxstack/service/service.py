@@ -19,7 +19,7 @@ from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
 from mlxstack.core.event import Seated
 from mlxstack.core.frame import Sample
 from mlxstack.core.model import ModelFacts
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.service import accounts
 from mlxstack.service.gate import Gate
@@ -42,7 +42,8 @@ GIVE_UP_S = 120.0
 """So long, and everybody who waits is told."""
 WATCH_S = 1.0
 LEAVING = "the service is shutting down; try again when it is back"
-LAST_TURN_S = 5.0
+ANSWER_S = 2.0
+"""Seconds in which requests that have failed tell their clients so."""
 MOST_SAMPLES = 301
 """Five minutes, at one per second."""
 
@@ -72,7 +73,8 @@ class Service:
     counts tool calls of all replies that made no sense. `library` keeps what
     explicit agents said, by default only while the process lives; without a `supply` the model
     cannot be changed. `bytes_before_load` is what MLX held when the model was loaded. `died` is set
-    when there is no engine left that could answer; `trouble` says why.
+    when there is no engine left that could answer; `trouble` says why. `is_engine_left` tells
+    after `stop` that the engine's thread still computes: such a process has to exit at once.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Service:
         self.lines = Lines()
         self.gate = Gate()
         self.bytes_before_load = 0
+        self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
@@ -217,18 +220,29 @@ class Service:
     async def stop(self, drain_s: float) -> None:
         """Let running asks finish for `drain_s` seconds, refuse the others, end the engine.
 
-        An engine that is still loading, or stuck, is left behind: its thread is a daemon.
+        Requests end with the drain, also while a step of the engine takes longer. The engine
+        has PARKING_S more to end its step and park. One that is still loading, or stuck, is left
+        behind: its thread is a daemon.
         """
         was_loading = self._health in (Health.LOADING, Health.SWAPPING)
         self._health = Health.STOPPING
         if self._watch is not None:
             self._watch.cancel()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
-        await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s + LAST_TURN_S)
-        gone = Loading(LEAVING)
-        self._outbox.fail_all(gone)
+        await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s)
+        await asyncio.gather(
+            self._end_requests(Loading(LEAVING)),
+            asyncio.wait({stopping}, timeout=0.0 if was_loading else PARKING_S),
+        )
+        self.is_engine_left = not stopping.done()
+
+    async def _end_requests(self, reason: StackError) -> None:
+        """Fail those that wait for the engine, then whatever else has not ended."""
+        self._outbox.fail_all(reason)
         if self._words is not None:
-            self._words.close(gone)
+            self._words.close(reason)
+        await self.gate.emptied(ANSWER_S)
+        self.gate.interrupt(reason)
 
     @contextmanager
     def open(self, ask: Ask, words: Words) -> Iterator[Ticket]:
