@@ -59,6 +59,29 @@ class Health(StrEnum):
     STOPPING = "stopping"
 
 
+class Change(Struct, frozen=True):
+    """A change of models under way: the next model, and the step that began at `since`.
+
+    `since` is monotonic; a step that takes more than `limit_s` seconds is stuck.
+    """
+
+    model: str
+    step: str
+    since: float
+    limit_s: float
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with a step that is stuck; empty while it is not."""
+        spent_s = time.monotonic() - self.since
+        if spent_s <= self.limit_s:
+            return ""
+        return (
+            f"the change of the model to {self.model} is stuck: the step {self.step} has taken "
+            f"{spent_s:.0f} s; see the service log"
+        )
+
+
 class Moved(Struct, frozen=True):
     """Bytes that saving slots wrote anew, and restoring them read."""
 
@@ -97,6 +120,7 @@ class Service:
         self.supply = supply
         self.lines = Lines()
         self.gate = Gate()
+        self.change: Change | None = None
         self.bytes_before_load = 0
         self.is_engine_left = False
         self.died = asyncio.Event()
@@ -112,7 +136,7 @@ class Service:
     @property
     def name(self) -> str:
         """What the model is called on the wire: the preset's alias, or its model's id."""
-        return self.preset.model.alias or plain(self.preset.model.id)
+        return name_of(self.preset)
 
     @property
     def journal(self) -> Journal:
@@ -168,12 +192,18 @@ class Service:
             self._health, self.trouble = Health.BROKEN, error.message
             raise
 
-    async def part(self) -> None:
-        """End the engine, and let go of everything that came from its model."""
+    async def part(self, limit_s: float) -> None:
+        """End the engine, and let go of everything that came from its model.
+
+        One that does not end within `limit_s` is given up: raises Broken.
+        """
         self._health = Health.SWAPPING
         if self._watch is not None:
             self._watch.cancel()
-        await asyncio.wrap_future(self.engine.stop(0.0))
+        if not await ended(self.engine, limit_s):
+            why = f"the engine of {self.name} did not end within {limit_s:g} s"
+            self.give_up(why)
+            raise Broken(why)
         gone = Busy("the model is being changed; try again in a moment")
         self._outbox.fail_all(gone)
         if self._words is not None:
@@ -208,7 +238,8 @@ class Service:
     async def _load(self) -> ModelFacts:
         if self.supply is not None:
             self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
-        facts = await asyncio.wrap_future(self.engine.start())
+        # A caller that is cancelled does not cancel the load: its thread sets the future.
+        facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         words = await asyncio.to_thread(Words, self.engine.tokenizer, self.preset, facts.n_vocab)
         self._facts, self._words = facts, words
         self.journal.decode = words.decode
@@ -310,6 +341,18 @@ class Service:
         n_failed = self._outbox.fail_all(Broken(what))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
+
+
+async def ended(engine: Engine, limit_s: float) -> bool:
+    """End an engine without a drain; whether it ended within `limit_s` seconds."""
+    stopping = asyncio.wrap_future(engine.stop(0.0))
+    await asyncio.wait({stopping}, timeout=limit_s)
+    return stopping.done()
+
+
+def name_of(preset: Preset) -> str:
+    """The name of a preset's model on the wire: its alias, or its id."""
+    return preset.model.alias or plain(preset.model.id)
 
 
 def plain(model: str) -> str:
