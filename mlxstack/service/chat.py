@@ -10,12 +10,13 @@ from mlxstack.core.ask import Ask, Priority, Sampling
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.event import Seated
-from mlxstack.service import agents, guiding
+from mlxstack.service import agent_locks, agents, guiding
 from mlxstack.service.ear import Ear, Hearing
 from mlxstack.service.options import Bounds, Calling, Options, check, room, sampling
 from mlxstack.service.parts import Called, Content, Ended, Part, Reasoning, Spoken
 from mlxstack.service.service import Service
 from mlxstack.service.words import Words
+from mlxstack.store.agent_locks import AgentLock
 from mlxstack.text.guide import Guide
 from mlxstack.text.prompt import Prompt
 from mlxstack.text.speech import Manner
@@ -89,9 +90,11 @@ async def reply(
     ear = Ear(order.ask, order.hearing, order.words.voice, order.words.maker.replay)
     due = clock() + first_s
     spoken: list[Spoken] = []
+    lock = AgentLock()
     if order.ask.agent is not None:
         await service.lines.until_no_act(order.ask.agent)
-    with service.open(order.ask, order.words) as ticket:
+        lock = await agent_locks.request(service, order.ask.agent)
+    with lock, service.open(order.ask, order.words) as ticket:
         while not ticket.is_over:
             event = await ticket.next(max(0.0, due - clock()))
             if isinstance(event, Seated):
