@@ -11,6 +11,7 @@ from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Loading, StackError
 from mlxstack.core.preset import Kind, WarmPrefix
 from mlxstack.host import pressure
+from mlxstack.host.heap import trim_heap
 from mlxstack.host.pressure import Level
 from mlxstack.service import dialogue, memory
 from mlxstack.service.service import Service
@@ -22,6 +23,7 @@ log = logging.getLogger("mlxstack.duties")
 LOOK_S = 5.0
 SWEEP_S = 600.0
 SAMPLE_S = 1.0
+REST_S = 10.0
 
 
 async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
@@ -29,6 +31,7 @@ async def do(service: Service, level: Callable[[], Level] = pressure.level) -> N
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
+        group.create_task(return_memory(service, REST_S))
         if service.preset.kind is Kind.EMBEDDING:
             return
         if spec.warm_on_startup:
@@ -80,6 +83,21 @@ async def sample(service: Service, interval_s: float) -> None:
         service.sample()
 
     await _every(interval_s, "the count of tokens", count)
+
+
+async def return_memory(service: Service, interval_s: float) -> None:
+    """Give freed memory back to the system when requests have ended and none is under way."""
+    n_before = 0
+
+    async def trim() -> None:
+        nonlocal n_before
+        gate = service.gate
+        if gate.n_inside or gate.n_entered == n_before:
+            return
+        n_before = gate.n_entered
+        await asyncio.to_thread(trim_heap)
+
+    await _every(interval_s, "the return of memory", trim)
 
 
 async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:

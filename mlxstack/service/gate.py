@@ -8,10 +8,11 @@ from mlxstack.core.errors import StackError
 
 
 class Gate:
-    """Belongs to the event loop. `n_inside` requests have passed and are not over yet."""
+    """Belongs to the event loop. `n_entered` requests passed; `n_inside` are not over yet."""
 
     def __init__(self) -> None:
         self.n_inside = 0
+        self.n_entered = 0
         self._opened = asyncio.Event()
         self._opened.set()
         self._emptied = asyncio.Event()
@@ -27,6 +28,7 @@ class Gate:
         """Wait until it is open, and be inside."""
         await self._opened.wait()
         self.n_inside += 1
+        self.n_entered += 1
 
     def leave(self) -> None:
         """One is no longer inside."""
