@@ -8,6 +8,7 @@
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -32,7 +33,8 @@ class AgentLock:
         if fd is None:
             return
         if self._doomed is not None:
-            self._doomed.unlink(missing_ok=True)
+            with suppress(OSError):  # an empty file that stays does no harm
+                self._doomed.unlink()
         os.close(fd)
 
     def __enter__(self) -> "AgentLock":
