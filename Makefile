@@ -5,9 +5,10 @@ PORT ?= 7109
 SEED ?= 1
 MINUTES ?= $(if $(filter fuzz,$(MAKECMDGOALS)),20,30)
 # MLX's CPU build links a slow reference BLAS; OpenBLAS in front of it is many times faster.
-# Its arrays come from malloc, where huge pages save most of the cost of fresh memory.
+# Its arrays come from malloc, where huge pages save most of the cost of fresh memory, and few
+# arenas keep less of what was freed.
 BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
-FAST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(if $(BLAS),LD_PRELOAD=$(BLAS))
+FAST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BLAS),LD_PRELOAD=$(BLAS))
 
 .DEFAULT_GOAL := help
 

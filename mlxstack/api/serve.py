@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import Generator
+from math import ceil
 from pathlib import Path
 
 import h11
@@ -18,15 +21,18 @@ from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.service.assemble import assemble
 from mlxstack.service.duties import do
-from mlxstack.service.service import Service
+from mlxstack.service.service import ANSWER_S, Service
 
 log = logging.getLogger("mlxstack.serve")
 
 BACKLOG = 2048
 # Longer than clients keep an idle connection, so that no request meets one that is closing.
 KEEP_ALIVE_S = 75
-# After the drain, streams need a moment to say why they ended.
-GRACE_S = 2
+# After the drain, requests need a moment to say why they ended: longer than the service gives
+# them before it ends them itself, or uvicorn would cut them off without a word.
+GRACE_S = ceil(ANSWER_S) + 3
+# A thread that is stuck in a template or a grammar does not keep the process from its exit.
+EXIT_S = 2.0
 # Of a request before its body: the longest line of a client is a key, and the most are cookies.
 MAX_HEAD_BYTES = 64 * 1024
 
@@ -77,7 +83,20 @@ async def _run(preset: Preset, home: Path, source: Path | None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, leaving.set)
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
-        return await serve(service, server, listener, leaving)
+        code = await serve(service, server, listener, leaving)
+        _leave(service, code)
+        return code
+
+
+def _leave(service: Service, code: int) -> None:
+    """Exit within EXIT_S, at once while MLX computes: a normal exit would abort there."""
+    if service.is_engine_left:
+        log.warning("the engine has not ended its step; what it has not saved yet is lost")
+        logging.shutdown()
+        os._exit(code)
+    watchdog = threading.Timer(EXIT_S, os._exit, (code,))
+    watchdog.daemon = True
+    watchdog.start()
 
 
 async def serve(
@@ -124,7 +143,7 @@ def config(service: Service) -> uvicorn.Config:
         lifespan="off",
         http=Line,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        timeout_graceful_shutdown=round(drain_s) + GRACE_S,
+        timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
 

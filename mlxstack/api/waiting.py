@@ -41,31 +41,57 @@ def waiting_room(service: Service, app: Any) -> App:
     """The application behind the gate: all that changes something or generates passes it.
 
     Before a closed one wait no strangers, no more than `queue.max_waiting`, and no body over
-    the limit.
+    the limit. Whatever has no answer when the gate is interrupted gets the reason as its answer.
     """
     visits: set[_Visit] = set()
     server = service.preset.server
     checks = (guards.host_check(server), guards.key_check(server))
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        if not _passes_gate(scope):
+        if scope["type"] != "http" or scope["method"] not in METHODS:
             await app(scope, receive, send)
-        elif not service.gate.is_closed:
+            return
+        response = _Response(send)
+        try:
+            async with service.gate.interruptible():
+                await enter(scope, receive, response)
+        except StackError as error:
+            if not response.is_begun:
+                await _refuse(scope, response.relay, error)
+
+    async def enter(scope: Scope, receive: Receive, response: _Response) -> None:
+        if scope["path"].rstrip("/") == CHANGES:
+            await app(scope, receive, response.send)
+            return
+        if not service.gate.is_closed:
             await service.gate.enter()
             try:
-                await app(scope, receive, send)
+                await app(scope, receive, response.send)
             finally:
                 service.gate.leave()
-        else:
-            try:
-                for check in checks:
-                    check(ASGIConnection(cast(HTTPScope, scope)))
-                _check_room(len(visits), service.preset.queue.max_waiting)
-                await _Visit(service, scope, receive, send).wait(app, visits)
-            except (Busy, Forbidden, TooLarge, Unauthorized) as error:
-                await _refuse(scope, send, error)
+            return
+        try:
+            for check in checks:
+                check(ASGIConnection(cast(HTTPScope, scope)))
+            _check_room(len(visits), service.preset.queue.max_waiting)
+            await _Visit(service, scope, receive, response).wait(app, visits)
+        except (Busy, Forbidden, TooLarge, Unauthorized) as error:
+            await _refuse(scope, response.relay, error)
 
     return handle
+
+
+class _Response:
+    """The response of the application to one request: whether it has begun, and where it goes."""
+
+    def __init__(self, send: Send) -> None:
+        self.is_begun = False
+        self.relay = send
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on."""
+        self.is_begun = True
+        await self.relay(message)
 
 
 def _check_room(n_waiting: int, limit: int) -> None:
@@ -73,20 +99,19 @@ def _check_room(n_waiting: int, limit: int) -> None:
         raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 
-def _passes_gate(scope: Scope) -> bool:
-    is_changing = scope["type"] == "http" and scope["method"] in METHODS
-    return is_changing and scope["path"].rstrip("/") != CHANGES
-
-
 class _Visit:
     """One request that came while the gate was closed."""
 
-    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, service: Service, scope: Scope, receive: Receive, response: _Response
+    ) -> None:
         self._gate = service.gate
         self._max_bytes = service.preset.server.max_body_bytes
         self._scope = scope
         self._receive = receive
-        self._send = send
+        self._send = response.relay
+        self._response = response
+        response.relay = self._pass_on
         self._heard: list[Message] = []
         self._is_stream = False
         self._is_begun = False
@@ -117,7 +142,7 @@ class _Visit:
             await _cancel(leaving)
             if entering.done():
                 visits.discard(self)
-                await app(self._scope, self._replay, self._pass_on)
+                await app(self._scope, self._replay, self._response.send)
         finally:
             await _cancel(leaving)
             await _cancel(entering)

@@ -18,7 +18,7 @@ from mlxstack.cli import fitting
 from mlxstack.cli.show import note
 from mlxstack.client import Client, Health, Unreachable
 from mlxstack.core.errors import Broken, Taken
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.host import machine, overrides, preflight, presets, services
 from mlxstack.host.logs import tail
 from mlxstack.host.overrides import Override
@@ -34,7 +34,7 @@ QUIET = {
 }
 """Each line at once, in UTF-8, and none about PyTorch, which nobody needs here."""
 
-SAVING_S = 3.0
+SAVING_S = PARKING_S + 3.0
 FAILED_START_PATIENCE_S = 2.0
 PROBE_S = 0.1
 LOG_LINE = re.compile(r"\S+ \S+ (?:INFO|WARNING|ERROR) \S+ (.+)")

@@ -14,6 +14,10 @@ Seconds = Annotated[float, Meta(gt=0)]
 Percent = Annotated[float, Meta(gt=0, le=90)]
 
 
+PARKING_S = 10.0
+"""Seconds after the drain in which an engine ends its step and parks the KV of its agents."""
+
+
 class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """Base of every preset section."""
 

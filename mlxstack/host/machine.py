@@ -9,7 +9,8 @@ import psutil
 from msgspec import Struct
 
 OPENBLAS = "libopenblas.so.0"
-HUGE = "glibc.malloc.hugetlb=1"
+TUNABLES = ("glibc.malloc.hugetlb=1", "glibc.malloc.arena_max=2")
+ARENAS = "MALLOC_ARENA_MAX"
 LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/OpenBLAS/lib")
 THREADED_FOLDERS = ("openblas-pthread", "openblas-openmp", "openblas-serial")
 
@@ -75,21 +76,27 @@ def preload(env: Mapping[str, str], library: Path | None) -> dict[str, str]:
     return {"LD_PRELOAD": f"{library}:{already}" if already else str(library)}
 
 
-def huge_pages(env: Mapping[str, str], system: str) -> dict[str, str]:
-    """The variables to add so that glibc asks Linux for huge pages; empty elsewhere.
+def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
+    """The variables to add for glibc's malloc: huge pages, and few arenas; empty elsewhere.
 
     MLX on a CPU takes its arrays from malloc, and touching fresh pages of 4 KiB costs more than
-    filling them does. https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html
+    filling them does. Each arena keeps what threads have freed, so that a burst of requests
+    leaves the more behind the more arenas there are. What the user has set stays.
+    https://sourceware.org/glibc/manual/latest/html_node/Memory-Allocation-Tunables.html
     """
-    tunables = env.get("GLIBC_TUNABLES", "")
-    if system != "Linux" or "glibc.malloc.hugetlb" in tunables:
+    if system != "Linux":
         return {}
-    return {"GLIBC_TUNABLES": f"{tunables}:{HUGE}" if tunables else HUGE}
+    before = env.get("GLIBC_TUNABLES", "")
+    set_by_user = {one.partition("=")[0] for one in before.split(":")}
+    if ARENAS in env:
+        set_by_user.add("glibc.malloc.arena_max")
+    added = [one for one in TUNABLES if one.partition("=")[0] not in set_by_user]
+    return {"GLIBC_TUNABLES": ":".join([before, *added] if before else added)} if added else {}
 
 
 def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
     """The variables to add to `env` of a process that computes with MLX here."""
-    return preload(env, find_openblas()) | huge_pages(env, platform.system())
+    return preload(env, find_openblas()) | malloc_tunables(env, platform.system())
 
 
 def amount(n_bytes: float) -> str:

@@ -59,7 +59,7 @@ MEANINGS = {
     "server.without_key": "Let other machines in without a key.",
     "server.strict_models": "Refuse requests that name another model, instead of serving them.",
     "server.max_body_bytes": "Bytes of a request at most; more is refused with 413.",
-    "server.startup_timeout_s": "Seconds in which `up` must see it healthy, downloads aside.",
+    "server.startup_timeout_s": "Seconds in which a model must be there, at `up` and at a swap.",
     "server.drain_s": "Seconds that running requests get when it stops.",
     "template": "Variables for the chat template, beside those that a request gives.",
 }

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from mlxstack.core.ask import Priority
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.frame import AgentView
-from mlxstack.service import dialogue
+from mlxstack.service import agent_locks, dialogue
 from mlxstack.service.accounts import facts_about, facts_of
 from mlxstack.service.parts import Spoken
 from mlxstack.service.roster import Record, views
@@ -79,7 +79,7 @@ async def one(service: Service, agent: str) -> Portrait:
 async def create(service: Service, agent: str, past: Past) -> Portrait:
     """An agent with this past. Raises Conflict when there is one of this id."""
     check_room(service, agent)
-    async with service.lines.acting(agent):
+    async with _editing(service, agent):
         if await asyncio.to_thread(service.library.has, agent):
             raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
         service.roster.record(agent, is_explicit=True)
@@ -106,7 +106,7 @@ async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
         record.is_pinned = wanted.is_pinned
         await _pin(service, record)
     if record.is_explicit:
-        async with service.lines.pen(agent):
+        async with agent_locks.writing(service, agent):
             await _replace(service, agent, await past(service, agent))
     return await one(service, agent)
 
@@ -119,7 +119,7 @@ async def fork(service: Service, agent: str, other: str) -> Portrait:
     _record(service, agent)
     await past(service, agent)
     check_room(service, other)
-    async with service.lines.acting(other):
+    async with _editing(service, other):
         await in_thread(service.library.copy, agent, other)
         service.roster.record(other, is_explicit=True)
         await _write(service, other, await past(service, other))
@@ -128,7 +128,7 @@ async def fork(service: Service, agent: str, other: str) -> Portrait:
 
 async def rewind(service: Service, agent: str, n_messages: int) -> Portrait:
     """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
-    async with service.lines.acting(agent):
+    async with _editing(service, agent):
         found = await past(service, agent)
         if not 0 <= n_messages <= len(found.messages):
             raise BadRequest(
@@ -148,12 +148,12 @@ async def evict(service: Service, agent: str) -> int:
 
 async def delete(service: Service, agent: str) -> None:
     """Forget it: history, KV, account. Raises NotFound, or Conflict when it is busy."""
-    async with service.lines.acting(agent):
+    async with _editing(service, agent):
         record = _record(service, agent)
         record.is_pinned = False
         await _pin(service, record)
         await _vacate(service, agent, is_kept=False)
-        async with service.lines.pen(agent):
+        async with agent_locks.writing(service, agent):
             with suppress(NotFound):
                 await in_thread(service.library.remove, agent)
         service.roster.forget(agent)
@@ -184,9 +184,17 @@ async def heard(
         service.engine.tend(PinAgent(agent))
 
 
+@asynccontextmanager
+async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
+    """Nothing else changes the history meanwhile. Raises Conflict when the agent is busy."""
+    async with service.lines.acting(agent):
+        with await agent_locks.turn_now(service, agent):
+            yield
+
+
 async def _write(service: Service, agent: str, past: Past) -> None:
     """Replace the history, after those that were to be written before."""
-    async with service.lines.pen(agent):
+    async with agent_locks.writing(service, agent):
         await _replace(service, agent, past)
 
 

@@ -7,6 +7,7 @@ from mlxstack.service.library import Library
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.service import Service
 from mlxstack.service.supply import Supply
+from mlxstack.store.agent_locks import AgentLocks
 from mlxstack.store.history import AgentFolders
 from mlxstack.store.vault import DiskVault
 
@@ -16,6 +17,7 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
 
     Raises SetupError when a folder cannot be made.
     """
-    outbox, library = Outbox(), Library(AgentFolders(home / "agents"))
+    folders = AgentFolders(home / "agents")
+    outbox, library = Outbox(), Library(folders, AgentLocks(home / "locks"))
     supply = Supply(home, DiskVault(home / "kv"), outbox, library, source)
     return Service(preset, outbox, supply.engine(preset), library, supply)

@@ -10,11 +10,13 @@ from mlxstack.core.ask import Ask, Priority, Sampling
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.core.event import Seated
-from mlxstack.service import agents, guiding
+from mlxstack.service import agent_locks, agents, guiding
 from mlxstack.service.ear import Ear, Hearing
 from mlxstack.service.options import UNLIMITED, Bounds, Calling, Options, check, room, sampling
 from mlxstack.service.parts import Called, Content, Ended, Part, Reasoning, Spoken
 from mlxstack.service.service import Service
+from mlxstack.service.words import Words
+from mlxstack.store.agent_locks import AgentLock
 from mlxstack.text.guide import Guide
 from mlxstack.text.prompt import Prompt, Spelling
 from mlxstack.text.speech import Manner
@@ -25,11 +27,13 @@ FORBIDDEN = float("-inf")
 class Order(Struct, frozen=True):
     """An admitted request: nothing foreseeable is wrong with it.
 
+    `words` are the text tools of the model whose tokens these are; no other model may answer.
     `conversation` is what it was made of, unless it was made of plain text or tokens.
     """
 
     ask: Ask
     hearing: Hearing
+    words: Words
     conversation: Conversation | None = None
 
     @property
@@ -42,11 +46,13 @@ async def admit(service: Service, conversation: Conversation, options: Options) 
     """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
     options = await _with_biases(service, options)
     check(options, _bounds(service))
-    prompt = await service.words.prompt(conversation)
+    words = service.words
+    prompt = await words.prompt(conversation)
     tools = guiding.required(options, conversation.tools)
-    forced = _forced(service, options, prompt, bool(tools))
+    forced = _forced(words, options, prompt, bool(tools))
     opening = guiding.Opening(conversation, prompt, forced)
-    guide = await guiding.guide(service.words, options, opening)
+    guide = await guiding.guide(words, options, opening)
+    service.require_model(words)
     manner = Manner(
         tools=() if options.calling is Calling.NONE else conversation.tools,
         stops=options.stop,
@@ -66,11 +72,13 @@ async def admit_text(
     """The same for a raw text or tokens, in whose continuation nothing is a marker."""
     options = await _with_biases(service, options)
     check(options, _bounds(service))
-    made = await service.words.raw(prompt)
+    words = service.words
+    made = await words.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
     manner = Manner(stops=options.stop, before=made.before, is_raw=True)
-    guide = await guiding.text_guide(service.words, options)
+    guide = await guiding.text_guide(words, options)
+    service.require_model(words)
     return _guided(service, _order(service, made, Hearing(manner), options), guide)
 
 
@@ -83,12 +91,14 @@ async def reply(
     there is nothing to say. Raises what the engine fails with.
     """
     clock = asyncio.get_running_loop().time
-    ear = Ear(order.ask, order.hearing, service.words.voice, service.words.maker.replay)
+    ear = Ear(order.ask, order.hearing, order.words.voice, order.words.maker.replay)
     due = clock() + first_s
     spoken: list[Spoken] = []
+    lock = AgentLock()
     if order.ask.agent is not None:
         await service.lines.until_no_act(order.ask.agent)
-    with service.open(order.ask) as ticket:
+        lock = await agent_locks.request(service, order.ask.agent)
+    with lock, service.open(order.ask, order.words) as ticket:
         while not ticket.is_over:
             event = await ticket.next(max(0.0, due - clock()))
             if isinstance(event, Seated):
@@ -154,6 +164,7 @@ def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options)
             has_progress=options.has_progress,
             is_prefill=is_prefill,
         ),
+        words=service.words,
     )
 
 
@@ -171,11 +182,11 @@ def _guided(service: Service, order: Order, guide: Guide | None) -> Order:
     return structs.replace(order, ask=structs.replace(order.ask, guide=guide, eos=eos))
 
 
-def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool) -> tuple[int, ...]:
+def _forced(words: Words, options: Options, prompt: Prompt, has_tools: bool) -> tuple[int, ...]:
     """The beginning of a tool call, when one is required. Raises BadRequest if there is none."""
     if options.calling is not Calling.REQUIRED or not has_tools:
         return ()
-    opening = service.words.voice.call_opening
+    opening = words.voice.call_opening
     if not opening:
         raise BadRequest(
             "tool_choice: no way is known in which this model writes tool calls, so that none can "
@@ -183,7 +194,7 @@ def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool)
             "tool_choice",
         )
     if prompt.is_in_thinking:
-        return (*service.words.tokenizer.think_end_tokens, *opening)
+        return (*words.tokenizer.think_end_tokens, *opening)
     return opening
 
 

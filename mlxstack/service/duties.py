@@ -11,9 +11,11 @@ from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Loading, StackError
 from mlxstack.core.preset import Kind, WarmPrefix
 from mlxstack.host import pressure
+from mlxstack.host.heap import trim_heap
 from mlxstack.host.pressure import Level
 from mlxstack.service import dialogue, memory
 from mlxstack.service.service import Service
+from mlxstack.service.words import Words
 from mlxstack.text.prompt import Spelling
 
 log = logging.getLogger("mlxstack.duties")
@@ -21,6 +23,7 @@ log = logging.getLogger("mlxstack.duties")
 LOOK_S = 5.0
 SWEEP_S = 600.0
 SAMPLE_S = 1.0
+REST_S = 10.0
 
 
 async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
@@ -28,6 +31,7 @@ async def do(service: Service, level: Callable[[], Level] = pressure.level) -> N
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
+        group.create_task(return_memory(service, REST_S))
         if service.preset.kind is Kind.EMBEDDING:
             return
         if spec.warm_on_startup:
@@ -42,8 +46,9 @@ async def warm_all(service: Service) -> None:
     """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
-            tokens = await _tokens(service, prefix)
-            pinned = await memory.pin(service, prefix.name, tokens)
+            words = service.words
+            made = memory.Prefix(await _tokens(words, prefix), words)
+            pinned = await memory.pin(service, prefix.name, made)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
         except Exception as error:
             log.warning("the prefix %s was not warmed: %s", prefix.name, error)
@@ -78,6 +83,21 @@ async def sample(service: Service, interval_s: float) -> None:
         service.sample()
 
     await _every(interval_s, "the count of tokens", count)
+
+
+async def return_memory(service: Service, interval_s: float) -> None:
+    """Give freed memory back to the system when requests have ended and none is under way."""
+    n_before = 0
+
+    async def trim() -> None:
+        nonlocal n_before
+        gate = service.gate
+        if gate.n_inside or gate.n_entered == n_before:
+            return
+        n_before = gate.n_entered
+        await asyncio.to_thread(trim_heap)
+
+    await _every(interval_s, "the return of memory", trim)
 
 
 async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:
@@ -119,21 +139,21 @@ async def _relieve(service: Service, level: Callable[[], Level]) -> None:
         log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
 
 
-async def _tokens(service: Service, prefix: WarmPrefix) -> tuple[int, ...]:
+async def _tokens(words: Words, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.tokens_file is not None:
         tokens = json.loads(await _read(prefix.tokens_file))
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise BadRequest(f"{prefix.tokens_file} is no JSON list of token ids")
-        service.words.check(tokens, "tokens_file")
+        words.check(tokens, "tokens_file")
         return tuple(tokens)
     if prefix.text_file is not None:
         text = await _read(prefix.text_file)
-        return await service.words.tokenize(text, Spelling(add_special=False))
+        return await words.tokenize(text, Spelling(add_special=False))
     messages = json.loads(await _read(prefix.messages_file or ""))
     if not isinstance(messages, list):
         raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")
     turns = tuple(dialogue.read(message) for message in messages)
-    prompt = await service.words.prompt(Conversation(turns, add_generation_prompt=False))
+    prompt = await words.prompt(Conversation(turns, add_generation_prompt=False))
     return prompt.tokens
 
 

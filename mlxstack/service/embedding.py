@@ -11,6 +11,7 @@ from mlxstack.core.act import Embed
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.engine.embed import Tokens, batches
 from mlxstack.service.service import Service
+from mlxstack.service.words import Words
 from mlxstack.text.prompt import Spelling
 
 MOST_TEXTS = 2048
@@ -33,8 +34,9 @@ async def embed(service: Service, texts: Sequence[Text], dimensions: int | None)
     """
     if not 0 < len(texts) <= MOST_TEXTS:
         raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
-    tokens = tuple([await _tokens(service, text) for text in texts])
-    vectors = await _vectors(service, tokens)
+    words = service.words
+    tokens = tuple([await _tokens(service, words, text) for text in texts])
+    vectors = await _vectors(service, words, tokens)
     n_numbers = len(vectors[0]) // 4
     if dimensions is not None and not 0 < dimensions <= n_numbers:
         raise BadRequest(f"dimensions is {dimensions}; this model has {n_numbers}", "dimensions")
@@ -55,23 +57,23 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
     return array("f", [x / length for x in kept]).tobytes()
 
 
-async def _vectors(service: Service, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+async def _vectors(service: Service, words: Words, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
     """Batch by batch, so that other requests come between, and nothing is done for who left."""
     vectors: dict[int, bytes] = {}
     for batch in batches([len(text) for text in texts]):
-        service.require()
+        service.require_model(words)
         chore = Embed(tuple(texts[at] for at in batch))
         made = await asyncio.wrap_future(service.engine.tend(chore))
         vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 
 
-async def _tokens(service: Service, text: Text) -> Tokens:
+async def _tokens(service: Service, words: Words, text: Text) -> Tokens:
     if isinstance(text, str):
         spelling = Spelling(add_special=True, parse_special=False)
-        tokens = await service.words.tokenize(text, spelling)
+        tokens = await words.tokenize(text, spelling)
     else:
-        service.words.check(text, "input")
+        words.check(text, "input")
         tokens = tuple(text)
     if not tokens:
         raise BadRequest("input has an empty text; there is nothing to embed", "input")

@@ -1,17 +1,23 @@
 """The door that is closed while models are changed: requests wait before it."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from mlxstack.core.errors import StackError
 
 
 class Gate:
-    """Belongs to the event loop. `n_inside` requests have passed and are not over yet."""
+    """Belongs to the event loop. `n_entered` requests passed; `n_inside` are not over yet."""
 
     def __init__(self) -> None:
         self.n_inside = 0
+        self.n_entered = 0
         self._opened = asyncio.Event()
         self._opened.set()
         self._emptied = asyncio.Event()
+        self._requests: set[asyncio.Timeout] = set()
+        self._reason: StackError | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -22,6 +28,7 @@ class Gate:
         """Wait until it is open, and be inside."""
         await self._opened.wait()
         self.n_inside += 1
+        self.n_entered += 1
 
     def leave(self) -> None:
         """One is no longer inside."""
@@ -36,6 +43,29 @@ class Gate:
     def open(self) -> None:
         """All who wait may pass."""
         self._opened.set()
+
+    @asynccontextmanager
+    async def interruptible(self) -> AsyncIterator[None]:
+        """Cancel the body when `interrupt` is called, and raise its reason instead."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._requests.add(limit)
+                yield
+        except TimeoutError:
+            if self._reason is None or not limit.expired():
+                raise
+            raise self._reason from None
+        finally:
+            self._requests.discard(limit)
+
+    def interrupt(self, reason: StackError) -> None:
+        """End every request that is inside or waits, whatever it waits for."""
+        self._reason = reason
+        now = asyncio.get_running_loop().time()
+        for limit in self._requests:
+            if not limit.expired():
+                limit.reschedule(now)
 
     async def emptied(self, patience_s: float) -> int:
         """Wait until nobody is inside, so long at most; how many still are."""

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Conflict, NotFound
-from mlxstack.service import agents
+from mlxstack.service import agent_locks, agents
 from mlxstack.service.agents import Past
 from mlxstack.service.chat import Order, admit, reply
 from mlxstack.service.options import Options
@@ -53,13 +53,16 @@ async def parts(
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
+    words = service.words
     with service.lines.joined(agent):
-        entering = asyncio.create_task(service.lines.enter(agent))
+        entering = asyncio.create_task(_enter(service, agent, wish))
         try:
             patience_s = first_s
             while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
                 yield Quiet(0, 0)
                 patience_s = beat_s
+            entering.result()
+            service.require_model(words)
             admitted = await order(service, agent, wish)
             yield admitted
             async with aclosing(reply(service, admitted, first_s, beat_s)) as rest:
@@ -67,8 +70,22 @@ async def parts(
                     yield part
         finally:
             entering.cancel()
-            if entering.done() and not entering.cancelled():
-                entering.result().release()
+            if entering.done() and not entering.cancelled() and entering.exception() is None:
+                entering.result().close()
+
+
+async def _enter(service: Service, agent: str, wish: Wish) -> ExitStack:
+    """Wait for the agent's turn, in this process and then among the services of its home.
+
+    Closing the result ends the turn. Raises Conflict when another service has the turn and the
+    wish is not patient.
+    """
+    with ExitStack() as held:
+        lock = await service.lines.enter(agent)
+        held.callback(lock.release)
+        acquire = agent_locks.turn if wish.is_patient else agent_locks.turn_now
+        held.enter_context(await acquire(service, agent))
+        return held.pop_all()
 
 
 async def _past(service: Service, agent: str) -> Past:

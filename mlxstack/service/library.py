@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import Conflict, NotFound, StackError
 from mlxstack.core.ports import Manifest
+from mlxstack.store.agent_locks import AgentLock, AgentLocks
 from mlxstack.store.history import AgentFolders, History
 
 log = logging.getLogger("mlxstack.agents")
@@ -27,16 +28,39 @@ class Stored(Struct, frozen=True):
 
 class Library:
     """Callable from any thread. Without folders, and for agents that are never written, it
-    keeps histories as long as the process lives. `model` is what the served one is called."""
+    keeps histories as long as the process lives. `model` is what the served one is called.
+    `locks` keep the other services of a home from changing a history meanwhile."""
 
-    def __init__(self, folders: AgentFolders | None, *, is_writing: bool = True) -> None:
+    def __init__(
+        self,
+        folders: AgentFolders | None,
+        locks: AgentLocks | None = None,
+        *,
+        is_writing: bool = True,
+    ) -> None:
         self.is_writing = is_writing and folders is not None
         self.model = ""
         self._folders = folders
+        self._locks = locks
         self._loose: dict[str, History] = {}
         self._gone: dict[str, None] = {}
         self._keeping = Lock()
         self._stored: dict[str, dict[str, Stored]] = {}
+
+    def lock_turn(self, agent: str) -> AgentLock | None:
+        """As `AgentLocks.turn`; a history that only this process knows needs no lock."""
+        locks = self._shared_locks
+        return AgentLock() if locks is None else locks.turn(agent)
+
+    def lock_request(self, agent: str) -> AgentLock | None:
+        """As `AgentLocks.request`, in the same way."""
+        locks = self._shared_locks
+        return AgentLock() if locks is None else locks.request(agent)
+
+    def lock_history(self, agent: str) -> AgentLock | None:
+        """As `AgentLocks.history`, in the same way."""
+        locks = self._shared_locks
+        return AgentLock() if locks is None else locks.history(agent)
 
     def agents(self) -> tuple[str, ...]:
         """The ids of all agents with a history, sorted."""
@@ -141,6 +165,10 @@ class Library:
             if file.agent == agent:
                 with suppress(StackError):
                     self.keep(other, self._folders.peek_manifest(agent, file.model))
+
+    @property
+    def _shared_locks(self) -> AgentLocks | None:
+        return self._locks if self.is_writing else None
 
     def _note(self, agent: str, manifest: Manifest) -> None:
         shown = Stored(manifest.model, len(manifest.tokens), manifest.n_bytes)

@@ -3,9 +3,9 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.act import (
@@ -27,6 +27,7 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.core.event import Finished
 from mlxstack.core.frame import CacheView
 from mlxstack.service.service import Service
+from mlxstack.service.words import Words
 
 PATIENCE_S = 600.0
 
@@ -38,21 +39,30 @@ async def look(service: Service, limit: int = 20) -> CacheView:
     return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
 
 
-async def pin(service: Service, name: str, tokens: Sequence[int], salt: str = "") -> Pinned:
-    """Compute what is not known of the prefix under this salt, then keep it under this name.
+class Prefix(Struct, frozen=True):
+    """Tokens made with `words`, the text tools of one model; their KV lies under `salt`."""
 
-    Raises BadRequest when it is shorter than a block, or does not fit a slot.
+    tokens: tuple[int, ...]
+    words: Words
+    salt: str = ""
+
+
+async def pin(service: Service, name: str, prefix: Prefix) -> Pinned:
+    """Compute what is not known of the prefix, then keep it under this name.
+
+    Raises BadRequest when it is shorter than a block, or does not fit a slot, and as `warm` does.
     """
     _check_name(name)
-    block = service.preset.prefix_cache.block_size
+    tokens, block = prefix.tokens, service.preset.prefix_cache.block_size
     if len(tokens) < block:
         raise BadRequest(f"the prefix has {len(tokens)} tokens; a block has {block}", "tokens")
     if len(tokens) >= service.n_ctx:
         raise BadRequest(
             f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
         )
-    await warm(service, tokens, salt)
-    pinned: Pinned = await _tend(service, Pin(name, tuple(tokens), salt))
+    await warm(service, prefix)
+    service.require_model(prefix.words)
+    pinned: Pinned = await _tend(service, Pin(name, tokens, prefix.salt))
     return pinned
 
 
@@ -63,28 +73,30 @@ async def pin_known(service: Service, name: str, key: str) -> Pinned:
     return pinned
 
 
-async def warm(service: Service, tokens: Sequence[int], salt: str = "") -> None:
-    """Prefill these tokens under this salt, behind everybody else."""
+async def warm(service: Service, prefix: Prefix) -> None:
+    """Prefill a prefix, behind everybody else. Raises Busy when it is of another model."""
+    tokens = prefix.tokens
     ask = Ask(
         id=f"warm-{uuid.uuid4().hex}",
-        tokens=tuple(tokens),
+        tokens=tokens,
         max_tokens=1,
         priority=Priority.LOW,
         cuts=(len(tokens) - 1,),
-        salt=salt,
+        salt=prefix.salt,
         arrived=time.monotonic(),
     )
-    with service.open(ask) as ticket:
+    with service.open(ask, prefix.words) as ticket:
         while not isinstance(await ticket.next(PATIENCE_S), Finished):
             pass
 
 
 async def warm_learned(service: Service) -> int:
     """Compute again what several conversations began with before the restart; how many heads."""
+    words = service.words
     heads: tuple[tuple[int, ...], ...] = await _tend(service, Recall())
     fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
     for tokens in fitting:
-        await warm(service, tokens)
+        await warm(service, Prefix(tokens, words))
         await _tend(service, Protect(tokens))
     return len(fitting)
 

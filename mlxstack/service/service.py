@@ -19,7 +19,7 @@ from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
 from mlxstack.core.event import Seated
 from mlxstack.core.frame import Sample
 from mlxstack.core.model import ModelFacts
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.service import accounts
 from mlxstack.service.gate import Gate
@@ -29,7 +29,7 @@ from mlxstack.service.lines import Lines
 from mlxstack.service.outbox import Outbox
 from mlxstack.service.roster import Roster
 from mlxstack.service.ticket import Engine, Ticket
-from mlxstack.service.words import Words
+from mlxstack.service.words import CHANGED, Words
 
 if TYPE_CHECKING:
     from mlxstack.service.supply import Supply
@@ -41,7 +41,9 @@ STALLED_S = 10.0
 GIVE_UP_S = 120.0
 """So long, and everybody who waits is told."""
 WATCH_S = 1.0
-LAST_TURN_S = 5.0
+LEAVING = "the service is shutting down; try again when it is back"
+ANSWER_S = 2.0
+"""Seconds in which requests that have failed tell their clients so."""
 MOST_SAMPLES = 301
 """Five minutes, at one per second."""
 
@@ -55,6 +57,29 @@ class Health(StrEnum):
     BROKEN = "broken"
     SWAPPING = "swapping"
     STOPPING = "stopping"
+
+
+class Change(Struct, frozen=True):
+    """A change of models under way: the next model, and the step that began at `since`.
+
+    `since` is monotonic; a step that takes more than `limit_s` seconds is stuck.
+    """
+
+    model: str
+    step: str
+    since: float
+    limit_s: float
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with a step that is stuck; empty while it is not."""
+        spent_s = time.monotonic() - self.since
+        if spent_s <= self.limit_s:
+            return ""
+        return (
+            f"the change of the model to {self.model} is stuck: the step {self.step} has taken "
+            f"{spent_s:.0f} s; see the service log"
+        )
 
 
 class Moved(Struct, frozen=True):
@@ -71,7 +96,8 @@ class Service:
     counts tool calls of all replies that made no sense. `library` keeps what
     explicit agents said, by default only while the process lives; without a `supply` the model
     cannot be changed. `bytes_before_load` is what MLX held when the model was loaded. `died` is set
-    when there is no engine left that could answer; `trouble` says why.
+    when there is no engine left that could answer; `trouble` says why. `is_engine_left` tells
+    after `stop` that the engine's thread still computes: such a process has to exit at once.
     """
 
     def __init__(
@@ -94,7 +120,9 @@ class Service:
         self.supply = supply
         self.lines = Lines()
         self.gate = Gate()
+        self.change: Change | None = None
         self.bytes_before_load = 0
+        self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
@@ -108,7 +136,7 @@ class Service:
     @property
     def name(self) -> str:
         """What the model is called on the wire: the preset's alias, or its model's id."""
-        return self.preset.model.alias or plain(self.preset.model.id)
+        return name_of(self.preset)
 
     @property
     def journal(self) -> Journal:
@@ -164,15 +192,22 @@ class Service:
             self._health, self.trouble = Health.BROKEN, error.message
             raise
 
-    async def part(self) -> None:
-        """End the engine, and let go of everything that came from its model."""
+    async def part(self, limit_s: float) -> None:
+        """End the engine, and let go of everything that came from its model.
+
+        One that does not end within `limit_s` is given up: raises Broken.
+        """
         self._health = Health.SWAPPING
         if self._watch is not None:
             self._watch.cancel()
-        await asyncio.wrap_future(self.engine.stop(0.0))
-        self._outbox.fail_all(Busy("the model is being changed; try again in a moment"))
+        if not await ended(self.engine, limit_s):
+            why = f"the engine of {self.name} did not end within {limit_s:g} s"
+            self.give_up(why)
+            raise Broken(why)
+        gone = Busy("the model is being changed; try again in a moment")
+        self._outbox.fail_all(gone)
         if self._words is not None:
-            self._words.close()
+            self._words.close(gone)
         self._facts = self._words = self.journal.decode = None
         self.last_in_slot.clear()
 
@@ -203,7 +238,8 @@ class Service:
     async def _load(self) -> ModelFacts:
         if self.supply is not None:
             self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
-        facts = await asyncio.wrap_future(self.engine.start())
+        # A caller that is cancelled does not cancel the load: its thread sets the future.
+        facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         words = await asyncio.to_thread(Words, self.engine.tokenizer, self.preset, facts.n_vocab)
         self._facts, self._words = facts, words
         self.journal.decode = words.decode
@@ -215,22 +251,37 @@ class Service:
     async def stop(self, drain_s: float) -> None:
         """Let running asks finish for `drain_s` seconds, refuse the others, end the engine.
 
-        An engine that is still loading, or stuck, is left behind: its thread is a daemon.
+        Requests end with the drain, also while a step of the engine takes longer. The engine
+        has PARKING_S more to end its step and park. One that is still loading, or stuck, is left
+        behind: its thread is a daemon.
         """
         was_loading = self._health in (Health.LOADING, Health.SWAPPING)
         self._health = Health.STOPPING
         if self._watch is not None:
             self._watch.cancel()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
-        await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s + LAST_TURN_S)
-        self._outbox.fail_all(Loading("the service is shutting down; try again when it is back"))
+        await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s)
+        await asyncio.gather(
+            self._end_requests(Loading(LEAVING)),
+            asyncio.wait({stopping}, timeout=0.0 if was_loading else PARKING_S),
+        )
+        self.is_engine_left = not stopping.done()
+
+    async def _end_requests(self, reason: StackError) -> None:
+        """Fail those that wait for the engine, then whatever else has not ended."""
+        self._outbox.fail_all(reason)
         if self._words is not None:
-            self._words.close()
+            self._words.close(reason)
+        await self.gate.emptied(ANSWER_S)
+        self.gate.interrupt(reason)
 
     @contextmanager
-    def open(self, ask: Ask) -> Iterator[Ticket]:
-        """Submit an ask; leaving before its end cancels it."""
-        self.require()
+    def open(self, ask: Ask, words: Words) -> Iterator[Ticket]:
+        """Submit an ask made with `words`; leaving before its end cancels it.
+
+        Raises as `require_model` does.
+        """
+        self.require_model(words)
         ticket = Ticket(ask, self._outbox.open(ask), self.engine)
         with self.lines.asking(ask.agent) if ask.agent is not None else nullcontext():
             try:
@@ -269,7 +320,13 @@ class Service:
             case Health.BROKEN:
                 raise Broken(f"{self.trouble}; see the service log")
             case Health.STOPPING:
-                raise Loading("the service is shutting down; try again when it is back")
+                raise Loading(LEAVING)
+
+    def require_model(self, words: Words) -> None:
+        """Raise Busy when tokens made with `words` are of a model that is served no more."""
+        self.require()
+        if words is not self._words:
+            raise Busy(CHANGED)
 
     async def _watch_engine(self) -> None:
         """A dead or stuck engine fails everyone who waits for it, loudly."""
@@ -284,6 +341,18 @@ class Service:
         n_failed = self._outbox.fail_all(Broken(what))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
+
+
+async def ended(engine: Engine, limit_s: float) -> bool:
+    """End an engine without a drain; whether it ended within `limit_s` seconds."""
+    stopping = asyncio.wrap_future(engine.stop(0.0))
+    await asyncio.wait({stopping}, timeout=limit_s)
+    return stopping.done()
+
+
+def name_of(preset: Preset) -> str:
+    """The name of a preset's model on the wire: its alias, or its id."""
+    return preset.model.alias or plain(preset.model.id)
 
 
 def plain(model: str) -> str:

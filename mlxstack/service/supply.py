@@ -12,6 +12,7 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
 from mlxstack.engine import footprint, loader
 from mlxstack.engine.embed import Embedder
+from mlxstack.engine.template_check import check_template
 from mlxstack.engine.thread import Engine
 from mlxstack.host import modes, presets
 from mlxstack.host.memory import this_memory
@@ -88,7 +89,10 @@ class Supply:
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> Checked:
-        """Fetch what is not here yet, and look whether it is whole and fits. Raises SetupError."""
+        """Fetch what is not here yet; check that it is whole, fits, and has a template that ends.
+
+        Raises SetupError.
+        """
         path = loader.locate(preset.model)
         files = read_config(path)
         if files.weights is None:
@@ -96,6 +100,7 @@ class Supply:
         memory = this_memory(os.environ)
         found = Candidate(preset, files, files.weights, is_measured=True)
         refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
+        check_template(path)
         return Checked(str(path), files.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 
 from msgspec import Struct
@@ -9,10 +10,13 @@ from msgspec import Struct
 from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, in_words
 from mlxstack.core.preset import Preset
 from mlxstack.service import duties
-from mlxstack.service.service import Health, Service
+from mlxstack.service.service import Change, Health, Service, ended, name_of
 from mlxstack.service.supply import Checked, Supply
 
 log = logging.getLogger("mlxstack.swap")
+
+STOP_S = 30.0
+"""Seconds in which a load that took too long may still come to its end, to make room."""
 
 
 class Step(Struct, frozen=True):
@@ -48,7 +52,9 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> Timeline:
 
     Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when
     the model is not there, Conflict when another change is under way, and Broken when it could
-    not be loaded: then the old one answers again.
+    not be loaded: then the old one answers again. Parking, unloading and loading may each take
+    `server.startup_timeout_s`. A load that goes on after that keeps its memory, so that no model
+    can be loaded beside it: the service gives up, to be started again with the old preset.
     """
     supply = supply_of(service)
     service.require()
@@ -59,6 +65,7 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> Timeline:
     try:
         return await _change(service, supply, wanted, drain_s)
     finally:
+        service.change = None
         service.gate.open()
 
 
@@ -70,20 +77,30 @@ def supply_of(service: Service) -> Supply:
 
 
 async def _change(service: Service, supply: Supply, wanted: Preset, drain_s: float) -> Timeline:
-    old, name = service.preset, service.name
+    old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
     held = service.bytes_before_load
-    steps = [await _drain(service, drain_s), await _park(service)]
+    _begin(service, wanted, "drain", drain_s + limit_s)
+    steps = [await _drain(service, drain_s)]
+    _begin(service, wanted, "park", limit_s)
+    steps.append(await _park(service, limit_s))
     if service.health is Health.STOPPING:
         raise Loading("the service is shutting down; the model was not changed")
-    unload, free = await _unload(service, supply)
+    _begin(service, wanted, "unload", limit_s)
+    unload, free = await _unload(service, supply, limit_s)
     began = time.perf_counter()
     if failure := await _try(service, supply, wanted):
         await _go_back(service, supply, old, failure)
     load = Step("load", _ms(began), service.facts.n_bytes)
+    # The engine of a warm-up that does not go on is found out by the watch over engines.
+    _begin(service, wanted, "warm", math.inf)
     steps += [unload, load, await _warm(service)]
     await _keep(service, supply)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return Timeline(name, service.name, tuple(steps), held, free)
+
+
+def _begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
+    service.change = Change(name_of(wanted), step, time.monotonic(), limit_s)
 
 
 async def _keep(service: Service, supply: Supply) -> None:
@@ -102,34 +119,55 @@ async def _drain(service: Service, drain_s: float) -> Step:
     return Step("drain", _ms(began), count=n_before - n_left)
 
 
-async def _park(service: Service) -> Step:
+async def _park(service: Service, limit_s: float) -> Step:
+    """Raises Broken when it takes too long; nothing is unloaded by then."""
     began = time.perf_counter()
-    parked = await asyncio.wrap_future(service.engine.park())
+    try:
+        async with asyncio.timeout(limit_s):
+            parked = await asyncio.wrap_future(service.engine.park())
+    except TimeoutError:
+        raise Broken(
+            f"the KV of {service.name} was not parked within {limit_s:g} s; the model was not "
+            "changed"
+        ) from None
     return Step("park", _ms(began), parked.n_bytes, parked.n_contexts)
 
 
-async def _unload(service: Service, supply: Supply) -> tuple[Step, int]:
+async def _unload(service: Service, supply: Supply, limit_s: float) -> tuple[Step, int]:
     """The step, and what MLX still holds after it."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
-    await service.part()
+    await service.part(limit_s)
     free = await asyncio.to_thread(supply.active_bytes)
     return Step("unload", _ms(began), max(0, before - free)), free
 
 
 async def _try(service: Service, supply: Supply, preset: Preset) -> str:
-    """Load; "" or why it failed. Nothing keeps the failed model alive after this."""
+    """Load; "" or why it failed. Nothing keeps the failed model alive after this.
+
+    Raises Broken, and gives the service up, when the load took too long and does not end.
+    """
+    limit_s = preset.server.startup_timeout_s
+    _begin(service, preset, "load", limit_s + STOP_S)
     try:
         engine = supply.engine(preset)
     except Exception as error:
         return in_words(error, "a new engine").message
     try:
-        await service.take(preset, engine)
+        async with asyncio.timeout(limit_s):
+            await service.take(preset, engine)
+    except TimeoutError:
+        failure = (
+            f"{name_of(preset)} was not loaded within {limit_s:g} s (server.startup_timeout_s)"
+        )
     except Exception as error:
         failure = in_words(error, "loading").message
     else:
         return ""
-    await asyncio.wrap_future(engine.stop(0.0))
+    if not await ended(engine, STOP_S):
+        why = f"{failure}, and its load does not end; the service has to start again"
+        service.give_up(why)
+        raise Broken(why)
     return failure
 
 

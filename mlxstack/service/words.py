@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher
 
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.errors import BadRequest, TooLong
+from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
 from mlxstack.core.preset import Preset
 from mlxstack.text.forced import Calls, call_grammars
 from mlxstack.text.grammars import Grammars
@@ -19,6 +19,7 @@ from mlxstack.text.voice import Voice
 T = TypeVar("T")
 
 N_THREADS = 4
+CHANGED = "the model was changed while this request was prepared; send it again"
 
 
 class Words:
@@ -32,6 +33,7 @@ class Words:
         self._n_ctx = preset.slots.n_ctx
         self._grammars = Grammars(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
+        self._reason: StackError | None = None
 
     async def prompt(self, conversation: Conversation) -> Prompt:
         """The prompt of a conversation. Raises BadRequest in the words of the template."""
@@ -87,12 +89,22 @@ class Words:
             if not 0 <= token < self.n_vocab:
                 raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
 
-    def close(self) -> None:
-        """No more work is accepted."""
+    def close(self, reason: StackError) -> None:
+        """Accept no more work; new work, and work that waits for a thread, raises `reason`."""
+        self._reason = reason
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        if self._reason is not None:
+            raise self._reason
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # `close` cancelled the queued work, not the caller.
+            raise self._reason or Busy(CHANGED) from None
 
     @property
     def chat_template(self) -> str:

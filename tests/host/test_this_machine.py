@@ -17,13 +17,13 @@ from mlxstack.core.errors import SetupError, Taken
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
 from mlxstack.host.machine import (
-    HUGE,
     OPENBLAS,
+    TUNABLES,
     amount,
     chip,
     find_openblas,
-    huge_pages,
     machine,
+    malloc_tunables,
     preload,
 )
 from mlxstack.host.paths import Home, home_from, make_home, make_private
@@ -69,12 +69,17 @@ def test_the_threaded_openblas_is_preferred(tmp_path: Path) -> None:
     assert find_openblas((str(tmp_path),)) == tmp_path / "openblas-pthread" / OPENBLAS
 
 
-def test_huge_pages_are_asked_for_on_linux_and_never_twice() -> None:
-    assert huge_pages({}, "Linux") == {"GLIBC_TUNABLES": HUGE}
-    assert huge_pages({}, "Darwin") == {}
+def test_malloc_is_tuned_on_linux_and_what_the_user_set_stays() -> None:
+    huge, arenas = TUNABLES
+    name = "GLIBC_TUNABLES"
+    assert malloc_tunables({}, "Linux") == {name: f"{huge}:{arenas}"}
+    assert malloc_tunables({}, "Darwin") == {}
     other = "glibc.malloc.check=1"
-    assert huge_pages({"GLIBC_TUNABLES": other}, "Linux") == {"GLIBC_TUNABLES": f"{other}:{HUGE}"}
-    assert huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "Linux") == {}
+    assert malloc_tunables({name: other}, "Linux") == {name: f"{other}:{huge}:{arenas}"}
+    assert malloc_tunables({"MALLOC_ARENA_MAX": "8"}, "Linux") == {name: huge}
+    small = "glibc.malloc.hugetlb=0"
+    assert malloc_tunables({name: small}, "Linux") == {name: f"{small}:{arenas}"}
+    assert malloc_tunables({name: f"{small}:glibc.malloc.arena_max=8"}, "Linux") == {}
 
 
 def test_preload_is_added_to_what_is_there_and_never_twice() -> None:

@@ -16,7 +16,9 @@ from mlxstack.core.act import Sweep, Swept
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.frame import CacheView, RequestView
 from mlxstack.service import memory
+from mlxstack.service.memory import Prefix
 from mlxstack.service.service import Service
+from mlxstack.service.words import Words
 from mlxstack.text.prompt import Spelling
 
 
@@ -64,8 +66,7 @@ async def register_prefix(
         _refuse_content(data)
         pinned = await memory.pin_known(service, data.name, data.id)
     else:
-        tokens = await _tokens(service, data)
-        pinned = await memory.pin(service, data.name, tokens, salt_of(request))
+        pinned = await memory.pin(service, data.name, await _prefix(request, service, data))
     return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
 
 
@@ -81,9 +82,9 @@ async def warm_prefix(
     request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
 ) -> dict[str, int]:
     """Compute a prefix without naming it."""
-    tokens = await _tokens(service, data)
-    await memory.warm(service, tokens, salt_of(request))
-    return {"n_tokens": len(tokens)}
+    prefix = await _prefix(request, service, data)
+    await memory.warm(service, prefix)
+    return {"n_tokens": len(prefix.tokens)}
 
 
 @post("/cache/clear", status_code=200, opt=OF_ALL)
@@ -103,24 +104,25 @@ def _refuse_content(data: PrefixBody) -> None:
         raise BadRequest("give either the id of a kept prefix or its content", "id")
 
 
-async def _tokens(service: Service, data: PrefixBody) -> tuple[int, ...]:
-    found = await _said(service, data)
-    if not found:
+async def _prefix(request: AnyRequest, service: Service, data: PrefixBody) -> Prefix:
+    words = service.words
+    tokens = await _tokens(words, data)
+    if not tokens:
         raise BadRequest("the prefix is empty; at least one token is needed")
-    return found
+    return Prefix(tokens, words, salt_of(request))
 
 
-async def _said(service: Service, data: PrefixBody) -> tuple[int, ...]:
+async def _tokens(words: Words, data: PrefixBody) -> tuple[int, ...]:
     given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
     if len(given) != 1:
         raise BadRequest("give exactly one of text, tokens and messages", "text")
     if data.tokens is not None:
-        service.words.check(data.tokens, "tokens")
+        words.check(data.tokens, "tokens")
         return tuple(data.tokens)
     if data.text is not None:
-        return await service.words.tokenize(data.text, Spelling(add_special=False))
+        return await words.tokenize(data.text, Spelling(add_special=False))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
-    return (await service.words.prompt(convert.conversation(body))).tokens
+    return (await words.prompt(convert.conversation(body))).tokens
 
 
 ROUTES = (

@@ -99,7 +99,7 @@ class Shape:
         self._service = service
         self._order = order
         is_text = isinstance(prompt, str)
-        self._prompt = prompt if is_text else service.words.decode(order.ask.tokens)
+        self._prompt = prompt if is_text else order.words.decode(order.ask.tokens)
         self._index = index
         self._body = body
         self._has_new_line = False
@@ -169,7 +169,7 @@ class Shape:
         }
 
     def _probabilities(self, notes: tuple[Note, ...]) -> dict[str, Any]:
-        found = logprobs(notes, self._service.words)
+        found = logprobs(notes, self._order.words)
         return {"completion_probabilities": found.content} if found else {}
 
 

@@ -81,7 +81,7 @@ async def _whole(
     async with aclosing(generate.parts(service, agent, wish, BEAT_S, BEAT_S)) as both:
         reply = await gather(_parts(both, orders.append))
     work = reply.ended.work
-    completion = chat.whole((reply,), wants, service.words)
+    completion = chat.whole((reply,), wants, orders[0].words)
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
     headers = cache_headers(orders[0].ask, reply.started, work.saved_s)
     return Response(
@@ -94,12 +94,13 @@ async def _whole(
 async def _stream(service: Service, agent: str, wish: Wish, wants: chat.Wants) -> Stream:
     """What can be refused within the first second is refused before the headers."""
     orders: list[Order] = []
+    words = service.words
     parts = _parts(generate.parts(service, agent, wish, FIRST_S, BEAT_S), orders.append)
     first = await anext(parts)
     headers = {PREFIX + "agent": agent}
     if orders:
         headers = cache_headers(orders[0].ask, first, saved_s(service.engine.snapshot(), first))
-    return streamed(chat.frames(first, [parts], wants, service.words), headers)
+    return streamed(chat.frames(first, [parts], wants, words), headers)
 
 
 async def _parts(

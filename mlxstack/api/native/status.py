@@ -12,7 +12,7 @@ from mlxstack.api.guards import EARLY
 from mlxstack.api.native.params import params
 from mlxstack.core.errors import Loading, Unsupported
 from mlxstack.service.options import Wish, sampling
-from mlxstack.service.service import Health
+from mlxstack.service.service import Health, Service
 
 
 @get("/", opt=EARLY)
@@ -28,12 +28,12 @@ async def probe() -> None:
 
 @get(["/health", "/v1/health"], opt=EARLY)
 async def health(service: TheService) -> dict[str, str]:
-    """200 only when requests would be served."""
+    """200 only when requests would be served, now or when the change of models is over."""
     match service.health:
         case Health.OK:
             return {"status": "ok"}
         case Health.SWAPPING:
-            return {"status": "swapping"}
+            return _swapping(service)
         case Health.LOADING:
             raise Loading("Loading model")
         case Health.STOPPING:
@@ -41,6 +41,15 @@ async def health(service: TheService) -> dict[str, str]:
         case Health.STALLED:
             raise Loading("the engine has work but finishes no turn; see the service log")
     raise Loading(f"{service.trouble}; see the service log")
+
+
+def _swapping(service: Service) -> dict[str, str]:
+    change = service.change
+    if change is None:
+        return {"status": "swapping"}
+    if trouble := change.trouble:
+        raise Loading(trouble)
+    return {"status": "swapping", "model": change.model, "step": change.step}
 
 
 @get("/props")

@@ -95,6 +95,7 @@ class Shape:
         self.id = f"cmpl-{uuid4().hex}"
         self.n = n_choices(body.n, service.preset.slots.count)
         self._service = service
+        self._words = service.words
         self._model = model
         self._has_pace = bool(body.timings_per_token)
         self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * self.n)]
@@ -104,12 +105,11 @@ class Shape:
 
     def whole(self, replies: tuple[Reply, ...]) -> Completion:
         """The answer to a request that does not stream."""
-        words = self._service.words
         choices = [
             Choice(
                 text=one.content,
                 index=i,
-                logprobs=legacy(one.notes, words, 0),
+                logprobs=legacy(one.notes, self._words, 0),
                 finish_reason=finish_reason(one.ended, has_calls=False),
             )
             for i, one in enumerate(replies)
@@ -166,7 +166,7 @@ class Shape:
 
     def _choice(self, text: str, index: int, notes: tuple[Note, ...]) -> Choice:
         """A piece of the stream; its tokens go on where those of the piece before ended."""
-        noted = legacy(notes, self._service.words, self._offsets[index])
+        noted = legacy(notes, self._words, self._offsets[index])
         if noted is not None:
             self._offsets[index] = noted.text_offset[-1] + len(noted.tokens[-1])
         return Choice(text, index, noted)

@@ -35,7 +35,7 @@ async def chat_completions(
     n = n_choices(data.n, service.preset.slots.count)
     order = await admit(service, convert.conversation(data), options(data, request))
     wants = _wants(data, order.ask.id, model)
-    words, orders = service.words, copies(order, n)
+    words, orders = order.words, copies(order, n)
     if data.stream:
         return await answer_stream(
             service,

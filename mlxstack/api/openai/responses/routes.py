@@ -49,7 +49,7 @@ async def responses(
     model, box = served(service, data.model), toolbox(data.tools)
     order = await _admit(service, convert.conversation(data, box), _options(data, request, box))
     telling = Telling(
-        _response(data, order, model), box, service.words, is_sealed=SEALED in (data.include or ())
+        _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
     if data.stream:
         return await answer_stream(service, order, lambda first, rest: frames(first, rest, telling))
