@@ -68,9 +68,7 @@ class Speech:
         self._call = ""
         self._shapes = tool_shapes(manner.tools)
         self._letters = voice.tokenizer.detokenizer
-        for token in manner.before:
-            self._letters.add_token(token)
-        self._new_text()
+        self._known = self._prime(manner.before)
 
     @property
     def stop(self) -> str | None:
@@ -113,8 +111,22 @@ class Speech:
             return token in self._voice.special
         return token in self._voice.hidden and self._at != TOOL
 
+    def _prime(self, before: tuple[int, ...]) -> str:
+        """Feed the end of the prompt; return the white space of it that is still held back."""
+        whole = self._voice.tokenizer.detokenizer
+        for token in before:
+            whole.add_token(token)
+            self._letters.add_token(token)
+        told: str = self._letters.last_segment
+        whole.finalize()
+        held: str = whole.text[len(told) :]
+        return held if held.isspace() else ""
+
     def _new_text(self) -> str:
         text: str = self._letters.last_segment
+        if text and self._known:
+            # A detokenizer holds a last space back, until it knows the next token.
+            text, self._known = text.removeprefix(self._known), ""
         return text
 
     def _hear(self, text: str) -> list[Delta]:

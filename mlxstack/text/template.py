@@ -24,6 +24,7 @@ REFUSALS = (
     LookupError,
     AttributeError,
     ArithmeticError,
+    RecursionError,
 )
 RESERVED = frozenset(
     {
