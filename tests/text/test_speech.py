@@ -163,6 +163,19 @@ def test_an_open_answer_keeps_its_leading_space(chatml: Any) -> None:
     assert words(deltas) == " brown"
 
 
+@pytest.mark.parametrize("is_raw", [False, True])
+@pytest.mark.parametrize("end", ["Hello, ", "Hello,  ", "a\n\n ", "Hello,"])
+def test_the_space_that_ends_a_prefill_is_not_said_again(
+    chatml: Any, mistral: Any, end: str, is_raw: bool
+) -> None:
+    for tokenizer in (chatml, mistral):
+        before = tuple(tokenizer.encode(end, add_special_tokens=False))
+        deltas, _ = hear(tokenizer, "x", Manner(before=before, is_raw=is_raw))
+        first = tokenizer.encode("x", add_special_tokens=False)
+        said = tokenizer.decode([*before, *first]).removeprefix(tokenizer.decode(list(before)))
+        assert words(deltas) == said
+
+
 def test_raw_text_is_left_alone(chatml: Any) -> None:
     deltas, _ = hear(chatml, "\n <think>x</think> \n", Manner(is_raw=True))
     assert words(deltas) == "\n <think>x</think> \n"
