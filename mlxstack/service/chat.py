@@ -178,7 +178,7 @@ def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool)
         )
     if prompt.is_in_thinking:
         return (*service.words.tokenizer.think_end_tokens, *opening)
-    return opening
+    return (*service.words.voice.message_opening, *opening) if prompt.before else opening
 
 
 def _sampling(service: Service, options: Options) -> Sampling:

@@ -81,6 +81,7 @@ class Voice:
         self.thought_tokens = _single(tokenizer.think_start_tokens)
         self.call_tokens = _single(tokenizer.tool_call_start_tokens)
         self.call_opening = self._call_opening()
+        self.message_opening = self._message_opening()
         self.call_marks = self._call_marks(nameless(tokenizer))
 
     def _answer_tokens(self) -> tuple[int, ...]:
@@ -95,6 +96,12 @@ class Voice:
             return tuple(self.tokenizer.tool_call_start_tokens or ())
         return tuple(self.tokenizer.encode(harmony.CALL_OPENING, add_special_tokens=False))
 
+    def _message_opening(self) -> tuple[int, ...]:
+        """The tokens between an open message and the header of the next, if there are any."""
+        if not self.has_headers:
+            return ()
+        return tuple(self.tokenizer.encode(harmony.NEXT_MESSAGE, add_special_tokens=False))
+
     def _call_marks(self, special: dict[str, int]) -> Marks | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
         module = getattr(self.accent.parser, "__module__", "").rpartition(".")[2]
@@ -108,8 +115,10 @@ class Voice:
         if manner.is_raw:
             return TextStateMachine().make_state(NORMAL)
         machine = self.accent.with_tools if manner.tools else self.accent.without_tools
-        start = REASONING if manner.is_in_thinking else NORMAL
-        return machine.make_state(self.accent.initial or start)
+        if manner.is_in_thinking:
+            return machine.make_state(self.accent.initial or REASONING)
+        # An answer that goes on in the middle of its text has its header in the prompt.
+        return machine.make_state((not manner.before and self.accent.initial) or NORMAL)
 
 
 def stop_state(words: tuple[str, ...]) -> Any:

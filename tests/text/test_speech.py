@@ -126,6 +126,14 @@ def test_harmony_channels_are_thoughts_words_and_calls(harmony: Any) -> None:
     assert words(untooled) == '{"a": 1}'
 
 
+def test_a_harmony_answer_goes_on_in_the_channel_of_its_prefill(harmony: Any) -> None:
+    before = tuple(harmony.encode("<|message|>Hello,", add_special_tokens=False))
+    call = "<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|message|>{}<|call|>"
+    deltas, _ = hear(harmony, f" world{call}", Manner(tools=TOOLS, before=before))
+    assert words(deltas) == " world"
+    assert calls(deltas) == [ToolCall("call_0", "bash", {})]
+
+
 @pytest.mark.parametrize("word", ["STOP", "brown fox", "\n\n", "x", "日本"])
 def test_stop_words_may_span_tokens(chatml: Any, word: str) -> None:
     deltas, speech = hear(chatml, f"The quick {word} jumps {word}", Manner(stops=("zzz", word)))

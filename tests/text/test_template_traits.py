@@ -123,7 +123,7 @@ def test_text_beside_an_old_call_is_a_turn_of_its_own_where_thoughts_are_dropped
     )
 
 
-@pytest.mark.parametrize("template", [ONE_CALL, STRICT_ONE_CALL])
+@pytest.mark.parametrize("template", [ONE_CALL, STRICT_ONE_CALL], ids=["dropped", "refused"])
 def test_parallel_calls_are_turns_of_their_own_where_one_is_the_limit(
     load: Load, template: str
 ) -> None:
