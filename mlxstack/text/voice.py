@@ -11,6 +11,7 @@ from mlxstack.text.calls import Parser
 from mlxstack.text.forced import Marks
 from mlxstack.text.forms import form_of
 from mlxstack.text.markup import markers_of, nameless
+from mlxstack.text.parsers import format_name, parser_of
 
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 Transitions = dict[str, list[tuple[str, str]]]
@@ -46,12 +47,16 @@ class Manner(Struct, frozen=True):
 
 
 class Accent(Struct, frozen=True):
-    """How one family of models marks what it says; the machines are mlx-lm's."""
+    """How one family of models marks what it says; the machines are mlx-lm's.
+
+    `format` names the form of the calls, "" if it has none.
+    """
 
     initial: str | None
     call_start: str
     call_end: str
     parser: Parser
+    format: str
     marks: tuple[str, ...]
     with_tools: Any
     without_tools: Any
@@ -104,8 +109,7 @@ class Voice:
 
     def _call_marks(self, special: dict[str, int]) -> Marks | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
-        module = getattr(self.accent.parser, "__module__", "").rpartition(".")[2]
-        form = form_of(module, self.tokenizer.get_vocab())
+        form = form_of(self.accent.format, self.tokenizer.get_vocab())
         if form is None:
             return None
         return Marks(self.accent.call_start, self.accent.call_end, form, special)
@@ -139,6 +143,7 @@ def _harmony() -> Accent:
         call_start=harmony.CALL_START,
         call_end="",
         parser=harmony.parse_call,
+        format=format_name(harmony.parse_call),
         marks=harmony.MARKS,
         with_tools=TextStateMachine(harmony.TOOL_TRANSITIONS),
         without_tools=TextStateMachine(harmony.TRANSITIONS),
@@ -150,7 +155,8 @@ def _native(tokenizer: Any) -> Accent:
         initial=tokenizer.response_initial_state,
         call_start=tokenizer.tool_call_start or "",
         call_end=tokenizer.tool_call_end or "",
-        parser=tokenizer.tool_parser or _no_parser,
+        parser=parser_of(tokenizer) or _no_parser,
+        format=format_name(tokenizer.tool_parser),
         marks=markers_of(tokenizer),
         with_tools=make_text_state_machine(tokenizer),
         without_tools=make_text_state_machine(_silent(tokenizer)),
