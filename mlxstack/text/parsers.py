@@ -100,13 +100,15 @@ def is_inside_argument(name: str, text: str) -> bool:
 def _tagged(form: TagFormat) -> Callable[[str, Shapes], list[dict[str, Any]] | None]:
     def parse(text: str, shapes: Shapes) -> list[dict[str, Any]] | None:
         """The calls in a text that holds nothing else, else None."""
-        calls, at = [], 0
+        calls: list[dict[str, Any]] = []
+        at = 0
         while at < len(text) or not calls:
             head = form.head.match(text, at)
             if head is None:
                 return None
             name, at = head["name"], head.end()
-            schemas, arguments = _properties(name, shapes), {}
+            schemas = _properties(name, shapes)
+            arguments: dict[str, Any] = {}
             while argument := form.argument.match(text, at):
                 key, at = argument["key"], argument.end()
                 unknown = {} if form.guesses else {"type": "string"}
@@ -125,7 +127,9 @@ def _mistral(text: str, _: Shapes) -> list[dict[str, Any]] | None:
     """Calls `name[CALL_ID]id[ARGS]{...}`; None if the text has no call id."""
     if "[CALL_ID]" not in text:
         return None
-    decoder, calls, at = json.JSONDecoder(), [], 0
+    decoder = json.JSONDecoder()
+    calls: list[dict[str, Any]] = []
+    at = 0
     while (head := MISTRAL_HEADER.search(text, at)) is not None:
         arguments, at = decoder.raw_decode(text, head.end())
         calls.append({"name": head[1], "id": head[2], "arguments": arguments})
