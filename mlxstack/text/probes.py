@@ -35,13 +35,16 @@ def find_traits(accepts: Accepts) -> Traits:
     long = _called({**called["tool_calls"][0], "id": "call_00000001"})
     system, late = _said("system", "rules"), _said("system", "later")
     with_system = accepts(system, USER)
-    with_late = accepts(system, USER, late, _said("user", "second"))
+    second = _said("user", "second")
+    with_late = accepts(system, USER, late, second), accepts(system, USER, answer, late, second)
     has_tools = accepts(USER, called, _result("call00001")) is not None
     with_both = {**called, "content": "text", "reasoning_content": "thought"}
     return Traits(
         has_system=with_system is not None and "rules" in with_system,
-        has_late_system=with_late is not None and _in_order(with_late, "first", "later", "second"),
-        needs_alternation=accepts(USER, _said("user", "second"), answer) is None,
+        has_late_system=all(
+            text is not None and _in_order(text, "first", "later", "second") for text in with_late
+        ),
+        needs_alternation=accepts(USER, second, answer) is None,
         takes_user_after_tool=not has_tools
         or accepts(USER, called, _result("call00001"), USER) is not None,
         takes_objects=not has_tools or has_objects,
@@ -50,6 +53,7 @@ def find_traits(accepts: Accepts) -> Traits:
         takes_text_and_thought=not has_tools
         or accepts(USER, with_both, _result("call00001")) is not None,
         takes_parallel_calls=not has_tools or _takes_parallel_calls(accepts, has_objects),
+        takes_orphan_results=not has_tools or _takes_orphan_results(accepts),
         schema_keys=_needed(accepts, SCHEMA_DEFAULTS, _parameters_without),
         property_keys=_needed(accepts, PROPERTY_DEFAULTS, _property_without),
     )
@@ -90,6 +94,12 @@ def _takes_parallel_calls(accepts: Accepts, has_objects: bool) -> bool:
         return True
     apart = accepts(USER, _called(one), results[0], _called(two), results[1])
     return apart is None or "value-two" not in apart
+
+
+def _takes_orphan_results(accepts: Accepts) -> bool:
+    """Whether the result of a call that is not there is rendered."""
+    text = accepts(USER, {**_result("call00001"), "content": "orphan-result"})
+    return text is not None and "orphan-result" in text
 
 
 def _needed(

@@ -20,7 +20,8 @@ class Traits(Struct, frozen=True):
     a user may speak right after a tool. `takes_objects`, `takes_strings`: forms of tool call
     arguments. `needs_short_ids`: call ids must be nine letters and digits.
     `takes_text_and_thought`: a call may have both beside it. `takes_parallel_calls`: all calls
-    of one turn are rendered. `needs_tool_list`: no tools are an empty list, not None.
+    of one turn are rendered. `takes_orphan_results`: a result needs no call before it.
+    `needs_tool_list`: no tools are an empty list, not None.
     `schema_keys`, `property_keys`: keys that the parameters of a tool and each of its properties
     must have.
     """
@@ -34,6 +35,7 @@ class Traits(Struct, frozen=True):
     needs_short_ids: bool = False
     takes_text_and_thought: bool = True
     takes_parallel_calls: bool = True
+    takes_orphan_results: bool = True
     needs_tool_list: bool = False
     schema_keys: frozenset[str] = frozenset()
     property_keys: frozenset[str] = frozenset()
@@ -50,6 +52,8 @@ def settle(messages: Iterable[Message], traits: Traits) -> tuple[Message, ...]:
     """
     head, turns = _split_head([_clean(message) for message in messages])
     turns = _name_tools(turns)
+    if not traits.takes_orphan_results:
+        turns = _quote_orphans(turns)
     if not traits.has_late_system:
         turns = _place_reminders(turns)
     if not traits.takes_user_after_tool:
@@ -97,6 +101,21 @@ def _name_tools(turns: Sequence[Message]) -> list[Message]:
         else turn
         for turn in turns
     ]
+
+
+def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
+    """Results that follow no call, as after a compaction, become user turns."""
+    quoted: list[Message] = []
+    has_call = False
+    for turn in turns:
+        if turn.role is Role.TOOL and not has_call:
+            text = f"<tool-result>\n{turn.text}\n</tool-result>"
+            quoted.append(Message(Role.USER, text))
+            continue
+        if turn.role in (Role.USER, Role.ASSISTANT):
+            has_call = bool(turn.tool_calls)
+        quoted.append(turn)
+    return quoted
 
 
 def reminder(text: str) -> str:

@@ -43,10 +43,27 @@ STRICT_ONE_CALL = ONE_CALL.replace(
     "{%- if m.tool_calls | length != 1 %}{{- raise_exception('one call at once') }}{%- endif %}"
     "{%- set call =",
 )
+# The form of GPT-OSS and MiniMax: a result needs a call before it.
+CALL_FIRST = ONE_CALL.replace(
+    "{%- elif m.role == 'tool' %}",
+    "{%- elif m.role == 'tool' and (loop.first or not (loop.previtem.tool_calls "
+    "or loop.previtem.role == 'tool')) %}{{- raise_exception('no call') }}"
+    "{%- elif m.role == 'tool' %}",
+)
 TURNS = """
 {%- for m in messages %}{{- '<' + m.role + '>' + m.content + '</' + m.role + '>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<answer>' }}{%- endif %}
 """
+# The form of Mistral Small 3.2: a system message is rendered anywhere, but counts as a turn.
+ALTERNATING = (
+    """
+{%- for m in messages %}
+{%- if loop.index0 > 1 and m.role != 'user' and loop.previtem.role == 'assistant' %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{%- endfor %}
+"""
+    + TURNS
+)
 # The form of Seed-OSS: the keys of a schema are read without a check.
 UNCHECKED = (
     """
@@ -141,6 +158,25 @@ def test_a_result_of_no_call_stays_after_parallel_calls(load: Load) -> None:
     assert prompt(load(ONE_CALL), *turns).endswith(
         '<result>result 1</result><call>bash{"c": "argument 2"}</call>'
         "<result>result 3</result><answer>"
+    )
+
+
+def test_a_result_of_no_call_is_quoted_where_the_template_refuses_it(load: Load) -> None:
+    maker = load(CALL_FIRST)
+    quoted = "<user><tool-result>\nresult 1\n</tool-result></user>"
+    text = prompt(maker, result(1), Message(ASSISTANT, "Done."), Message(USER, "more"))
+    assert text == f"<user>go</user>{quoted}<final>Done.</final><user>more</user><answer>"
+    text = prompt(maker, calling("", None, 1), result(1), result(2), Message(USER, "more"))
+    assert "tool-result" not in text
+    assert text.endswith("<result>result 2</result><user>more</user><answer>")
+
+
+def test_a_late_system_message_is_quoted_where_it_breaks_the_alternation(load: Load) -> None:
+    turns = (Message(ASSISTANT, "Yes."), Message(SYSTEM, "be short"), Message(USER, "more"))
+    text = prompt(load(ALTERNATING), *turns)
+    assert text.endswith(
+        "<assistant>Yes.</assistant><user><system-reminder>\nbe short\n</system-reminder>"
+        "</user><user>more</user><answer>"
     )
 
 
