@@ -195,7 +195,7 @@ def _forced(words: Words, options: Options, prompt: Prompt, has_tools: bool) -> 
         )
     if prompt.is_in_thinking:
         return (*words.tokenizer.think_end_tokens, *opening)
-    return opening
+    return (*words.voice.message_opening, *opening) if prompt.before else opening
 
 
 async def _with_biases(service: Service, options: Options) -> Options:

@@ -9,6 +9,7 @@ from mlxstack.service.words import Words
 from mlxstack.text.forced import Calls
 from mlxstack.text.guide import Guide, Passage, closed
 from mlxstack.text.prompt import Prompt
+from mlxstack.text.voice import Voice
 
 N_TAIL = 16
 
@@ -65,16 +66,17 @@ async def _call_guide(words: Words, options: Options, tools: tuple[Tool, ...]) -
 def _passage(words: Words, options: Options, opening: Opening) -> Passage:
     voice = words.voice
     has_tools = bool(opening.conversation.tools) and options.calling is not Calling.NONE
+    may_think, has_headers = opening.prompt.may_think, _has_headers(voice, opening.prompt)
     before = Passage(
         n_vocab=words.n_vocab,
         eos=voice.eos,
-        is_in_thinking=opening.prompt.is_in_thinking or voice.has_headers,
+        is_in_thinking=opening.prompt.is_in_thinking or (has_headers and may_think),
         closes=voice.answer_tokens,
         escapes=voice.call_tokens if has_tools else frozenset(),
         budget=options.thinking_budget,
-        may_end=voice.has_headers and has_tools,
+        may_end=has_headers and has_tools,
+        headers=_headers(voice, has_tools) if has_headers and not may_think else (),
     )
-    may_think = opening.conversation.thinking is not False
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before
     return Passage(
@@ -85,3 +87,14 @@ def _passage(words: Words, options: Options, opening: Opening) -> Passage:
         escapes=before.escapes,
         budget=before.budget,
     )
+
+
+def _has_headers(voice: Voice, prompt: Prompt) -> bool:
+    """Whether the answer begins with the header of a message."""
+    return voice.has_headers and not prompt.before
+
+
+def _headers(voice: Voice, has_tools: bool) -> tuple[tuple[int, ...], ...]:
+    """The beginnings of an answer that has no thought."""
+    calls = (voice.call_opening,) if has_tools else ()
+    return (voice.answer_tokens, *calls)

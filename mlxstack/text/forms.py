@@ -57,6 +57,7 @@ GLM = Tags(
     argument_closes="</arg_value>\n",
     closes="",
     never=("</arg_value>", "</tool_call>"),
+    avoided=(),
 )
 FORMS = {
     "json_tools": Form(json_object),
@@ -68,7 +69,7 @@ FORMS = {
                 argument_closes="\n</parameter>\n",
                 closes="</function>",
                 never=("</parameter>", "</tool_call>"),
-                avoided=NULL,
+                avoided=(),
             )
         )
     ),
@@ -94,7 +95,7 @@ FORMS = {
                 argument_closes="</parameter>\n",
                 closes="</invoke>",
                 never=("</parameter>", "</invoke>", "</minimax:tool_call>"),
-                avoided=(*EDGE_SPACES, *NULL),
+                avoided=(),
             )
         ),
         between="\n",

@@ -18,7 +18,8 @@ class Passage(Struct, frozen=True):
 
     `opens` begin a thought, which `closes` ends; `escapes` begin something that no grammar
     rules. `budget` is the most tokens of a thought, None for no limit. `eos` may not end an
-    answer before its grammar began, unless `may_end`.
+    answer before its grammar began, unless `may_end`. With `headers` an answer begins with one of
+    these; the grammar follows the one that equals `closes`, and none follows another.
     """
 
     n_vocab: int
@@ -29,6 +30,7 @@ class Passage(Struct, frozen=True):
     escapes: frozenset[int] = frozenset()
     budget: int | None = None
     may_end: bool = False
+    headers: tuple[tuple[int, ...], ...] = ()
 
 
 class Guide:
@@ -52,6 +54,7 @@ class Guide:
 class At(Enum):
     """Where an answer stands."""
 
+    HEADER = auto()
     THINKING = auto()
     BEGINNING = auto()
     RULED = auto()
@@ -64,7 +67,7 @@ class Walk:
     def __init__(self, passage: Passage, rules: LLMatcher | None) -> None:
         self._passage = passage
         self._rules = rules
-        self._at = At.THINKING if passage.is_in_thinking else At.BEGINNING
+        self._at = _first(passage)
         self._n_thoughts = 0
         self._tail: tuple[int, ...] = ()
 
@@ -72,6 +75,8 @@ class Walk:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
         if self._at is At.FREE:
             return None
+        if self._at is At.HEADER:
+            return self._header_mask()
         if self._at is At.THINKING:
             return self._thinking_mask()
         if self._rules is None:
@@ -86,6 +91,8 @@ class Walk:
     def take(self, token: int) -> None:
         """The answer goes on with `token`. Raises BadRequest when the grammar is left."""
         match self._at:
+            case At.HEADER:
+                self._open(token)
             case At.THINKING:
                 self._think(token)
             case At.BEGINNING if token in self._passage.opens:
@@ -100,6 +107,18 @@ class Walk:
         assert self._rules is not None
         if not self._rules.consume_token(token):
             raise BadRequest(f"the answer left its grammar: {self._rules.get_error()}")
+
+    def _open(self, token: int) -> None:
+        self._tail = (*self._tail, token)
+        if self._tail in self._passage.headers:
+            is_answer = self._tail == self._passage.closes and self._rules is not None
+            self._at = At.BEGINNING if is_answer else At.FREE
+
+    def _header_mask(self) -> bytes:
+        n = len(self._tail)
+        headers = self._passage.headers
+        following = {header[n] for header in headers if header[:n] == self._tail}
+        return _with(bytes(-(-self._passage.n_vocab // 8)), following)
 
     def _think(self, token: int) -> None:
         self._n_thoughts += 1
@@ -121,6 +140,12 @@ class Walk:
         closes = self._passage.closes
         n = max(n for n in range(len(closes)) if not n or self._tail[-n:] == closes[:n])
         return closes[n]
+
+
+def _first(passage: Passage) -> At:
+    if passage.headers:
+        return At.HEADER
+    return At.THINKING if passage.is_in_thinking else At.BEGINNING
 
 
 def closed(passage: Passage, tokens: Sequence[int]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 HEADER = "header"
 CALL_START = "to=functions."
 CALL_OPENING = f"<|channel|>commentary {CALL_START}"
+NEXT_MESSAGE = "<|end|><|start|>assistant"
 ANSWER = "<|channel|>final<|message|>"
 MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>")
 TRANSITIONS = {

@@ -35,7 +35,8 @@ class Prompt(Struct, frozen=True):
     positions worth a checkpoint, ascending, between 0 and the last token: the end of system
     and tools, the ends of the last user and tool turns, the end of the messages before the
     opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
-    `before` are the last tokens, when the answer goes on in the middle of a text.
+    `before` are the last tokens, when the answer goes on in the middle of a text. `may_think`:
+    neither the request nor the preset switches thinking off.
     """
 
     tokens: tuple[int, ...]
@@ -43,6 +44,7 @@ class Prompt(Struct, frozen=True):
     cuts: tuple[int, ...] = ()
     is_in_thinking: bool = False
     before: tuple[int, ...] = ()
+    may_think: bool = True
 
 
 class Spelling(Struct, frozen=True):
@@ -66,6 +68,7 @@ class PromptMaker:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._default = thinking_default
         self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
         self._variables = template_kwargs or {}
         markup = markup_of(tokenizer)
@@ -91,6 +94,7 @@ class PromptMaker:
             cuts=cuts,
             is_in_thinking=self._is_in_thinking(marked[0 if end is None else end :]),
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
+            may_think=self._may_think(conversation),
         )
 
     def text(self, conversation: Conversation) -> str:
@@ -160,6 +164,10 @@ class PromptMaker:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final=conversation.continue_final,
         )
+
+    def _may_think(self, conversation: Conversation) -> bool:
+        wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
+        return next((wish for wish in wishes if wish is not None), True) is not False
 
     def _render(self, messages: Sequence[Message], scene: Scene, conversation: Conversation) -> str:
         marked = self._template.render(messages, scene)

@@ -1,6 +1,7 @@
 """A conversation made fit for one chat template: what it refuses is said in a way it accepts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +19,11 @@ class Traits(Struct, frozen=True):
     `needs_alternation`: two user turns in a row are refused (A-13). `takes_user_after_tool`:
     a user may speak right after a tool. `takes_objects`, `takes_strings`: forms of tool call
     arguments. `needs_short_ids`: call ids must be nine letters and digits.
+    `takes_text_and_thought`: a call may have both beside it. `takes_parallel_calls`: all calls
+    of one turn are rendered. `takes_orphan_results`: a result needs no call before it.
+    `needs_tool_list`: no tools are an empty list, not None.
+    `schema_keys`, `property_keys`: keys that the parameters of a tool and each of its properties
+    must have.
     """
 
     has_system: bool = True
@@ -27,22 +33,37 @@ class Traits(Struct, frozen=True):
     takes_objects: bool = True
     takes_strings: bool = True
     needs_short_ids: bool = False
+    takes_text_and_thought: bool = True
+    takes_parallel_calls: bool = True
+    takes_orphan_results: bool = True
+    needs_tool_list: bool = False
+    schema_keys: frozenset[str] = frozenset()
+    property_keys: frozenset[str] = frozenset()
 
 
 def settle(messages: Iterable[Message], traits: Traits) -> tuple[Message, ...]:
     """The same conversation for a template with these traits.
 
     Deterministic, and append-only: a message added at the end never changes what the earlier
-    ones become, except that it may lengthen the last one.
+    ones become, except that it may lengthen the last one. Two exceptions, in templates that
+    refuse or drop a part of a turn: an answer moves the texts beside the calls before it
+    (where such a template drops the thoughts as well), and a late result of a parallel call
+    moves to its call.
     """
     head, turns = _split_head([_clean(message) for message in messages])
     turns = _name_tools(turns)
+    if not traits.takes_orphan_results:
+        turns = _quote_orphans(turns)
     if not traits.has_late_system:
         turns = _place_reminders(turns)
     if not traits.takes_user_after_tool:
         turns = _fold_users_into_tools(turns)
     if traits.needs_alternation:
         turns = _merge_turns(turns)
+    if not traits.takes_text_and_thought:
+        turns = _move_texts(turns)
+    if not traits.takes_parallel_calls:
+        turns = _separate_calls(turns)
     if head is None:
         return tuple(turns)
     return tuple([head, *turns] if traits.has_system else _without_system(head, turns))
@@ -80,6 +101,21 @@ def _name_tools(turns: Sequence[Message]) -> list[Message]:
         else turn
         for turn in turns
     ]
+
+
+def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
+    """Results that follow no call, as after a compaction, become user turns."""
+    quoted: list[Message] = []
+    has_call = False
+    for turn in turns:
+        if turn.role is Role.TOOL and not has_call:
+            text = f"<tool-result>\n{turn.text}\n</tool-result>"
+            quoted.append(Message(Role.USER, text))
+            continue
+        if turn.role in (Role.USER, Role.ASSISTANT):
+            has_call = bool(turn.tool_calls)
+        quoted.append(turn)
+    return quoted
 
 
 def reminder(text: str) -> str:
@@ -129,6 +165,52 @@ def _merge_turns(turns: Sequence[Message]) -> list[Message]:
     """Turns of one speaker in a row become one (A-13); tool results stay apart."""
     mergeable = (Role.USER, Role.ASSISTANT)
     return _gathered(turns, lambda one, two: one.role is two.role and two.role in mergeable)
+
+
+def _move_texts(turns: Sequence[Message]) -> list[Message]:
+    """No text beside a call and a thought.
+
+    In a running tool loop the text becomes the end of the thought. Once an answer follows, the
+    template drops the thoughts before it, so that the text becomes a turn of its own.
+    """
+    answers = [i for i, turn in enumerate(turns) if _is_answer(turn)]
+    n_answered = answers[-1] if answers else 0
+    moved: list[Message] = []
+    for i, turn in enumerate(turns):
+        if not turn.tool_calls or not turn.text:
+            moved.append(turn)
+        elif i < n_answered:
+            moved += [Message(Role.ASSISTANT, turn.text), msgspec.structs.replace(turn, text="")]
+        elif turn.reasoning:
+            thought = TURN_JOINT.join((turn.reasoning, turn.text))
+            moved.append(msgspec.structs.replace(turn, text="", reasoning=thought))
+        else:
+            moved.append(turn)
+    return moved
+
+
+def _is_answer(turn: Message) -> bool:
+    return turn.role is Role.ASSISTANT and not turn.tool_calls
+
+
+def _separate_calls(turns: Sequence[Message]) -> list[Message]:
+    """One turn per call, each followed by its results."""
+    apart: list[Message] = []
+    rest = list(turns)
+    while rest:
+        turn = rest.pop(0)
+        if len(turn.tool_calls) < 2:
+            apart.append(turn)
+            continue
+        results = list(takewhile(lambda one: one.role is Role.TOOL, rest))
+        del rest[: len(results)]
+        for i, call in enumerate(turn.tool_calls):
+            base = turn if i == 0 else Message(Role.ASSISTANT)
+            apart.append(msgspec.structs.replace(base, tool_calls=(call,)))
+            apart += [one for one in results if one.tool_call_id == call.id]
+            results = [one for one in results if one.tool_call_id != call.id]
+        apart += results
+    return apart
 
 
 def _without_system(head: Message, turns: Sequence[Message]) -> list[Message]:

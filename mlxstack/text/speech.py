@@ -9,6 +9,7 @@ from msgspec import Struct
 from mlxstack.core.conversation import ToolCall
 from mlxstack.core.event import FinishReason
 from mlxstack.text.calls import parse_calls, tool_shapes
+from mlxstack.text.parsers import is_inside_argument
 from mlxstack.text.saying import Edges, Saying
 from mlxstack.text.voice import NORMAL, REASONING, TOOL, Manner, Voice
 
@@ -66,11 +67,12 @@ class Speech:
         self._saying = Saying(manner.stops, is_raw=manner.is_raw, is_open=is_open)
         self._thoughts = Edges(is_open=is_open)
         self._call = ""
+        # The place of the first closing mark in the call that was read as text of an argument.
+        self._first_end: int | None = None
+        self._has_inner_ends = bool(voice.accent.call_end)
         self._shapes = tool_shapes(manner.tools)
         self._letters = voice.tokenizer.detokenizer
-        for token in manner.before:
-            self._letters.add_token(token)
-        self._new_text()
+        self._known = self._prime(manner.before)
 
     @property
     def stop(self) -> str | None:
@@ -93,15 +95,18 @@ class Speech:
             return []
         self._letters.finalize()
         deltas = self._hear(self._new_text().rstrip("\ufffd"))
+        return _joined([*deltas, *self._flush(reason)])
+
+    def _flush(self, reason: FinishReason) -> list[Delta]:
         if self._is_over():
-            return deltas
+            return []
         self._state, rest, at = TextStateMachine.flush(self._state)
-        deltas += self._place(at, rest)
-        if at == TOOL:
-            deltas += self._end_call(reason)
-        elif not self._is_over():
-            deltas += _words(self._saying.finish())
-        return _joined(deltas)
+        deltas = self._place(at, rest)
+        if at != TOOL:
+            return deltas if self._is_over() else deltas + _words(self._saying.finish())
+        if reason is FinishReason.EOS and self._is_misread():
+            return [*deltas, *self._restart(""), *self._flush(reason)]
+        return deltas + self._end_call(reason)
 
     def _is_over(self) -> bool:
         return self._saying.stop is not None
@@ -113,13 +118,38 @@ class Speech:
             return token in self._voice.special
         return token in self._voice.hidden and self._at != TOOL
 
+    def _prime(self, before: tuple[int, ...]) -> str:
+        """Feed the end of the prompt; return the white space of it that is still held back."""
+        whole = self._voice.tokenizer.detokenizer
+        for token in before:
+            whole.add_token(token)
+            self._letters.add_token(token)
+        told: str = self._letters.last_segment
+        whole.finalize()
+        held: str = whole.text[len(told) :]
+        return held if held.isspace() else ""
+
     def _new_text(self) -> str:
         text: str = self._letters.last_segment
+        if text and self._known:
+            # A detokenizer holds a last space back, until it knows the next token.
+            text, self._known = text.removeprefix(self._known), ""
         return text
 
     def _hear(self, text: str) -> list[Delta]:
         deltas: list[Delta] = []
+        whole = self._state[3] + text
         self._state, segments = TextStateMachine.split(self._state, text)
+        if self._at == TOOL and len(segments) > 1:
+            n, end = len(segments[0][1]), self._accent.call_end
+            said, rest = whole[:n], whole[n + len(end) :]
+            if self._has_inner_ends and self._is_in_argument(said):
+                return self._go_on(said, rest)
+            self._call += said
+            if self._is_misread():
+                self._call += end
+                return self._restart(rest)
+            segments[0] = (TOOL, "")
         for at, said in segments:
             deltas += self._place(at, said)
             if self._is_over():
@@ -149,18 +179,42 @@ class Speech:
         self._thoughts.finish()
         return []
 
+    def _is_in_argument(self, said: str) -> bool:
+        return is_inside_argument(self._accent.format, self._call + said)
+
+    def _go_on(self, said: str, rest: str) -> list[Delta]:
+        """The closing mark after `said` is text of an argument; the call goes on with `rest`."""
+        self._call += said
+        if self._first_end is None:
+            self._first_end = len(self._call)
+        self._call += self._accent.call_end
+        self._state = self._accent.with_tools.make_state(TOOL)
+        return self._hear(rest)
+
+    def _is_misread(self) -> bool:
+        """Whether a closing mark that was read as text leaves no call."""
+        return self._first_end is not None and not self._parsed()
+
+    def _restart(self, rest: str) -> list[Delta]:
+        """Close the call at its first closing mark after all, and hear what follows again."""
+        text, at, end = self._call + rest, self._first_end or 0, self._accent.call_end
+        self._call, self._has_inner_ends = text[:at], False
+        deltas = self._close_call(end)
+        self._state, self._at = self._accent.with_tools.make_state(NORMAL), NORMAL
+        return deltas + self._hear(text[at + len(end) :])
+
     def _end_call(self, reason: FinishReason) -> list[Delta]:
         """A call that the end of the answer closes, or cuts (A-23u)."""
         is_whole = reason is FinishReason.EOS
         if is_whole or (not self._accent.call_end and self._parsed()):
             return self._close_call("")
-        self._call, self.is_cut = "", True
+        self._call, self._first_end, self.is_cut = "", None, True
         return []
 
     def _close_call(self, end: str) -> list[Delta]:
         """The complete call, or its text if it makes no sense (A-24)."""
         raw, calls = self._call, self._parsed()
-        self._call = ""
+        self._call, self._first_end = "", None
         self.n_calls += len(calls)
         if not calls:
             self.n_unparsed += 1

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jinja2
@@ -14,9 +14,9 @@ from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.text.guard import Guard
 from mlxstack.text.markup import Markup
 from mlxstack.text.normal import split_thoughts
+from mlxstack.text.probes import USER, Turn, completed, find_traits
 from mlxstack.text.settle import Traits
 
-Turn = dict[str, Any]
 REFUSALS = (
     jinja2.TemplateError,
     TypeError,
@@ -24,6 +24,7 @@ REFUSALS = (
     LookupError,
     AttributeError,
     ArithmeticError,
+    RecursionError,
 )
 RESERVED = frozenset(
     {
@@ -53,7 +54,7 @@ class Template:
         self._own_guard = Guard(markup.structure - markup.calls, markup.normalize)
         self.traits = Traits()
         if tokenizer.has_chat_template:
-            self.traits = _find_traits(self._render)
+            self.traits = self._find_traits()
 
     def render(self, messages: Iterable[Message], scene: Scene) -> str:
         """The prompt text, guard marks included.
@@ -85,7 +86,7 @@ class Template:
     def _render(self, turns: list[Turn], scene: Scene) -> str:
         text: str = self._tokenizer.apply_chat_template(
             turns,
-            tools=[self._tool(tool) for tool in scene.tools] or None,
+            tools=self._tools(scene.tools),
             tokenize=False,
             add_generation_prompt=scene.add_generation_prompt and not scene.continue_final,
             continue_final_message=scene.continue_final,
@@ -93,8 +94,29 @@ class Template:
         )
         return text
 
+    def _find_traits(self) -> Traits:
+        # Some templates loop over the tools without a check; they accept an empty list.
+        if self._accepts(USER) is None:
+            self.traits = Traits(needs_tool_list=True)
+            if self._accepts(USER) is None:
+                self.traits = Traits()
+        needs_tool_list = self.traits.needs_tool_list
+        found = find_traits(self._accepts)
+        return msgspec.structs.replace(found, needs_tool_list=needs_tool_list)
+
+    def _accepts(self, *turns: Turn, tools: tuple[Tool, ...] = ()) -> str | None:
+        try:
+            return self._render(list(turns), Scene(tools=tools, add_generation_prompt=False))
+        except REFUSALS:
+            return None
+
+    def _tools(self, tools: tuple[Tool, ...]) -> list[dict[str, Any]] | None:
+        made = [self._tool(tool) for tool in tools]
+        return made if made or self.traits.needs_tool_list else None
+
     def _tool(self, tool: Tool) -> dict[str, Any]:
-        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(tool))
+        whole = msgspec.structs.replace(tool, parameters=completed(tool.parameters, self.traits))
+        function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(whole))
         del function["is_deferred"]
         return {"type": "function", "function": function}
 
@@ -142,46 +164,3 @@ class Template:
 
 def _is_short(call_id: str) -> bool:
     return len(call_id) == 9 and call_id.isalnum() and call_id.isascii()
-
-
-def _find_traits(render: Callable[[list[Turn], Scene], str]) -> Traits:
-    def accepts(*turns: Turn) -> str | None:
-        try:
-            return render(list(turns), Scene(add_generation_prompt=False))
-        except REFUSALS:
-            return None
-
-    user, answer = _said("user", "first"), _said("assistant", "answer")
-    tool = {"role": "tool", "content": "result", "tool_call_id": "call00001", "name": "act"}
-    objects = _called({"key": "value"}, "call00001")
-    strings = _called("broken {", "call00001")
-    called = objects if accepts(user, objects, tool) is not None else strings
-    long = _called(called["tool_calls"][0]["function"]["arguments"], "call_00000001")
-    system, late = _said("system", "rules"), _said("system", "later")
-    with_system = accepts(system, user)
-    with_late = accepts(system, user, late, _said("user", "second"))
-    has_tools = accepts(user, called, tool) is not None
-    return Traits(
-        has_system=with_system is not None and "rules" in with_system,
-        has_late_system=with_late is not None and _in_order(with_late, "first", "later", "second"),
-        needs_alternation=accepts(user, _said("user", "second"), answer) is None,
-        takes_user_after_tool=not has_tools or accepts(user, called, tool, user) is not None,
-        takes_objects=not has_tools or called is objects,
-        takes_strings=accepts(user, strings, tool) is not None,
-        needs_short_ids=has_tools
-        and accepts(user, long, tool | {"tool_call_id": "call_00000001"}) is None,
-    )
-
-
-def _said(role: str, text: str) -> Turn:
-    return {"role": role, "content": text}
-
-
-def _called(arguments: dict[str, Any] | str, call_id: str) -> Turn:
-    call = {"id": call_id, "type": "function", "function": {"name": "act", "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-def _in_order(text: str, *words: str) -> bool:
-    places = [text.find(word) for word in words]
-    return -1 not in places and places == sorted(places)

@@ -11,6 +11,7 @@ from mlxstack.text.calls import Parser
 from mlxstack.text.forced import Marks
 from mlxstack.text.forms import form_of
 from mlxstack.text.markup import markers_of, nameless
+from mlxstack.text.parsers import format_name, parser_of
 
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 Transitions = dict[str, list[tuple[str, str]]]
@@ -46,12 +47,16 @@ class Manner(Struct, frozen=True):
 
 
 class Accent(Struct, frozen=True):
-    """How one family of models marks what it says; the machines are mlx-lm's."""
+    """How one family of models marks what it says; the machines are mlx-lm's.
+
+    `format` names the form of the calls, "" if it has none.
+    """
 
     initial: str | None
     call_start: str
     call_end: str
     parser: Parser
+    format: str
     marks: tuple[str, ...]
     with_tools: Any
     without_tools: Any
@@ -81,6 +86,7 @@ class Voice:
         self.thought_tokens = _single(tokenizer.think_start_tokens)
         self.call_tokens = _single(tokenizer.tool_call_start_tokens)
         self.call_opening = self._call_opening()
+        self.message_opening = self._message_opening()
         self.call_marks = self._call_marks(nameless(tokenizer))
 
     def _answer_tokens(self) -> tuple[int, ...]:
@@ -95,10 +101,15 @@ class Voice:
             return tuple(self.tokenizer.tool_call_start_tokens or ())
         return tuple(self.tokenizer.encode(harmony.CALL_OPENING, add_special_tokens=False))
 
+    def _message_opening(self) -> tuple[int, ...]:
+        """The tokens between an open message and the header of the next, if there are any."""
+        if not self.has_headers:
+            return ()
+        return tuple(self.tokenizer.encode(harmony.NEXT_MESSAGE, add_special_tokens=False))
+
     def _call_marks(self, special: dict[str, int]) -> Marks | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
-        module = getattr(self.accent.parser, "__module__", "").rpartition(".")[2]
-        form = form_of(module, self.tokenizer.get_vocab())
+        form = form_of(self.accent.format, self.tokenizer.get_vocab())
         if form is None:
             return None
         return Marks(self.accent.call_start, self.accent.call_end, form, special)
@@ -108,8 +119,10 @@ class Voice:
         if manner.is_raw:
             return TextStateMachine().make_state(NORMAL)
         machine = self.accent.with_tools if manner.tools else self.accent.without_tools
-        start = REASONING if manner.is_in_thinking else NORMAL
-        return machine.make_state(self.accent.initial or start)
+        if manner.is_in_thinking:
+            return machine.make_state(self.accent.initial or REASONING)
+        # An answer that goes on in the middle of its text has its header in the prompt.
+        return machine.make_state((not manner.before and self.accent.initial) or NORMAL)
 
 
 def stop_state(words: tuple[str, ...]) -> Any:
@@ -130,6 +143,7 @@ def _harmony() -> Accent:
         call_start=harmony.CALL_START,
         call_end="",
         parser=harmony.parse_call,
+        format=format_name(harmony.parse_call),
         marks=harmony.MARKS,
         with_tools=TextStateMachine(harmony.TOOL_TRANSITIONS),
         without_tools=TextStateMachine(harmony.TRANSITIONS),
@@ -141,7 +155,8 @@ def _native(tokenizer: Any) -> Accent:
         initial=tokenizer.response_initial_state,
         call_start=tokenizer.tool_call_start or "",
         call_end=tokenizer.tool_call_end or "",
-        parser=tokenizer.tool_parser or _no_parser,
+        parser=parser_of(tokenizer) or _no_parser,
+        format=format_name(tokenizer.tool_parser),
         marks=markers_of(tokenizer),
         with_tools=make_text_state_machine(tokenizer),
         without_tools=make_text_state_machine(_silent(tokenizer)),

@@ -105,3 +105,14 @@ def test_a_model_that_writes_no_calls_cannot_be_forced(tmp_path: Path) -> None:
         assert refused.status_code == 400
         assert "tool_choice" in refused.json()["error"]["message"]
         assert chat(http, "hi", tools=TOOLS)["choices"]
+
+
+@pytest.mark.parametrize("family", ["harmony", "qwen3_coder"])
+def test_a_call_is_forced_after_the_beginning_of_an_answer(family: str, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I greet:"}]
+    asked = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 400}
+    with speaking(family, tmp_path) as http:
+        body = {**chat_body("hi", **asked), "messages": turns, "continue_final_message": True}
+        choice = http.post(CHAT, json=body).raise_for_status().json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls", choice
+        assert not choice["message"].get("content"), choice

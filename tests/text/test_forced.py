@@ -18,6 +18,7 @@ from mlxstack.text.forced import Calls, Marks, call_grammars
 from mlxstack.text.forms import FORMS, OLD_MISTRAL, Form
 from mlxstack.text.grammars import Grammars
 from mlxstack.text.markup import nameless
+from mlxstack.text.parsers import parser_for
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +96,7 @@ def form_and_parser(name: str) -> tuple[Form, Any, str]:
         return FORMS[name], module.parse_call, ""
     module = importlib.import_module(f"{tool_parsers.__name__}.{name.removeprefix('old_')}")
     form = OLD_MISTRAL if name == "old_mistral" else FORMS[name]
-    return form, module.parse_tool_call, module.tool_call_end
+    return form, parser_for(name, module.parse_tool_call), module.tool_call_end
 
 
 @pytest.fixture(params=["chatml", "tagged"])

@@ -126,6 +126,14 @@ def test_harmony_channels_are_thoughts_words_and_calls(harmony: Any) -> None:
     assert words(untooled) == '{"a": 1}'
 
 
+def test_a_harmony_answer_goes_on_in_the_channel_of_its_prefill(harmony: Any) -> None:
+    before = tuple(harmony.encode("<|message|>Hello,", add_special_tokens=False))
+    call = "<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|message|>{}<|call|>"
+    deltas, _ = hear(harmony, f" world{call}", Manner(tools=TOOLS, before=before))
+    assert words(deltas) == " world"
+    assert calls(deltas) == [ToolCall("call_0", "bash", {})]
+
+
 @pytest.mark.parametrize("word", ["STOP", "brown fox", "\n\n", "x", "日本"])
 def test_stop_words_may_span_tokens(chatml: Any, word: str) -> None:
     deltas, speech = hear(chatml, f"The quick {word} jumps {word}", Manner(stops=("zzz", word)))
@@ -161,6 +169,19 @@ def test_an_open_answer_keeps_its_leading_space(chatml: Any) -> None:
     before = tuple(chatml.encode("The quick", add_special_tokens=False))
     deltas, _ = hear(chatml, " brown", Manner(before=before))
     assert words(deltas) == " brown"
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+@pytest.mark.parametrize("end", ["Hello, ", "Hello,  ", "a\n\n ", "Hello,"])
+def test_the_space_that_ends_a_prefill_is_not_said_again(
+    chatml: Any, mistral: Any, end: str, is_raw: bool
+) -> None:
+    for tokenizer in (chatml, mistral):
+        before = tuple(tokenizer.encode(end, add_special_tokens=False))
+        deltas, _ = hear(tokenizer, "x", Manner(before=before, is_raw=is_raw))
+        first = tokenizer.encode("x", add_special_tokens=False)
+        said = tokenizer.decode([*before, *first]).removeprefix(tokenizer.decode(list(before)))
+        assert words(deltas) == said
 
 
 def test_raw_text_is_left_alone(chatml: Any) -> None:

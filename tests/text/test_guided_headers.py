@@ -1,0 +1,77 @@
+"""Guided answers of a model that writes every message behind a header (GPT-OSS)."""
+
+from typing import Any
+
+import pytest
+
+from mlxstack.core.conversation import Conversation, Message, Role, Tool
+from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.service import guiding
+from mlxstack.service.options import Options
+from mlxstack.service.words import Words
+from mlxstack.text import harmony as form
+from mlxstack.text.guide import Guide
+from mlxstack.text.shape import Shape
+
+CITY = Shape(schema={"type": "object", "properties": {"city": {"enum": ["Ulm"]}}})
+BASH = Tool("bash", "Run a command.")
+
+
+async def guide_of(words: Words, *turns: Message, **more: Any) -> Guide:
+    conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
+    prompt = await words.prompt(conversation)
+    opening = guiding.Opening(conversation, prompt, ())
+    guide = await guiding.guide(words, Options("a-1", shape=CITY), opening)
+    assert guide is not None
+    return guide
+
+
+def made(tokenizer: Any) -> Words:
+    return Words(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+
+
+def is_allowed(words: Words, guide: Guide, text: str) -> bool:
+    """Whether an answer may begin with this text, token by token."""
+    walk = guide.start()
+    for token in words.tokenizer.encode(text, add_special_tokens=False):
+        mask = walk.mask()
+        if mask is not None and not mask[token // 8] >> token % 8 & 1:
+            return False
+        walk.take(token)
+    return True
+
+
+THOUGHT = "<|channel|>analysis<|message|>hm"
+JSON = '{"city": "Ulm"}'
+
+
+async def test_thinking_off_begins_with_the_answer(harmony: Any) -> None:
+    words = made(harmony)
+    guide = await guide_of(words, thinking=False)
+    assert is_allowed(words, guide, form.ANSWER + JSON)
+    assert not is_allowed(words, guide, THOUGHT)
+    assert not is_allowed(words, guide, form.CALL_OPENING)
+    assert not is_allowed(words, guide, form.ANSWER + "Ulm")
+
+
+async def test_thinking_off_with_tools_begins_with_the_answer_or_a_call(harmony: Any) -> None:
+    words = made(harmony)
+    guide = await guide_of(words, thinking=False, tools=(BASH,))
+    assert is_allowed(words, guide, form.ANSWER + JSON)
+    assert is_allowed(words, guide, form.CALL_OPENING + "bash <|constrain|>json<|message|>{}")
+    assert not is_allowed(words, guide, THOUGHT)
+
+
+@pytest.mark.parametrize("thinking", [None, True])
+async def test_a_thought_may_come_first_by_default(harmony: Any, thinking: bool | None) -> None:
+    words = made(harmony)
+    guide = await guide_of(words, thinking=thinking)
+    assert is_allowed(words, guide, f"{THOUGHT}<|end|><|start|>assistant{form.ANSWER}{JSON}")
+
+
+async def test_the_grammar_begins_at_once_after_a_prefill(harmony: Any) -> None:
+    words = made(harmony)
+    turns = (Message(Role.USER, "go"), Message(Role.ASSISTANT, "As JSON:"))
+    guide = await guide_of(words, *turns, continue_final=True)
+    assert is_allowed(words, guide, JSON)
+    assert not is_allowed(words, guide, "Ulm")

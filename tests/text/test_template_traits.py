@@ -1,0 +1,210 @@
+"""Templates that refuse, or drop without a word, what others render."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.prompt import PromptMaker
+from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
+
+SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
+BASH = Tool("bash", "Run a command.", {"type": "object", "properties": {"c": {"type": "string"}}})
+Load = Callable[[str], PromptMaker]
+
+# The form of GPT-OSS: one call per turn, text or thought beside it, neither before an answer.
+ONE_CALL = """
+{%- for m in messages %}
+{%- if m.role == 'assistant' and 'tool_calls' in m %}
+{%- set ns = namespace(answered=false) %}
+{%- for later in messages[loop.index:] %}
+{%- if later.role == 'assistant' and 'tool_calls' not in later %}
+{%- set ns.answered = true %}{%- endif %}
+{%- endfor %}
+{%- if m.content and m.thinking %}{{- raise_exception('text and thought beside a call') }}
+{%- elif not ns.answered and (m.content or m.thinking) %}
+{{- '<analysis>' + (m.content or m.thinking) + '</analysis>' }}
+{%- endif %}
+{%- set call = m.tool_calls[0].function %}
+{{- '<call>' + call.name + (call.arguments | tojson) + '</call>' }}
+{%- elif m.role == 'tool' %}{{- '<result>' + m.content + '</result>' }}
+{%- elif m.role == 'assistant' %}{{- '<final>' + m.content + '</final>' }}
+{%- else %}{{- '<' + m.role + '>' + m.content + '</' + m.role + '>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<answer>' }}{%- endif %}
+"""
+# The form of Llama 3: a second call in one turn is refused.
+STRICT_ONE_CALL = ONE_CALL.replace(
+    "{%- set call =",
+    "{%- if m.tool_calls | length != 1 %}{{- raise_exception('one call at once') }}{%- endif %}"
+    "{%- set call =",
+)
+# The form of GPT-OSS and MiniMax: a result needs a call before it.
+CALL_FIRST = ONE_CALL.replace(
+    "{%- elif m.role == 'tool' %}",
+    "{%- elif m.role == 'tool' and (loop.first or not (loop.previtem.tool_calls "
+    "or loop.previtem.role == 'tool')) %}{{- raise_exception('no call') }}"
+    "{%- elif m.role == 'tool' %}",
+)
+TURNS = """
+{%- for m in messages %}{{- '<' + m.role + '>' + m.content + '</' + m.role + '>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<answer>' }}{%- endif %}
+"""
+# The form of Mistral Small 3.2: a system message is rendered anywhere, but counts as a turn.
+ALTERNATING = (
+    """
+{%- for m in messages %}
+{%- if loop.index0 > 1 and m.role != 'user' and loop.previtem.role == 'assistant' %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{%- endfor %}
+"""
+    + TURNS
+)
+# The form of Seed-OSS: the keys of a schema are read without a check.
+UNCHECKED = (
+    """
+{%- for tool in tools or [] %}
+{{- 'def ' + tool.function.name + '(' }}
+{%- for key, one in tool.function.parameters.properties.items() %}
+{{- key + ': ' + one.description + (' required' if key in tool.function.parameters.required
+    else '') + ', ' }}
+{%- endfor %}{{- ')' }}
+{%- endfor %}
+"""
+    + TURNS
+)
+# The form of Hermes: no check whether there are tools at all, and a macro that follows references.
+RECURSIVE = (
+    """
+{%- macro type_of(schema) %}
+{%- if schema.type is string %}{{- schema.type }}{%- else %}{{- type_of(schema) }}{%- endif %}
+{%- endmacro %}
+{%- for tool in tools %}
+{{- tool.function.name }}
+{%- for key, one in tool.function.parameters.properties | items %}
+{{- key + ': ' + type_of(one) }}
+{%- endfor %}
+{%- endfor %}
+"""
+    + TURNS
+)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """The prompts of a template."""
+
+    def made(template: str) -> PromptMaker:
+        tokenizer = byte_level(CHATML_SPECIAL, CHATML_ADDED)
+        return PromptMaker(loaded(tmp_path, tokenizer, template, {"eos_token": "<|im_end|>"}))
+
+    return made
+
+
+def calling(text: str, thought: str | None, *numbers: int) -> Message:
+    calls = tuple(ToolCall(f"call_{n}", "bash", {"c": f"argument {n}"}) for n in numbers)
+    return Message(ASSISTANT, text, reasoning=thought, tool_calls=calls)
+
+
+def result(number: int) -> Message:
+    return Message(TOOL, f"result {number}", tool_call_id=f"call_{number}")
+
+
+def prompt(maker: PromptMaker, *turns: Message, tools: tuple[Tool, ...] = (BASH,)) -> str:
+    return maker.text(Conversation((Message(USER, "go"), *turns), tools=tools))
+
+
+def test_text_beside_a_call_ends_the_thought_where_both_are_refused(load: Load) -> None:
+    text = prompt(load(ONE_CALL), calling("I look.", "Hm.", 1), result(1))
+    assert text == (
+        "<user>go</user><analysis>Hm.\n\nI look.</analysis>"
+        '<call>bash{"c": "argument 1"}</call><result>result 1</result><answer>'
+    )
+
+
+def test_text_beside_an_old_call_is_a_turn_of_its_own_where_thoughts_are_dropped(
+    load: Load,
+) -> None:
+    maker = load(ONE_CALL)
+    turns = (calling("I look.", "Hm.", 1), result(1), Message(ASSISTANT, "Done."))
+    text = prompt(maker, *turns, Message(USER, "more"), calling("Again.", "So.", 2), result(2))
+    assert text == (
+        '<user>go</user><final>I look.</final><call>bash{"c": "argument 1"}</call>'
+        "<result>result 1</result><final>Done.</final><user>more</user>"
+        '<analysis>So.\n\nAgain.</analysis><call>bash{"c": "argument 2"}</call>'
+        "<result>result 2</result><answer>"
+    )
+
+
+@pytest.mark.parametrize("template", [ONE_CALL, STRICT_ONE_CALL], ids=["dropped", "refused"])
+def test_parallel_calls_are_turns_of_their_own_where_one_is_the_limit(
+    load: Load, template: str
+) -> None:
+    turns = (calling("", "Hm.", 1, 2), result(2), result(1), Message(USER, "next"))
+    assert prompt(load(template), *turns) == (
+        "<user>go</user><analysis>Hm.</analysis>"
+        '<call>bash{"c": "argument 1"}</call><result>result 1</result>'
+        '<call>bash{"c": "argument 2"}</call><result>result 2</result>'
+        "<user>next</user><answer>"
+    )
+
+
+def test_a_result_of_no_call_stays_after_parallel_calls(load: Load) -> None:
+    turns = (calling("", None, 1, 2), result(1), result(3))
+    assert prompt(load(ONE_CALL), *turns).endswith(
+        '<result>result 1</result><call>bash{"c": "argument 2"}</call>'
+        "<result>result 3</result><answer>"
+    )
+
+
+def test_a_result_of_no_call_is_quoted_where_the_template_refuses_it(load: Load) -> None:
+    maker = load(CALL_FIRST)
+    quoted = "<user><tool-result>\nresult 1\n</tool-result></user>"
+    text = prompt(maker, result(1), Message(ASSISTANT, "Done."), Message(USER, "more"))
+    assert text == f"<user>go</user>{quoted}<final>Done.</final><user>more</user><answer>"
+    text = prompt(maker, calling("", None, 1), result(1), result(2), Message(USER, "more"))
+    assert "tool-result" not in text
+    assert text.endswith("<result>result 2</result><user>more</user><answer>")
+
+
+def test_a_late_system_message_is_quoted_where_it_breaks_the_alternation(load: Load) -> None:
+    turns = (Message(ASSISTANT, "Yes."), Message(SYSTEM, "be short"), Message(USER, "more"))
+    text = prompt(load(ALTERNATING), *turns)
+    assert text.endswith(
+        "<assistant>Yes.</assistant><user><system-reminder>\nbe short\n</system-reminder>"
+        "</user><user>more</user><answer>"
+    )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"type": "object"}, {"type": "object", "properties": {"c": {"type": "string"}}}],
+)
+def test_keys_of_a_schema_are_added_where_the_template_reads_them_unchecked(
+    load: Load, parameters: dict[str, Any]
+) -> None:
+    keys = "".join(f"{key}: , " for key in parameters.get("properties", {}))
+    text = prompt(load(UNCHECKED), tools=(Tool("now", "", parameters),))
+    assert text == f"def now({keys})<user>go</user><answer>"
+
+
+def test_no_key_of_a_schema_is_added_where_none_is_needed(load: Load) -> None:
+    tools = "{{- tools[0].function.parameters | tojson if tools else '' }}" + TURNS
+    assert prompt(load(tools), tools=(Tool("now"),)) == "{}<user>go</user><answer>"
+
+
+def test_a_template_that_loops_over_no_tools_gets_an_empty_list(load: Load) -> None:
+    maker = load(RECURSIVE)
+    assert prompt(maker, tools=()) == "<user>go</user><answer>"
+    assert prompt(maker) == "bashc: string<user>go</user><answer>"
+    assert maker.make(Conversation((Message(USER, "go"),), tools=(BASH,))).cuts
+
+
+def test_endless_recursion_of_a_template_is_a_refusal(load: Load) -> None:
+    endless = Tool("now", "", {"properties": {"a": {"anyOf": []}}})
+    with pytest.raises(BadRequest, match="refuses the conversation"):
+        prompt(load(RECURSIVE), tools=(endless,))
