@@ -17,6 +17,7 @@ from mlxstack.service.parts import Called, Content, Ended, Part, Reasoning, Spok
 from mlxstack.service.service import Service
 from mlxstack.text.guide import Guide
 from mlxstack.text.prompt import Prompt
+from mlxstack.text.replay import Scope
 from mlxstack.text.speech import Manner
 
 FORBIDDEN = float("-inf")
@@ -41,7 +42,7 @@ class Order(Struct, frozen=True):
 async def admit(service: Service, conversation: Conversation, options: Options) -> Order:
     """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
     check(options, _bounds(service))
-    prompt = await service.words.prompt(conversation)
+    prompt = await service.words.prompt(conversation, _scope(service, conversation, options))
     tools = guiding.required(options, conversation.tools)
     forced = _forced(service, options, prompt, bool(tools))
     opening = guiding.Opening(conversation, prompt, forced)
@@ -107,6 +108,12 @@ async def _remember(service: Service, order: Order, spoken: list[Spoken]) -> Non
     agent, conversation = order.ask.agent, order.conversation
     if agent is not None and conversation is not None:
         await agents.heard(service, agent, conversation, spoken)
+
+
+def _scope(service: Service, conversation: Conversation, options: Options) -> Scope:
+    """The calls that were sampled for this very agent or conversation."""
+    name = options.agent or service.roster.known_name(conversation, options.hint, options.salt)
+    return Scope(options.salt, name or "")
 
 
 def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options) -> Order:

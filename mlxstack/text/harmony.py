@@ -14,6 +14,8 @@ from typing import Any
 HEADER = "header"
 CALL_START = "to=functions."
 CALL_OPENING = f"<|channel|>commentary {CALL_START}"
+TURN_START = "<|start|>assistant"
+OPTIONAL_MARKS = ("<|constrain|>",)
 ANSWER = "<|channel|>final<|message|>"
 MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>")
 TRANSITIONS = {

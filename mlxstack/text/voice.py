@@ -11,6 +11,7 @@ from mlxstack.text.calls import Parser
 from mlxstack.text.forced import Marks
 from mlxstack.text.forms import form_of
 from mlxstack.text.markup import markers_of, nameless
+from mlxstack.text.pieces import Pieces
 
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 Transitions = dict[str, list[tuple[str, str]]]
@@ -46,7 +47,11 @@ class Manner(Struct, frozen=True):
 
 
 class Accent(Struct, frozen=True):
-    """How one family of models marks what it says; the machines are mlx-lm's."""
+    """How one family of models marks what it says; the machines are mlx-lm's.
+
+    A block of calls begins with `call_start`, or right after `call_header` if there is one.
+    `optional_marks` may stand in a sampled call where the template writes none.
+    """
 
     initial: str | None
     call_start: str
@@ -55,6 +60,8 @@ class Accent(Struct, frozen=True):
     marks: tuple[str, ...]
     with_tools: Any
     without_tools: Any
+    call_header: str = ""
+    optional_marks: tuple[str, ...] = ()
 
 
 class Voice:
@@ -69,7 +76,8 @@ class Voice:
         self.eos = frozenset(tokenizer.eos_token_ids)
         self.n_vocab = len(tokenizer)
         is_harmony = harmony.speaks_harmony(tokenizer)
-        self.accent = _harmony() if is_harmony else _native(tokenizer)
+        self.accent = accent_of(tokenizer)
+        self.pieces = Pieces(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special = frozenset(at for at, token in added.items() if token.special)
         self.hidden = frozenset(
@@ -112,6 +120,11 @@ class Voice:
         return machine.make_state(self.accent.initial or start)
 
 
+def accent_of(tokenizer: Any) -> Accent:
+    """The marks of the model, from its mlx-lm TokenizerWrapper."""
+    return _harmony() if harmony.speaks_harmony(tokenizer) else _native(tokenizer)
+
+
 def stop_state(words: tuple[str, ...]) -> Any:
     """A state that leaves NORMAL for the number of the first word that is complete."""
     edges = [(word, str(at)) for at, word in enumerate(words)]
@@ -133,6 +146,8 @@ def _harmony() -> Accent:
         marks=harmony.MARKS,
         with_tools=TextStateMachine(harmony.TOOL_TRANSITIONS),
         without_tools=TextStateMachine(harmony.TRANSITIONS),
+        call_header=harmony.TURN_START,
+        optional_marks=harmony.OPTIONAL_MARKS,
     )
 
 
