@@ -189,10 +189,13 @@ def _forced(service: Service, options: Options, prompt: Prompt, has_tools: bool)
 
 
 def _sampling(service: Service, options: Options) -> Sampling:
-    """A forbidden tool call is one whose opening mark cannot be chosen."""
+    """A forbidden tool call is one whose opening mark cannot be chosen.
+
+    An opening of several tokens is up to the guide.
+    """
     preset, model = service.preset.sampling, service.facts.defaults
     chosen = sampling(options.wish, preset, model, service.n_ctx)
-    opening: tuple[int, ...] = service.words.tokenizer.tool_call_start_tokens or ()
+    opening = service.words.voice.call_opening
     if options.calling is not Calling.NONE or len(opening) != 1:
         return chosen
     return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))

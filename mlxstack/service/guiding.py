@@ -1,6 +1,7 @@
 """What rules an answer: the shape that was asked for, the call that must be, the thought's end."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
@@ -25,11 +26,9 @@ async def guide(words: Words, options: Options, opening: Opening) -> Guide | Non
     """The guide of an answer, None if it may be anything. Raises BadRequest for a bad grammar."""
     if opening.forced:
         return await _call_guide(words, options, opening.conversation.tools)
-    if options.shape is None and options.thinking_budget is None:
-        return None
     rules = None if options.shape is None else await words.shape_rules(options.shape)
     passage = _passage(words, options, opening)
-    if rules is None and options.thinking_budget is None:
+    if rules is None and options.thinking_budget is None and not passage.forbidden:
         return None
     return Guide(passage, rules)
 
@@ -73,15 +72,17 @@ def _passage(words: Words, options: Options, opening: Opening) -> Passage:
         escapes=voice.call_tokens if has_tools else frozenset(),
         budget=options.thinking_budget,
         may_end=voice.has_headers and has_tools,
+        forbidden=_forbidden(words, options, opening),
+        before=opening.prompt.tokens[-N_TAIL:],
     )
     may_think = opening.conversation.thinking is not False
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before
-    return Passage(
-        n_vocab=before.n_vocab,
-        eos=before.eos,
-        opens=voice.thought_tokens,
-        closes=before.closes,
-        escapes=before.escapes,
-        budget=before.budget,
-    )
+    return replace(before, opens=voice.thought_tokens)
+
+
+def _forbidden(words: Words, options: Options, opening: Opening) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that begin a call, where the client forbids calls."""
+    if options.calling is not Calling.NONE or not opening.conversation.tools:
+        return ()
+    return words.voice.call_sequences

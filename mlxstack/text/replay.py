@@ -77,8 +77,14 @@ class Replay:
         self.n_bytes = 0
 
     def remember(self, scope: Scope, block: Block) -> None:
-        """Keep a sampled block for the later prompts of its conversation."""
-        key, entry = (scope, block.calls[0].id), Entry(block)
+        """Keep a sampled block for the later prompts of its conversation.
+
+        Arguments nested too deeply to be compared are left out.
+        """
+        try:
+            key, entry = (scope, block.calls[0].id), Entry(block)
+        except RecursionError:
+            return
         with self._lock:
             if (old := self._entries.pop(key, None)) is not None:
                 self.n_bytes -= old.n_bytes
@@ -108,7 +114,7 @@ class Replay:
 def digest_of(call: ToolCall) -> bytes:
     """What a call says. Unlike `==`, it tells 1, 1.0 and true apart."""
     said = json.dumps([call.id, call.name, call.arguments], sort_keys=True, default=str)
-    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
 def _is_same(entry: Entry, calls: Sequence[ToolCall]) -> bool:

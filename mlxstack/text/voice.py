@@ -89,6 +89,7 @@ class Voice:
         self.thought_tokens = _single(tokenizer.think_start_tokens)
         self.call_tokens = _single(tokenizer.tool_call_start_tokens)
         self.call_opening = self._call_opening()
+        self.call_sequences = self._call_sequences()
         self.call_marks = self._call_marks(nameless(tokenizer))
 
     def _answer_tokens(self) -> tuple[int, ...]:
@@ -102,6 +103,15 @@ class Voice:
         if not self.has_headers:
             return tuple(self.tokenizer.tool_call_start_tokens or ())
         return tuple(self.tokenizer.encode(harmony.CALL_OPENING, add_special_tokens=False))
+
+    def _call_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """The sequences of several tokens that only a tool call begins with."""
+        if not self.has_headers:
+            return (self.call_opening,) if len(self.call_opening) > 1 else ()
+        encode = self.tokenizer.encode
+        channel = tuple(encode(harmony.CALL_OPENING, add_special_tokens=False))[:2]
+        recipient = tuple(encode(f"{harmony.TURN_START} to", add_special_tokens=False))
+        return channel, recipient
 
     def _call_marks(self, special: dict[str, int]) -> Marks | None:
         """How a forced call is written; None if the form of this model's calls is not known."""

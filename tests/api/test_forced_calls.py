@@ -105,3 +105,20 @@ def test_a_model_that_writes_no_calls_cannot_be_forced(tmp_path: Path) -> None:
         assert refused.status_code == 400
         assert "tool_choice" in refused.json()["error"]["message"]
         assert chat(http, "hi", tools=TOOLS)["choices"]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_tool_choice_none_keeps_a_model_with_headers_from_a_call(
+    choice: str, tmp_path: Path
+) -> None:
+    with speaking("harmony", tmp_path) as http:
+        channel, first = http.post("/tokenize", json={"content": "<|channel|>commentary"}).json()[
+            "tokens"
+        ][:2]
+        wish = {"max_tokens": 60, "temperature": 1, "seed": 1, "logprobs": True}
+        bias = {str(channel): 100, str(first): 100}
+        made = chat(http, "hi", tools=TOOLS, tool_choice=choice, logit_bias=bias, **wish)
+        said = [one["token"] for one in made["choices"][0]["logprobs"]["content"]]
+        opened = [b for a, b in zip(said, said[1:], strict=False) if a == "<|channel|>"]
+        assert len(opened) > 5
+        assert (set(opened) == {"<|channel|>"}) is (choice == "none")
