@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,6 @@ def test_tool_choice_none_keeps_a_model_with_headers_from_a_call(
         bias = {str(channel): 100, str(first): 100}
         made = chat(http, "hi", tools=TOOLS, tool_choice=choice, logit_bias=bias, **wish)
         said = [one["token"] for one in made["choices"][0]["logprobs"]["content"]]
-        opened = [b for a, b in zip(said, said[1:], strict=False) if a == "<|channel|>"]
+        opened = [b for a, b in pairwise(said) if a == "<|channel|>"]
         assert len(opened) > 5
         assert (set(opened) == {"<|channel|>"}) is (choice == "none")

@@ -25,16 +25,16 @@ class Stage(Struct):
     engine: StandIn
     http: httpx.Client
 
-    def ask(self, *turns: Any, key: str = "plain", **headers: str) -> Any:
+    def ask(self, *turns: Any, key: str = "plain", **more: str) -> Any:
         """The answer's message, and the tokens that the engine was given."""
         user = {"role": "user", "content": "How is it in Ulm?"}
         body = {
             "messages": [user, *turns],
             "tools": TOOLS,
             "chat_template_kwargs": {"enable_thinking": False},
+            **more,
         }
-        headers = {"x-api-key": key, **headers}
-        made = self.http.post("/v1/chat/completions", json=body, headers=headers)
+        made = self.http.post("/v1/chat/completions", json=body, headers={"x-api-key": key})
         made.raise_for_status()
         return made.json()["choices"][0]["message"], self.engine.asked[-1].tokens
 
@@ -70,6 +70,6 @@ def test_redteam_8_no_call_of_one_tenant_or_agent_reaches_another(stage: Stage) 
     unknown = [answer | {"tool_calls": [answer["tool_calls"][0] | {"id": "call_x"}]}]
     _, cold = stage.ask(*unknown, result | {"tool_call_id": "call_x"})
     _, other = stage.ask(answer, result, key="team")
-    _, agent = stage.ask(answer, result, **{"x-mlx-stack-agent": "someone"})
+    _, agent = stage.ask(answer, result, agent="other")
     assert other == agent == cold
     assert own[: len(sampled)] == sampled != other[: len(sampled)]

@@ -25,18 +25,20 @@ def test_a_forbidden_call_cannot_open_its_header(harmony: Any) -> None:
         before=tuple(tokens("<|start|>assistant")),
     )
     walk = Guide(passage).start()
-    (to,) = tokens("<|start|>assistant to")[-1:]
     commentary = tokens("<|channel|>commentary")[1]
-    assert not allowed(walk.mask(), to)
+    start = tokens("<|start|>assistant")
+    recipient = tokens("<|start|>assistant to")
+    assert recipient[: len(start)] == start
     assert allowed(walk.mask(), commentary)
-    for token in tokens("<|channel|>"):
+    said = "<|channel|>final<|message|>commentary to<|end|><|start|>assistant"
+    for token in [*recipient[len(start) : -1], *tokens(said), *recipient[len(start) : -1]]:
+        assert token == recipient[-1] or allowed(walk.mask(), token)
+        walk.take(token)
+    assert not allowed(walk.mask(), recipient[-1])
+    for token in tokens("<|message|><|channel|>"):
         walk.take(token)
     assert not allowed(walk.mask(), commentary)
-    assert allowed(walk.mask(), to)
-    for token in tokens("final<|message|>to commentary<|end|><|start|>assistant"):
-        assert allowed(walk.mask(), token)
-        walk.take(token)
-    assert not allowed(walk.mask(), to)
+    assert allowed(walk.mask(), recipient[-1])
 
 
 def test_a_passage_without_a_forbidden_sequence_allows_every_token() -> None:
