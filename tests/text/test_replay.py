@@ -204,24 +204,29 @@ def test_redteam_8_a_call_stays_with_its_tenant_and_conversation() -> None:
         assert not is_replayed(chat, answer, other)
 
 
-@pytest.mark.parametrize("special", ["name", "id"])
-def test_a_template_that_reads_names_gets_them_as_they_are(special: str) -> None:
-    """The sentinels would change such a prompt; then nothing is replayed."""
-    chat = Chat("json")
-    field = "tool_call.name" if special == "name" else "c.id"
-    test = f"{{%- if {field} | length > 40 or {field}[0] not in 'rbc' %}}!{{%- endif %}}"
-    template = chat.tokenizer.chat_template.replace(
-        "{%- set tool_call = f %}", "{%- set tool_call = f %}" + test
-    )
-    assert template != chat.tokenizer.chat_template
-    answer = remembered(chat, JSON_CALL)
-    talk = Conversation((Message(USER, "u"), answer), tools=TOOLS)
-    old = chat.tokenizer.chat_template
+def test_a_prompt_that_a_sentinel_would_change_is_left_alone() -> None:
+    """The template drops the user's text for names that it does not know.
+
+    Without that text, the call lies where the user quotes it.
+    """
+    chat = Chat("letters")
+    template = chat.tokenizer.chat_template
+    text = """'user\\n' + m.content"""
+    picky = "'user\\n' + (m.content if names in ('', 'bash') else '')"
+    names = "{%- set names = messages | map(attribute='tool_calls', default=[]) | sum(start=[])"
+    names += " | map(attribute='function.name') | join %}"
+    body = template.replace("+ m.role + '\\n' + m.content", f"+ {text}")
+    assert body != template
+    call = '<function name="bash"><param name="path">ab</param></function>'
+    prompt = chat.bare.make(talk_of(Message(USER, "u")))
+    answer = chat.heard(prompt, respelled(chat.tokenizer, call, lambda: 1))
+    opening = "<|im_end|><|im_start|>assistant\n"
+    talk = Conversation((Message(USER, "x" * len(opening) + call), answer), tools=TOOLS)
     try:
-        chat.tokenizer.chat_template = template
+        chat.tokenizer.chat_template = names + body.replace(text, picky)
         assert chat.maker.make(talk) == chat.bare.make(talk)
     finally:
-        chat.tokenizer.chat_template = old
+        chat.tokenizer.chat_template = template
     assert chat.maker.make(talk).tokens != chat.bare.make(talk).tokens
 
 
