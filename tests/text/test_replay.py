@@ -29,9 +29,10 @@ JSON_CALL = '<tool_call>{"name":"read_file","arguments":{"path":"a.py"}}</tool_c
 MARKS = sorted(
     {mark for one in FORMATS.values() for mark in (*one.special, *one.added, one.reminder)}
 )
+# The sign at the beginning keeps the search for the ends of turns out of the calls.
 PROSE = st.lists(
     st.sampled_from([*MARKS, "<|im_end|>", "read_file", "a.py", "Why?", " ", "\n", "é"]), max_size=6
-).map("".join)
+).map(lambda parts: "§" + "".join(parts))
 ARGUMENTS = st.fixed_dictionaries(
     {"path": st.text("abc é/.日", min_size=1, max_size=8).map(lambda t: f"x{t}y")},
     optional={"limit": st.integers(0, 99)},
