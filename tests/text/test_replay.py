@@ -77,7 +77,7 @@ def talk_of(*messages: Message) -> Conversation:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=12, suppress_health_check=list(HealthCheck), deadline=None)
 @given(data=st.data())
 def test_a_prompt_differs_only_in_the_tokens_of_replayed_calls(name: str, data: Any) -> None:
     """The next prompt is the last one, the sampled answer, and what is new, to the token."""
