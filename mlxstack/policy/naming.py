@@ -44,11 +44,7 @@ class Names:
 
     def name(self, told: tuple[str, ...], hint: str | None) -> str:
         """The name of the conversation that these turns continue, or begin. O(known)."""
-        found = max(
-            (one for one in self._known.values() if _goes_on(one, told, hint)),
-            key=lambda one: (hint is not None and one.hint == hint, one.n_told),
-            default=None,
-        )
+        found = self._find(told, hint)
         name = found.name if found else self._fresh(told[0], hint)
         n_told = len(told)
         if found and found.n_told > n_told:
@@ -59,6 +55,18 @@ class Names:
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         return name
+
+    def find(self, told: tuple[str, ...], hint: str | None) -> str | None:
+        """The name that these turns would get; None if `name` would make a new one. O(known)."""
+        found = self._find(told, hint)
+        return found.name if found else None
+
+    def _find(self, told: tuple[str, ...], hint: str | None) -> Known | None:
+        return max(
+            (one for one in self._known.values() if _goes_on(one, told, hint)),
+            key=lambda one: (hint is not None and one.hint == hint, one.n_told),
+            default=None,
+        )
 
     def _fresh(self, first: str, hint: str | None) -> str:
         client = hint.partition(":")[0] if hint else "chat"

@@ -19,6 +19,7 @@ from mlxstack.service.words import Words
 from mlxstack.store.agent_locks import AgentLock
 from mlxstack.text.guide import Guide
 from mlxstack.text.prompt import Prompt, Spelling
+from mlxstack.text.replay import Scope
 from mlxstack.text.speech import Manner
 
 FORBIDDEN = float("-inf")
@@ -44,10 +45,10 @@ class Order(Struct, frozen=True):
 
 async def admit(service: Service, conversation: Conversation, options: Options) -> Order:
     """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
-    options = await _with_biases(service, options)
-    check(options, _bounds(service))
     words = service.words
-    prompt = await words.prompt(conversation)
+    options = await _with_biases(words, options)
+    check(options, _bounds(service))
+    prompt = await words.prompt(conversation, _scope(service, conversation, options))
     tools = guiding.required(options, conversation.tools)
     forced = _forced(words, options, prompt, bool(tools))
     opening = guiding.Opening(conversation, prompt, forced)
@@ -70,9 +71,9 @@ async def admit_text(
     service: Service, prompt: str | Sequence[int | str], options: Options
 ) -> Order:
     """The same for a raw text or tokens, in whose continuation nothing is a marker."""
-    options = await _with_biases(service, options)
-    check(options, _bounds(service))
     words = service.words
+    options = await _with_biases(words, options)
+    check(options, _bounds(service))
     made = await words.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
@@ -121,6 +122,12 @@ async def _remember(service: Service, order: Order, spoken: list[Spoken]) -> Non
     agent, conversation = order.ask.agent, order.conversation
     if agent is not None and conversation is not None:
         await agents.heard(service, agent, conversation, spoken)
+
+
+def _scope(service: Service, conversation: Conversation, options: Options) -> Scope:
+    """The calls that were sampled for this very agent or conversation."""
+    name = options.agent or service.roster.known_name(conversation, options.hint, options.salt)
+    return Scope(options.salt, name or "")
 
 
 def _order(service: Service, prompt: Prompt, hearing: Hearing, options: Options) -> Order:
@@ -198,14 +205,14 @@ def _forced(words: Words, options: Options, prompt: Prompt, has_tools: bool) -> 
     return (*words.voice.message_opening, *opening) if prompt.before else opening
 
 
-async def _with_biases(service: Service, options: Options) -> Options:
+async def _with_biases(words: Words, options: Options) -> Options:
     """The options with biases of texts as those of their tokens; special tokens are none."""
     wish = options.wish
     if not wish.bias_texts:
         return options
     found = list(wish.logit_bias)
     for text, bias in wish.bias_texts:
-        tokens = await service.words.tokenize(text, Spelling(parse_special=False))
+        tokens = await words.tokenize(text, Spelling(parse_special=False))
         found += [(token, bias) for token in tokens]
     return structs.replace(
         options, wish=structs.replace(wish, logit_bias=tuple(found), bias_texts=())
@@ -213,10 +220,13 @@ async def _with_biases(service: Service, options: Options) -> Options:
 
 
 def _sampling(service: Service, options: Options) -> Sampling:
-    """A forbidden tool call is one whose opening mark cannot be chosen."""
+    """A forbidden tool call is one whose opening mark cannot be chosen.
+
+    An opening of several tokens is up to the guide.
+    """
     preset, model = service.preset.sampling, service.facts.defaults
     chosen = sampling(options.wish, preset, model, service.n_ctx)
-    opening: tuple[int, ...] = service.words.tokenizer.tool_call_start_tokens or ()
+    opening = service.words.voice.call_opening
     if options.calling is not Calling.NONE or len(opening) != 1:
         return chosen
     return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))

@@ -22,7 +22,7 @@ from mlxstack.service.parts import (
     Reasoning,
     Started,
 )
-from mlxstack.text.replay import Replay
+from mlxstack.text.replay import Replay, Scope
 from mlxstack.text.speech import Call, Delta, Manner, Speech, Stop, Thought, Words
 from mlxstack.text.voice import Voice
 
@@ -135,7 +135,9 @@ class Ear:
 
     def _call(self, delta: Call) -> Called:
         call = delta.call
-        self._replay.remember(call.id, delta.raw)
+        if delta.block is not None:
+            scope = Scope(self._ask.salt, self._ask.name or "")
+            self._replay.remember(scope, delta.block)
         self.is_enough = self._hearing.is_one_call
         assert isinstance(call.arguments, dict)
         return Called(call.id, call.name, call.arguments)

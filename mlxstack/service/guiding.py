@@ -1,6 +1,7 @@
 """What rules an answer: the shape that was asked for, the call that must be, the thought's end."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest
@@ -26,11 +27,9 @@ async def guide(words: Words, options: Options, opening: Opening) -> Guide | Non
     """The guide of an answer, None if it may be anything. Raises BadRequest for a bad grammar."""
     if opening.forced:
         return await _call_guide(words, options, opening.conversation.tools)
-    if options.shape is None and options.thinking_budget is None:
-        return None
     rules = None if options.shape is None else await words.shape_rules(options.shape)
     passage = _passage(words, options, opening)
-    if rules is None and options.thinking_budget is None:
+    if rules is None and options.thinking_budget is None and not passage.forbidden:
         return None
     return Guide(passage, rules)
 
@@ -76,17 +75,12 @@ def _passage(words: Words, options: Options, opening: Opening) -> Passage:
         budget=options.thinking_budget,
         may_end=has_headers and has_tools,
         headers=_headers(voice, has_tools) if has_headers and not may_think else (),
+        forbidden=_forbidden(words, options, opening),
+        before=opening.prompt.tokens[-N_TAIL:],
     )
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before
-    return Passage(
-        n_vocab=before.n_vocab,
-        eos=before.eos,
-        opens=voice.thought_tokens,
-        closes=before.closes,
-        escapes=before.escapes,
-        budget=before.budget,
-    )
+    return replace(before, opens=voice.thought_tokens, may_end=False)
 
 
 def _has_headers(voice: Voice, prompt: Prompt) -> bool:
@@ -98,3 +92,10 @@ def _headers(voice: Voice, has_tools: bool) -> tuple[tuple[int, ...], ...]:
     """The beginnings of an answer that has no thought."""
     calls = (voice.call_opening,) if has_tools else ()
     return (voice.answer_tokens, *calls)
+
+
+def _forbidden(words: Words, options: Options, opening: Opening) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that begin a call, where the client forbids calls."""
+    if options.calling is not Calling.NONE or not opening.conversation.tools:
+        return ()
+    return words.voice.call_sequences

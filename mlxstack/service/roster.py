@@ -87,6 +87,10 @@ class Roster:
         """What people see of a conversation that belongs to no explicit agent."""
         return self._names.name(told(conversation, salt), hint)
 
+    def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
+        """The name that `name` would give again, None for a new conversation."""
+        return self._names.find(told(conversation, salt), hint)
+
     def record(self, name: str, *, is_explicit: bool) -> Record:
         """The account of an agent, opened when it is not known yet."""
         record = self._records.get(name)

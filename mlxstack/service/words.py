@@ -13,6 +13,7 @@ from mlxstack.core.preset import Preset
 from mlxstack.text.forced import Calls, call_grammars
 from mlxstack.text.grammars import Grammars
 from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
+from mlxstack.text.replay import NAMELESS, Scope
 from mlxstack.text.shape import Shape, grammars
 from mlxstack.text.voice import Voice
 
@@ -35,9 +36,9 @@ class Words:
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
         self._reason: StackError | None = None
 
-    async def prompt(self, conversation: Conversation) -> Prompt:
+    async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """The prompt of a conversation. Raises BadRequest in the words of the template."""
-        return await self._run(lambda: self.maker.make(conversation))
+        return await self._run(lambda: self.maker.make(conversation, scope))
 
     async def text(self, conversation: Conversation) -> str:
         """The rendered template."""

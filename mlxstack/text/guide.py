@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from llguidance import LLMatcher
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
 
@@ -19,7 +20,8 @@ class Passage(Struct, frozen=True):
     `opens` begin a thought, which `closes` ends; `escapes` begin something that no grammar
     rules. `budget` is the most tokens of a thought, None for no limit. `eos` may not end an
     answer before its grammar began, unless `may_end`. With `headers` an answer begins with one of
-    these; the grammar follows the one that equals `closes`, and none follows another.
+    these; the grammar follows the one that equals `closes`, and none follows another. No sequence
+    of `forbidden` is completed where no grammar rules; `before` are the last tokens of the prompt.
     """
 
     n_vocab: int
@@ -31,6 +33,8 @@ class Passage(Struct, frozen=True):
     budget: int | None = None
     may_end: bool = False
     headers: tuple[tuple[int, ...], ...] = ()
+    forbidden: tuple[tuple[int, ...], ...] = ()
+    before: tuple[int, ...] = ()
 
 
 class Guide:
@@ -70,17 +74,17 @@ class Walk:
         self._at = _first(passage)
         self._n_thoughts = 0
         self._tail: tuple[int, ...] = ()
+        self._recent = passage.before
+        self._n_recent = max(map(len, passage.forbidden), default=0)
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
-        if self._at is At.FREE:
-            return None
         if self._at is At.HEADER:
             return self._header_mask()
         if self._at is At.THINKING:
-            return self._thinking_mask()
-        if self._rules is None:
-            return None
+            return self._permitted(self._thinking_mask())
+        if self._at is At.FREE or self._rules is None:
+            return self._permitted(None)
         mask = self._rules.compute_bitmask()
         if self._rules.is_error():
             raise BadRequest(f"the grammar cannot be followed: {self._rules.get_error()}")
@@ -90,6 +94,8 @@ class Walk:
 
     def take(self, token: int) -> None:
         """The answer goes on with `token`. Raises BadRequest when the grammar is left."""
+        if self._n_recent:
+            self._recent = (*self._recent, token)[-self._n_recent :]
         match self._at:
             case At.HEADER:
                 self._open(token)
@@ -102,6 +108,16 @@ class Walk:
             case At.BEGINNING | At.RULED:
                 self._at = At.RULED
                 self._follow(token)
+
+    def _permitted(self, mask: bytes | None) -> bytes | None:
+        """The mask without the tokens that complete a forbidden sequence."""
+        recent, forbidden = self._recent, self._passage.forbidden
+        last = frozenset(
+            one[-1] for one in forbidden if recent[len(recent) - len(one) + 1 :] == one[:-1]
+        )
+        if not last:
+            return mask
+        return _without(mask or b"\xff" * -(-self._passage.n_vocab // 8), last)
 
     def _follow(self, token: int) -> None:
         assert self._rules is not None
@@ -158,7 +174,7 @@ def closed(passage: Passage, tokens: Sequence[int]) -> bool:
 
 def _thought(passage: Passage) -> Passage:
     """There is one thought only."""
-    return Passage(passage.n_vocab, passage.eos, closes=passage.closes, escapes=passage.escapes)
+    return replace(passage, is_in_thinking=False, opens=frozenset(), budget=None, may_end=False)
 
 
 def _with(mask: bytes, tokens: frozenset[int] | set[int]) -> bytes:

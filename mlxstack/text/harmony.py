@@ -15,6 +15,8 @@ HEADER = "header"
 CALL_START = "to=functions."
 CALL_OPENING = f"<|channel|>commentary {CALL_START}"
 NEXT_MESSAGE = "<|end|><|start|>assistant"
+TURN_START = "<|start|>assistant"
+OPTIONAL_MARKS = ("<|constrain|>",)
 ANSWER = "<|channel|>final<|message|>"
 MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>")
 TRANSITIONS = {

@@ -16,10 +16,12 @@ from mlxstack.text.guard import Guard, unmarked
 from mlxstack.text.markup import markup_of
 from mlxstack.text.normal import head_tools
 from mlxstack.text.pieces import Pieces
-from mlxstack.text.replay import Replay
+from mlxstack.text.replay import NAMELESS, Scope
 from mlxstack.text.settle import settle
+from mlxstack.text.splices import Splicer
 from mlxstack.text.template import Scene, Template
 from mlxstack.text.tokens import Encoded, Encoder
+from mlxstack.text.voice import accent_of
 
 # Never the beginning of what somebody says, so that a head probed with it ends where it ends.
 STRANGER = Message(Role.USER, "\ufdd1")
@@ -31,7 +33,8 @@ MAX_VARIABLES = 65_536
 class Prompt(Struct, frozen=True):
     """A prompt in tokens.
 
-    `text` is what was rendered, None for a prompt that came as tokens. `cuts` are token
+    `text` is what was rendered, None for a prompt that came as tokens; the tokens of a call may
+    be others, which were sampled for it. `cuts` are token
     positions worth a checkpoint, ascending, between 0 and the last token: the end of system
     and tools, the ends of the last user and tool turns, the end of the messages before the
     opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
@@ -77,15 +80,22 @@ class PromptMaker:
         self._template = Template(tokenizer, markup)
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
-        self.replay = Replay(tokenizer)
+        self._splicer = Splicer(
+            tokenizer, self._template, self._encoder, accent_of(tokenizer), markup
+        )
+        self.replay = self._splicer.replay
         self.pieces = Pieces(tokenizer)
 
-    def make(self, conversation: Conversation) -> Prompt:
-        """The prompt of a conversation. Raises BadRequest in the words of the template."""
+    def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
+        """The prompt of a conversation. Raises BadRequest in the words of the template.
+
+        Calls that were sampled in this `scope` get the tokens that were sampled for them.
+        """
         scene = self._scene(conversation)
         messages = settle(conversation.messages, self._template.traits)
-        marked = self._render(messages, scene, conversation)
-        encoded = self._encoder.encode(marked)
+        marked = self._template.render(messages, scene)
+        splices = self._splicer.splices(scope, messages, scene, marked)
+        encoded = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, scene)
         cuts = self._cuts(conversation, messages, encoded, end)
         return Prompt(
@@ -100,7 +110,7 @@ class PromptMaker:
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people."""
         messages = settle(conversation.messages, self._template.traits)
-        return unmarked(self._render(messages, self._scene(conversation), conversation))
+        return unmarked(self._template.render(messages, self._scene(conversation)))
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
@@ -168,11 +178,6 @@ class PromptMaker:
     def _may_think(self, conversation: Conversation) -> bool:
         wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
         return next((wish for wish in wishes if wish is not None), True) is not False
-
-    def _render(self, messages: Sequence[Message], scene: Scene, conversation: Conversation) -> str:
-        marked = self._template.render(messages, scene)
-        calls = [call for message in messages for call in message.tool_calls]
-        return self.replay.restore(marked, calls, conversation.tools, self._template.guarded_call)
 
     def _messages_end(self, marked: str, scene: Scene) -> int | None:
         """The character where the messages end and the opening of the answer begins."""

@@ -1,77 +1,121 @@
-"""Remembers how the model wrote its tool calls, so that a replayed one tokenises as it was sampled.
+"""Sampled tool calls, kept as tokens for the later prompts of their conversation.
 
 Clients send the arguments of a call back as JSON of their own making, and templates print them
 in a third way; every difference would cost the rest of the cached conversation (C-4).
 """
 
-import re
+import hashlib
+import json
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.text.calls import parse_calls, tool_shapes
-from mlxstack.text.guard import unmarked
+from msgspec import Struct
+
+from mlxstack.core.conversation import ToolCall
+
+CALL_BYTES = 512
+"""The room of one call beside its tokens: digests, ids and containers, rounded up."""
+
+
+class Scope(Struct, frozen=True):
+    """The conversation that a call belongs to: the salt of its tenant, and its name."""
+
+    salt: str = ""
+    name: str = ""
+
+
+NAMELESS = Scope()
+
+
+class Block(Struct, frozen=True):
+    """The calls between one pair of marks, and the tokens sampled for them, marks included.
+
+    `is_closed`: the closing mark was sampled too; otherwise the end of the answer closed it.
+    """
+
+    calls: tuple[ToolCall, ...]
+    tokens: tuple[int, ...]
+    is_closed: bool
+
+
+class Sketch(Struct, frozen=True):
+    """How the template writes a block: its length in characters, and a digest of them.
+
+    A length of 0: it writes something else. `lead` is the offset of the name or id that the
+    block is found by. `key` says what it was rendered with.
+    """
+
+    key: bytes
+    lead: int = 0
+    n_chars: int = 0
+    digest: bytes = b""
+
+
+class Entry:
+    """A remembered block; `sketch` is the latest answer of the template, None before the first."""
+
+    def __init__(self, block: Block) -> None:
+        self.tokens = array("I", block.tokens)
+        self.calls = tuple(digest_of(call) for call in block.calls)
+        self.is_closed = block.is_closed
+        self.sketch: Sketch | None = None
+        self.n_bytes = 4 * len(block.tokens) + CALL_BYTES * len(block.calls)
 
 
 class Replay:
-    """The texts of the last calls, by id, at most `max_chars` in all. Callable by any thread."""
+    """The latest blocks by conversation and first call id. Callable by any thread.
 
-    def __init__(self, tokenizer: Any, max_chars: int = 4_000_000) -> None:
-        self._parser = tokenizer.tool_parser
-        start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
-        self._blocks = (
-            re.compile(rf"(?<={re.escape(start)}).*?(?={re.escape(end)})", re.DOTALL)
-            if start and end
-            else None
-        )
-        self._max = max_chars
-        self._n_chars = 0
+    At most `max_bytes` in all; the oldest ones are forgotten.
+    """
+
+    def __init__(self, max_bytes: int = 16_000_000) -> None:
+        self._max = max_bytes
         self._lock = threading.Lock()
-        self._texts: OrderedDict[str, str] = OrderedDict()
+        self._entries: OrderedDict[tuple[Scope, str], Entry] = OrderedDict()
+        self.n_bytes = 0
 
-    def remember(self, call_id: str, raw: str) -> None:
-        """`raw` is the sampled text between the marks of exactly this call."""
-        if self._blocks is None or not raw:
+    def remember(self, scope: Scope, block: Block) -> None:
+        """Keep a sampled block for the later prompts of its conversation.
+
+        Arguments nested too deeply to be compared are left out.
+        """
+        try:
+            key, entry = (scope, block.calls[0].id), Entry(block)
+        except RecursionError:
             return
         with self._lock:
-            self._n_chars += len(raw) - len(self._texts.pop(call_id, ""))
-            self._texts[call_id] = raw
-            while self._n_chars > self._max:
-                self._n_chars -= len(self._texts.popitem(last=False)[1])
+            if (old := self._entries.pop(key, None)) is not None:
+                self.n_bytes -= old.n_bytes
+            self._entries[key] = entry
+            self.n_bytes += entry.n_bytes
+            while self.n_bytes > self._max:
+                self.n_bytes -= self._entries.popitem(last=False)[1].n_bytes
 
-    def restore(
-        self,
-        marked: str,
-        calls: Sequence[ToolCall],
-        tools: Iterable[Tool],
-        guard: Callable[[str], str],
-    ) -> str:
-        """The rendered text, with calls that mean what was sampled written as they were sampled.
+    def known(self, scope: Scope, calls: Sequence[ToolCall]) -> dict[int, Entry]:
+        """The remembered blocks among the calls of one turn, by the index of their first call.
 
-        A call that the client changed, or a block that is none of these calls, stays as it is.
+        Each call of a block must come back with the same id, name and arguments.
         """
-        raws = self._known(calls)
-        if self._blocks is None or not raws:
-            return marked
-        shapes = tool_shapes(tools)
-        waiting = list(calls)
-
-        def written(block: re.Match[str]) -> str:
-            meant = parse_calls(self._parser, unmarked(block[0]), shapes)
-            if len(meant) != 1 or not waiting or not _is_same(meant[0], waiting[0]):
-                return block[0]
-            raw = raws.get(waiting.pop(0).id)
-            is_true = raw is not None and parse_calls(self._parser, raw, shapes) == meant
-            return guard(raw) if raw is not None and is_true else block[0]
-
-        return self._blocks.sub(written, marked)
-
-    def _known(self, calls: Iterable[ToolCall]) -> dict[str, str]:
-        with self._lock:
-            return {call.id: self._texts[call.id] for call in calls if call.id in self._texts}
+        found: dict[int, Entry] = {}
+        at = 0
+        while at < len(calls):
+            with self._lock:
+                entry = self._entries.get((scope, calls[at].id))
+            if entry is not None and _is_same(entry, calls[at : at + len(entry.calls)]):
+                found[at] = entry
+                at += len(entry.calls)
+            else:
+                at += 1
+        return found
 
 
-def _is_same(meant: ToolCall, call: ToolCall) -> bool:
-    return (meant.name, meant.arguments) == (call.name, call.arguments)
+def digest_of(call: ToolCall) -> bytes:
+    """What a call says. Unlike `==`, it tells 1, 1.0 and true apart."""
+    said = json.dumps([call.id, call.name, call.arguments], sort_keys=True, default=str)
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+
+
+def _is_same(entry: Entry, calls: Sequence[ToolCall]) -> bool:
+    return entry.calls == tuple(digest_of(call) for call in calls)

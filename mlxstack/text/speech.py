@@ -1,6 +1,7 @@
 """The tokens of one answer to thoughts, words and tool calls, on mlx-lm's text state machine."""
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 import msgspec
 from mlx_lm.generate import TextStateMachine
@@ -10,6 +11,7 @@ from mlxstack.core.conversation import ToolCall
 from mlxstack.core.event import FinishReason
 from mlxstack.text.calls import parse_calls, tool_shapes
 from mlxstack.text.parsers import is_inside_argument
+from mlxstack.text.replay import Block
 from mlxstack.text.saying import Edges, Saying
 from mlxstack.text.voice import NORMAL, REASONING, TOOL, Manner, Voice
 
@@ -30,10 +32,10 @@ class Words(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """A complete tool call. `raw` is its text as sampled, for the replay; "" if not its own."""
+    """A complete tool call. The last one of a block has the block, if its tokens are known."""
 
     call: ToolCall
-    raw: str = ""
+    block: Block | None = None
 
 
 class Stop(Struct, frozen=True):
@@ -70,6 +72,7 @@ class Speech:
         # The place of the first closing mark in the call that was read as text of an argument.
         self._first_end: int | None = None
         self._has_inner_ends = bool(voice.accent.call_end)
+        self._tokens: list[int] = []
         self._shapes = tool_shapes(manner.tools)
         self._letters = voice.tokenizer.detokenizer
         self._known = self._prime(manner.before)
@@ -81,7 +84,10 @@ class Speech:
 
     def push(self, token: int) -> list[Delta]:
         """What becomes certain with this token."""
-        if self._is_over() or self._is_silent(token):
+        if self._is_over():
+            return []
+        self._tokens.append(token)
+        if self._is_silent(token):
             return []
         self._letters.add_token(token)
         was_reasoning = self._at == REASONING
@@ -219,7 +225,28 @@ class Speech:
         if not calls:
             self.n_unparsed += 1
             return [Words(f"{self._accent.call_start}{raw}{end}", is_unparsed=True)]
-        return [Call(self._named(call), raw if len(calls) == 1 else "") for call in calls]
+        named = tuple(self._named(call) for call in calls)
+        block = self._block(named, f"{self._accent.call_start}{raw}{end}", is_closed=bool(end))
+        return [*(Call(call) for call in named[:-1]), Call(named[-1], block)]
+
+    def _block(self, calls: tuple[ToolCall, ...], said: str, *, is_closed: bool) -> Block | None:
+        """The tokens of what was `said` last; None if a token reaches over an edge of it."""
+        sampled, self._tokens = self._tokens, []
+        pieces = [self._voice.pieces.of(token) for token in sampled]
+        text, wanted = b"".join(pieces), said.encode()
+        start = text.rfind(wanted)
+        end = start + len(wanted)
+        if start < 0:
+            return None
+        if header := self._accent.call_header.encode():
+            start = text.rfind(header, 0, start)
+            start = 0 if start < 0 else start + len(header)
+        edges = list(accumulate(map(len, pieces), initial=0))
+        if start not in edges or end not in edges:
+            return None
+        # A token without text of its own belongs to what it precedes.
+        first, stop = edges.index(start), edges.index(end)
+        return Block(calls, tuple(sampled[first:stop]), is_closed)
 
     def _parsed(self) -> tuple[ToolCall, ...]:
         return parse_calls(self._accent.parser, self._call, self._shapes)

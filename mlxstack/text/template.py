@@ -79,10 +79,6 @@ class Template:
         guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
         return guard.text(message.text)
 
-    def guarded_call(self, raw: str) -> str:
-        """The inside of a tool call as the model wrote it."""
-        return self._guard.text(raw)
-
     def _render(self, turns: list[Turn], scene: Scene) -> str:
         text: str = self._tokenizer.apply_chat_template(
             turns,

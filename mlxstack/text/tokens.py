@@ -10,6 +10,8 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
@@ -35,6 +37,14 @@ class Encoded(Struct, frozen=True):
     def piece_at(self, char: int) -> int:
         """Index of the piece that holds `char`."""
         return max(0, bisect_right(self.chars, char) - 1)
+
+
+class Splice(Struct, frozen=True):
+    """Tokens that stand for the characters from `start` to `end` of a text."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
 
 
 class Memory:
@@ -93,14 +103,24 @@ class Encoder:
         self._opening, self._n_opening = self._find_opening()
         self.prefix, self.suffix = self._find_frame()
 
-    def encode(self, text: str) -> Encoded:
-        """Tokens of a rendered text. A text with guard marks is cut there, the marks vanish."""
-        chars = self._cut(text)
+    def encode(self, text: str, splices: Sequence[Splice] = ()) -> Encoded:
+        """Tokens of a rendered text. A text with guard marks is cut there, the marks vanish.
+
+        `splices` are ascending and do not overlap. One that would change the tokens outside of
+        it is left out.
+        """
+        cuts = self._cut(text)
+        kept = self._kept(text, cuts, splices)
+        spliced = {one.start: one for one in kept}
         tokens: list[int] = []
-        places = []
-        for start, end in zip(chars, [*chars[1:], len(text)], strict=True):
+        chars, places = [], []
+        for start, end in self._segments(text, cuts, kept):
+            chars.append(start)
             places.append(len(tokens))
-            tokens.extend(self._piece(text[start:end]))
+            if start in spliced:
+                tokens.extend(spliced[start].tokens)
+            else:
+                tokens.extend(self._segment(text, cuts, start, end))
         return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
 
     def place(self, encoded: Encoded, char: int) -> int:
@@ -114,6 +134,45 @@ class Encoder:
         same = next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), None)
         n_same = min(len(part), len(whole)) if same is None else same
         return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
+
+    def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
+        """The splices at whose edges the text can be cut without changing its tokens."""
+        bad = set()
+        edges: dict[int, list[int]] = {}
+        for edge in {edge for one in splices for edge in (one.start, one.end)}:
+            at = bisect_right(cuts, edge) - 1
+            if edge not in (cuts[at], len(text)):
+                edges.setdefault(at, []).append(edge)
+        for at, inner in edges.items():
+            end = cuts[at + 1] if at + 1 < len(cuts) else len(text)
+            parts = pairwise([cuts[at], *sorted(inner), end])
+            tokens = [t for a, b in parts for t in self._segment(text, cuts, a, b)]
+            if tokens != list(self._piece(text[cuts[at] : end])):
+                bad.update(inner)
+        if not bad:
+            return splices
+        return self._kept(
+            text, cuts, [one for one in splices if not bad.intersection((one.start, one.end))]
+        )
+
+    def _segments(
+        self, text: str, cuts: Sequence[int], splices: Sequence[Splice]
+    ) -> list[tuple[int, int]]:
+        """The pieces of a text; a splice is one of them."""
+        starts, at = [], 0
+        for one in splices:
+            stop = bisect_left(cuts, one.start)
+            starts += [*cuts[at:stop], one.start]
+            at = bisect_left(cuts, one.end)
+            if one.end < len(text) and cuts[at : at + 1] != [one.end]:
+                starts.append(one.end)
+        starts = sorted({*starts, *cuts[at:]})
+        return list(pairwise([*starts, len(text)]))
+
+    def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
+        """A part of a text that begins at a cut, or continues the piece before it."""
+        is_cut = cuts[bisect_right(cuts, start) - 1] == start
+        return self._piece(text[start:end] if is_cut else MARK + text[start:end])
 
     def _cut(self, text: str) -> list[int]:
         cuts = [m.start() for m in self._stops.finditer(text) if m[0] in self._anchors]

@@ -12,6 +12,7 @@ from mlxstack.text.forced import Marks
 from mlxstack.text.forms import form_of
 from mlxstack.text.markup import markers_of, nameless
 from mlxstack.text.parsers import format_name, parser_of
+from mlxstack.text.pieces import Pieces
 
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 Transitions = dict[str, list[tuple[str, str]]]
@@ -49,7 +50,9 @@ class Manner(Struct, frozen=True):
 class Accent(Struct, frozen=True):
     """How one family of models marks what it says; the machines are mlx-lm's.
 
-    `format` names the form of the calls, "" if it has none.
+    `format` names the form of the calls, "" if it has none. A block of calls begins with
+    `call_start`, or right after `call_header` if there is one. `optional_marks` may stand in a
+    sampled call where the template writes none.
     """
 
     initial: str | None
@@ -60,6 +63,8 @@ class Accent(Struct, frozen=True):
     marks: tuple[str, ...]
     with_tools: Any
     without_tools: Any
+    call_header: str = ""
+    optional_marks: tuple[str, ...] = ()
 
 
 class Voice:
@@ -74,7 +79,8 @@ class Voice:
         self.eos = frozenset(tokenizer.eos_token_ids)
         self.n_vocab = len(tokenizer)
         is_harmony = harmony.speaks_harmony(tokenizer)
-        self.accent = _harmony() if is_harmony else _native(tokenizer)
+        self.accent = accent_of(tokenizer)
+        self.pieces = Pieces(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special = frozenset(at for at, token in added.items() if token.special)
         self.hidden = frozenset(
@@ -87,6 +93,7 @@ class Voice:
         self.call_tokens = _single(tokenizer.tool_call_start_tokens)
         self.call_opening = self._call_opening()
         self.message_opening = self._message_opening()
+        self.call_sequences = self._call_sequences()
         self.call_marks = self._call_marks(nameless(tokenizer))
 
     def _answer_tokens(self) -> tuple[int, ...]:
@@ -107,6 +114,15 @@ class Voice:
             return ()
         return tuple(self.tokenizer.encode(harmony.NEXT_MESSAGE, add_special_tokens=False))
 
+    def _call_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """The sequences of several tokens that only a tool call begins with."""
+        if not self.has_headers:
+            return (self.call_opening,) if len(self.call_opening) > 1 else ()
+        encode = self.tokenizer.encode
+        channel = tuple(encode(harmony.CALL_OPENING, add_special_tokens=False))[:2]
+        recipient = tuple(encode(f"{harmony.TURN_START} to", add_special_tokens=False))
+        return channel, recipient
+
     def _call_marks(self, special: dict[str, int]) -> Marks | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
         form = form_of(self.accent.format, self.tokenizer.get_vocab())
@@ -123,6 +139,11 @@ class Voice:
             return machine.make_state(self.accent.initial or REASONING)
         # An answer that goes on in the middle of its text has its header in the prompt.
         return machine.make_state((not manner.before and self.accent.initial) or NORMAL)
+
+
+def accent_of(tokenizer: Any) -> Accent:
+    """The marks of the model, from its mlx-lm TokenizerWrapper."""
+    return _harmony() if harmony.speaks_harmony(tokenizer) else _native(tokenizer)
 
 
 def stop_state(words: tuple[str, ...]) -> Any:
@@ -147,6 +168,8 @@ def _harmony() -> Accent:
         marks=harmony.MARKS,
         with_tools=TextStateMachine(harmony.TOOL_TRANSITIONS),
         without_tools=TextStateMachine(harmony.TRANSITIONS),
+        call_header=harmony.TURN_START,
+        optional_marks=harmony.OPTIONAL_MARKS,
     )
 
 

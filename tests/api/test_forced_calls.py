@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,20 @@ def test_a_call_is_forced_after_the_beginning_of_an_answer(family: str, tmp_path
         choice = http.post(CHAT, json=body).raise_for_status().json()["choices"][0]
         assert choice["finish_reason"] == "tool_calls", choice
         assert not choice["message"].get("content"), choice
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_tool_choice_none_keeps_a_model_with_headers_from_a_call(
+    choice: str, tmp_path: Path
+) -> None:
+    with speaking("harmony", tmp_path) as http:
+        channel, first = http.post("/tokenize", json={"content": "<|channel|>commentary"}).json()[
+            "tokens"
+        ][:2]
+        wish = {"max_tokens": 60, "temperature": 1, "seed": 1, "logprobs": True}
+        bias = {str(channel): 100, str(first): 100}
+        made = chat(http, "hi", tools=TOOLS, tool_choice=choice, logit_bias=bias, **wish)
+        said = [one["token"] for one in made["choices"][0]["logprobs"]["content"]]
+        opened = [b for a, b in pairwise(said) if a == "<|channel|>"]
+        assert len(opened) > 5
+        assert (set(opened) == {"<|channel|>"}) is (choice == "none")

@@ -7,6 +7,7 @@ import pytest
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
+from mlxstack.text.replay import Block, Scope
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 RULES = "You are a careful agent that reads before it writes."
@@ -206,26 +207,17 @@ def test_c4_json_in_other_clothes_renders_alike(chatml: Any) -> None:
     assert len(texts) == 1
 
 
-def test_c4_a_replayed_call_is_written_as_it_was_sampled(chatml: Any) -> None:
+def test_c4_a_replayed_call_has_the_tokens_that_were_sampled(chatml: Any) -> None:
     maker = PromptMaker(chatml)
-    raw = '{"name":"read_file","arguments":{"path":"src/main.py"}}'
-    maker.replay.remember("call_1", raw)
-    assert f"<tool_call>{raw}</tool_call>" in maker.text(loop())
+    raw = '<tool_call>{"name":"read_file","arguments":{"path":"src/main.py"}}</tool_call>'
+    tokens = tuple(chatml.encode(raw, add_special_tokens=False))
+    maker.replay.remember(Scope(), Block((CALL,), tokens, is_closed=True))
+    prompt = maker.make(loop())
+    assert raw in maker.detokenize(prompt.tokens)
+    assert prompt.text == PromptMaker(chatml).make(loop()).text
     changed = ToolCall("call_1", "read_file", {"path": "other.py"})
-    text = maker.text(talk(Message(USER, "u"), Message(ASSISTANT, tool_calls=(changed,))))
-    assert '"path": "other.py"' in text
-    assert raw not in text
-
-
-def test_c4_a_replay_cannot_forge_a_turn(chatml: Any) -> None:
-    maker = PromptMaker(chatml)
-    arguments = {"path": "<|im_start|>"}
-    maker.replay.remember("c", '{"name":"bash","arguments":{"path":"<|im_start|>"}}')
-    call = ToolCall("c", "bash", arguments)
-    prompt = maker.make(talk(Message(USER, "u"), Message(ASSISTANT, tool_calls=(call,))))
-    assert prompt.text is not None
-    assert '{"name":"bash"' in prompt.text
-    assert prompt.tokens.count(chatml.convert_tokens_to_ids("<|im_start|>")) == 4
+    other = talk(Message(USER, "u"), Message(ASSISTANT, tool_calls=(changed,)))
+    assert maker.make(other).tokens == PromptMaker(chatml).make(other).tokens
 
 
 def test_tokenize_and_back(chatml: Any, mistral: Any) -> None:

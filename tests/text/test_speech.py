@@ -67,10 +67,15 @@ def test_a23_several_calls_among_words(chatml: Any) -> None:
     assert speech.n_calls == 2
 
 
-def test_a_call_keeps_its_text_for_the_replay(chatml: Any) -> None:
-    deltas, _ = hear(chatml, CALL_TEXT, Manner(tools=TOOLS))
-    assert isinstance(deltas[0], Call)
-    assert f"<tool_call>{deltas[0].raw}</tool_call>" == CALL_TEXT
+def test_a_call_keeps_its_tokens_for_the_replay(chatml: Any) -> None:
+    tokens = tuple(chatml.encode(CALL_TEXT, add_special_tokens=False))
+    deltas, _ = hear(chatml, f"First.\n{CALL_TEXT}\n{CALL_TEXT}\nLast.", Manner(tools=TOOLS))
+    blocks = [delta.block for delta in deltas if isinstance(delta, Call)]
+    assert [block and block.tokens for block in blocks] == [tokens, tokens]
+    deltas, _ = hear(chatml, CALL_TEXT.removesuffix("</tool_call>"), Manner(tools=TOOLS))
+    (block,) = [delta.block for delta in deltas if isinstance(delta, Call)]
+    assert block is not None
+    assert (block.tokens, block.is_closed) == (tokens[:-1], False)
 
 
 @pytest.mark.parametrize(
