@@ -119,7 +119,7 @@ class Supply:
 
         Raises BadRequest for a folder: a client chooses no files of this machine.
         """
-        if model != running.model.id and model != BUILTIN_MODEL:
+        if model not in {running.model.id, BUILTIN_MODEL}:
             _refuse_folder(model)
         return replace(running, model=ModelSpec(id=model))
 
@@ -159,9 +159,9 @@ def _refuse_folder(model: str) -> None:
     # A hub id that is also a folder below the current one would be loaded from there.
     if not HUB_ID.fullmatch(model) or Path(model).exists():
         raise BadRequest(
-            f"the model {reprlib.repr(model)} is not the id of a repository on the hub; a client cannot "
-            "choose a folder. Write a preset with this `model.id` into the folder `presets` of "
-            "the service's home and give its name",
+            f"the model {reprlib.repr(model)} is not the id of a repository on the hub; a client "
+            "cannot choose a folder. Write a preset with this `model.id` into the folder "
+            "`presets` of the service's home and give its name",
             "model",
         )
 

@@ -19,6 +19,7 @@ from mlxstack.text.voice import Voice
 T = TypeVar("T")
 
 N_THREADS = 4
+N_COMPILERS = 2
 
 
 class Words:
@@ -32,6 +33,9 @@ class Words:
         self._n_ctx = preset.slots.n_ctx
         self._grammars = Grammars(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
+        # Slow grammars delay neither prompts nor the grammars that are known to be quick.
+        self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
+        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
 
     async def prompt(self, conversation: Conversation) -> Prompt:
         """The prompt of a conversation. Raises BadRequest in the words of the template."""
@@ -54,11 +58,11 @@ class Words:
 
     async def shape_rules(self, shape: Shape) -> LLMatcher | None:
         """The rules of a shape; None if this tokenizer cannot be guided. Raises BadRequest."""
-        return await self._run(lambda: self._grammars.compile(grammars(shape), shape.param))
+        return await self._compile(lambda: grammars(shape), shape.param)
 
     async def call_rules(self, calls: Calls) -> LLMatcher | None:
         """The same for tool calls."""
-        return await self._run(lambda: self._grammars.compile(call_grammars(calls), "tools"))
+        return await self._compile(lambda: call_grammars(calls), "tools")
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
@@ -86,7 +90,15 @@ class Words:
 
     def close(self) -> None:
         """No more work is accepted."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._compilers, self._checkers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
+
+    async def _compile(self, make: Callable[[], tuple[str, ...]], param: str) -> LLMatcher | None:
+        loop, grammars = asyncio.get_running_loop(), self._grammars
+        candidates = await loop.run_in_executor(self._compilers, make)
+        pool = self._checkers if grammars.needs_check(candidates) else self._compilers
+        return await loop.run_in_executor(pool, grammars.compile, candidates, param)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
