@@ -27,10 +27,11 @@ class Words:
 
     def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
         self.tokenizer = tokenizer
-        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+        n_ctx = preset.slots.n_ctx
+        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
         self.voice = Voice(tokenizer)
         self.n_vocab = n_vocab
-        self._n_ctx = preset.slots.n_ctx
+        self._n_ctx = n_ctx
         self._grammars = Grammars(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
         # Slow grammars delay neither prompts nor the grammars that are known to be quick.
@@ -44,6 +45,10 @@ class Words:
     async def text(self, conversation: Conversation) -> str:
         """The rendered template."""
         return await self._run(lambda: self.maker.text(conversation))
+
+    async def read(self, convert: Callable[[], T]) -> T:
+        """The result of `convert`, which takes long for a large body."""
+        return await self._run(convert)
 
     async def raw(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of a text, or of tokens. Raises as `check` does."""

@@ -120,7 +120,8 @@ async def _said(service: Service, data: PrefixBody) -> tuple[int, ...]:
     if data.text is not None:
         return await service.words.tokenize(data.text, Spelling(add_special=False))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
-    return (await service.words.prompt(convert.conversation(body))).tokens
+    conversation = await service.words.read(lambda: convert.conversation(body))
+    return (await service.words.prompt(conversation)).tokens
 
 
 ROUTES = (
