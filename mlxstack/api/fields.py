@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from msgspec import Struct
@@ -20,6 +20,10 @@ AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not .
 
 MOST_STOPS = 64
 LONGEST_STOP = 1000
+MOST_MESSAGES = 20_000
+MOST_PARTS = 100_000
+MOST_CALLS = 20_000
+MOST_TOOLS = 4_000
 MOST_BIASES = 300_000
 """More than any vocabulary has tokens."""
 
@@ -98,6 +102,17 @@ def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) 
         thinking_budget=thinking_budget(body),
     )
     return entitled(wanted, caller)
+
+
+def bound(n: int, most: int, name: str, what: str) -> None:
+    """Raise BadRequest for `n` of `what` in the field `name` when that is more than `most`."""
+    if n > most:
+        raise BadRequest(f"{name} has {n} {what}; it may have {most}", name)
+
+
+def n_parts(contents: Iterable[Any]) -> int:
+    """How many parts the contents have together that are lists."""
+    return sum(len(content) for content in contents if isinstance(content, list))
 
 
 def limit(body: Fields) -> int | None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlxstack.api.app import create_app
+from mlxstack.api.connection import AcceptReporter, BoundedConnection
 from mlxstack.api.waiting import waiting_room
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
@@ -26,6 +26,8 @@ from mlxstack.service.service import ANSWER_S, Service
 log = logging.getLogger("mlxstack.serve")
 
 BACKLOG = 2048
+# asyncio accepts this many at once, before the first of them is counted.
+ACCEPTED_AT_ONCE = 128
 # Longer than clients keep an idle connection, so that no request meets one that is closing.
 KEEP_ALIVE_S = 75
 # After the drain, requests need a moment to say why they ended: longer than the service gives
@@ -48,8 +50,14 @@ class Server(uvicorn.Server):
         """Leaves the signals to `run`."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, with a queue in the kernel that is longer than asyncio's turns of accepting."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
-class Line(H11Protocol):
+
+class Line(BoundedConnection):
     """A connection. httptools would keep whatever comes before a body, however long it is."""
 
     def send_400_response(self, msg: str) -> None:
@@ -106,6 +114,7 @@ async def serve(
 
     It is 1 when the engine dies, or the web server ends, without having been asked to.
     """
+    asyncio.get_running_loop().set_exception_handler(AcceptReporter())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     waiting = asyncio.create_task(leaving.wait())
     loading = asyncio.create_task(service.start())
@@ -142,6 +151,7 @@ def config(service: Service) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         http=Line,
+        backlog=ACCEPTED_AT_ONCE,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -1,6 +1,8 @@
 """`swap`: change the model of a running service; requests wait meanwhile."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -29,16 +31,42 @@ def swap(
     json: Json = False,
 ) -> None:
     """Change the model of a running service: drain, park, unload, load, warm."""
-    from mlxstack.host.presets import from_anywhere
-
-    body = {"preset": from_anywhere(preset), "prepare": prepare, "drain_s": drain}
-    told = _load(name, url, body)
+    with _chosen(preset) as chosen:
+        told = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
     if json:
         as_json(told)
     elif prepare:
         typer.echo(f"{preset} is here and whole: {size(told['n_bytes'])} in {told['path']}")
     else:
         _tell(told)
+
+
+@contextmanager
+def _chosen(preset: str) -> Iterator[dict[str, str]]:
+    """The body's field for a preset: its name, or the id of a copy for the time of the call.
+
+    The service takes no path from a client, since any page or user of this machine can be one.
+    A file in the home shows that the caller is its owner. Raises SetupError for an invalid file.
+    """
+    from secrets import token_hex
+
+    from mlxstack.host import presets
+    from mlxstack.host.paths import home_from, make_private
+    from mlxstack.host.state import write_json
+
+    if not presets.is_path(preset):
+        yield {"preset": preset}
+        return
+    home = home_from(os.environ)
+    found = presets.load(preset, home).preset
+    handover = token_hex(16)
+    copy = home.handover_file(handover)
+    make_private(copy.parent)
+    try:
+        write_json(copy, found)
+        yield {"handover": handover}
+    finally:
+        copy.unlink(missing_ok=True)
 
 
 def _tell(told: dict[str, Any]) -> None:

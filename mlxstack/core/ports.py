@@ -146,8 +146,12 @@ class Shelf(Protocol):
         """Raises BadRequest when `name` is not a safe file name."""
         ...
 
+    def check_replaceable(self, name: str) -> None:
+        """Raises BadRequest, or Conflict when a file of this name is not a slot file."""
+        ...
+
     def write(self, name: str, manifest: Manifest) -> int:
-        """Replace atomically and durably; bytes written."""
+        """Replace atomically and durably; bytes written. Raises as `check_replaceable`."""
         ...
 
     def read(self, name: str) -> Manifest:

@@ -197,7 +197,7 @@ class ServerSpec(Strict, frozen=True):
     api_keys: tuple[str | ApiKey, ...] = ()
     without_key: bool = False
     strict_models: bool = False
-    max_body_bytes: Count = 64 * 1024 * 1024
+    max_body_bytes: Count = 16 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0
     drain_s: Annotated[float, Meta(gt=0, le=86_400)] = 6.0
 

@@ -84,8 +84,11 @@ class Archive:
         return Packing(context, self.shelving)
 
     def check(self, context: Context, name: str) -> None:
-        """Raises BadRequest for a bad name, Unsupported for caches that cannot be stored."""
-        self._shelf.check(name)
+        """Raises BadRequest for a bad name, Conflict for one that another kind of file has.
+
+        Raises Unsupported for caches that cannot be stored.
+        """
+        self._shelf.check_replaceable(name)
         if not context.is_storable:
             raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
 

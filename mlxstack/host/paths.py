@@ -65,6 +65,10 @@ class Home(Struct, frozen=True):
         """The resolved preset that the worker reads."""
         return self.run / "presets" / f"{name}.json"
 
+    def handover_file(self, handover: str) -> Path:
+        """A resolved preset that a command hands to a running service, by a random id."""
+        return self.run / "handovers" / f"{handover}.json"
+
     def log_file(self, name: str) -> Path:
         """What the worker prints."""
         return self.logs / f"{name}.log"

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import re
+import reprlib
 from pathlib import Path
 
 import msgspec
@@ -14,10 +16,11 @@ from mlxstack.engine import footprint, loader
 from mlxstack.engine.embed import Embedder
 from mlxstack.engine.template_check import check_template
 from mlxstack.engine.thread import Engine
-from mlxstack.host import modes, presets
+from mlxstack.host import modes, presets, shape
 from mlxstack.host.memory import this_memory
 from mlxstack.host.models import read_config
 from mlxstack.host.paths import Home
+from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.service.candidate import Candidate
 from mlxstack.service.fit import refuse_if_too_big, room_in
 from mlxstack.service.library import Library
@@ -31,6 +34,10 @@ from mlxstack.store.shelf import SlotShelf
 from mlxstack.store.vault import DiskVault
 
 log = logging.getLogger("mlxstack.swap")
+
+LONGEST_NAME = 64
+HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 class Checked(Struct, frozen=True):
@@ -72,20 +79,56 @@ class Supply:
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
-        """The preset of this name or path, to be served where `running` is.
+        """The listed preset of this name, to be served where `running` is.
+
+        Raises BadRequest for a path, for an unknown name, and for a file that is no valid preset
+        for chat. The refusal quotes nothing of the file: a client may not read it.
+        """
+        home = Home(self._home)
+        known = presets.listed(home)
+        if wanted not in known or presets.is_path(wanted):
+            raise BadRequest(
+                f"no preset is called {reprlib.repr(wanted)}; a client can only name a preset "
+                "that `mlx-stack presets` lists, not a file"
+                f"{shape.suggestion(wanted[:LONGEST_NAME], known)}",
+                "preset",
+            )
+        try:
+            found = presets.load(wanted, home).preset
+        except SetupError as error:
+            log.warning("the preset %s cannot be loaded: %s", wanted, error.message)
+            raise BadRequest(
+                f"the file of the preset {wanted!r} is not valid; the service's log and "
+                f"`mlx-stack presets show {wanted}` say why",
+                "preset",
+            ) from error
+        return _served_like(found, running)
+
+    def handover(self, wanted: str, running: Preset) -> Preset:
+        """The resolved preset that a command of this user left in the home for the service.
 
         Raises BadRequest when there is none, or when it is not for chat.
         """
+        if not HANDOVER_ID.fullmatch(wanted):
+            raise BadRequest("handover is not an id that `mlx-stack swap` makes", "handover")
         try:
-            found = presets.load(wanted, Home(self._home)).preset
+            found = presets.read_resolved(Home(self._home).handover_file(wanted))
         except SetupError as error:
-            raise BadRequest(error.message, "preset") from error
-        if found.kind is not Kind.CHAT:
-            raise BadRequest(f"the preset {wanted} is no chat model", "preset")
-        return replace(found, server=running.server)
+            raise BadRequest(
+                "the service does not find the preset that `mlx-stack swap` wrote for it, since "
+                "it has another home (MLX_STACK_HOME) or runs on another machine; put the file "
+                "into the folder `presets` of that home and give its name",
+                "handover",
+            ) from error
+        return _served_like(found, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
-        """The preset that runs, with another model."""
+        """The preset that runs, with another model: one of the hub, or its own.
+
+        Raises BadRequest for a folder: a client chooses no files of this machine.
+        """
+        if model not in {running.model.id, BUILTIN_MODEL}:
+            _refuse_folder(model)
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> Checked:
@@ -116,6 +159,23 @@ class Supply:
     def active_bytes(self) -> int:
         """What MLX holds in memory now."""
         return footprint.active_bytes()
+
+
+def _served_like(preset: Preset, running: Preset) -> Preset:
+    if preset.kind is not Kind.CHAT:
+        raise BadRequest(f"the preset {preset.name} is no chat model", "preset")
+    return replace(preset, server=running.server)
+
+
+def _refuse_folder(model: str) -> None:
+    # A hub id that is also a folder below the current one would be loaded from there.
+    if not HUB_ID.fullmatch(model) or Path(model).exists():
+        raise BadRequest(
+            f"the model {reprlib.repr(model)} is not the id of a repository on the hub; a client "
+            "cannot choose a folder. Write a preset with this `model.id` into the folder "
+            "`presets` of the service's home and give its name",
+            "model",
+        )
 
 
 def slots_folder(preset: Preset, home: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher
@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
+N_COMPILERS = 2
 
 
 class Words:
@@ -28,13 +29,17 @@ class Words:
 
     def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
         self.tokenizer = tokenizer
-        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+        n_ctx = preset.slots.n_ctx
+        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
         self.voice = Voice(tokenizer)
         self.n_vocab = n_vocab
-        self._n_ctx = preset.slots.n_ctx
+        self._n_ctx = n_ctx
         self._grammars = Grammars(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
         self._reason: StackError | None = None
+        # Slow grammars delay neither prompts nor the grammars that are known to be quick.
+        self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
+        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """The prompt of a conversation. Raises BadRequest in the words of the template."""
@@ -43,6 +48,10 @@ class Words:
     async def text(self, conversation: Conversation) -> str:
         """The rendered template."""
         return await self._run(lambda: self.maker.text(conversation))
+
+    async def read(self, convert: Callable[[], T]) -> T:
+        """The result of `convert`, which takes long for a large body."""
+        return await self._run(convert)
 
     async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
         """The prompt of a text, or of tokens and texts in a row. Raises as `check` does."""
@@ -60,11 +69,11 @@ class Words:
 
     async def shape_rules(self, shape: Shape) -> LLMatcher | None:
         """The rules of a shape; None if this tokenizer cannot be guided. Raises BadRequest."""
-        return await self._run(lambda: self._grammars.compile(grammars(shape), shape.param))
+        return await self._compile(lambda: grammars(shape), shape.param)
 
     async def call_rules(self, calls: Calls) -> LLMatcher | None:
         """The same for tool calls."""
-        return await self._run(lambda: self._grammars.compile(call_grammars(calls), "tools"))
+        return await self._compile(lambda: call_grammars(calls), "tools")
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
@@ -93,13 +102,21 @@ class Words:
     def close(self, reason: StackError) -> None:
         """Accept no more work; new work, and work that waits for a thread, raises `reason`."""
         self._reason = reason
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._compilers, self._checkers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _compile(self, make: Callable[[], tuple[str, ...]], param: str) -> LLMatcher | None:
+        candidates = await self._run(make, self._compilers)
+        is_slow = self._grammars.needs_check(candidates)
+        pool = self._checkers if is_slow else self._compilers
+        return await self._run(lambda: self._grammars.compile(candidates, param), pool)
+
+    async def _run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
         if self._reason is not None:
             raise self._reason
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await asyncio.get_running_loop().run_in_executor(pool or self._pool, work)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

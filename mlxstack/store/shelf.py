@@ -1,11 +1,12 @@
 """The slot files of one folder: saved contexts with a name."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from mlxstack.core.errors import BadRequest, Damaged, NotFound, UnknownVersion
+from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, UnknownVersion
 from mlxstack.core.ports import Manifest
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
@@ -35,7 +36,8 @@ class SlotFile(Struct, frozen=True):
 class SlotShelf:
     """A `core.ports.Shelf`. Raises SetupError when `directory` cannot be created.
 
-    The folder may be the user's own: files that are not slot files are never listed or removed.
+    The folder may be the user's own: files that are not slot files are never listed, removed
+    or replaced.
     """
 
     def __init__(self, directory: Path, disk: Disk | None = None) -> None:
@@ -48,11 +50,22 @@ class SlotShelf:
         """Raises BadRequest when `name` is not a safe file name."""
         check_filename(name)
 
-    def write(self, name: str, manifest: Manifest) -> int:
-        """Replace atomically and durably; bytes written.
+    def check_replaceable(self, name: str) -> None:
+        """Raise BadRequest, or Conflict when a file of this name is not a slot file."""
+        path = self._path(name)
+        if os.path.lexists(path) and not begins_with(path, MAGIC, self._disk):
+            raise Conflict(
+                f"{name} is not a slot file, so it is not replaced; save under another name, or "
+                f"move the file out of {self.directory}"
+            )
 
-        Raises BadRequest, or StackError when the disk refuses.
+    def write(self, name: str, manifest: Manifest) -> int:
+        """Replace a slot file atomically and durably; bytes written.
+
+        Raises BadRequest, Conflict when another kind of file has this name, or StackError when
+        the disk refuses.
         """
+        self.check_replaceable(name)
         return write_durably(self._path(name), pack(manifest), self._disk)
 
     def read(self, name: str) -> Manifest:

@@ -1,21 +1,41 @@
 """Compiles grammars for one tokenizer, and remembers the last ones."""
 
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
+from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar_check import GrammarCheck, TokenizerData, is_bounded
 
 MOST_KNOWN = 64
+MOST_BYTES = 64 * 1024 * 1024
+"""Estimated memory of the compiled grammars that are kept."""
+# Measured with llguidance 1.7: large enums take 70 bytes per character, large automata 50 MB for
+# each second of compiling.
+BYTES_PER_CHAR = 70
+BYTES_PER_S = 50_000_000
+
+
+class Compiled(Struct, frozen=True):
+    """A compiled grammar, and an estimate of its memory in bytes."""
+
+    matcher: LLMatcher
+    n_bytes: int
 
 
 class Grammars:
     """Callable by any thread; compiling lets the others run.
 
-    llguidance bounds the work of a grammar, when it is compiled and for every token, by default.
+    llguidance bounds the work of most grammars, when they are compiled and for every token. The
+    others are compiled in another process first, under a time limit. `n_bytes` is an estimate of
+    the memory of those that are remembered.
     """
 
     def __init__(self, tokenizer: Any, n_vocab: int) -> None:
@@ -24,7 +44,15 @@ class Grammars:
         self._lock = threading.Lock()
         self._words: LLTokenizer | None = None
         self._is_able = True
-        self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._known: OrderedDict[str, Compiled] = OrderedDict()
+        self.n_bytes = 0
+        self._check: GrammarCheck | None = None
+
+    def needs_check(self, candidates: Sequence[str]) -> bool:
+        """Whether `compile` may wait for the other process, for seconds."""
+        with self._lock:
+            unknown = [grammar for grammar in candidates if grammar not in self._known]
+        return not all(is_bounded(grammar) for grammar in unknown)
 
     def compile(self, candidates: tuple[str, ...], param: str) -> LLMatcher | None:
         """The first grammar that can be enforced; None if this tokenizer cannot be guided.
@@ -36,24 +64,50 @@ class Grammars:
             return None
         problem = ""
         for grammar in candidates:
-            matcher = self._matcher(words, grammar)
+            matcher = self._matcher(words, grammar, param)
             if not matcher.is_error():
                 return matcher
             problem = problem or matcher.get_error()
         raise BadRequest(f"{param}: {problem.strip()}", param)
 
-    def _matcher(self, words: LLTokenizer, grammar: str) -> LLMatcher:
+    def close(self) -> None:
+        """End the process that checks grammars, if one was needed."""
+        if self._check is not None:
+            self._check.close()
+
+    def _matcher(self, words: LLTokenizer, grammar: str, param: str) -> LLMatcher:
         with self._lock:
             known = self._known.get(grammar)
             if known is not None:
                 self._known.move_to_end(grammar)
-                return known
-        made = LLMatcher(words, grammar, log_level=0)
+                return known.matcher
+        if not is_bounded(grammar):
+            self._checker().check(grammar, param)
+        began = time.thread_time()
+        matcher = LLMatcher(words, grammar, log_level=0)
+        took_s = time.thread_time() - began
+        n_bytes = len(grammar) * BYTES_PER_CHAR + int(took_s * BYTES_PER_S)
+        self._keep(grammar, Compiled(matcher, n_bytes))
+        return matcher
+
+    def _keep(self, grammar: str, made: Compiled) -> None:
         with self._lock:
+            if grammar in self._known:
+                return
             self._known[grammar] = made
-            while len(self._known) > MOST_KNOWN:
-                self._known.popitem(last=False)
-        return made
+            self.n_bytes += made.n_bytes
+            while len(self._known) > MOST_KNOWN or self.n_bytes > MOST_BYTES:
+                self.n_bytes -= self._known.popitem(last=False)[1].n_bytes
+
+    def _checker(self) -> GrammarCheck:
+        with self._lock:
+            if self._check is None:
+                backend = copy(self._tokenizer.backend_tokenizer)
+                backend.no_padding()
+                backend.no_truncation()
+                eos = sorted(self._tokenizer.eos_token_ids)
+                self._check = GrammarCheck(TokenizerData(backend.to_str(), self.n_vocab, eos))
+            return self._check
 
     def _load(self) -> LLTokenizer | None:
         """Reading the vocabulary takes a second for a large one, so it waits for the first use."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar_check import check_multiples
 from mlxstack.text.kinds import Schema
 from mlxstack.text.shape import json_of
 
@@ -59,7 +60,9 @@ class Pen:
         """JSON of this schema, which may refer to definitions of `root`."""
         known = {key: root[key] for key in DEFINITIONS if key in root}
         whole = {**known, **schema, "x-guidance": dict(self._options)}
-        return f"%json {json_of(whole, 'tools')}"
+        text = json_of(whole, "tools")
+        check_multiples(whole, "tools")
+        return f"%json {text}"
 
     def text(self, schema: Schema, avoided: Sequence[str]) -> str:
         """Text of this schema as it is, which matches none of `avoided`; "" if there is none."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.core.errors import BadRequest
+from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.text.cuts import after_turn, common_length, head_end, tidy, turn_ends
 from mlxstack.text.guard import Guard, unmarked
 from mlxstack.text.markup import markup_of
@@ -28,6 +28,7 @@ STRANGER = Message(Role.USER, "\ufdd1")
 N_BEFORE = 8
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
+CHARS_PER_TOKEN = 8
 
 
 class Prompt(Struct, frozen=True):
@@ -61,7 +62,8 @@ class PromptMaker:
     """Makes prompts for one model, from its mlx-lm TokenizerWrapper. Callable by any thread.
 
     `thinking_default` None lets a model think if it can. `template_kwargs` are the preset's
-    variables of the chat template; those of a conversation win.
+    variables of the chat template; those of a conversation win. Texts that are surely longer than
+    `n_ctx` tokens are refused before they are rendered or tokenized as a whole, with TooLong.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class PromptMaker:
         tokenizer: Any,
         thinking_default: bool | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        n_ctx: int | None = None,
     ) -> None:
+        self._n_ctx = n_ctx
         self._tokenizer = tokenizer
         self._default = thinking_default
         self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
@@ -87,13 +91,15 @@ class PromptMaker:
         self.pieces = Pieces(tokenizer)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
-        """The prompt of a conversation. Raises BadRequest in the words of the template.
+        """The prompt of a conversation. Raises BadRequest in the words of the template, TooLong.
 
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
+        self._refuse_too_long(_heard(conversation))
         scene = self._scene(conversation)
         messages = settle(conversation.messages, self._template.traits)
         marked = self._template.render(messages, scene)
+        self._refuse_too_long([marked])
         splices = self._splicer.splices(scope, messages, scene, marked)
         encoded = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, scene)
@@ -108,12 +114,14 @@ class PromptMaker:
         )
 
     def text(self, conversation: Conversation) -> str:
-        """The rendered template, for people."""
+        """The rendered template, for people. Raises as `make` does."""
+        self._refuse_too_long(_heard(conversation))
         messages = settle(conversation.messages, self._template.traits)
         return unmarked(self._template.render(messages, self._scene(conversation)))
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
+        self._refuse_too_long([text])
         tokens = self._encoder.encode(text).tokens
         prefix = self._encoder.prefix
         if tokens[: len(prefix)] != prefix:
@@ -135,7 +143,8 @@ class PromptMaker:
         return tuple(tokens)
 
     def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
-        """The tokens of a text."""
+        """The tokens of a text. Raises TooLong."""
+        self._refuse_too_long([text])
         tokens = self._encoder.encode(
             text if spelling.parse_special else self._guard.text(text)
         ).tokens
@@ -155,6 +164,17 @@ class PromptMaker:
             return data.decode()
         except UnicodeDecodeError:
             return list(data)
+
+    def _refuse_too_long(self, texts: Sequence[str]) -> None:
+        """Raise TooLong if `texts` are so long that counting a part of their tokens shows it.
+
+        Usual texts have 3 to 5 characters per token, so those that may fit are not counted.
+        """
+        if self._n_ctx is None or sum(map(len, texts)) <= CHARS_PER_TOKEN * self._n_ctx:
+            return
+        n_tokens = self._encoder.at_least(texts, self._n_ctx)
+        if n_tokens > self._n_ctx:
+            raise TooLong(n_tokens, self._n_ctx)
 
     def _scene(self, conversation: Conversation) -> Scene:
         if (size := len(_spelled(conversation.template))) > MAX_VARIABLES:
@@ -233,6 +253,11 @@ class PromptMaker:
     def _is_in_thinking(self, tail: str) -> bool:
         start, end = self._tokenizer.think_start, self._tokenizer.think_end
         return start is not None and tail.rfind(start) > tail.rfind(end)
+
+
+def _heard(conversation: Conversation) -> list[str]:
+    """Texts that every template writes, though it may strip them; some drop what was said."""
+    return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
 
 
 def _spelled(variables: dict[str, Any]) -> bytes:

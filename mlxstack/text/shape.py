@@ -12,6 +12,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar_check import check_multiples
 
 JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": False,
@@ -46,6 +47,7 @@ def grammars(shape: Shape) -> tuple[str, ...]:
             raise BadRequest(f"{shape.param}: {error}", shape.param) from None
     schema = shape.schema or {"type": "object"}
     bound(json_of(schema, shape.param), shape.param)
+    check_multiples(schema, shape.param)
     return tuple(
         LLMatcher.grammar_from_json_schema(json_of({**schema, "x-guidance": options}, shape.param))
         for options in (JSON_OPTIONS, LENIENT)

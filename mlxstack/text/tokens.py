@@ -10,7 +10,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +19,9 @@ from msgspec import Struct
 from mlxstack.text.guard import MARK
 from mlxstack.text.markup import Markup
 
+COUNTED_CHARS = 32_768
+# Tokens that a part may have more than its share of the whole text, since it is cut anywhere.
+MOST_SPLIT = 32
 PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
 
 
@@ -122,6 +125,17 @@ class Encoder:
             else:
                 tokens.extend(self._segment(text, cuts, start, end))
         return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
+
+    def at_least(self, texts: Iterable[str], enough: int) -> int:
+        """A lower bound of the tokens of `texts`, counted only until it is above `enough`."""
+        n_tokens = 0
+        for text in texts:
+            for start in range(0, len(text), COUNTED_CHARS):
+                part = text[start : start + COUNTED_CHARS].replace(MARK, "")
+                n_tokens += max(0, len(self._scratch(part)) - MOST_SPLIT)
+                if n_tokens > enough:
+                    return n_tokens
+        return n_tokens
 
     def place(self, encoded: Encoded, char: int) -> int:
         """How many tokens lie surely before `char`, whatever follows there."""

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from mlxstack.api.fields import LONGEST_STOP, MOST_BIASES, MOST_STOPS
+from mlxstack.api.fields import (
+    LONGEST_STOP,
+    MOST_BIASES,
+    MOST_CALLS,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_STOPS,
+    MOST_TOOLS,
+)
 from tests.fuzz.doors import house
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -52,6 +60,29 @@ def test_a_bias_is_a_finite_number(value: object) -> None:
 def test_a_bias_of_false_forbids() -> None:
     assert refusal(CHAT, logit_bias=[[1, False]]) is None
     assert house().engine.asked[-1].sampling.logit_bias[0] == (1, float("-inf"))
+
+
+def test_messages_calls_and_tools_are_bounded() -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "a"}}
+    many = {
+        "20001 messages": {"messages": HELLO * (MOST_MESSAGES + 1)},
+        "20001 tool calls": {
+            "messages": [*HELLO, {"role": "assistant", "tool_calls": [call] * (MOST_CALLS + 1)}]
+        },
+        "100001 parts": {
+            "messages": [{"role": "user", "content": [{"type": "text"}] * (MOST_PARTS + 1)}]
+        },
+        "4001 tools": {"tools": [tool] * (MOST_TOOLS + 1)},
+    }
+    for words, more in many.items():
+        assert f"has {words}" in str(refusal(CHAT, **more))
+    assert "has 20001 messages" in str(refusal(MESSAGES, messages=HELLO * (MOST_MESSAGES + 1)))
+    blocks = [{"type": "text", "text": ""}] * (MOST_PARTS + 1)
+    said = [{"role": "user", "content": blocks}]
+    assert "has 100001 content blocks" in str(refusal(MESSAGES, messages=said))
+    assert "has 4001 tools" in str(refusal(MESSAGES, tools=[{"name": "a"}] * (MOST_TOOLS + 1)))
+    assert "has 40001 items" in str(refusal("/v1/responses", input=HELLO * 40_001))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -193,6 +193,23 @@ def test_c9_bad_file_names(http: httpx.Client, name: str) -> None:
     assert "Invalid filename" in answer.json()["error"]["message"]
 
 
+def test_a_save_replaces_no_file_of_another_kind(model_folder: Path, tmp_path: Path) -> None:
+    body = {"filename": "thesis.txt"}
+    with (
+        running(tiny_preset(model_folder), tmp_path) as here,
+        httpx.Client(base_url=here.url, timeout=60) as http,
+    ):
+        chat(http, max_tokens=5, id_slot=0)
+        for _ in range(2):
+            http.post("/slots/0?action=save", json=body).raise_for_status()
+        (path,) = tmp_path.rglob("thesis.txt")
+        path.write_text("my thesis")
+        refused = http.post("/slots/0?action=save", json=body)
+    assert refused.status_code == 409, refused.text
+    assert "thesis.txt is not a slot file" in refused.json()["error"]["message"]
+    assert path.read_text() == "my thesis"
+
+
 def test_c12_erase_forgets(http: httpx.Client) -> None:
     chat(http, prompt_of(60, seed=912), id_slot=0)
     held = http.get("/slots").json()[0]["n_tokens"]

@@ -12,6 +12,7 @@ import jsonschema
 import openai
 import pytest
 
+from mlxstack.text import grammar_check
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks
 
@@ -227,6 +228,42 @@ def test_schemas_of_strangers_are_refused_or_served_but_hang_nothing(
     assert answer.status_code in (200, 400), answer.text
     assert time.monotonic() - began < 20
     assert chat(http, "and the next one")["choices"]
+
+
+def test_a_multiple_of_many_digits_is_refused_in_each_dialect(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 1_000_003}}}
+    tools: Any = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
+    said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    named = [{"name": "count", "input_schema": schema}]
+    form = {"type": "json_schema", "name": "p", "schema": schema}
+    for path, body in [
+        (CHAT, asked(schema)),
+        (CHAT, chat_body(tools=tools, tool_choice="required")),
+        ("/completion", {"prompt": "once", "json_schema": schema}),
+        ("/v1/messages", {**said, "output_config": {"format": form}}),
+        ("/v1/messages", {**said, "tools": named, "tool_choice": {"type": "any"}}),
+        ("/v1/responses", {"input": "hi", "text": {"format": form}}),
+    ]:
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert "multipleOf is 1000003" in answer.json()["error"]["message"]
+
+
+def test_slow_grammars_do_not_hold_up_other_requests(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "LIMIT_S", 0.5)
+    primes = (7, 11, 13, 17, 19)
+    slow = [
+        {"allOf": [{"type": "integer", "minimum": i, "multipleOf": p} for p in primes]}
+        for i in range(8)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(http.post, CHAT, json=asked(schema)) for schema in slow]
+        time.sleep(0.3)
+        assert chat(http, "and the next one")["choices"]
+        assert sum(one.done() for one in asking) < 5, "it did not wait for all of them"
+        assert {one.result().status_code for one in asking} == {400}
 
 
 def test_what_cannot_be_enforced_is_left_out(http: httpx.Client) -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from mlxstack.cli.main import app
-from mlxstack.core.errors import BadRequest, NotFound
+from mlxstack.core.errors import NotFound, SetupError
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
 from tests.cli.terminal import Shell
@@ -94,7 +94,7 @@ def test_g4_swap_prints_its_timeline(here: Running, tmp_path: Path) -> None:
     assert steps == ["drain", "park", "unload", "load", "warm"]
     assert "tiny was changed for other" in done.stdout
     refused = run(here, "swap", str(tmp_path / "nothing.yaml"))
-    assert isinstance(refused.exception, BadRequest) and "nothing.yaml" in str(refused.exception)
+    assert isinstance(refused.exception, SetupError) and "nothing.yaml" in str(refused.exception)
 
 
 def test_g3_g5_a_killed_worker_comes_back_with_the_model_it_had(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import (
     BadRequest,
+    Conflict,
     Damaged,
     NotFound,
     SetupError,
@@ -154,9 +155,23 @@ def test_c9_a_link_is_not_followed(shelf: SlotShelf, tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="symbolic link"):
         shelf.read("a.bin")
     assert shelf.list() == ()
-    shelf.write("a.bin", manifest("new"))
+    with pytest.raises(Conflict):
+        shelf.write("a.bin", manifest("new"))
     assert target.read_bytes() == before
-    assert not (shelf.directory / "a.bin").is_symlink()
+    assert (shelf.directory / "a.bin").is_symlink()
+
+
+@pytest.mark.parametrize("content", [b"my thesis\n", b"", b"mlx-stack slot fil"])
+def test_another_kind_of_file_is_never_replaced(shelf: SlotShelf, content: bytes) -> None:
+    path = shelf.directory / "thesis.txt"
+    path.write_bytes(content)
+    for act in (shelf.check_replaceable, lambda name: shelf.write(name, manifest())):
+        with pytest.raises(Conflict, match="is not a slot file"):
+            act("thesis.txt")
+    assert path.read_bytes() == content
+    shelf.check_replaceable("other.bin")
+    shelf.write("other.bin", manifest())
+    shelf.check_replaceable("other.bin")
 
 
 def test_damaged_slot_files_are_listed_and_can_be_removed(shelf: SlotShelf) -> None:
@@ -180,7 +195,7 @@ def test_g12_a_refusing_disk_keeps_the_old_file(shelf: SlotShelf, disk: FullDisk
 
 def test_a_folder_in_the_way_is_told(shelf: SlotShelf) -> None:
     (shelf.directory / "a.bin").mkdir()
-    with pytest.raises(StackError, match=r"a\.bin was not saved: is a directory"):
+    with pytest.raises(StackError, match=r"a\.bin is not a slot file"):
         shelf.write("a.bin", manifest())
 
 

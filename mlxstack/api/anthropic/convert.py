@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mlxstack.api import fields
 from mlxstack.api.anthropic import tools
 from mlxstack.api.anthropic.blocks import (
     Block,
@@ -44,6 +45,10 @@ def conversation(body: MessagesBody) -> Conversation:
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
+    fields.bound(len(body.messages), fields.MOST_MESSAGES, "messages", "messages")
+    n_blocks = fields.n_parts(turn.content for turn in body.messages)
+    fields.bound(n_blocks, fields.MOST_PARTS, "messages", "content blocks")
+    fields.bound(len(body.tools or ()), fields.MOST_TOOLS, "tools", "tools")
     declared = tools.declared(body)
     known = Definitions(declared)
     messages = [*_system(body.system), *_messages(body.messages, known)]

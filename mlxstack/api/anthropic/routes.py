@@ -34,7 +34,7 @@ async def messages(
 ) -> Response[Message] | Stream:
     """Answer a conversation, whole or as server-sent events."""
     model = served(service, data.model)
-    found = conversation(data)
+    found = await service.words.read(lambda: conversation(data))
     require_answerable(found)
     order = await admit(service, found, _options(service, data, found, request))
     names = Names(order.ask.id, model, request_id(request.scope))
@@ -49,7 +49,8 @@ async def messages(
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """How long the prompt of these messages is; the engine is not asked."""
     served(service, data.model)
-    prompt = await service.words.prompt(conversation(data))
+    found = await service.words.read(lambda: conversation(data))
+    prompt = await service.words.prompt(found)
     return TokenCount(len(prompt.tokens))
 
 

@@ -68,7 +68,7 @@ async def create_agent(
     past = Past()
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
-        conversation = convert.conversation(body)
+        conversation = await service.words.read(lambda: convert.conversation(body))
         past = Past(conversation.messages, conversation.tools)
     return shown(request, await agents.create(service, agent, past))
 

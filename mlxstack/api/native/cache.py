@@ -122,7 +122,8 @@ async def _tokens(words: Words, data: PrefixBody) -> tuple[int, ...]:
     if data.text is not None:
         return await words.tokenize(data.text, Spelling(add_special=False))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
-    return (await words.prompt(convert.conversation(body))).tokens
+    conversation = await words.read(lambda: convert.conversation(body))
+    return (await words.prompt(conversation)).tokens
 
 
 ROUTES = (

@@ -62,7 +62,8 @@ async def generate_for_agent(
 ) -> Response[AgentCompletion] | Stream:
     """Answer, whole or as server-sent events; 409 while the agent is busy, unless queue is true."""
     model = served(service, data.model)
-    wish = _wish(checked(agent, "agent"), data, request)
+    agent = checked(agent, "agent")
+    wish = await service.words.read(lambda: _wish(agent, data, request))
     wants = chat.Wants(
         id=wish.options.id,
         model=model,

@@ -19,13 +19,16 @@ DRAIN_S = 30.0
 
 
 class LoadBody(Struct):
-    """`preset` is a name or the path of a file; `model` only replaces the model of this preset.
+    """One of three. `preset` is the name of a listed preset, never a path. `model` is a hub id.
 
+    With `model` only the model of the running preset is replaced. `handover` is the id of a preset
+    that `mlx-stack swap FILE` wrote into the service's home, which only its owner can do.
     `prepare` fetches and checks it while the old one answers, and changes nothing.
     """
 
     preset: str | None = None
     model: str | None = None
+    handover: str | None = None
     prepare: bool = False
     drain_s: float = DRAIN_S
 
@@ -44,7 +47,7 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
         changing = asyncio.create_task(swap.swap(service, wanted, data.drain_s))
         return shown(await asyncio.shield(changing))
     except SetupError as error:
-        raise BadRequest(error.message, "preset" if data.preset else "model") from error
+        raise BadRequest(error.message, "model" if data.model else "preset") from error
 
 
 def shown(timeline: Timeline) -> dict[str, Any]:
@@ -66,11 +69,13 @@ def shown(timeline: Timeline) -> dict[str, Any]:
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:
     supply = swap.supply_of(service)
-    if (data.preset is None) == (data.model is None):
+    given = [x for x in (data.preset, data.model, data.handover) if x is not None]
+    if len(given) != 1:
         raise BadRequest("give either a preset or a model", "preset")
     if data.model is not None:
-        return supply.with_model(data.model, service.preset)
-    return await asyncio.to_thread(supply.preset, data.preset or "", service.preset)
+        return await asyncio.to_thread(supply.with_model, data.model, service.preset)
+    find = supply.preset if data.preset is not None else supply.handover
+    return await asyncio.to_thread(find, given[0], service.preset)
 
 
 ROUTES: list[Any] = [load_model]

@@ -56,7 +56,8 @@ async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dic
 @post("/apply-template", status_code=200)
 async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
     """The prompt that a chat body would become."""
-    return {"prompt": await service.words.text(convert.conversation(data))}
+    words = service.words
+    return {"prompt": await words.text(await words.read(lambda: convert.conversation(data)))}
 
 
 def _spelling(body: TokenizeBody, is_first: bool) -> Spelling:

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from mlxstack.api import fields
 from mlxstack.api.asked_json import asked_json
 from mlxstack.api.openai.bodies import Call, ChatBody, ResponseFormat, ToolSpec, Turn
 from mlxstack.api.openai.content import Content, asked, ruled, told
@@ -27,6 +28,7 @@ def conversation(body: ChatBody) -> Conversation:
     """Raises BadRequest with the path of the field that cannot work."""
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
+    _bound(body)
     thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
     return Conversation(
         messages=(*_messages(body.messages), *_format(body)),
@@ -36,6 +38,16 @@ def conversation(body: ChatBody) -> Conversation:
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final=bool(body.continue_final_message),
     )
+
+
+def _bound(body: ChatBody) -> None:
+    """Raises BadRequest for more than any context holds."""
+    fields.bound(len(body.messages), fields.MOST_MESSAGES, "messages", "messages")
+    n_parts = fields.n_parts(turn.content for turn in body.messages)
+    fields.bound(n_parts, fields.MOST_PARTS, "messages", "parts of contents")
+    n_calls = sum(len(turn.tool_calls or ()) for turn in body.messages)
+    fields.bound(n_calls, fields.MOST_CALLS, "messages", "tool calls")
+    fields.bound(len(body.tools or ()), fields.MOST_TOOLS, "tools", "tools")
 
 
 def calling(choice: str | dict[str, Any] | None) -> Calling:

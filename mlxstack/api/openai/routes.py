@@ -33,7 +33,8 @@ async def chat_completions(
     """Answer a conversation, whole or as server-sent events."""
     model = served(service, data.model)
     n = n_choices(data.n, service.preset.slots.count)
-    order = await admit(service, convert.conversation(data), options(data, request))
+    conversation = await service.words.read(lambda: convert.conversation(data))
+    order = await admit(service, conversation, options(data, request))
     wants = _wants(data, order.ask.id, model)
     words, orders = order.words, copies(order, n)
     if data.stream:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mlxstack.api import fields
 from mlxstack.api.asked_json import asked_json
 from mlxstack.api.openai.content import ruled
 from mlxstack.api.openai.convert import effort
@@ -24,6 +25,9 @@ def conversation(body: ResponsesBody, box: Toolbox) -> Conversation:
             raise BadRequest(
                 f"{name} is not supported: no responses are stored here; send the whole input", name
             )
+    n_items = fields.n_parts([body.input])
+    fields.bound(n_items, fields.MOST_MESSAGES + fields.MOST_CALLS, "input", "items")
+    fields.bound(len(body.tools or ()), fields.MOST_TOOLS, "tools", "tools")
     said = (*_instructions(body), *_input(body, box), *_format(body))
     if not said:
         raise BadRequest("input is empty; at least one message is needed", "input")

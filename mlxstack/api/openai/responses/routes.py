@@ -47,7 +47,8 @@ async def responses(
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
     model, box = served(service, data.model), toolbox(data.tools)
-    order = await _admit(service, convert.conversation(data, box), _options(data, request, box))
+    conversation = await service.words.read(lambda: convert.conversation(data, box))
+    order = await _admit(service, conversation, _options(data, request, box))
     telling = Telling(
         _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
@@ -60,7 +61,10 @@ async def responses(
 async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
     """Count what the same body would send to the model."""
     served(service, data.model)
-    prompt = await service.words.prompt(convert.conversation(data, toolbox(data.tools)))
+    box = toolbox(data.tools)
+    prompt = await service.words.prompt(
+        await service.words.read(lambda: convert.conversation(data, box))
+    )
     return InputTokens(len(prompt.tokens))
 
 

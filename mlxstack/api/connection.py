@@ -1,0 +1,174 @@
+"""Bounds connections: how many there are, and how long a request may take to arrive.
+
+A client needs no key to open a connection, so idle ones must not use up the descriptors. Answers,
+streams and the time a request takes to be answered are not bounded here.
+"""
+
+import asyncio
+import logging
+import resource
+import time
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mlxstack.api import errors
+from mlxstack.api.errors import Dialect, dialect
+from mlxstack.core.errors import BadRequest, Busy, StackError
+
+log = logging.getLogger("mlxstack.serve")
+
+MOST_CONNECTIONS = 4096
+# The rest of the descriptors is for files, and for connections that are accepted but not counted.
+SHARE_OF_DESCRIPTORS = 0.75
+HEAD_S = 30.0
+BODY_S = 300.0
+REQUEST_TIMEOUT = 408
+ACCEPT_FAILED = "socket.accept() out of system resource"
+REPORT_S = 60.0
+
+
+def connection_limit() -> int:
+    """Most connections at a time, well below the limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return min(MOST_CONNECTIONS, int(soft * SHARE_OF_DESCRIPTORS))
+
+
+class BoundedConnection(H11Protocol):
+    """A connection with time limits for the head and the body of a request.
+
+    When there are too many connections, the one that has waited longest for a request is closed
+    for the new one; if all are busy, the new one gets a 503.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waiting_since = 0.0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_of_body = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admit the connection, or refuse it with 503."""
+        super().connection_made(transport)
+        self.waiting_since = self.loop.time()
+        self._set_deadline()
+        if len(self.connections) > connection_limit() and not self._close_longest_waiting():
+            self._refuse(Busy("there are too many connections; come back later"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadline."""
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; what is left of the request has a deadline."""
+        super().data_received(data)
+        self._set_deadline()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, which may be here already."""
+        self._cancel_deadline()
+        self.waiting_since = self.loop.time()
+        super().on_response_complete()
+        if not self.is_waiting:
+            self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """Start the time limit of the part that is missing, unless it runs already."""
+        if self.transport.is_closing():
+            self._cancel_deadline()
+        elif self.is_waiting:
+            self._start_deadline(HEAD_S)
+        elif self.conn.their_state is h11.SEND_BODY:
+            # The limit of the head is over with the head.
+            if self._deadline is not None and not self._is_of_body:
+                self._cancel_deadline()
+            self._start_deadline(BODY_S)
+        else:
+            self._cancel_deadline()
+
+    def _start_deadline(self, limit_s: float) -> None:
+        if self._deadline is None:
+            self._is_of_body = not self.is_waiting
+            self._deadline = self.loop.call_later(limit_s, self._expire, limit_s)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self, limit_s: float) -> None:
+        self._deadline = None
+        has_begun = self._is_of_body or bool(self.conn.trailing_data[0])
+        if has_begun:
+            words = f"the request was not there after {limit_s:g} s; send it without a pause"
+            self._refuse(BadRequest(words), REQUEST_TIMEOUT)
+        else:
+            self.transport.close()
+
+    def _close_longest_waiting(self) -> bool:
+        """Whether another connection was waiting for a request, and is closed now."""
+        others = (
+            one
+            for one in self.connections
+            if isinstance(one, BoundedConnection)
+            and one is not self
+            and one.is_waiting
+            and not one.transport.is_closing()
+        )
+        oldest = min(others, key=lambda one: one.waiting_since, default=None)
+        if oldest is None:
+            return False
+        # Its descriptor is free at the end of this turn of the loop, so it is not counted any more.
+        self.connections.discard(oldest)
+        oldest.transport.close()
+        return True
+
+    def _refuse(self, error: StackError, status: int | None = None) -> None:
+        """Answer with an error if none was begun, and close."""
+        if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.close()
+            return
+        of = Dialect.OPENAI if self.is_waiting else dialect(self.scope["path"])
+        code = status or errors.status(error, of)
+        body = msgspec.json.encode(errors.body(error, of, ""))
+        told = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **errors.headers(error),
+        }
+        headers = [(name.encode(), value.encode()) for name, value in told.items()]
+        for event in (
+            h11.Response(status_code=code, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class AcceptReporter:
+    """Exception handler of an event loop: failures to accept are one line a minute."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log the failure; asyncio tries again a second later."""
+        if context.get("message") != ACCEPT_FAILED:
+            loop.default_exception_handler(context)
+            return
+        now = time.monotonic()
+        if self._last is None or now - self._last >= REPORT_S:
+            self._last = now
+            log.error("connections cannot be accepted: %s", context.get("exception"))

@@ -1,0 +1,86 @@
+"""Compiling a grammar takes bounded time and memory, whatever schema a client sends."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.text import grammar_check, grammars
+from mlxstack.text.grammars import Grammars
+from mlxstack.text.shape import Shape
+from mlxstack.text.shape import grammars as grammars_of
+
+PRIMES = (7, 11, 13, 17, 19, 23)
+PRODUCT = {"allOf": [{"type": "integer", "multipleOf": p} for p in PRIMES]}
+MANY = {
+    "type": "object",
+    "properties": {f"k{i}": {"type": "integer", "multipleOf": 9000 + i} for i in range(500)},
+}
+
+
+@pytest.fixture
+def compiler(chatml: Any) -> Any:
+    made = Grammars(chatml, len(chatml))
+    yield made
+    made.close()
+
+
+def compiled(compiler: Grammars, schema: dict[str, Any]) -> Any:
+    return compiler.compile(grammars_of(Shape(schema)), "response_format")
+
+
+@pytest.mark.parametrize("multiple", [10_001, 50_000_017, 1.0001, 123456e-12, 1e22, -20_000])
+def test_a_multiple_of_many_digits_is_refused(multiple: float) -> None:
+    for schema in (
+        {"type": "number", "multipleOf": multiple},
+        {"type": "object", "properties": {"a": {"items": [{"multipleOf": multiple}]}}},
+    ):
+        with pytest.raises(BadRequest, match="multipleOf is"):
+            grammars_of(Shape(schema))
+
+
+@pytest.mark.parametrize("multiple", [1, 5000, 10_000, 0.01, 0.25, 1e-9, 2.5, True, "x"])
+def test_usual_multiples_are_taken(multiple: Any) -> None:
+    assert grammars_of(Shape({"type": "number", "multipleOf": multiple}))
+    assert grammars_of(Shape({"enum": [{"multipleOf": 10**9}]}))
+    assert grammars_of(Shape({"properties": {"multipleOf": {"type": "string"}}}))
+
+
+def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served(
+    compiler: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "LIMIT_S", 0.3)
+    escaped = 'start: %json {"allOf": [' + ", ".join(
+        f'{{"type": "integer", "multiple\\u004ff": {p}}}' for p in PRIMES
+    )
+    for shape in (Shape(PRODUCT), Shape(MANY), Shape(grammar=f"{escaped}]}}")):
+        for _ in range(2):
+            with pytest.raises(BadRequest, match=r"takes longer than 0.3 s"):
+                compiler.compile(grammars_of(shape), "response_format")
+        monkeypatch.setattr(grammar_check, "LIMIT_S", 20)
+        matcher = compiled(compiler, {"type": "integer", "multipleOf": 7}).deep_copy()
+        monkeypatch.setattr(grammar_check, "LIMIT_S", 0.3)
+        assert matcher is not None and not matcher.is_error()
+
+
+def test_only_costly_grammars_need_the_check(compiler: Grammars) -> None:
+    plain = {"type": "object", "properties": {"é": {"type": "string", "maxLength": 9}}}
+    assert not compiler.needs_check(grammars_of(Shape(plain)))
+    costly = grammars_of(Shape({"type": "integer", "multipleOf": 7}))
+    assert compiler.needs_check(costly)
+    compiled(compiler, {"type": "integer", "multipleOf": 7})
+    assert not compiler.needs_check(costly[:1]), "it is known by now"
+
+
+def test_kept_grammars_are_bounded_by_bytes(
+    compiler: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "MOST_BYTES", 10_000_000)
+    large = [{"enum": [f"{letter}{i}" for i in range(3000)]} for letter in "abcdefgh"]
+    sizes = []
+    for schema in large:
+        compiled(compiler, schema)
+        sizes.append(compiler.n_bytes)
+    assert sizes[0] > 1_000_000 and max(sizes) <= 10_000_000
+    assert any(after <= before for before, after in pairwise(sizes)), "some were dropped"
