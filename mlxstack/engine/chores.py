@@ -3,8 +3,6 @@
 import time
 from typing import Any
 
-import mlx.core as mx
-
 from mlxstack.core.act import (
     Chore,
     Clear,
@@ -55,9 +53,7 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
         case Clear():
             return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
         case Relieve():
-            freed = seating.memory.make_room(seating.live_bytes, Pressure(chore.level))
-            mx.clear_cache()
-            return Freed(freed)
+            return Freed(seating.memory.make_room(seating.live_bytes, Pressure(chore.level)))
 
 
 def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:

@@ -25,6 +25,7 @@ from mlxstack.core.event import (
     Source,
 )
 from mlxstack.core.snapshot import AskState, Snapshot
+from mlxstack.engine import buffer_cache
 from mlxstack.engine.batch import Batch, Sampled
 from mlxstack.engine.holding import Holding
 from mlxstack.engine.ledger import Ledger
@@ -63,6 +64,8 @@ class Turns(Holding):
         self.ledger = Ledger()
         self._events: list[Event] = []
         self._n_turns = 0
+        self.max_cached_bytes = buffer_cache.MIN_BOUND
+        """Bytes of freed buffers beyond which MLX's cache is emptied at the end of a turn."""
 
     @property
     def has_work(self) -> bool:
@@ -113,8 +116,15 @@ class Turns(Holding):
             self._decode(self.batch.settle)
             self.flush(deliver)
             self._prefill(next_bite.slot, next_bite.n_tokens)
+        if mx.get_cache_memory() > self.max_cached_bytes:
+            self.release_buffers()
         self.flush(deliver)
         self.seating.tidy(self._n_turns, desks.idle_slots(self._desk))
+
+    def release_buffers(self) -> None:
+        """Empty MLX's buffer cache, once no step is in flight; what it chose is kept."""
+        self._decode(self.batch.settle)
+        buffer_cache.release()
 
     def flush(self, deliver: Deliver) -> None:
         """Hand over the events so far."""
@@ -137,7 +147,7 @@ class Turns(Holding):
             if seat.state in ACTIVE:
                 self._clear(seat.id, error)
                 self.release(seat.id)
-        mx.clear_cache()
+        buffer_cache.release()
 
     def snapshot(self) -> Snapshot:
         """What everybody else may know."""
