@@ -21,7 +21,7 @@ from tests.models import LLAMA, write
 
 pytestmark = pytest.mark.mlx
 
-WIDE = {"num_hidden_layers": 8, "num_key_value_heads": 4, "head_dim": 64}
+WIDE = {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 64}
 IN_MEMORY = PrefixCacheSpec(disk=DiskSpec(enabled=False))
 
 
