@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.act import Relieve
 from mlxstack.core.event import Chosen
-from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PaceSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine import batch, buffer_cache, footprint, loader, thread, turns
 from mlxstack.engine.caches import CacheMaker
 from mlxstack.engine.context import Context
@@ -65,7 +65,8 @@ def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = Chunks(monkeypatch)
-    with running(preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192)), tmp_path) as driver:
+    preset = preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192), pace=PaceSpec(max_bite=128))
+    with running(preset, tmp_path) as driver:
         driver.cold(prompt(4500), 4)
         workspace = max(*chunks.workspaces, buffer_cache.MIN_BOUND)
         assert len(chunks.cached) > 10
