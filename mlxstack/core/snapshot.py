@@ -77,7 +77,10 @@ class Counters(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes."""
+    """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes.
+
+    `kv_budget_bytes` is what live and parked KV may take together.
+    """
 
     at: float = 0.0
     turn: int = 0
@@ -86,5 +89,6 @@ class Snapshot(Struct, frozen=True):
     counters: Counters = Counters()
     active_bytes: int = 0
     kv_bytes: int = 0
+    kv_budget_bytes: int = 0
     is_batching: bool = True
     why_not_batching: str | None = None

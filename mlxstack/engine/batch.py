@@ -40,10 +40,14 @@ class Sampled(Struct, frozen=True):
 
 
 class Flight(Struct, frozen=True):
-    """A step that was scheduled but not read yet."""
+    """A step that was scheduled but not read yet.
+
+    `rows` made `choices`; `fed` are these and the rows that raised after the model had run.
+    """
 
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
+    fed: tuple[Row, ...]
 
 
 class Batch:
@@ -63,6 +67,11 @@ class Batch:
         self.is_ahead = has_gpu()
         self.n_calls = 0
         self.n_rows = 0
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a scheduled step has not been read yet."""
+        return self._flight is not None
 
     @property
     def is_busy(self) -> bool:
@@ -115,7 +124,7 @@ class Batch:
             row.feed = choice.token
             row.n_left -= 1
         mx.async_eval([a for _, choice in chosen for a in _arrays(choice)])  # type: ignore[no-untyped-call]
-        return Flight(tuple(row for row, _ in chosen), tuple(choice for _, choice in chosen))
+        return Flight(tuple(row for row, _ in chosen), tuple(choice for _, choice in chosen), rows)
 
     def _choose(self, rows: tuple[Row, ...], logits: mx.array) -> list[tuple[Row, Choice]]:
         """What each row chooses; a row that raises is put among the broken and left out."""
@@ -149,7 +158,8 @@ class Batch:
         if flight is None:
             return []
         mx.eval([choice.token for choice in flight.choices])
-        ahead = {id(row) for row in self._flight.rows} if self._flight else set()
+        # A row that raised ahead was fed all the same: its KV holds this token.
+        ahead = {id(row) for row in self._flight.fed} if self._flight else set()
         running = {id(row) for row in self.rows}
         sampled = []
         for row, choice in zip(flight.rows, flight.choices, strict=True):

@@ -21,7 +21,7 @@ from mlxstack.core.act import (
 )
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.frame import CacheView, PrefixView, Sums
-from mlxstack.engine import agent_chores, buffer_cache, pinning
+from mlxstack.engine import agent_chores, pinning
 from mlxstack.engine.ledger import Ledger
 from mlxstack.engine.seating import Seating
 from mlxstack.policy import audit
@@ -53,9 +53,7 @@ def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
         case Clear():
             return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
         case Relieve():
-            freed = seating.memory.make_room(seating.live_bytes, Pressure(chore.level))
-            buffer_cache.clear()
-            return Freed(freed)
+            return Freed(seating.memory.make_room(seating.live_bytes, Pressure(chore.level)))
 
 
 def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:

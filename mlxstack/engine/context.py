@@ -159,6 +159,17 @@ class Context:
             # The segments it had are of 16-bit KV: nothing quantised may continue them.
             self._leaf, self._n_anchored = None, 0
 
+    def reserve(self, n_tokens: int) -> None:
+        """Make room for `n_tokens` in every layer that keeps them all and has some already.
+
+        Before the turning point only up to it: what follows is quantised, and smaller.
+        """
+        due = self.turning_point
+        most = min(n_tokens, due) if due and not self.floor else n_tokens
+        changed = [layers.reserve(leaf, most) for leaf in self.leaves]
+        if any(changed):
+            self._counted = None
+
     def reach(self, position: int) -> int:
         """Where `rewind(position)` would end: the last point up to it that can be rebuilt."""
         position = min(position, len(self.tokens))

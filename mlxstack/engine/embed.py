@@ -4,6 +4,7 @@ A text's vector is the hidden state of its last token, as Qwen3-Embedding and ot
 made of language models are trained: https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
 """
 
+import os
 import queue
 import threading
 import time
@@ -21,7 +22,9 @@ from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.engine import loader
+from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.turns import Deliver
+from mlxstack.host.memory import this_memory
 
 MOST_TOKENS = 4096
 """Tokens of one forward pass, padding included; a longer text goes alone."""
@@ -45,6 +48,7 @@ class Embedder:
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._model: Any = None
+        self._device_memory = DeviceMemory(this_memory(os.environ).total)
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -115,12 +119,14 @@ class Embedder:
         except Exception as error:
             self._loaded.set_exception(error)
         finally:
+            self._device_memory.restore()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)
 
     def _load(self) -> ModelFacts:
         found = loader.load(self._preset.model, self._preset.kv)
+        self._device_memory.apply()
         try:
             embed(found.model, ((0, 0),))
         except (AttributeError, TypeError, ValueError) as error:

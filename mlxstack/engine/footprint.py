@@ -5,13 +5,10 @@ import traceback
 
 import mlx.core as mx
 
-from mlxstack.engine import buffer_cache
-
 
 def active_bytes() -> int:
-    """Bytes of all arrays that are still held by somebody. Callable from any thread."""
+    """Bytes of all arrays in use, MLX's cached buffers not among them. Thread-safe."""
     gc.collect()
-    buffer_cache.clear()
     return int(mx.get_active_memory())
 
 

@@ -89,6 +89,36 @@ def with_room(n_tokens: int) -> int:
     return n_tokens + (-n_tokens % STEP or STEP)
 
 
+def in_steps(n_tokens: int) -> int:
+    """Tokens rounded up to whole steps by which a cache grows."""
+    return n_tokens + -n_tokens % STEP
+
+
+def reserve(leaf: Any, n_tokens: int) -> bool:
+    """Extend a sliceable cache that has some tokens to room for `n_tokens`; whether it changed.
+
+    mlx-lm grows a cache by copying all of it, at every chunk of a prefill. The copy is evaluated
+    here, so that at most one layer exists twice.
+    """
+    if not is_sliceable(leaf) or leaf.empty():
+        return False
+    parts = parts_of(leaf)
+    n_more = in_steps(n_tokens) - parts[0].shape[2]
+    if n_more <= 0:
+        return False
+    rebuild(leaf, [_extended(part, n_more) for part in parts], leaf.offset)
+    del parts
+    mx.eval(parts_of(leaf))
+    return True
+
+
+def parts_of(leaf: Any) -> list[mx.array]:
+    """The whole arrays of a sliceable cache that has some tokens, with the room after these."""
+    if isinstance(leaf, QuantizedKVCache):
+        return [*leaf.keys, *leaf.values]
+    return [leaf.keys, leaf.values]
+
+
 def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     """Fill an empty sliceable cache with whole parts (1, heads, with_room(n_tokens), dim)."""
     if isinstance(leaf, QuantizedKVCache):
@@ -147,6 +177,12 @@ def lengthen(leaf: Any, n_tokens: int, seed: int) -> None:
 def n_bytes(leaf: Any) -> int:
     """Bytes allocated by this cache."""
     return 0 if leaf.empty() else int(leaf.nbytes)
+
+
+def _extended(part: mx.array, n_more: int) -> mx.array:
+    shape = list(part.shape)
+    shape[2] = n_more
+    return mx.concatenate([part, mx.zeros(shape, part.dtype)], axis=2)
 
 
 def _join(parts: Sequence[mx.array]) -> mx.array:

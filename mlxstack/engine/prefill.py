@@ -5,9 +5,18 @@ import time
 import mlx.core as mx
 
 from mlxstack.core.ask import Ask
+from mlxstack.engine import layers
 from mlxstack.engine.batch import Row
 from mlxstack.engine.context import Context
 from mlxstack.engine.sampling import Chooser
+
+RESERVE = 512
+"""Tokens for which room is made beside a prompt: the beginning of its answer."""
+
+
+def room_for(ask: Ask) -> int:
+    """Tokens of KV that are allocated for the prompt and the beginning of its answer."""
+    return layers.in_steps(len(ask.tokens) + min(ask.max_tokens, RESERVE))
 
 
 def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
@@ -19,6 +28,7 @@ def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
     end = min(start + n_tokens, _next_stop(context, ask, start))
     tokens = ask.tokens[start:end]
     began = time.perf_counter()
+    context.reserve(room_for(ask))
     model(mx.array([tokens]), cache=context.caches)  # type: ignore[operator]
     context.evaluate()
     took = time.perf_counter() - began

@@ -4,28 +4,26 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import mlx.core as mx
+
 from mlxstack.core.act import Parked
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.event import Miss, Source
 from mlxstack.core.preset import Persist
-from mlxstack.engine import buffer_cache
 from mlxstack.engine.archive import Archive
 from mlxstack.engine.context import Context
 from mlxstack.engine.finding import Finding
 from mlxstack.engine.learning import Learned
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.packing import Pieces
+from mlxstack.engine.prefill import room_for
 from mlxstack.engine.shelving import Shelved
 from mlxstack.policy.restore import Plan
 
 log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
-CLEAR_EVERY = 256
-
-RESERVE = 512
-"""Tokens for which room is made beside a prompt: the beginning of its answer."""
 
 
 class Seating:
@@ -50,6 +48,8 @@ class Seating:
         self._idle: Sequence[int] = ()
         self.growth = 0
         """Bytes that one token adds to a live context."""
+        self.array_limit = 0
+        """Bytes of all arrays of this process that the device has room for; 0: not known."""
 
     @property
     def live_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Seating:
 
     def need(self, ask: Ask) -> int:
         """Bytes of live KV for the prompt and the beginning of its answer."""
-        return self.growth * (len(ask.tokens) + min(ask.max_tokens, RESERVE))
+        return self.growth * room_for(ask)
 
     def too_big(self, ask: Ask) -> OutOfMemory:
         """Why this ask cannot be served at all, with the numbers."""
@@ -108,7 +108,7 @@ class Seating:
             mine.rewind(plan.position)
         else:
             mine.clear()
-        n_tokens = len(ask.tokens) + RESERVE
+        n_tokens = room_for(ask)
         self._make_way(plan, self.growth * (n_tokens - len(mine)))
         if plan.source is Source.FORK and plan.slot is not None:
             fresh = mine.fresh()
@@ -143,13 +143,11 @@ class Seating:
             self._store_in_pieces(self.slots[slot])
 
     def tidy(self, turn: int, idle: Sequence[int]) -> None:
-        """Now and then: keep to the budget, give unused buffers back."""
+        """Now and then: keep to the budget."""
         self._idle = idle
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
             self._is_room_due = False
-        if turn % CLEAR_EVERY == 0:
-            buffer_cache.clear()
 
     def make_room(self, idle: Sequence[int], ahead: int = 0) -> None:
         """Bring live and parked bytes, and those `ahead`, under the budget.
@@ -172,13 +170,34 @@ class Seating:
                 f"the saved context has {n_bytes} bytes of KV, the whole budget is "
                 f"{self.memory.budget}; raise prefix_cache.memory_budget_pct"
             )
-        self.make_room(self._idle, max(0, n_bytes - context.n_bytes))
+        more = max(0, n_bytes - context.n_bytes)
+        self.make_room(self._idle, more)
+        self._refuse_beyond_device(more)
 
     def _make_way(self, plan: Plan, n_bytes: int) -> None:
         """Room for so many bytes, which is not made of what the plan goes on from."""
         self.memory.index.lock(plan.keys)
-        self.memory.make_room(self.live_bytes + n_bytes)
+        self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
         self.memory.index.unlock(plan.keys)
+        self._refuse_beyond_device(n_bytes)
+
+    def _shortage(self, n_bytes: int) -> int:
+        """Bytes to ask of the budget so that the device has room for `n_bytes` more."""
+        if not self.array_limit:
+            return 0
+        parked = self.memory.index.memory_bytes
+        over = int(mx.get_active_memory()) + n_bytes - self.array_limit
+        return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
+
+    def _refuse_beyond_device(self, n_bytes: int) -> None:
+        """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        held = int(mx.get_active_memory())
+        if self.array_limit and held + n_bytes > self.array_limit:
+            raise OutOfMemory(
+                f"{n_bytes} more bytes of KV are needed, and {held} of the {self.array_limit} that "
+                "the device has room for are in use; try again when other requests have ended, or "
+                "lower slots.count, slots.n_ctx or kv.bits"
+            )
 
     def set_aside(self, context: Context) -> None:
         """Empty a slot whose context is to live on disk only."""

@@ -5,6 +5,7 @@ Load, inference, evaluation and saving of arrays happen on this thread and nowhe
 
 import gc
 import logging
+import os
 import queue
 import threading
 import time
@@ -14,10 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 import mlx.core as mx
-import psutil
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Chore, Done, Parked, Sweep, Swept
+from mlxstack.core.act import Act, Chore, Done, Parked, Relieve, Sweep, Swept
 from mlxstack.core.ask import Ask
 from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, StackError
 from mlxstack.core.model import ModelFacts
@@ -29,12 +29,14 @@ from mlxstack.engine.archive import Archive
 from mlxstack.engine.caches import CacheMaker, growth_of
 from mlxstack.engine.check import Verdict, self_check
 from mlxstack.engine.context import Context
+from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.errands import Errands
 from mlxstack.engine.memory import Memory
 from mlxstack.engine.packing import Pieces
 from mlxstack.engine.promises import pass_on
 from mlxstack.engine.seating import Seating
 from mlxstack.engine.turns import Deliver, Events, Turns
+from mlxstack.host.memory import this_memory
 from mlxstack.policy.limits import limits_of
 
 log = logging.getLogger(__name__)
@@ -46,8 +48,8 @@ MOST_FAILURES = 3
 class Engine:
     """Thread-safe: every public method may be called from any thread.
 
-    `memory_bytes`, by default this machine's, is what the preset's budget is a share of; what is
-    saved of the agents is noted in `manifests`.
+    `memory_bytes`, by default this machine's or what MLX_STACK_MEMORY says, is what the preset's
+    budget is a share of; what is saved of the agents is noted in `manifests`.
     """
 
     def __init__(
@@ -60,8 +62,8 @@ class Engine:
         manifests: Manifests | None = None,
     ) -> None:
         self._preset = preset
-        total = psutil.virtual_memory().total if memory_bytes is None else memory_bytes
-        self._budget = int(total * preset.prefix_cache.memory_budget_pct / 100)
+        self._total = this_memory(os.environ).total if memory_bytes is None else memory_bytes
+        self._device_memory = DeviceMemory(self._total)
         self._vault = vault
         self._shelf = shelf
         self._manifests = manifests
@@ -105,7 +107,7 @@ class Engine:
 
     def tend(self, chore: Chore) -> Future[Any]:
         """Do something with the KV memory between two turns; see `engine.chores.do`."""
-        return self._do(lambda: chores.do(chore, self._turns.seating, self._turns.ledger))
+        return self._do(lambda: self._tend(chore))
 
     def park(self) -> Future[Parked]:
         """Bring all KV to disk that may be there, before the engine ends."""
@@ -145,6 +147,12 @@ class Engine:
         until = time.monotonic() + drain_s
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
+
+    def _tend(self, chore: Chore) -> Any:
+        done = chores.do(chore, self._turns.seating, self._turns.ledger)
+        if isinstance(chore, Relieve):
+            self._turns.release_buffers()
+        return done
 
     def _do(self, work: Callable[[], Any]) -> Future[Any]:
         """Run `work` between two turns. An engine that has ended fails it."""
@@ -196,7 +204,9 @@ class Engine:
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
-        buffer_cache.clear()
+        # A step may be in flight whose asks were all cancelled; this waits for it.
+        self._device_memory.restore()
+        buffer_cache.release()
 
     def _live(self) -> None:
         try:
@@ -217,11 +227,15 @@ class Engine:
         loaded = loader.load(preset.model, preset.kv)
         maker = CacheMaker(loaded.model, preset.kv)
         log.info("trying how %s decodes and rewinds", preset.model.id)
+        self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
+        # Its random KV is as long as the model's windows.
+        buffer_cache.release()
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
-        memory = Memory(key, preset.prefix_cache, self._budget, maker.turning_point)
+        plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
+        memory = Memory(key, preset.prefix_cache, plan.kv_budget, maker.turning_point)
         self._archive = Archive(self._vault, self._shelf, memory, key, self._post)
         self._archive.manifests = self._manifests
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
@@ -230,8 +244,10 @@ class Engine:
         pieces = Pieces(self._post, lambda: self._turns.batch.is_busy)
         seating = Seating(slots, memory, self._archive, pieces, preset.agents.persist)
         seating.growth = growth_of(loaded.model, maker)
-        limits = limits_of(preset, self._budget)
+        seating.array_limit = plan.array_limit
+        limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
         self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits)
+        self._turns.max_cached_bytes = plan.max_cached_bytes
         self._errands = Errands(self._turns, self._archive, pieces, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
@@ -259,7 +275,7 @@ class Engine:
     def _listen(self) -> None:
         """Take everything from the inbox; wait for something when there is nothing to do."""
         if not self._turns.has_work and self._inbox.empty():
-            buffer_cache.clear()
+            self._turns.release_buffers()
             self._has_work = False
             self._obey(idle.wait(self._inbox, self._turns.seating.memory))
         # What these put in is for after the next turn: long work comes in pieces.
@@ -291,6 +307,7 @@ class Engine:
             self._turns.snapshot(),
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,
             why_not_batching=self._verdict.why_not,
+            kv_budget_bytes=self._turns.seating.memory.budget,
         )
 
 

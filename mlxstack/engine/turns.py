@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.ask import Ask
@@ -63,6 +64,8 @@ class Turns(Holding):
         self.ledger = Ledger()
         self._events: list[Event] = []
         self._n_turns = 0
+        self.max_cached_bytes = buffer_cache.MIN_BOUND
+        """Bytes of freed buffers beyond which MLX's cache is emptied at the end of a turn."""
 
     @property
     def has_work(self) -> bool:
@@ -113,8 +116,15 @@ class Turns(Holding):
             self._decode(self.batch.settle)
             self.flush(deliver)
             self._prefill(next_bite.slot, next_bite.n_tokens)
+        if mx.get_cache_memory() > self.max_cached_bytes:
+            self.release_buffers()
         self.flush(deliver)
         self.seating.tidy(self._n_turns, desks.idle_slots(self._desk))
+
+    def release_buffers(self) -> None:
+        """Empty MLX's buffer cache, once no step is in flight; what it chose is kept."""
+        self._decode(self.batch.settle)
+        buffer_cache.release()
 
     def flush(self, deliver: Deliver) -> None:
         """Hand over the events so far."""
@@ -137,7 +147,7 @@ class Turns(Holding):
             if seat.state in ACTIVE:
                 self._clear(seat.id, error)
                 self.release(seat.id)
-        buffer_cache.clear()
+        buffer_cache.release()
 
     def snapshot(self) -> Snapshot:
         """What everybody else may know."""

@@ -22,6 +22,9 @@ LARGE_MAC_BYTES = 36 * 2**30
 SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
 """What macOS lets the GPU wire of the memory, below and from 36 GiB on."""
 
+BUFFER_CACHE_SHARE, MAX_BUFFER_CACHE_BYTES = 0.04, 2 * 2**30
+"""What MLX may keep of freed buffers on a GPU: a share of the working set, and at most so much."""
+
 LINUX_SHARE = 0.9
 """The rest is for the system and for what else runs."""
 
@@ -44,7 +47,7 @@ def this_memory(env: Mapping[str, str]) -> Memory:
     owner = f"this machine ({VARIABLE}={given})" if given else "this machine"
     if sys.platform == "darwin":
         wired = None if given else _wired_limit()
-        return Memory(total, wired or mac_share(total), half_bytes, owner)
+        return Memory(total, memory_limit(wired or mac_share(total)), half_bytes, owner)
     return Memory(total, int(total * LINUX_SHARE), half_bytes, owner)
 
 
@@ -52,13 +55,24 @@ def mac_memory(text: str) -> Memory:
     """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
-    return Memory(total, mac_share(total), 2, f"a Mac with {text.strip()}{unit}")
+    usable = memory_limit(mac_share(total))
+    return Memory(total, usable, 2, f"a Mac with {text.strip()}{unit}")
 
 
 def mac_share(total: int) -> int:
     """The bytes of `total` that the GPU of a Mac may use, unless its owner changed that."""
     share = LARGE_MAC_SHARE if total >= LARGE_MAC_BYTES else SMALL_MAC_SHARE
     return int(total * share)
+
+
+def buffer_cache_limit(working_set: int) -> int:
+    """Bytes of freed buffers that MLX may keep on a GPU with this working set."""
+    return min(MAX_BUFFER_CACHE_BYTES, int(working_set * BUFFER_CACHE_SHARE))
+
+
+def memory_limit(working_set: int) -> int:
+    """Bytes of this working set that models may hold beside the cache of freed buffers."""
+    return working_set - buffer_cache_limit(working_set)
 
 
 def bytes_of(text: str) -> int:

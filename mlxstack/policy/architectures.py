@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.policy.geometry import Geometry, Layer, LayerKind
+from mlxstack.policy.geometry import PLAIN_BITS, Geometry, Layer, LayerKind
+
+FUSED_HEAD_DIMS = frozenset({64, 80, 128})
+"""Head dims for which every MLX of 0.32 computes attention on Metal without storing scores."""
+
+SCORE_COPIES = 2
+"""Scores and their softmax are alive at once where attention is not fused."""
+
+MAX_SCORE_BYTES = 2**30
+"""Bytes of attention scores of one prefill chunk; longer contexts get shorter chunks."""
 
 Config = Mapping[str, Any]
 Layers = tuple[Layer, ...]
@@ -58,6 +67,31 @@ def workspace_bytes(config: Config, bite: int, n_slots: int = 1) -> int:
     per_token = 6 * hidden + 3 * inner + 2 * heads * _dim(text)
     logits = text.get("vocab_size", 0) * 4 * (n_slots + 1)
     return int(per_token * bite * _element_bytes(text) + logits)
+
+
+def score_bytes(config: Config, bits: int) -> int:
+    """Bytes of attention scores per query token and context token on a GPU; 0 when fused.
+
+    `bits` is the KV precision: attention over quantized KV is never fused.
+    """
+    text = _text(config)
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
+    each = heads * _element_bytes(text) * SCORE_COPIES
+    try:
+        layers = geometry(config).layers
+    except Unsupported:
+        return each
+    is_fused = all(
+        bits == PLAIN_BITS and layer.k_dim == layer.v_dim and layer.k_dim in FUSED_HEAD_DIMS
+        for layer in layers
+        if layer.kind is LayerKind.FULL
+    )
+    return 0 if is_fused and all(one.kind is not LayerKind.LATENT for one in layers) else each
+
+
+def peak_score_bytes(config: Config, bits: int, bite: int, n_ctx: int) -> int:
+    """The most bytes of attention scores in a prefill of `n_ctx` tokens on a GPU."""
+    return min(MAX_SCORE_BYTES, score_bytes(config, bits) * bite * n_ctx)
 
 
 def _text(config: Config) -> dict[str, Any]:

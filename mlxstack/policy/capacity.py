@@ -95,6 +95,11 @@ def need(load: Load) -> Need:
     )
 
 
+def kv_budget(limit: int, weights: int, workspace: int) -> int:
+    """Bytes of `limit` that are left for KV beside weights and workspace; may be negative."""
+    return limit - weights - workspace - MARGIN_BYTES
+
+
 def fits(load: Load, memory: int) -> bool:
     """Whether `memory` usable bytes and the KV budget hold this load."""
     parts = need(load)

@@ -1,5 +1,6 @@
 """How big a bite of which prompt is prefilled next, so that nobody falls silent for long."""
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -21,6 +22,8 @@ class Pace(Struct, frozen=True):
     `max_stall_s` is the longest silence of a decoding agent; `patience_s` the longest bite when
     nobody decodes, so that arrivals and cancellations are heard; `max_bite` and `block` are
     tokens; `max_passed` is how many bites in a row may pass over the prompt that came first.
+    `score_bytes` is what unfused attention stores per query token and context token, of which
+    `max_score_bytes` may be alive; 0: fused, no bound.
     """
 
     max_stall_s: float = 0.25
@@ -28,6 +31,8 @@ class Pace(Struct, frozen=True):
     max_bite: int = 2048
     block: int = 128
     max_passed: int = 3
+    score_bytes: int = 0
+    max_score_bytes: int = 0
 
 
 def next_to_prefill(seats: Sequence[Seat], pace: Pace) -> Seat:
@@ -58,11 +63,21 @@ def bite(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
 
 
 def _budget(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
+    most = tokens_within_scores(seat.position, pace)
     if speed.prefill_tps == 0:
-        return pace.block
+        return min(pace.block, most)
     stall = HEADROOM * pace.max_stall_s - speed.decode_s
     seconds = stall if n_decoding else pace.patience_s
-    return max(FINEST, min(pace.max_bite, tokens_within(speed, seat.position, seconds)))
+    return max(FINEST, min(most, tokens_within(speed, seat.position, seconds)))
+
+
+def tokens_within_scores(position: int, pace: Pace) -> int:
+    """Tokens from `position` on whose attention scores stay within `max_score_bytes`."""
+    if not pace.score_bytes:
+        return pace.max_bite
+    pairs = pace.max_score_bytes / pace.score_bytes
+    n_tokens = int((math.sqrt(position * position + 4 * pairs) - position) / 2)
+    return max(FINEST, min(pace.max_bite, n_tokens))
 
 
 def _priority(seat: Seat) -> int:

@@ -57,13 +57,17 @@ class Candidate(Struct, frozen=True):
         bits = 16 if kv.quantize_from >= slots.n_ctx else kv.bits
         geometry = self.geometry(half_bytes, bits)
         try:
-            workspace = architectures.workspace_bytes(self.files.config, bite, slots.count)
+            config = self.files.config
+            workspace = architectures.workspace_bytes(config, bite, slots.count)
+            workspace *= half_bytes // 2
+            if half_bytes != SINGLE:
+                workspace += architectures.peak_score_bytes(config, bits, bite, slots.n_ctx)
         except KeyError as missing:
             raise Unsupported(f"config.json lacks {missing}, which its workspace needs") from None
         return Load(
             geometry=geometry,
             weights=self.weights.n_bytes(half_bytes),
-            workspace=workspace * half_bytes // 2,
+            workspace=workspace,
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
             bite=bite,

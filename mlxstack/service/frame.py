@@ -1,10 +1,8 @@
 """Draws what a watcher of this service sees now."""
 
-import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import cache
 
 from msgspec.structs import replace
 
@@ -12,7 +10,6 @@ from mlxstack import __version__
 from mlxstack.core.act import Kept, Locate, Look
 from mlxstack.core.frame import AgentView, CacheView, Frame, RequestView, ServiceFacts
 from mlxstack.core.snapshot import Counters
-from mlxstack.host.memory import this_memory
 from mlxstack.service.roster import views
 from mlxstack.service.service import Health, Service
 
@@ -126,10 +123,5 @@ def _facts(service: Service) -> ServiceFacts:
         uptime_s=time.time() - service.started_at,
         n_ctx=service.n_ctx,
         max_waiting=preset.queue.max_waiting,
-        budget_bytes=round(_memory() * preset.prefix_cache.memory_budget_pct / 100),
+        budget_bytes=service.snapshot().kv_budget_bytes,
     )
-
-
-@cache
-def _memory() -> int:
-    return this_memory(os.environ).total

@@ -13,7 +13,7 @@ from mlxstack.host import modes, presets
 from mlxstack.host.paths import Home
 from mlxstack.host.presets import builtin_folder
 from mlxstack.host.shape import json_schema, leaves
-from mlxstack.policy.capacity import need
+from mlxstack.policy.capacity import kv_budget, need
 from tests.cli.test_words import run
 from tests.pages.preset_page import candidate, smallest_mac
 
@@ -110,9 +110,9 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
     preset = presets.load(name, Home(tmp_path)).preset
     sum_of = need(candidate(preset).load())
     memory = smallest_mac(sum_of.total)
-    budget = memory.total * preset.prefix_cache.memory_budget_pct / 100
-    kv = sum_of.kv_full + sum_of.kv_state
-    assert kv <= budget <= memory.usable - (sum_of.total - kv)
+    share = memory.total * preset.prefix_cache.memory_budget_pct / 100
+    budget = min(share, kv_budget(memory.usable, sum_of.weights, sum_of.workspace))
+    assert sum_of.kv_full + sum_of.kv_state <= budget
 
 
 def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from mlxstack.core.ask import Ask
 from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.engine.context import Context
 from mlxstack.engine.thread import Engine
 from mlxstack.service.library import Library
 from mlxstack.store import shelves
@@ -127,10 +128,19 @@ def running(
     library.model = "tiny"
     engine = Engine(preset, vault, shelf, listener.deliver, memory_bytes, library)
     engine.start().result(timeout=WAIT_S)
+    contexts = engine._turns.slots
     try:
         yield Driver(engine, listener)
     finally:
         engine.stop(drain_s=1).result(timeout=WAIT_S)
+    for context in contexts:
+        check_context(context)
+
+
+def check_context(context: Context) -> None:
+    """Every layer that counts its tokens has as many as the context."""
+    offsets = {int(leaf.offset) for leaf in context.leaves if hasattr(leaf, "offset")}
+    assert offsets <= {len(context)}, f"KV of {offsets} tokens, but {len(context)} are known"
 
 
 def prompt(n: int, seed: int = 0) -> tuple[int, ...]:

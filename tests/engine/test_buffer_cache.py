@@ -25,7 +25,7 @@ def fill():
 
 def free():
     while time.monotonic() < end:
-        buffer_cache.clear()
+        buffer_cache.release()
 
 threads = [threading.Thread(target=work, daemon=True) for work in (fill, fill, free)]
 for thread in threads:

@@ -71,7 +71,8 @@ An embedding model holds no KV between requests and saves none; its n_ctx bounds
 KV, live and parked together, keeps to `prefix_cache.memory_budget_pct` of the memory: 20 %, unless
 the preset says otherwise. The shipped ones say so where all slots full would need more on the Mac
 of column *from*. `mlx-stack plan` and `up` refuse a share that does not hold all slots full, and
-name the one that does: `--set prefix_cache.memory_budget_pct=40`.
+name the one that does: `--set prefix_cache.memory_budget_pct=40`. On a Mac no share exceeds what
+the GPU's working set has left beside weights, workspace and MLX's cache of freed buffers.
 
 What a file says about its own model stands at its top, also where a name or a figure could not
 be verified.

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.policy.desk import Desk, Seat, SeatState, advance, arrive, pass_over, release
-from mlxstack.policy.pacing import FINEST, Pace, bite, next_to_prefill
+from mlxstack.policy.pacing import FINEST, Pace, bite, next_to_prefill, tokens_within_scores
 from mlxstack.policy.scheduler import Limits, choose_bite
 from mlxstack.policy.speed import Speed, Trend, prefill_s
 from tests.policy.desk_states import desk_of, ticket, turn
@@ -148,3 +148,25 @@ def test_z7_a_stream_of_short_prompts_neither_starves_a_long_one_nor_waits_for_i
     delays, position = flood(n_long, n_short, n_turns=4 * n_bites + 4)
     assert position == n_long - 1, "the long prompt got one bite of four"
     assert max(delays) <= 1, "a short prompt waits for one bite of the long one at most"
+
+
+@given(
+    seats,
+    speeds,
+    st.integers(0, 8),
+    st.integers(1, 256),
+    st.integers(2**20, 2**31),
+    st.sampled_from((512, 2048)),
+)
+def test_m6_attention_scores_of_a_chunk_are_bounded_in_bytes(
+    one: Seat, speed: Speed, n_decoding: int, score_bytes: int, most: int, chunk: int
+) -> None:
+    pace = Pace(max_bite=chunk, score_bytes=score_bytes, max_score_bytes=most)
+    n = bite(one, n_decoding, speed, pace)
+    assert n <= FINEST or n * (one.position + n) * score_bytes <= most
+    widest = tokens_within_scores(one.position, pace)
+    assert widest == chunk or (widest + 1) * (one.position + widest + 1) * score_bytes > most
+
+
+def test_m6_fused_attention_bounds_no_chunk() -> None:
+    assert tokens_within_scores(100_000, Pace(max_bite=2048)) == 2048

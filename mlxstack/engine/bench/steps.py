@@ -73,7 +73,7 @@ def grown(build: Callable[[], Any]) -> tuple[Any, int]:
 def _active() -> int:
     gc.collect()
     mx.synchronize()
-    buffer_cache.clear()
+    buffer_cache.release()
     return int(mx.get_active_memory())
 
 

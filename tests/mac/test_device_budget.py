@@ -1,0 +1,167 @@
+"""KV budget and admission on a device with a working set: Metal ends a process that exceeds it."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import psutil
+import pytest
+
+from mlxstack.core.errors import OutOfMemory, SetupError
+from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.host.memory import (
+    MAX_BUFFER_CACHE_BYTES,
+    buffer_cache_limit,
+    mac_memory,
+    mac_share,
+    memory_limit,
+    this_memory,
+)
+from mlxstack.policy import architectures
+from mlxstack.policy.capacity import MARGIN_BYTES, need
+from mlxstack.policy.pacing import tokens_within_scores
+from mlxstack.service.candidate import of_preset
+from tests.conftest import ModelOf
+from tests.engine.harness import preset_of, prompt, running
+from tests.models import LLAMA, SLIDING
+
+pytestmark = pytest.mark.mlx
+
+MIB, GIB = 2**20, 2**30
+GREEDY = PrefixCacheSpec(memory_budget_pct=90)
+
+
+def have_working_set(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
+    """MLX reports this working set. Its limits are recorded nowhere and change nothing."""
+    facts = {"device_name": "M", "max_recommended_working_set_size": n_bytes}
+    monkeypatch.setattr(mx, "device_info", lambda *_: facts)
+    for name in ("set_wired_limit", "set_memory_limit", "set_cache_limit"):
+        monkeypatch.setattr(mx, name, lambda _: 0)
+
+
+def budget_of(preset: Preset, home: Path) -> int:
+    """What the engine gives to KV, as others see it."""
+    with running(preset, home) as driver:
+        budget = driver.engine.snapshot().kv_budget_bytes
+        assert budget == driver.engine._turns.seating.memory.budget
+        assert budget == driver.engine._turns._limits.max_bytes
+    return budget
+
+
+def test_the_budget_is_what_the_planner_leaves_for_kv(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = preset_of(model_of("tiny"), prefix_cache=GREEDY)
+    working_set = 512 * MIB
+    have_working_set(monkeypatch, working_set)
+    planned = need(of_preset(preset).load())
+    kv = planned.kv_full + planned.kv_state
+    assert budget_of(preset, tmp_path) == memory_limit(working_set) - (planned.total - kv)
+
+
+def test_a_share_that_the_device_has_stays_the_share(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = preset_of(model_of("tiny"))
+    have_working_set(monkeypatch, 100 * 1024 * GIB)
+    total = psutil.virtual_memory().total
+    assert budget_of(preset, tmp_path) == int(total * 0.2)
+
+
+def test_a_cpu_divides_all_memory(model_of: ModelOf, tmp_path: Path) -> None:
+    preset = preset_of(model_of("tiny"))
+    assert budget_of(preset, tmp_path) == int(psutil.virtual_memory().total * 0.2)
+
+
+def test_an_imagined_memory_reaches_the_engine(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_STACK_MEMORY", "1GiB")
+    preset = preset_of(model_of("tiny"), prefix_cache=GREEDY)
+    assert budget_of(preset, tmp_path / "cpu") == int(0.9 * GIB)
+    have_working_set(monkeypatch, 64 * GIB)
+    planned = need(of_preset(preset).load())
+    kv = planned.kv_full + planned.kv_state
+    left = memory_limit(mac_share(GIB)) - (planned.total - kv)
+    assert budget_of(preset, tmp_path / "gpu") == left
+
+
+def test_planner_and_engine_leave_the_same_room_for_freed_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mac = mac_memory("64GB")
+    assert mac.usable == memory_limit(48 * GIB) == 48 * GIB - buffer_cache_limit(48 * GIB)
+    assert buffer_cache_limit(96 * GIB) == MAX_BUFFER_CACHE_BYTES
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert this_memory({"MLX_STACK_MEMORY": "64GB"}).usable == mac.usable
+
+
+def test_weights_that_leave_no_room_for_kv_are_refused(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, MARGIN_BYTES)
+    with (
+        pytest.raises(SetupError, match=r"of weights and needs .* lower pace\.max_bite"),
+        running(preset_of(model_of("tiny")), tmp_path),
+    ):
+        pass
+
+
+def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, 512 * MIB)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
+    with running(preset, tmp_path) as driver:
+        seating = driver.engine._turns.seating
+        cold = driver.cold(prompt(2000), 4)
+        running_one = driver.submit(prompt(30, seed=1), 4000, slot=1)
+        driver.answer(prompt(10, seed=2), 2, slot=0)
+        left = seating.array_limit - mx.get_active_memory()
+        other = mx.zeros((left - 100_000,), mx.uint8)
+        mx.eval(other)
+        with pytest.raises(OutOfMemory, match="the device has room for are in use"):
+            driver.finish(driver.submit(prompt(2000), 4, slot=0))
+        del other
+        assert driver.answer(prompt(2000), 4, slot=0) == cold
+        driver.engine.cancel(running_one)
+        driver.finish(running_one)
+
+
+def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, 512 * MIB)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=8192))
+    with running(preset, tmp_path) as driver:
+        seating = driver.engine._turns.seating
+        cold = driver.cold(prompt(2000), 4)
+        for n in range(4):
+            driver.answer(prompt(2000, seed=n + 1), 4)
+        driver.catch_up()
+        assert seating.memory.index.memory_bytes > 3 * 2000 * seating.growth
+        seating.array_limit = mx.get_active_memory() + 500 * seating.growth
+        assert driver.answer(prompt(2000), 4) == cold
+        assert seating.memory.index.memory_bytes < 3 * 2000 * seating.growth
+
+
+def test_scores_of_unfused_attention_bound_the_chunk(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, 8 * GIB)
+    for kind in ("tiny", "tiny-mla"):
+        with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
+            pace = driver.engine._turns._limits.pace
+            heads, copies = 4, architectures.SCORE_COPIES
+            assert pace.score_bytes == heads * 2 * copies
+            assert tokens_within_scores(500_000, pace) < 200
+
+
+def test_attention_is_fused_for_some_head_dims_and_16_bit_kv() -> None:
+    fused = LLAMA | {"head_dim": 128}
+    assert architectures.score_bytes(fused, 16) == 0
+    assert architectures.score_bytes(fused, 8) == 4 * 2 * architectures.SCORE_COPIES
+    gemma = SLIDING | {"head_dim": 256}
+    assert architectures.score_bytes(gemma, 16) == 4 * 2 * architectures.SCORE_COPIES
+    assert architectures.score_bytes({**fused, "model_type": "unheard"}, 16) > 0
+    bound = architectures.peak_score_bytes(gemma, 16, 2048, 131_072)
+    assert bound == architectures.MAX_SCORE_BYTES

@@ -1,0 +1,181 @@
+"""The step-ahead path, which runs on GPUs only, forced on; key tests again, partly in bf16."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.ask import Sampling
+from mlxstack.core.errors import Broken
+from mlxstack.core.event import Chosen, FinishReason
+from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.engine import batch, loader
+from mlxstack.engine.batch import Batch, Row
+from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.context import Context
+from mlxstack.engine.sampling import Chooser
+from tests.conftest import ModelOf
+from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
+
+pytestmark = pytest.mark.mlx
+
+ROOT = Path(__file__).parents[2]
+LONGEST_S = 1800
+
+
+class Guide:
+    """Allows everything; its mask raises when it is asked for the `n_masks`-th time."""
+
+    def __init__(self, n_masks: int) -> None:
+        self._n_left = n_masks
+
+    def start(self) -> "Guide":
+        return Guide(self._n_left)
+
+    def mask(self) -> bytes | None:
+        self._n_left -= 1
+        if self._n_left == 0:
+            raise ValueError("the guide has ended")
+        return None
+
+    def take(self, token: int) -> None:
+        """Every token is allowed."""
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa"])
+def test_a_row_that_raises_has_as_many_tokens_as_its_kv(
+    model_of: ModelOf, kind: str, is_ahead: bool
+) -> None:
+    model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
+    context, tokens = Context(CacheMaker(model, KVSpec())), prompt(9)
+    model(mx.array([tokens]), cache=context.caches)
+    context.extend(tokens)
+    one = Batch(model)
+    one.is_ahead = is_ahead
+    one.join(Row(0, context, Chooser(Sampling(), tokens, 1, Guide(4)), 10, 50))
+    for _ in range(10):
+        one.step()
+        check_context(context)
+        if one.take_broken():
+            return
+    raise AssertionError("the guide never raised")
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedule every step before the last one is read, as on a GPU."""
+    monkeypatch.setattr(batch, "has_gpu", lambda: True)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        first = prompt(200)
+        free = driver.cold(first, 8)
+        n = next(at for at in range(2, 8) if free[at] not in free[:at])
+        # The mask after the end is asked for before the end is read.
+        ask = driver.submit(first, 50, slot=0, agent="a", eos=free[n : n + 1], guide=Guide(n + 2))
+        assert driver.finish(ask).reason is FinishReason.EOS
+        assert driver.tokens(ask) == free[:n]
+        driver.catch_up()
+        check_context(driver.engine._turns.slots[0])
+        follow_up = (*first, *free[: n + 1], *prompt(30, seed=2))
+        assert driver.answer(follow_up, 12, slot=0, agent="a") == driver.cold(follow_up, 12)
+
+
+@pytest.mark.usefixtures("ahead")
+def test_a_guide_that_raises_fails_its_row_alone(model_of: ModelOf, tmp_path: Path) -> None:
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        alone = driver.cold(prompt(90, seed=1), 40)
+        beside = driver.submit(prompt(90, seed=1), 40, use_cache=False)
+        driver.until(beside, Chosen)
+        bad = driver.submit(prompt(60), 40, slot=2, guide=Guide(5))
+        with pytest.raises(Broken, match="the guide has ended"):
+            driver.finish(bad)
+        driver.finish(beside)
+        assert driver.tokens(beside) == alone
+        assert driver.context(2) == ()
+
+
+@pytest.mark.usefixtures("ahead")
+def test_no_step_stays_in_flight_when_the_last_row_has_left(
+    model_of: ModelOf, tmp_path: Path
+) -> None:
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        free = driver.cold(prompt(50), 8)
+        # An end that only the token itself tells: the next step is scheduled by then.
+        ask = driver.submit(prompt(50), 900, eos=free[-1:])
+        assert driver.finish(ask).reason is FinishReason.EOS
+        end = time.monotonic() + WAIT_S
+        while driver.engine._turns.batch.is_in_flight:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+ENGINE = "tests/engine/test_"
+AGAIN = {
+    "float32": (
+        f"{ENGINE}batch_equals_alone.py::test_e3_together_equals_alone",
+        f"{ENGINE}batch_equals_alone.py::test_e1_joining_one_by_one_equals_alone",
+        f"{ENGINE}batch_equals_alone.py::test_z4_seeds_penalties_and_bias_stay_in_the_batch",
+        f"{ENGINE}serving.py::test_x31_a_short_side_request_does_not_destroy_the_long_branch",
+        f"{ENGINE}serving.py::test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps",
+        f"{ENGINE}serving.py::test_d22_a_cancelled_prefill_keeps_what_it_computed",
+        f"{ENGINE}serving.py::test_a_request_that_raises_fails_alone",
+        f"{ENGINE}serving.py::test_a_broken_turn_fails_its_asks_and_the_engine_goes_on",
+        f"{ENGINE}serving.py::test_limits_end_an_answer",
+        f"{ENGINE}slot_files.py::"
+        "test_c4_c6_restart_and_another_slot_go_on_as_if_nothing_had_happened",
+        f"{ENGINE}slot_files.py::test_z9_ten_turns_with_a_save_after_each",
+        f"{ENGINE}slot_files.py::test_c11_a_busy_slot_is_saved_when_it_is_idle",
+        f"{ENGINE}ends.py::test_g10_a_drain_that_runs_out_loses_no_context",
+        f"{ENGINE}ends.py::test_a_broken_turn_leaves_idle_contexts_alone",
+        f"{ENGINE}ends.py::test_an_answer_ends_though_its_kv_cannot_be_kept",
+        f"{ENGINE}memory.py::test_g10_parked_and_resumed_goes_on_as_if_alone",
+        f"{ENGINE}memory.py::test_d3_two_agents_hold_a_shared_head_once",
+        f"{ENGINE}keeping.py",
+        "tests/api/test_agents.py::test_fork_goes_on_from_the_same_state",
+        "tests/api/test_agents.py::test_rewind_goes_back_to_a_message",
+        "tests/api/test_agents.py::test_e13_agents_run_side_by_side",
+    ),
+    "bfloat16": (
+        f"{ENGINE}batch_equals_alone.py::test_e3_together_equals_alone",
+        f"{ENGINE}batch_equals_alone.py::test_e1_joining_one_by_one_equals_alone",
+        f"{ENGINE}guided_rows.py",
+        f"{ENGINE}slot_files.py::"
+        "test_c4_c6_restart_and_another_slot_go_on_as_if_nothing_had_happened",
+        f"{ENGINE}memory.py::test_g10_parked_and_resumed_goes_on_as_if_alone",
+    ),
+}
+"""What depends on when a step is read: batches, joins, ends, cancels, forks, slot files, agents."""
+
+KINDS = {
+    "float32": "not demo and not mla and not later",
+    # A CPU multiplies matrices of experts in float32 only.
+    "bfloat16": "not demo and not hybrid and not sinks and not mla",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", sorted(AGAIN))
+def test_key_tests_pass_a_step_ahead(precision: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mac.step_ahead_plugin"]
+    command += ["-p", "no:cacheprovider", "-k", KINDS[precision], *AGAIN[precision]]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "MLX_STACK_TEST_AHEAD": precision},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,133 @@
+"""Limits of MLX on a device with a working set: set once a model is loaded, restored at unload."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import Kind, ModelSpec, Preset
+from mlxstack.engine import loader, thread
+from mlxstack.engine.embed import Embedder
+from mlxstack.host.memory import buffer_cache_limit, memory_limit
+from tests.conftest import ModelOf
+from tests.engine.harness import WAIT_S, preset_of, prompt, running
+
+pytestmark = pytest.mark.mlx
+
+GIB = 2**30
+WORKING_SET = 16 * GIB
+BEFORE = {"set_wired_limit": 0, "set_memory_limit": 24 * GIB, "set_cache_limit": 23 * GIB}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The order of loads, limits, synchronizations and ends of streams; Metal's part is faked."""
+    made: list[tuple[str, int]] = []
+    facts = {"device_name": "M", "max_recommended_working_set_size": WORKING_SET}
+    monkeypatch.setattr(mx, "device_info", lambda *_: facts)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    for name, before in BEFORE.items():
+        monkeypatch.setattr(mx, name, _limit(made, name, before))
+    for name in ("synchronize", "clear_streams"):
+        monkeypatch.setattr(mx, name, _call(made, name, getattr(mx, name)))
+    monkeypatch.setattr(loader, "load", _call(made, "load", loader.load))
+    return made
+
+
+def _limit(made: list[tuple[str, int]], name: str, before: int) -> Any:
+    limits = [before]
+
+    def set_limit(n_bytes: int) -> int:
+        made.append((name, n_bytes))
+        limits.append(n_bytes)
+        return limits[-2]
+
+    return set_limit
+
+
+def _call(made: list[tuple[str, int]], name: str, original: Any) -> Any:
+    def call(*args: Any) -> Any:
+        done = original(*args)
+        made.append((name, 0))
+        return done
+
+    return call
+
+
+SET = [
+    ("load", 0),
+    ("set_cache_limit", buffer_cache_limit(WORKING_SET)),
+    ("set_memory_limit", memory_limit(WORKING_SET)),
+    ("set_wired_limit", WORKING_SET),
+]
+RESTORED = [
+    ("synchronize", 0),
+    ("set_wired_limit", BEFORE["set_wired_limit"]),
+    ("set_memory_limit", BEFORE["set_memory_limit"]),
+    ("set_cache_limit", BEFORE["set_cache_limit"]),
+    ("clear_streams", 0),
+]
+
+
+def test_limits_are_set_after_the_load_and_restored_after_the_last_kernel(
+    calls: list[tuple[str, int]], model_of: ModelOf, tmp_path: Path
+) -> None:
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        driver.answer(prompt(20), 4)
+        assert calls[: len(SET)] == SET
+        assert not set(RESTORED) & set(calls[len(SET) :]) - {("synchronize", 0)}
+    assert calls[-len(RESTORED) :] == RESTORED
+
+
+def test_limits_are_restored_when_the_model_fails_its_self_check(
+    calls: list[tuple[str, int]], model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise SetupError("it cannot run")
+
+    monkeypatch.setattr(thread, "self_check", fail)
+    with pytest.raises(SetupError), running(preset_of(model_of("tiny")), tmp_path) as _:
+        pass
+    _wait_for(calls, "clear_streams")
+    assert calls[-len(RESTORED) :] == RESTORED
+
+
+def test_an_embedding_model_stays_resident_too(
+    calls: list[tuple[str, int]], model_of: ModelOf
+) -> None:
+    preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=Kind.EMBEDDING)
+    engine = Embedder(preset, lambda events: None)
+    engine.start().result(WAIT_S)
+    assert calls[: len(SET)] == SET
+    engine.stop(0).result(WAIT_S)
+    assert calls[-len(RESTORED) :] == RESTORED
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.EMBEDDING])
+def test_streams_end_after_the_last_kernel_on_a_cpu(
+    kind: Kind, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, int]] = []
+    for name in ("synchronize", "clear_streams", "set_wired_limit", "set_memory_limit"):
+        monkeypatch.setattr(mx, name, _call(made, name, getattr(mx, name)))
+    if kind is Kind.CHAT:
+        with running(preset_of(model_of("tiny")), tmp_path) as driver:
+            driver.answer(prompt(20), 4)
+    else:
+        preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=kind)
+        engine = Embedder(preset, lambda events: None)
+        engine.start().result(WAIT_S)
+        engine.stop(0).result(WAIT_S)
+    assert made[-2:] == [("synchronize", 0), ("clear_streams", 0)]
+    assert {name for name, _ in made} == {"synchronize", "clear_streams"}
+
+
+def _wait_for(calls: list[tuple[str, int]], name: str) -> None:
+    import time
+
+    end = time.monotonic() + WAIT_S
+    while calls[-1][0] != name:
+        assert time.monotonic() < end
+        time.sleep(0.01)
