@@ -77,7 +77,10 @@ class Counters(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes."""
+    """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes.
+
+    MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
+    """
 
     at: float = 0.0
     turn: int = 0
@@ -85,6 +88,7 @@ class Snapshot(Struct, frozen=True):
     waiting: tuple[WaitingView, ...] = ()
     counters: Counters = Counters()
     active_bytes: int = 0
+    cache_bytes: int = 0
     kv_bytes: int = 0
     is_batching: bool = True
     why_not_batching: str | None = None

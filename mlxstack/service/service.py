@@ -21,6 +21,7 @@ from mlxstack.core.frame import Sample
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Counters, Snapshot
+from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.service import accounts
 from mlxstack.service.gate import Gate
 from mlxstack.service.journal import Journal
@@ -94,6 +95,7 @@ class Service:
         self.supply = supply
         self.lines = Lines()
         self.gate = Gate()
+        self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.bytes_before_load = 0
         self.died = asyncio.Event()
         self.trouble = ""
@@ -224,6 +226,7 @@ class Service:
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
         await asyncio.wait({stopping}, timeout=0.0 if was_loading else drain_s + LAST_TURN_S)
         self._outbox.fail_all(Loading("the service is shutting down; try again when it is back"))
+        self.sleep.close()
         if self._words is not None:
             self._words.close()
 
@@ -232,7 +235,8 @@ class Service:
         """Submit an ask; leaving before its end cancels it."""
         self.require()
         ticket = Ticket(ask, self._outbox.open(ask), self.engine)
-        with self.lines.asking(ask.agent) if ask.agent is not None else nullcontext():
+        line = self.lines.asking(ask.agent) if ask.agent is not None else nullcontext()
+        with line, self.sleep.request():
             try:
                 self.engine.submit(ask)
                 yield ticket
