@@ -128,13 +128,17 @@ def _owner(name: str, home: "Home") -> "State | None":
 
 
 def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
+    import asyncio
+
     from mlxstack.cli import launch
+    from mlxstack.cli.survey import running_props
 
     began = time.monotonic()
     with spinner(f"starting {plan.name}") as turn:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
+    props = asyncio.run(running_props(plan.url, preset))
     if json:
-        as_json(_facts(state, began))
+        as_json(_facts(state, began) | {"why_not_batching": props.why_not_batching})
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -142,6 +146,8 @@ def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
         f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
         f"({plan.n_slots} slots x {plan.n_ctx} tokens = {total})"
     )
+    for remark in props.remarks:
+        note(f"warning: {remark}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 
