@@ -1,6 +1,7 @@
 """The `mlx-stack` command: its verbs, and how its errors reach a person."""
 
 import io
+import os
 import signal
 import sys
 from typing import Annotated
@@ -30,6 +31,7 @@ from mlxstack.cli import (
 )
 from mlxstack.cli.exits import Exit, Misuse, exit_of
 from mlxstack.core.errors import StackError, Unauthorized
+from mlxstack.host.restart_policy import launchd_code, take_launchd_flag
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -85,6 +87,17 @@ app.command("serve", hidden=True)(serve.serve)
 
 
 def main() -> None:
+    """Run one verb, and exit with a code that the supervisor of the system understands."""
+    is_launchd = take_launchd_flag(os.environ)
+    try:
+        _run()
+    except SystemExit as end:
+        if is_launchd and isinstance(end.code, int):
+            sys.exit(launchd_code(end.code))
+        raise
+
+
+def _run() -> None:
     """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
     for stream in (sys.stdout, sys.stderr):
         # What a terminal has no letter for is no reason to say nothing.

@@ -166,8 +166,11 @@ def _settle_for(owner: "State", port: int | None, preset: "Preset", json: bool) 
 
 def _claimed(plan: "Plan") -> "Supervisor":
     """A supervisor in this process that has the name already."""
+    from mlxstack.host.logs import rotate
     from mlxstack.host.supervise import Supervisor
 
+    # Only units write there in the foreground, and they append for ever.
+    rotate(plan.home.supervisor_log(plan.name))
     note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
     os.umask(0o077)
     supervisor = Supervisor(plan, echo=typer.echo)
