@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from mlxstack.host.units import Job, Unit
 
 KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "MLX_STACK_MEMORY")
+PROBE_S = 0.2
+KILL_S = 5.0
+"""Seconds beyond its timeout in which launchd kills a job and forgets it."""
+
 UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
 
 Named = Annotated[
@@ -55,7 +60,7 @@ def install(
 def uninstall(service: Service, json: Json = False) -> None:
     """Stop a service that was installed, and start it no more."""
     unit = _installed(service)
-    failed = _first_failure(unit.stop)
+    failed = _stop(unit)
     unit.path.unlink()
     if json:
         as_json({"path": str(unit.path), "stopped": failed is None, "failed": failed})
@@ -72,9 +77,25 @@ def _write(unit: "Unit") -> None:
 
     make_home(home_from(os.environ))
     if unit.path.exists():
-        _first_failure(unit.stop)
+        _stop(unit)
     unit.path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(unit.path, unit.text.encode())
+
+
+def _stop(unit: "Unit") -> str | None:
+    """End the service and wait until it has ended; the reason when it did not, else None."""
+    from mlxstack.host.units import exit_timeout_s
+
+    failed = _first_failure(unit.stop)
+    if not unit.probe:
+        return failed
+    timeout_s = exit_timeout_s(unit.path) + KILL_S
+    deadline = time.monotonic() + timeout_s
+    while _run(unit.probe) is None:
+        if time.monotonic() > deadline:
+            return failed or f"it has not ended within {timeout_s:g} s"
+        time.sleep(PROBE_S)
+    return None
 
 
 def _installed(wanted: str) -> "Unit":

@@ -31,6 +31,7 @@ from mlxstack.cli import (
 )
 from mlxstack.cli.exits import Exit, Misuse, exit_of
 from mlxstack.core.errors import StackError, Unauthorized
+from mlxstack.host.restart_policy import launchd_code, take_launchd_flag
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -89,6 +90,17 @@ app.command("serve", hidden=True)(serve.serve)
 
 
 def main() -> None:
+    """Run one verb, and exit with a code that the supervisor of the system understands."""
+    is_launchd = take_launchd_flag(os.environ)
+    try:
+        _run()
+    except SystemExit as end:
+        if is_launchd and isinstance(end.code, int):
+            sys.exit(launchd_code(end.code))
+        raise
+
+
+def _run() -> None:
     """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
     sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     signal.signal(signal.SIGTERM, _leave)

@@ -11,7 +11,7 @@ from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
-    from mlxstack.cli.survey import Survey
+    from mlxstack.cli.survey import Seen, Survey
 
 
 Name = Annotated[str | None, typer.Option("--name", help="Only this service.")]
@@ -88,14 +88,36 @@ def _print(found: "Survey") -> None:
             one.url,
             f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}",
             amount(one.memory_bytes) if one.memory_bytes else "-",
+            _mlx(one),
             _lasting(one.uptime_s),
             one.n_restarts,
             one.detail,
         )
         for one in found.services
     ]
-    heads = ("SERVICE", "STATE", "MODEL", "URL", "CONTEXT", "MEMORY", "UP", "RESTARTS", "DETAIL")
+    heads = (
+        "SERVICE",
+        "STATE",
+        "MODEL",
+        "URL",
+        "CONTEXT",
+        "MEMORY",
+        "MLX",
+        "UP",
+        "RESTARTS",
+        "DETAIL",
+    )
     table(heads, rows)
+
+
+def _mlx(one: "Seen") -> str:
+    """MLX's memory: in arrays, and in buffers kept for the next ones."""
+    from mlxstack.host.machine import amount
+
+    if not one.mlx_active_bytes:
+        return "-"
+    cache = f" + {amount(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
+    return amount(one.mlx_active_bytes) + cache
 
 
 def _lasting(seconds: float) -> str:

@@ -1,21 +1,26 @@
 """Looks at the machine and at every service of a home, as one value."""
 
 import asyncio
+import os
 import time
+from contextlib import suppress
 from enum import StrEnum
 
 import psutil
 from msgspec import Struct
 
-from mlxstack.client import Client, Health, Unreachable
+from mlxstack.cli.target import KEY_VARIABLE, usable_key
+from mlxstack.client import Client, GenerationSettings, Health, Props, Unreachable
+from mlxstack.core.errors import StackError
 from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
 from mlxstack.host.machine import machine
 from mlxstack.host.paths import Home
-from mlxstack.host.process import resident_bytes
+from mlxstack.host.process import held_bytes
 from mlxstack.host.state import Phase, State, owner, read_json, read_state
 
 PROBE_TIMEOUT_S = 3.0
+NO_PROPS = Props(0, GenerationSettings(0))
 
 
 class Condition(StrEnum):
@@ -35,7 +40,9 @@ class Condition(StrEnum):
 class Seen(Struct, frozen=True):
     """One service; `total_ctx` is tokens of all slots, `since` seconds since the epoch.
 
-    `uptime_s` and `memory_bytes` (resident) are of the worker that runs; 0 without one.
+    `uptime_s` and `memory_bytes` are of the worker that runs; 0 without one. MLX holds
+    `mlx_active_bytes` of that in arrays and `mlx_cache_bytes` of freed buffers, as the worker
+    itself reports; Metal buffers are not always part of a process's resident memory.
     """
 
     name: str
@@ -54,6 +61,10 @@ class Seen(Struct, frozen=True):
     model: str = ""
     uptime_s: float = 0.0
     memory_bytes: int = 0
+    mlx_active_bytes: int = 0
+    mlx_cache_bytes: int = 0
+    why_not_batching: str | None = None
+    prevents_sleep: bool = False
 
 
 class Survey(Struct, frozen=True):
@@ -149,6 +160,10 @@ async def _see(home: Home, state: State) -> Seen:
         n_slots, n_ctx = served.slots.count, served.slots.n_ctx
         serves = f"serves {served.name}" if served.name != plan.name else ""
         detail = "; ".join(filter(None, (serves, detail)))
+    props = NO_PROPS
+    if condition is Condition.HEALTHY and served is not None:
+        props = await running_props(plan.url, served)
+        detail = "; ".join(filter(None, (*props.remarks, detail)))
     return Seen(
         name=plan.name,
         preset=plan.preset,
@@ -165,8 +180,21 @@ async def _see(home: Home, state: State) -> Seen:
         log=str(home.log_file(plan.name)),
         model=served.model.id if served is not None else "",
         uptime_s=time.time() - state.since if worker is not None else 0.0,
-        memory_bytes=resident_bytes(worker.pid) if worker is not None else 0,
+        memory_bytes=held_bytes(worker.pid) if worker is not None else 0,
+        mlx_active_bytes=props.mlx_active_bytes,
+        mlx_cache_bytes=props.mlx_cache_bytes,
+        why_not_batching=props.why_not_batching,
+        prevents_sleep=props.prevents_sleep,
     )
+
+
+async def running_props(url: str, preset: Preset) -> Props:
+    """The properties of a running service; empty ones where it does not tell us."""
+    key = os.environ.get(KEY_VARIABLE) or usable_key(preset)
+    async with Client(url, key, timeout_s=PROBE_TIMEOUT_S) as client:
+        with suppress(Unreachable, StackError):
+            return await client.props()
+    return NO_PROPS
 
 
 async def _health(url: str) -> Health | None:
@@ -187,7 +215,7 @@ def _process(service: str, role: str, pid: int) -> ProcessSeen | None:
                 role=role,
                 pid=pid,
                 cpu_s=times.user + times.system,
-                rss_bytes=process.memory_info().rss,
+                rss_bytes=held_bytes(pid),
                 command=" ".join(process.cmdline())[:200],
             )
     except psutil.Error:

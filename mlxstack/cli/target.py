@@ -51,10 +51,13 @@ def target(home: Home, name: str | None, url: str | None) -> Target:
         )
     plan = _only(live).plan
     preset = read_json(home.preset_file(plan.name), Preset)
-    keys = preset.server.api_keys if preset is not None else ()
-    texts = (key if isinstance(key, str) else key.key for key in keys)
-    usable = (text for text in texts if not text.startswith("sha256:"))
-    return Target(plan.url, given or next(usable, None))
+    return Target(plan.url, given or (usable_key(preset) if preset is not None else None))
+
+
+def usable_key(preset: Preset) -> str | None:
+    """A key that opens the service of this preset; None when there is none in clear text."""
+    texts = (key if isinstance(key, str) else key.key for key in preset.server.api_keys)
+    return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
 def key_of(text: str | None, giver: str) -> str | None:

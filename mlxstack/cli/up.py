@@ -128,13 +128,17 @@ def _owner(name: str, home: "Home") -> "State | None":
 
 
 def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
+    import asyncio
+
     from mlxstack.cli import launch
+    from mlxstack.cli.survey import running_props
 
     began = time.monotonic()
     with spinner(f"starting {plan.name}") as turn:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
+    props = asyncio.run(running_props(plan.url, preset))
     if json:
-        as_json(_facts(state, began))
+        as_json(_facts(state, began) | {"why_not_batching": props.why_not_batching})
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -142,6 +146,8 @@ def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
         f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
         f"({plan.n_slots} slots x {plan.n_ctx} tokens = {total})"
     )
+    for remark in props.remarks:
+        note(f"warning: {remark}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 
@@ -160,8 +166,11 @@ def _settle_for(owner: "State", port: int | None, preset: "Preset", json: bool) 
 
 def _claimed(plan: "Plan") -> "Supervisor":
     """A supervisor in this process that has the name already."""
+    from mlxstack.host.logs import rotate
     from mlxstack.host.supervise import Supervisor
 
+    # Only units write there in the foreground, and they append for ever.
+    rotate(plan.home.supervisor_log(plan.name))
     note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
     os.umask(0o077)
     supervisor = Supervisor(plan, echo=typer.echo)

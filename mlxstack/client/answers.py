@@ -20,13 +20,34 @@ class GenerationSettings(Struct, frozen=True):
 
 
 class Props(Struct, frozen=True):
-    """The part of GET /props that our own clients use; all the rest is in `props_raw`."""
+    """The part of GET /props that our own clients use; all the rest is in `props_raw`.
+
+    `why_not_batching` says why running slots do not share a forward pass. MLX holds
+    `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers.
+    """
 
     total_slots: int
     default_generation_settings: GenerationSettings
     model_alias: str = ""
     model_path: str = ""
     build_info: str = ""
+    why_not_batching: str | None = None
+    prevents_sleep: bool = False
+    why_not_preventing_sleep: str | None = None
+    mlx_active_bytes: int = 0
+    mlx_cache_bytes: int = 0
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Conditions that an operator should know, in words."""
+        found = []
+        if self.why_not_batching:
+            found.append(f"decoding slot by slot: {self.why_not_batching}")
+        if self.prevents_sleep:
+            found.append("prevents idle sleep")
+        if self.why_not_preventing_sleep:
+            found.append(f"does not prevent idle sleep: {self.why_not_preventing_sleep}")
+        return tuple(found)
 
 
 class NextToken(Struct, frozen=True):

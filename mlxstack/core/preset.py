@@ -200,6 +200,7 @@ class ServerSpec(Strict, frozen=True):
     max_body_bytes: Count = 16 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0
     drain_s: Annotated[float, Meta(gt=0, le=86_400)] = 6.0
+    prevent_sleep: bool = True
 
 
 class Preset(Strict, frozen=True):

@@ -79,6 +79,7 @@ class Counters(Struct, frozen=True):
 class Snapshot(Struct, frozen=True):
     """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes.
 
+    MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
     `kv_budget_bytes` is what live and parked KV may take together.
     """
 
@@ -88,6 +89,7 @@ class Snapshot(Struct, frozen=True):
     waiting: tuple[WaitingView, ...] = ()
     counters: Counters = Counters()
     active_bytes: int = 0
+    cache_bytes: int = 0
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
     is_batching: bool = True

@@ -9,7 +9,7 @@ from msgspec import Struct
 from mlxstack.engine.context import Context
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.rows import view
-from mlxstack.engine.sampling import Choice, Chooser
+from mlxstack.engine.sampling import Choice, Chooser, sample_rows
 
 
 class Row:
@@ -128,18 +128,16 @@ class Batch:
 
     def _choose(self, rows: tuple[Row, ...], logits: mx.array) -> list[tuple[Row, Choice]]:
         """What each row chooses; a row that raises is put among the broken and left out."""
-        best = mx.argmax(logits, axis=-1)
         if any(row.chooser.is_guided for row in rows):
             # The device goes on while a guide reads its last token and works out the next mask.
-            mx.async_eval(logits, best)  # type: ignore[no-untyped-call]
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
         chosen = []
-        for i, row in enumerate(rows):
-            try:
-                plain = row.chooser.is_plain
-                choice = Choice(best[i : i + 1]) if plain else row.chooser.choose(logits[i : i + 1])
-                chosen.append((row, choice))
-            except Exception as error:
-                self._broken.append((row, error))
+        results = sample_rows([row.chooser for row in rows], logits)
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, Exception):
+                self._broken.append((row, result))
+            else:
+                chosen.append((row, result))
         return chosen
 
     def _forward(self, rows: tuple[Row, ...]) -> mx.array:

@@ -35,6 +35,7 @@ def draw(
         waiting=waiting,
         counters=counters,
         active_bytes=mx.get_active_memory(),
+        cache_bytes=mx.get_cache_memory(),
         kv_bytes=sum(view.n_bytes for view in views),
     )
 

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from logging.handlers import RotatingFileHandler
@@ -31,6 +32,16 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def rotate(path: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Move what a log holds to `.1` when it is more than `max_bytes`.
+
+    The file itself stays, because launchd and systemd have it open and append to it.
+    """
+    if path.exists() and path.stat().st_size > max_bytes:
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)
 
 
 def tail(path: Path, n_lines: int) -> list[str]:

@@ -61,6 +61,7 @@ MEANINGS = {
     "server.max_body_bytes": "Bytes of a request at most; more is refused with 413.",
     "server.startup_timeout_s": "Seconds in which a model must be there, at `up` and at a swap.",
     "server.drain_s": "Seconds that running requests get when it stops.",
+    "server.prevent_sleep": "Keep a Mac from idle sleep while requests run; no effect elsewhere.",
     "template": "Variables for the chat template, beside those that a request gives.",
 }
 """By key path; `[]` stands for each item of a list. `host.shape.paths` gives the same keys."""

@@ -1,11 +1,13 @@
-"""How short of memory this computer is, as its kernel sees it.
+"""Memory pressure of this computer, as its kernel reports it.
 
 macOS: kern.memorystatus_vm_pressure_level (1 normal, 2 warning, 4 critical). Linux: pressure
-stall information, the share of the last ten seconds in which somebody waited for memory.
-Elsewhere, and beside them, the share of memory in use.
+stall information (PSI). Both know what the share of used memory does not: how much of it the
+kernel can take back without harm. A Mac with a model in memory is rarely below 85 % in use.
+Only where neither exists the share of memory in use decides.
 """
 
-import subprocess
+import ctypes
+import re
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -15,9 +17,23 @@ import psutil
 FULL = 0.85
 CROWDED = 0.95
 PSI = Path("/proc/pressure/memory")
-STALLING = 10.0
-CHOKING = 40.0
-MAC_LEVELS = {2: 1, 4: 2}
+
+SOME_STALLED = 10.0
+"""Percent of ten seconds in which a task waited for memory.
+
+Less is normal, as while a model file is read and old page cache makes room for it. Android's low
+memory killer reacts at 7 % (70 ms of a second), for the latency of a screen.
+"""
+
+ALL_STALLED = 30.0
+"""Percent of ten seconds in which all tasks waited for memory at once.
+
+Half of the 60 % at which systemd-oomd kills by default, so that KV goes before a process does.
+"""
+
+AVERAGE = re.compile(r"(?P<kind>some|full) avg10=(?P<avg10>\d+(?:\.\d+)?)")
+PRESSURE_LEVEL = b"kern.memorystatus_vm_pressure_level"
+MAC_LEVELS = {1: 0, 2: 1, 4: 2}
 
 
 class Level(IntEnum):
@@ -29,9 +45,9 @@ class Level(IntEnum):
 
 
 def level() -> Level:
-    """The worst of what this computer's signs say."""
-    kernel = of_mac(_mac()) if sys.platform == "darwin" else of_psi(_psi())
-    return max(kernel, of_share(psutil.virtual_memory().percent / 100))
+    """The kernel's verdict; by the share of memory in use where the kernel gives none."""
+    verdict = of_mac(sysctl(PRESSURE_LEVEL)) if sys.platform == "darwin" else of_psi(_psi())
+    return of_share(psutil.virtual_memory().percent / 100) if verdict is None else verdict
 
 
 def of_share(used: float) -> Level:
@@ -41,32 +57,46 @@ def of_share(used: float) -> Level:
     return Level.HIGH if used >= FULL else Level.CALM
 
 
-def of_psi(text: str) -> Level:
-    """From the text of /proc/pressure/memory; calm where there is none."""
-    for word in text.split():
-        if word.startswith("avg10="):
-            stalled = float(word.removeprefix("avg10="))
-            if stalled >= CHOKING:
-                return Level.CRITICAL
-            return Level.HIGH if stalled >= STALLING else Level.CALM
-    return Level.CALM
+def of_psi(text: str) -> Level | None:
+    """From the text of /proc/pressure/memory; None when it has no averages of ten seconds."""
+    stalled: dict[str, float] = {}
+    for line in text.splitlines():
+        if found := AVERAGE.match(line):
+            stalled[found["kind"]] = float(found["avg10"])
+    if not stalled:
+        return None
+    if stalled.get("full", 0.0) >= ALL_STALLED:
+        return Level.CRITICAL
+    return Level.HIGH if stalled.get("some", 0.0) >= SOME_STALLED else Level.CALM
 
 
-def of_mac(value: int) -> Level:
-    """From kern.memorystatus_vm_pressure_level."""
-    return Level(MAC_LEVELS.get(value, 0))
+def of_mac(value: int | None) -> Level | None:
+    """From kern.memorystatus_vm_pressure_level; None for a value that is none of its levels."""
+    known = None if value is None else MAC_LEVELS.get(value)
+    return None if known is None else Level(known)
+
+
+def sysctl(name: bytes) -> int | None:
+    """An integer of the macOS kernel, without a child process; None when it has none."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    try:
+        call = ctypes.CDLL(None).sysctlbyname
+    except (AttributeError, OSError):
+        return None
+    call.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_size_t),
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+    )
+    failed = call(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    return None if failed else value.value
 
 
 def _psi() -> str:
+    """Empty where the kernel has no PSI, or has it switched off."""
     try:
         return PSI.read_text()
     except OSError:
         return ""
-
-
-def _mac() -> int:
-    command = ["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]
-    try:
-        return int(subprocess.run(command, capture_output=True, check=True, timeout=5).stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return 1

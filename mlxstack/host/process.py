@@ -1,9 +1,13 @@
 """Processes and ports of this computer: who is alive, who listens, how to end one."""
 
+import ctypes
 import errno
 import os
+import resource
 import signal
 import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,6 +15,10 @@ from msgspec import Struct
 
 BIRTH_TOLERANCE_S = 1.5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+OPEN_FILES = 8192
+"""Open files that a service may have. Each stream is one; the soft limit of macOS is 256."""
 
 
 class ProcessId(Struct, frozen=True):
@@ -77,8 +85,15 @@ def wait_gone(process: ProcessId, timeout_s: float) -> bool:
     return True
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory that a process holds; 0 when it is gone."""
+def held_bytes(pid: int) -> int:
+    """Memory that a process holds; 0 when it is gone.
+
+    Its physical footprint on macOS, because Metal buffers and compressed pages are not part of
+    its resident memory; resident memory elsewhere, and where the kernel does not tell.
+    """
+    footprint = _footprint_bytes(pid) if sys.platform == "darwin" else None
+    if footprint is not None:
+        return footprint
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -102,6 +117,15 @@ def refusal(host: str, port: int) -> OSError | None:
         if caller.connect_ex((reachable(host), port)) == 0:
             return OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     return None
+
+
+def allow_open_files(wanted: int = OPEN_FILES) -> None:
+    """Raise the soft limit of open files of this process to `wanted`, or to the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def reachable(host: str) -> str:
@@ -128,6 +152,35 @@ def listener(port: int) -> str | None:
             if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr[1] == port:
                 return f"{process.info['name']} (pid {process.info['pid']})"
     return None
+
+
+class _RusageInfo(ctypes.Structure):
+    """`struct rusage_info_v0` of sys/resource.h."""
+
+    _fields_ = [
+        ("ri_uuid", ctypes.c_uint8 * 16),
+        ("ri_user_time", ctypes.c_uint64),
+        ("ri_system_time", ctypes.c_uint64),
+        ("ri_pkg_idle_wkups", ctypes.c_uint64),
+        ("ri_interrupt_wkups", ctypes.c_uint64),
+        ("ri_pageins", ctypes.c_uint64),
+        ("ri_wired_size", ctypes.c_uint64),
+        ("ri_resident_size", ctypes.c_uint64),
+        ("ri_phys_footprint", ctypes.c_uint64),
+        ("ri_proc_start_abstime", ctypes.c_uint64),
+        ("ri_proc_exit_abstime", ctypes.c_uint64),
+    ]
+
+
+def _footprint_bytes(pid: int) -> int | None:
+    """`ri_phys_footprint` of proc_pid_rusage, as Activity Monitor shows it; None if unknown."""
+    info = _RusageInfo()
+    try:
+        call = ctypes.CDLL(None).proc_pid_rusage
+    except (AttributeError, OSError):
+        return None
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+    return None if call(pid, 0, ctypes.byref(info)) else int(info.ri_phys_footprint)
 
 
 def _birth(process: psutil.Process) -> tuple[float, str]:

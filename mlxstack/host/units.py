@@ -9,14 +9,17 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
+from mlxstack.host.process import OPEN_FILES
+from mlxstack.host.restart_policy import HOPELESS_CODES, LAUNCHD_VARIABLE
 
 SPARE_S = 5.0
 """Seconds beyond the drain before the system kills what is left."""
 
+LAUNCHD_EXIT_S = 20.0
+"""launchd's own ExitTimeOut."""
+
 LABEL = "mlx-stack"
 RETRY_S = 30
-HOPELESS_CODES = (2, 4, 5)
-"""Exit codes of `up` that another try cannot mend: usage, taken, setup (see cli/exits.py)."""
 
 
 class Job(Struct, frozen=True):
@@ -34,13 +37,17 @@ class Job(Struct, frozen=True):
 
 
 class Unit(Struct, frozen=True):
-    """A file for the system's own supervisor, and the commands that start and end the service."""
+    """A file for the system's own supervisor, and the commands that start and end the service.
+
+    `stop` may return while the service still drains; then `probe` succeeds until it has ended.
+    """
 
     name: str
     path: Path
     text: str
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
+    probe: tuple[str, ...] = ()
     remark: str = ""
 
 
@@ -62,12 +69,13 @@ def launchd(job: Job, home: Path, user: int) -> Unit:
         "Label": label,
         "ProgramArguments": list(job.command),
         "WorkingDirectory": job.cwd,
-        "EnvironmentVariables": job.env,
+        "EnvironmentVariables": job.env | {LAUNCHD_VARIABLE: "1"},
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": RETRY_S,
         "ExitTimeOut": int(job.stop_s + SPARE_S),
         "ProcessType": "Interactive",
+        "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},
         "Umask": 0o077,
         "StandardOutPath": "/dev/null",
         "StandardErrorPath": job.log,
@@ -79,7 +87,18 @@ def launchd(job: Job, home: Path, user: int) -> Unit:
         text=plistlib.dumps(content, sort_keys=False).decode(),
         start=(("launchctl", "bootstrap", domain, str(path)),),
         stop=(("launchctl", "bootout", f"{domain}/{label}"),),
+        probe=("launchctl", "print", f"{domain}/{label}"),
+        remark="it starts when you log in and ends when you log out",
     )
+
+
+def exit_timeout_s(unit: Path) -> float:
+    """Seconds after which launchd kills the installed agent that it was told to end."""
+    try:
+        found = plistlib.loads(unit.read_bytes()).get("ExitTimeOut")
+    except (OSError, ValueError, plistlib.InvalidFileException):
+        found = None
+    return float(found) if isinstance(found, int) else LAUNCHD_EXIT_S
 
 
 def systemd(job: Job, config: Path) -> Unit:

@@ -60,11 +60,12 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
 async def _vectors(service: Service, words: Words, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
     """Batch by batch, so that other requests come between, and nothing is done for who left."""
     vectors: dict[int, bytes] = {}
-    for batch in batches([len(text) for text in texts]):
-        service.require_model(words)
-        chore = Embed(tuple(texts[at] for at in batch))
-        made = await asyncio.wrap_future(service.engine.tend(chore))
-        vectors |= dict(zip(batch, made, strict=True))
+    with service.sleep.request():
+        for batch in batches([len(text) for text in texts]):
+            service.require_model(words)
+            chore = Embed(tuple(texts[at] for at in batch))
+            made = await asyncio.wrap_future(service.engine.tend(chore))
+            vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 
 

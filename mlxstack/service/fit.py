@@ -10,7 +10,7 @@ from mlxstack.host import services
 from mlxstack.host.machine import amount
 from mlxstack.host.memory import VARIABLE, Memory
 from mlxstack.host.paths import Home
-from mlxstack.host.process import resident_bytes
+from mlxstack.host.process import held_bytes
 from mlxstack.host.state import State, read_json
 from mlxstack.policy.advice import Option, nearest
 from mlxstack.policy.capacity import Load, Need, fits, need
@@ -165,4 +165,4 @@ def _taken(home: Home, state: State, memory: Memory) -> int:
         except (SetupError, BadRequest):
             pass
     process = state.worker or state.supervisor
-    return resident_bytes(process.pid)
+    return held_bytes(process.pid)

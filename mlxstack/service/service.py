@@ -21,6 +21,7 @@ from mlxstack.core.frame import Sample
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.snapshot import Counters, Snapshot
+from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.service import accounts
 from mlxstack.service.gate import Gate
 from mlxstack.service.journal import Journal
@@ -121,6 +122,7 @@ class Service:
         self.lines = Lines()
         self.gate = Gate()
         self.change: Change | None = None
+        self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.bytes_before_load = 0
         self.is_engine_left = False
         self.died = asyncio.Event()
@@ -266,6 +268,7 @@ class Service:
             asyncio.wait({stopping}, timeout=0.0 if was_loading else PARKING_S),
         )
         self.is_engine_left = not stopping.done()
+        self.sleep.close()
 
     async def _end_requests(self, reason: StackError) -> None:
         """Fail those that wait for the engine, then whatever else has not ended."""
@@ -283,7 +286,8 @@ class Service:
         """
         self.require_model(words)
         ticket = Ticket(ask, self._outbox.open(ask), self.engine)
-        with self.lines.asking(ask.agent) if ask.agent is not None else nullcontext():
+        line = self.lines.asking(ask.agent) if ask.agent is not None else nullcontext()
+        with line, self.sleep.request():
             try:
                 self.engine.submit(ask)
                 yield ticket

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import sys
 from io import FileIO
 
 from mlxstack.core.errors import DiskFull, StackError
@@ -12,6 +13,9 @@ UNKNOWN = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
 
 # On a Mac fsync leaves the bytes in the cache of the drive; this brings them to the medium.
 FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+# F_BARRIERFSYNC of sys/fcntl.h, which Python's fcntl does not name: it orders instead of waiting.
+BARRIER_SYNC: int | None = 85 if sys.platform == "darwin" else None
 
 WHY = {
     errno.ENOSPC: "the disk is full; free some space or run `mlx-stack cache gc`",
@@ -36,8 +40,16 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         """Return when what was written is on the medium."""
-        if FULL_SYNC is None or not _full_sync(fd, FULL_SYNC):
+        if FULL_SYNC is None or not _flush(fd, FULL_SYNC):
             os.fsync(fd)
+
+    def barrier(self, fd: int) -> None:
+        """Order what was written before all that is written later; at worst, `sync`.
+
+        Far cheaper on a Mac. It is on the medium after the next `sync` on the same volume.
+        """
+        if BARRIER_SYNC is None or not _flush(fd, BARRIER_SYNC):
+            self.sync(fd)
 
     def read(self, fd: int) -> bytes:
         """Everything from here to the end, in one buffer of exactly that size.
@@ -63,7 +75,7 @@ def refused(what: str, error: OSError) -> StackError:
     return kind(f"{what}: {because(error)}")
 
 
-def _full_sync(fd: int, command: int) -> bool:
+def _flush(fd: int, command: int) -> bool:
     """Whether the file system knows this; network disks do not."""
     try:
         fcntl.fcntl(fd, command)

@@ -52,7 +52,8 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) 
         fd, temporary = _open_temporary(path.parent)
         try:
             n_bytes = sum(_write_all(fd, memoryview(chunk), disk) for chunk in chunks)
-            disk.sync(fd)
+            # The sync of the folder below brings both to the medium.
+            disk.barrier(fd)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Which names a slot file may have: the rules of llama-server, which no traversal survives."""
 
 import re
+import unicodedata
 
 from mlxstack.core.errors import BadRequest
 
@@ -14,6 +15,16 @@ def check_filename(name: str) -> None:
     """Raises BadRequest when `name` is not a safe file name."""
     if reason := _objection(name):
         raise BadRequest(f"Invalid filename: {reason}", "filename")
+
+
+def normalized(name: str) -> str:
+    """The name in one Unicode normalization: macOS sends NFD where others send NFC."""
+    return unicodedata.normalize("NFC", name)
+
+
+def folded(name: str) -> str:
+    """A key that is equal for names that are one file on a volume that ignores case (APFS)."""
+    return normalized(normalized(name).casefold())
 
 
 def _objection(name: str) -> str:

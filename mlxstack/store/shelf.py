@@ -20,7 +20,7 @@ from mlxstack.store.durable import (
     touch,
     write_durably,
 )
-from mlxstack.store.filename import check_filename
+from mlxstack.store.filename import check_filename, folded, normalized
 from mlxstack.store.manifest_file import MAGIC, pack, unpack
 
 
@@ -62,21 +62,21 @@ class SlotShelf:
     def write(self, name: str, manifest: Manifest) -> int:
         """Replace a slot file atomically and durably; bytes written.
 
-        Raises BadRequest, Conflict when another kind of file has this name, or StackError when
-        the disk refuses.
+        Raises BadRequest, Conflict when another kind of file has this name, or a file whose name
+        differs only for a volume that ignores case, or StackError when the disk refuses.
         """
         self.check_replaceable(name)
-        return write_durably(self._path(name), pack(manifest), self._disk)
+        return write_durably(self._path_to_write(name), pack(manifest), self._disk)
 
     def read(self, name: str) -> Manifest:
         """The manifest, marked as used now. Raises BadRequest, NotFound or Damaged."""
         manifest = self.peek(name)
-        touch(self._path(name))
+        touch(self._path_to_read(name))
         return manifest
 
     def peek(self, name: str) -> Manifest:
         """As `read`, without the mark."""
-        data = read_whole(self._path(name), self._disk)
+        data = read_whole(self._path_to_read(name), self._disk)
         try:
             return unpack(data)
         except UnknownVersion as error:
@@ -97,7 +97,7 @@ class SlotShelf:
 
         Raises BadRequest, NotFound (a foreign file counts as none), or StackError.
         """
-        slot_file = self._look(self._path(name))
+        slot_file = self._look(self._path_to_read(name))
         if slot_file is None:
             raise NotFound(f"there is no slot file {name}")
         try:
@@ -109,9 +109,29 @@ class SlotShelf:
         return slot_file.n_bytes
 
     def _path(self, name: str) -> Path:
+        """The file of this name in whichever normalization; a new name in NFC.
+
+        Names are compared here, because a volume that ignores case opens `a.bin` for `A.bin`.
+        """
         self.check(name)
-        path = self.directory / name
-        assert path.parent == self.directory
+        same = [p for p in children(self.directory) if normalized(p.name) == normalized(name)]
+        path = self.directory / normalized(name)
+        return path if path in same or not same else same[0]
+
+    def _path_to_write(self, name: str) -> Path:
+        path, existing = self._path(name), children(self.directory)
+        other = next((p for p in existing if folded(p.name) == folded(name)), path)
+        if other.name != path.name and path not in existing:
+            raise Conflict(
+                f"there is {other.name} already, and names that differ only by case are one file "
+                f"on some disks; save to {other.name} or choose another name"
+            )
+        return path
+
+    def _path_to_read(self, name: str) -> Path:
+        path = self._path(name)
+        if path not in children(self.directory):
+            raise NotFound(f"there is no file {name}")
         return path
 
     def _look(self, path: Path) -> SlotFile | None:

@@ -23,6 +23,9 @@ def test_b11_props_say_slots_and_context(http: httpx.Client) -> None:
     assert found["total_slots"] == 3
     assert found["default_generation_settings"]["n_ctx"] == 1024
     assert found["is_batching"] is True
+    assert found["mlx_active_bytes"] > 0
+    assert found["prevents_sleep"] is False
+    assert found["why_not_preventing_sleep"] is None
 
 
 def test_b12_slots_are_bare_until_used(http: httpx.Client) -> None:

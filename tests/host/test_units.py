@@ -30,7 +30,7 @@ def test_a_launchd_agent_is_a_property_list(tmp_path: Path) -> None:
     assert unit.path == tmp_path / "Library" / "LaunchAgents" / "mlx-stack.demo.plist"
     read = plistlib.loads(unit.text.encode())
     assert read["ProgramArguments"][-2:] == [AWKWARD, "--foreground"]
-    assert read["EnvironmentVariables"] == {"WORDS": AWKWARD}
+    assert read["EnvironmentVariables"] == {"WORDS": AWKWARD, "MLX_STACK_LAUNCHD": "1"}
     assert read["KeepAlive"] == {"SuccessfulExit": False}
     assert read["ExitTimeOut"] == 14
     assert read["ProcessType"] == "Interactive"

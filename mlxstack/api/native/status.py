@@ -82,6 +82,10 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "architecture": facts.architecture,
         "is_batching": snapshot.is_batching,
         "why_not_batching": snapshot.why_not_batching,
+        "prevents_sleep": service.sleep.is_held,
+        "why_not_preventing_sleep": service.sleep.why_not or None,
+        "mlx_active_bytes": snapshot.active_bytes,
+        "mlx_cache_bytes": snapshot.cache_bytes,
         "max_batch_size": service.preset.batch.max_size,
         "max_entries": service.preset.prefix_cache.max_entries,
     }

@@ -1,0 +1,23 @@
+"""Which ends of a service its supervisor of the system should not answer with another start.
+
+systemd is told by RestartPreventExitStatus. launchd knows one distinction only, success or not:
+under it such an end is reported as success.
+"""
+
+from collections.abc import MutableMapping
+
+HOPELESS_CODES = (2, 4, 5)
+"""Exit codes of `up` that another try cannot mend: usage, taken, setup (see cli/exits.py)."""
+
+LAUNCHD_VARIABLE = "MLX_STACK_LAUNCHD"
+"""Set in the environment of a launchd agent; not passed on to its children."""
+
+
+def take_launchd_flag(env: MutableMapping[str, str]) -> bool:
+    """Remove the variable from `env`; whether launchd started this process."""
+    return env.pop(LAUNCHD_VARIABLE, "") == "1"
+
+
+def launchd_code(code: int) -> int:
+    """The exit code to give launchd, which restarts everything but 0."""
+    return 0 if code in HOPELESS_CODES else code

@@ -1,0 +1,34 @@
+"""`up` and `status` tell why a model is not batched, and MLX's own memory beside the process's."""
+
+import json
+
+import pytest
+
+from tests.cli.terminal import Shell
+from tests.matrix.configs import config_of
+from tests.models import VOCAB, write
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+
+def test_a_verdict_against_batching_is_told_by_up_and_status(shell: Shell) -> None:
+    """Gemma 2 caps its attention scores, which the row view does not serve."""
+    write(shell.folder / "model", config_of("gemma2") | {"vocab_size": VOCAB})
+    shell.preset.write_text(
+        f"model: {{id: ./model}}\nslots: {{count: 2, n_ctx: 256}}\n"
+        f"server: {{port: {shell.port}, api_keys: [secret-key], drain_s: 1}}\n"
+    )
+    up = shell.run("up", str(shell.preset), MLX_STACK_WORKER="")
+    assert up.returncode == 0, up.stderr
+    assert "warning: decoding slot by slot: the row view cannot serve it" in up.stderr
+    seen = shell.services()["tiny"]
+    assert seen["state"] == "healthy"
+    assert seen["detail"].startswith("decoding slot by slot: the row view cannot serve it")
+    assert seen["why_not_batching"].startswith("the row view cannot serve it")
+    assert 0 < seen["mlx_active_bytes"] < seen["memory_bytes"]
+    table = shell.run("status").stdout
+    assert "decoding slot by slot" in table
+    assert "MLX" in table
+    again = shell.run("restart", "tiny", "--json", MLX_STACK_WORKER="")
+    told = json.loads(again.stdout)["why_not_batching"]
+    assert told.startswith("the row view cannot serve it")

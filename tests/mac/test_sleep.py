@@ -1,0 +1,123 @@
+"""Idle sleep is prevented while requests run, and only then; `caffeinate` is imitated."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+from mlxstack.core.ask import Ask
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.host import sleep
+from mlxstack.service import service as services
+from mlxstack.service.outbox import Outbox
+from mlxstack.service.service import Service
+from tests.service.standin import FACTS, StandIn
+
+LINGER_S = 0.2
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Mac whose `caffeinate` writes down its arguments and runs until it is ended."""
+    file = tmp_path / "caffeinate"
+    file.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec sleep 60\n')
+    file.chmod(0o755)
+    monkeypatch.setattr(sleep, "CAFFEINATE", str(file))
+    monkeypatch.setattr(services, "caffeinate", partial(sleep.caffeinate, "darwin"))
+    return file
+
+
+async def started(*, prevent_sleep: bool = True) -> Service:
+    outbox, engine = Outbox(), StandIn(load_tokenizer(MODEL_DIR), None)
+    engine.deliver = outbox.deliver
+    server = ServerSpec(prevent_sleep=prevent_sleep)
+    service = Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine)
+    engine.loading.set_result(FACTS)
+    await service.start()
+    service.sleep._linger_s = LINGER_S
+    return service
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def calls(program: Path) -> list[str]:
+    file = program.parent / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def ends_at_once(program: Path) -> None:
+    program.write_text("#!/bin/sh\nexit 1\n")
+
+
+def runs(program: Path) -> None:
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_the_assertion_is_held_iff_requests_run(program: Path) -> None:
+    service = await started()
+    assert not service.sleep.is_held
+    before = len(children())
+    with service.open(Ask("a", (1, 2), 4)):
+        assert service.sleep.is_held
+        with service.open(Ask("b", (1, 2), 4)):
+            assert len(children()) == before + 1
+        await asyncio.sleep(2 * LINGER_S)
+        assert service.sleep.is_held
+    assert service.sleep.is_held, "an agent runs its tools between two requests"
+    await until(lambda: not service.sleep.is_held)
+    assert len(children()) == before
+    with service.open(Ask("c", (1, 2), 4)):
+        assert service.sleep.is_held
+        await until(lambda: calls(program) == [f"-i -w {os.getpid()}"] * 2)
+    await service.stop(0.1)
+    assert not service.sleep.is_held
+
+
+async def test_a_program_that_ends_by_itself_is_started_for_the_next_request(program: Path) -> None:
+    service = await started()
+    ends_at_once(program)
+    with service.open(Ask("a", (1, 2), 4)):
+        await until(lambda: not service.sleep.is_held)
+        runs(program)
+        with service.open(Ask("b", (1, 2), 4)):
+            assert service.sleep.is_held
+    await service.stop(0.1)
+
+
+async def test_nothing_is_held_where_the_preset_says_so(program: Path) -> None:
+    service = await started(prevent_sleep=False)
+    with service.open(Ask("a", (1, 2), 4)):
+        assert not service.sleep.is_held
+    await service.stop(0.1)
+    assert not calls(program)
+
+
+async def test_a_missing_program_is_told_and_requests_run(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sleep, "CAFFEINATE", "/nowhere/caffeinate")
+    service = await started()
+    with service.open(Ask("a", (1, 2), 4)):
+        assert not service.sleep.is_held
+        assert "/nowhere/caffeinate" in service.sleep.why_not
+    await service.stop(0.1)
+
+
+def test_other_systems_hold_nothing() -> None:
+    assert sleep.caffeinate("linux") is None
+    with sleep.SleepAssertion(None).request():
+        assert not children()

@@ -1,0 +1,128 @@
+"""Slot files on a volume that ignores case, and the flushes of a Mac; its fcntl is imitated."""
+
+import errno
+import fcntl
+import os
+import stat
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from mlxstack.core.errors import Conflict, NotFound
+from mlxstack.store import disk
+from mlxstack.store.disk import Disk
+from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.vault import DiskVault
+from tests.store.blobs import manifest, small_blob
+
+FULL, BARRIER = 51, 85
+
+
+def test_a_name_that_differs_by_case_only_is_refused(tmp_path: Path) -> None:
+    shelf = SlotShelf(tmp_path)
+    shelf.write("Night.bin", manifest("aa01"))
+    with pytest.raises(Conflict, match=r"there is Night\.bin already"):
+        shelf.write("night.bin", manifest("aa02"))
+    assert shelf.read("Night.bin") == manifest("aa01")
+    assert [file.name for file in shelf.list()] == ["Night.bin"]
+    for act in (shelf.read, shelf.peek, shelf.remove):
+        with pytest.raises(NotFound):
+            act("NIGHT.bin")
+    shelf.remove("Night.bin")
+    shelf.write("night.bin", manifest("aa02"))
+
+
+def test_a_file_of_the_user_is_not_written_over_in_another_case(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("mine")
+    with pytest.raises(Conflict):
+        SlotShelf(tmp_path).write("readme", manifest("aa01"))
+
+
+def test_two_names_that_a_folder_has_already_stay_two(tmp_path: Path) -> None:
+    shelf = SlotShelf(tmp_path)
+    shelf.write("a.bin", manifest("aa01"))
+    (tmp_path / "A.bin").write_bytes((tmp_path / "a.bin").read_bytes())
+    if len(list(tmp_path.iterdir())) == 1:
+        pytest.skip("this volume ignores case")
+    shelf.write("A.bin", manifest("aa02"))
+    assert shelf.read("a.bin") == manifest("aa01")
+    assert shelf.read("A.bin") == manifest("aa02")
+
+
+@pytest.mark.parametrize("stored", ["NFC", "NFD"])
+@pytest.mark.parametrize("wanted", ["NFC", "NFD"])
+def test_both_normalizations_are_one_name(tmp_path: Path, stored: str, wanted: str) -> None:
+    shelf = SlotShelf(tmp_path)
+    first, second = (unicodedata.normalize(form, "été.bin") for form in (stored, wanted))
+    shelf.write("other.bin", manifest("aa01"))
+    (tmp_path / "other.bin").rename(tmp_path / first)
+    assert shelf.read(second) == manifest("aa01")
+    shelf.write(second, manifest("aa02"))
+    assert [file.name for file in shelf.list()] == [first]
+    assert shelf.read(first) == manifest("aa02")
+    shelf.remove(second)
+    assert shelf.list() == ()
+    shelf.write(second, manifest("aa03"))
+    assert [file.name for file in shelf.list()] == [unicodedata.normalize("NFC", second)]
+
+
+class Flushes:
+    """An fcntl of macOS that writes down its flushes; `unknown` is what the volume cannot do."""
+
+    def __init__(self, unknown: int | None = None) -> None:
+        self.calls: list[tuple[int, str]] = []
+        self._unknown = unknown
+
+    def __call__(self, fd: int, command: int) -> int:
+        kind = "folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"
+        self.calls.append((command, kind))
+        if command == self._unknown:
+            raise OSError(errno.ENOTSUP, "not supported")
+        return 0
+
+
+@pytest.fixture
+def flushes(monkeypatch: pytest.MonkeyPatch) -> Flushes:
+    return imitate(monkeypatch, Flushes())
+
+
+def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
+    monkeypatch.setattr(disk, "FULL_SYNC", FULL)
+    monkeypatch.setattr(disk, "BARRIER_SYNC", BARRIER)
+    monkeypatch.setattr(fcntl, "fcntl", flushes)
+    return flushes
+
+
+def test_a_file_costs_one_full_flush_after_a_barrier(tmp_path: Path, flushes: Flushes) -> None:
+    vault, shelf = DiskVault(tmp_path / "kv"), SlotShelf(tmp_path / "slots")
+    vault.write(small_blob("aa01", b"xx"))
+    shelf.write("a.bin", manifest("aa01"))
+    flushes.calls.clear()
+    vault.write(small_blob("aa02", b"yy"))
+    assert flushes.calls == [(BARRIER, "file"), (FULL, "folder")]
+    flushes.calls.clear()
+    shelf.write("a.bin", manifest("aa01", "aa02"))
+    assert flushes.calls == [(BARRIER, "file"), (FULL, "folder")]
+
+
+def test_a_volume_without_barriers_gets_full_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = imitate(monkeypatch, Flushes(unknown=BARRIER))
+    SlotShelf(tmp_path).write("a.bin", manifest("aa01"))
+    assert flushes.calls[-3:] == [(BARRIER, "file"), (FULL, "file"), (FULL, "folder")]
+
+
+def test_a_system_without_barriers_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Disk):
+        n_syncs = 0
+
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            self.n_syncs += 1
+
+    monkeypatch.setattr(disk, "BARRIER_SYNC", None)
+    counting = Counting()
+    SlotShelf(tmp_path, counting).write("a.bin", manifest("aa01"))
+    assert counting.n_syncs == 2
