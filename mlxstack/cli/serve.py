@@ -20,7 +20,6 @@ def serve(
     from mlxstack.host.lifeline import follow_supervisor
     from mlxstack.host.paths import home_from
     from mlxstack.host.presets import read_resolved
-    from mlxstack.host.process import allow_open_files
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level="INFO")
     logging.getLogger("httpx").setLevel("WARNING")
@@ -30,8 +29,6 @@ def serve(
         with kept_limit():
             from mlxstack.api.serve import run
 
-        # mlx-lm sets both limits when it is imported, so this comes after.
-        allow_open_files()
         code = run(resolved, home_from(os.environ).root, preset)
     except SetupError as why:
         typer.echo(f"error: {why}", err=True)

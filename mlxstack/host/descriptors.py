@@ -13,6 +13,9 @@ from mlxstack.core.errors import SetupError
 REQUIRED = 4096
 """Hard limit that mlx-lm sets at its import."""
 
+OPEN_FILES = 8192
+"""Soft limit to ask launchd for, whose default is 256."""
+
 WANTED = (65_536, 10_240)
 """Soft limits to try, the largest first; older macOS accepts no more than 10,240."""
 

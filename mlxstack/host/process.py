@@ -3,11 +3,9 @@
 import ctypes
 import errno
 import os
-import resource
 import signal
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,10 +13,6 @@ from msgspec import Struct
 
 BIRTH_TOLERANCE_S = 1.5
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-OPEN_FILES = 8192
-"""Open files that a service may have. Each stream is one; the soft limit of macOS is 256."""
 
 
 class ProcessId(Struct, frozen=True):
@@ -117,15 +111,6 @@ def refusal(host: str, port: int) -> OSError | None:
         if caller.connect_ex((reachable(host), port)) == 0:
             return OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     return None
-
-
-def allow_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raise the soft limit of open files of this process to `wanted`, or to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft != resource.RLIM_INFINITY and soft < target:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def reachable(host: str) -> str:

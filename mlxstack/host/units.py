@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.process import OPEN_FILES
+from mlxstack.host.descriptors import OPEN_FILES
 from mlxstack.host.restart_policy import HOPELESS_CODES, LAUNCHD_VARIABLE
 
 SPARE_S = 5.0
