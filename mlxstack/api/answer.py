@@ -9,47 +9,49 @@ from litestar import Request, Response
 from litestar.response import Stream
 
 from mlxstack.api.headers import cache_headers
-from mlxstack.api.leaving import unless_gone
+from mlxstack.api.leaving import cancel_on_disconnect
 from mlxstack.api.sse import BEAT_S, FIRST_S, streamed
-from mlxstack.service.chat import Order, reply
-from mlxstack.service.parts import Part, Reply, gather
+from mlxstack.service.chat import AdmittedRequest, stream_response
+from mlxstack.service.parts import CollectedResponse, ResponsePart, gather
 from mlxstack.service.service import Service
 from mlxstack.service.status import saved_s
 
 T = TypeVar("T")
 
 AnyRequest = Request[Any, Any, Any]
-Parts = AsyncGenerator[Part, None]
-Frames = Callable[[Part, Parts], AsyncGenerator[bytes, None]]
+Parts = AsyncGenerator[ResponsePart, None]
+Frames = Callable[[ResponsePart, Parts], AsyncGenerator[bytes, None]]
 
 
 async def answer_whole(
     request: AnyRequest,
     service: Service,
-    orders: tuple[Order, ...],
-    shape: Callable[[tuple[Reply, ...]], T],
+    orders: tuple[AdmittedRequest, ...],
+    shape: Callable[[tuple[CollectedResponse, ...]], T],
 ) -> Response[T]:
     """All replies at once; raises Gone when the client left, which cancels the work."""
-    replies = await unless_gone(request, _all(service, orders))
+    replies = await cancel_on_disconnect(request, _all(service, orders))
     first = replies[0]
-    headers = cache_headers(orders[0].ask, first.started, first.ended.work.saved_s)
+    headers = cache_headers(orders[0].request, first.started, first.ended.work.saved_s)
     return Response(shape(replies), headers=headers, media_type="application/json")
 
 
-async def answer_stream(service: Service, order: Order, frames: Frames) -> Stream:
+async def answer_stream(service: Service, order: AdmittedRequest, frames: Frames) -> Stream:
     """Headers go out with the cache numbers if the ask is seated within a second."""
-    parts = reply(service, order, FIRST_S, BEAT_S)
+    parts = stream_response(service, order, FIRST_S, BEAT_S)
     first = await anext(parts)
-    headers = cache_headers(order.ask, first, saved_s(service.engine.snapshot(), first))
+    headers = cache_headers(order.request, first, saved_s(service.engine.snapshot(), first))
     return streamed(frames(first, parts), headers)
 
 
-def later(service: Service, orders: Iterable[Order]) -> list[Parts]:
+def later(service: Service, orders: Iterable[AdmittedRequest]) -> list[Parts]:
     """Replies that begin while another one streams already."""
-    return [reply(service, order, BEAT_S, BEAT_S) for order in orders]
+    return [stream_response(service, order, BEAT_S, BEAT_S) for order in orders]
 
 
-async def _all(service: Service, orders: tuple[Order, ...]) -> tuple[Reply, ...]:
+async def _all(
+    service: Service, orders: tuple[AdmittedRequest, ...]
+) -> tuple[CollectedResponse, ...]:
     """One failed reply cancels the others and fails the answer."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -59,6 +61,6 @@ async def _all(service: Service, orders: tuple[Order, ...]) -> tuple[Reply, ...]
     return tuple(task.result() for task in tasks)
 
 
-async def _one(service: Service, order: Order) -> Reply:
-    async with aclosing(reply(service, order, BEAT_S, BEAT_S)) as parts:
+async def _one(service: Service, order: AdmittedRequest) -> CollectedResponse:
+    async with aclosing(stream_response(service, order, BEAT_S, BEAT_S)) as parts:
         return await gather(parts)

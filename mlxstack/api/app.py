@@ -11,7 +11,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from mlxstack import __version__
 from mlxstack.api import errors, guards
 from mlxstack.api.anthropic import routes as anthropic
-from mlxstack.api.described import documented
+from mlxstack.api.described import with_openapi
 from mlxstack.api.leaving import has_left
 from mlxstack.api.native import (
     agents,
@@ -56,7 +56,7 @@ def create_app(service: Service) -> Litestar:
     """Every door of the service. The service itself is started and stopped by its owner."""
     server = service.preset.server
     return Litestar(
-        route_handlers=[documented(route) for route in (*ROUTES, metrics_route(service))],
+        route_handlers=[with_openapi(route) for route in (*ROUTES, metrics_route(service))],
         dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
         guards=[
             guards.host_guard(server),
@@ -75,7 +75,7 @@ def create_app(service: Service) -> Litestar:
 def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:
     if has_left(problem):
         return Response(None, status_code=CLIENT_LEFT)
-    return errors.answer(request, problem)
+    return errors.exception_handler(request, problem)
 
 
 def _openapi() -> OpenAPIConfig:

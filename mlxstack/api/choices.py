@@ -8,8 +8,8 @@ from msgspec import structs
 
 from mlxstack.api.answer import Parts
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.chat import Order
-from mlxstack.service.parts import Part
+from mlxstack.service.chat import AdmittedRequest
+from mlxstack.service.parts import ResponsePart
 from mlxstack.service.service import Service
 
 
@@ -38,26 +38,26 @@ def check_all(n_prompts: int, n: int, service: Service) -> None:
         )
 
 
-def copies(order: Order, n: int) -> tuple[Order, ...]:
+def copies(order: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
     """The order, and others like it that draw differently; only the first is its agent's."""
     return (order, *(_copy(order, i) for i in range(1, n)))
 
 
-def _copy(order: Order, i: int) -> Order:
-    ask = order.ask
+def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
+    ask = order.request
     seed = ask.sampling.seed
     drawn = structs.replace(ask.sampling, seed=None if seed is None else seed + i)
     return structs.replace(
-        order, ask=structs.replace(ask, id=f"{ask.id}-{i}", agent=None, sampling=drawn)
+        order, request=structs.replace(ask, id=f"{ask.id}-{i}", agent=None, sampling=drawn)
     )
 
 
-async def interleaved(replies: Sequence[Parts]) -> AsyncGenerator[tuple[int, Part], None]:
+async def interleaved(replies: Sequence[Parts]) -> AsyncGenerator[tuple[int, ResponsePart], None]:
     """The parts of all replies, each with the index of its reply.
 
     The first failure ends them all, and so does leaving the iterator.
     """
-    queue: asyncio.Queue[tuple[int, Part | Exception | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, ResponsePart | Exception | None]] = asyncio.Queue()
     tasks = [asyncio.create_task(_pump(queue, i, parts)) for i, parts in enumerate(replies)]
     n_open = len(tasks)
     try:
@@ -76,7 +76,7 @@ async def interleaved(replies: Sequence[Parts]) -> AsyncGenerator[tuple[int, Par
 
 
 async def _pump(
-    queue: asyncio.Queue[tuple[int, Part | Exception | None]], index: int, parts: Parts
+    queue: asyncio.Queue[tuple[int, ResponsePart | Exception | None]], index: int, parts: Parts
 ) -> None:
     """None ends a reply that went well."""
     try:

@@ -33,7 +33,7 @@ PROBLEM = Schema(
 
 
 @dataclass
-class Described(Operation):
+class ResponseDescription(Operation):
     """An operation with the errors as they are sent, and with the stream where there is one."""
 
     def __post_init__(self) -> None:
@@ -50,12 +50,12 @@ class Described(Operation):
         self.responses = responses
 
 
-def described(whole: Any) -> dict[int, ResponseSpec]:
+def response_spec(whole: Any) -> dict[int, ResponseSpec]:
     """The shape of the whole answer; a stream carries pieces of the same."""
     return {200: ResponseSpec(data_container=whole, description=EITHER, generate_examples=False)}
 
 
-def documented(handler: HTTPRouteHandler) -> HTTPRouteHandler:
+def with_openapi(handler: HTTPRouteHandler) -> HTTPRouteHandler:
     """The handler, whose operation is described so."""
-    handler.operation_class = Described
+    handler.operation_class = ResponseDescription
     return handler

@@ -25,7 +25,7 @@ class Dialect(Enum):
     LLAMA = "llama"
 
 
-class Row(Struct, frozen=True):
+class ErrorFormat(Struct, frozen=True):
     """How one class of errors looks on the wire. `overload` is Anthropic's own status."""
 
     status: int
@@ -38,42 +38,46 @@ class Row(Struct, frozen=True):
 
 INVALID = "invalid_request_error"
 
-TABLE: dict[type[errors.StackError], Row] = {
-    errors.StackError: Row(500, "server_error", None, "api_error", "server_error"),
-    errors.BadRequest: Row(400, INVALID, None, INVALID, INVALID),
-    errors.TooLong: Row(
+TABLE: dict[type[errors.StackError], ErrorFormat] = {
+    errors.StackError: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
+    errors.BadRequest: ErrorFormat(400, INVALID, None, INVALID, INVALID),
+    errors.TooLong: ErrorFormat(
         400, INVALID, "context_length_exceeded", INVALID, "exceed_context_size_error"
     ),
-    errors.TooLarge: Row(413, INVALID, None, "request_too_large", INVALID),
-    errors.Unsupported: Row(
+    errors.TooLarge: ErrorFormat(413, INVALID, None, "request_too_large", INVALID),
+    errors.Unsupported: ErrorFormat(
         501, "not_supported_error", None, INVALID, "not_supported_error", overload=400
     ),
-    errors.Unauthorized: Row(
+    errors.Unauthorized: ErrorFormat(
         401,
         "authentication_error",
         "invalid_api_key",
         "authentication_error",
         "authentication_error",
     ),
-    errors.Forbidden: Row(403, "permission_error", None, "permission_error", "permission_error"),
-    errors.NotFound: Row(404, INVALID, None, "not_found_error", "not_found_error"),
-    errors.UnknownModel: Row(404, INVALID, "model_not_found", "not_found_error", "not_found_error"),
-    errors.Conflict: Row(409, INVALID, "conflict", INVALID, INVALID),
-    errors.Taken: Row(409, INVALID, "conflict", INVALID, INVALID),
-    errors.Busy: Row(
+    errors.Forbidden: ErrorFormat(
+        403, "permission_error", None, "permission_error", "permission_error"
+    ),
+    errors.NotFound: ErrorFormat(404, INVALID, None, "not_found_error", "not_found_error"),
+    errors.UnknownModel: ErrorFormat(
+        404, INVALID, "model_not_found", "not_found_error", "not_found_error"
+    ),
+    errors.Conflict: ErrorFormat(409, INVALID, "conflict", INVALID, INVALID),
+    errors.SlotTaken: ErrorFormat(409, INVALID, "conflict", INVALID, INVALID),
+    errors.Busy: ErrorFormat(
         503, "server_error", "overloaded", "overloaded_error", "unavailable_error", overload=529
     ),
-    errors.OutOfMemory: Row(
+    errors.OutOfMemory: ErrorFormat(
         503, "server_error", "overloaded", "overloaded_error", "unavailable_error", overload=529
     ),
-    errors.Loading: Row(503, "server_error", None, "api_error", "unavailable_error"),
-    errors.Broken: Row(500, "server_error", None, "api_error", "server_error"),
-    errors.DiskFull: Row(
+    errors.Loading: ErrorFormat(503, "server_error", None, "api_error", "unavailable_error"),
+    errors.Broken: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
+    errors.DiskFull: ErrorFormat(
         507, "server_error", "insufficient_storage", "api_error", "insufficient_storage_error"
     ),
-    errors.Damaged: Row(400, INVALID, None, INVALID, INVALID),
-    errors.Unreadable: Row(400, INVALID, None, INVALID, INVALID),
-    errors.SetupError: Row(500, "server_error", None, "api_error", "server_error"),
+    errors.Damaged: ErrorFormat(400, INVALID, None, INVALID, INVALID),
+    errors.Unreadable: ErrorFormat(400, INVALID, None, INVALID, INVALID),
+    errors.SetupError: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
 }
 
 # Waiting can help with Busy and Loading; everything else above 499 will fail again.
@@ -88,7 +92,7 @@ MISSING = re.compile(r"Object missing required field `(.+)`")
 OPENAI_ALIASES = ("/chat/completions", "/responses", "/models")
 
 
-def row(error: errors.StackError) -> Row:
+def row(error: errors.StackError) -> ErrorFormat:
     """The row of the error's class, or of its nearest ancestor."""
     return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
 
@@ -129,7 +133,7 @@ def headers(error: errors.StackError) -> dict[str, str]:
     return {"x-should-retry": "false"} if row(error).status >= 500 else {}
 
 
-def understand(problem: Exception) -> errors.StackError:
+def to_stack_error(problem: Exception) -> errors.StackError:
     """What a framework's or a foreign exception means in our words."""
     match problem:
         case errors.StackError():
@@ -148,9 +152,11 @@ def understand(problem: Exception) -> errors.StackError:
     )
 
 
-def answer(request: Request[Any, Any, Any], problem: Exception) -> Response[dict[str, Any]]:
+def exception_handler(
+    request: Request[Any, Any, Any], problem: Exception
+) -> Response[dict[str, Any]]:
     """The exception handler of every route: the envelope is chosen by the path."""
-    error, of = understand(problem), dialect(request.scope["path"])
+    error, of = to_stack_error(problem), dialect(request.scope["path"])
     return Response(
         body(error, of, request_id(request.scope)),
         status_code=status(error, of),

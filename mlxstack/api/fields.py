@@ -9,10 +9,15 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.hints import hint
-from mlxstack.api.holder import Connection, entitled
+from mlxstack.api.holder import Connection, apply_key_policy
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.options import MAX_TOP_LOGPROBS, UNLIMITED, Options, Wish
-from mlxstack.text.shape import Shape
+from mlxstack.service.options import (
+    MAX_TOP_LOGPROBS,
+    UNLIMITED,
+    GenerationOptions,
+    SamplingOverrides,
+)
+from mlxstack.text.shape import ResponseConstraint
 
 # An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
 AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
@@ -81,27 +86,29 @@ class Fields(Struct, kw_only=True):
     metadata: Any = None
 
 
-def options(body: Fields, ask: str, n_logprobs: int | None, caller: Connection) -> Options:
+def options(
+    body: Fields, ask: str, n_logprobs: int | None, caller: Connection
+) -> GenerationOptions:
     """What the body wants, and what the caller may have.
 
     Raises BadRequest with the name of the field that cannot work, Forbidden for what the
     caller's key does not give.
     """
-    wanted = Options(
+    wanted = GenerationOptions(
         id=ask,
         max_tokens=limit(body),
-        wish=_wish(body, n_logprobs),
+        sampling=_wish(body, n_logprobs),
         stop=stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         agent=_agent(body),
-        hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
+        session_hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
         use_cache=body.cache_prompt is not False,
         salt=body.cache_salt or "",
-        shape=_shape(body),
+        response_format=_shape(body),
         thinking_budget=thinking_budget(body),
     )
-    return entitled(wanted, caller)
+    return apply_key_policy(wanted, caller)
 
 
 def bound(n: int, most: int, name: str, what: str) -> None:
@@ -135,11 +142,15 @@ def thinking_budget(body: Fields) -> int | None:
     return None if wanted is None or wanted < 0 else wanted
 
 
-def _shape(body: Fields) -> Shape | None:
+def _shape(body: Fields) -> ResponseConstraint | None:
     """llama-server's own fields."""
     if body.grammar:
-        return Shape(grammar=body.grammar, param="grammar")
-    return None if body.json_schema is None else Shape(body.json_schema, param="json_schema")
+        return ResponseConstraint(grammar=body.grammar, param="grammar")
+    return (
+        None
+        if body.json_schema is None
+        else ResponseConstraint(body.json_schema, param="json_schema")
+    )
 
 
 def only_one(n: int | None) -> None:
@@ -155,7 +166,7 @@ def top_logprobs(wanted: int | None, name: str) -> int | None:
     return wanted
 
 
-def _wish(body: Fields, n_logprobs: int | None) -> Wish:
+def _wish(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
     repetition, name = (
         (body.repetition_penalty, "repetition_penalty")
         if body.repeat_penalty is None
@@ -165,7 +176,7 @@ def _wish(body: Fields, n_logprobs: int | None) -> Wish:
         raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
     window = body.repeat_last_n if body.repeat_last_n is not None else body.repetition_context_size
     biases = _biases(body.logit_bias)
-    return Wish(
+    return SamplingOverrides(
         temperature=body.temperature,
         top_p=_share(body.top_p, "top_p"),
         top_k=body.top_k,

@@ -112,9 +112,9 @@ def key_guard(server: ServerSpec) -> Guard:
             return
         key = check(connection)
         if key is not None:
-            holder.admit(connection, key)
+            holder.attach_key(connection, key)
             if handler.opt.get("is_of_all"):
-                holder.check_whole(key)
+                holder.require_unscoped(key)
 
     return guard
 

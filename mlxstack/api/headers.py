@@ -1,8 +1,8 @@
 """Response headers that tell what the caches did for a request."""
 
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import Miss
-from mlxstack.service.parts import Part, Started
+from mlxstack.core.ask import Request
+from mlxstack.core.event import CacheMiss
+from mlxstack.service.parts import GenerationStarted, ResponsePart
 
 PREFIX = "x-mlx-stack-"
 
@@ -20,10 +20,10 @@ EXPOSED = tuple(
 )
 
 
-def cache_headers(ask: Ask, first: Part, saved_s: float) -> dict[str, str]:
+def cache_headers(ask: Request, first: ResponsePart, saved_s: float) -> dict[str, str]:
     """From the first part of a reply; a part other than Started knows no cache numbers yet."""
-    agent = {PREFIX + "agent": ask.name} if ask.name else {}
-    if not isinstance(first, Started):
+    agent = {PREFIX + "agent": ask.display_name} if ask.display_name else {}
+    if not isinstance(first, GenerationStarted):
         return agent
     miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}
     return {
@@ -37,7 +37,7 @@ def cache_headers(ask: Ask, first: Part, saved_s: float) -> dict[str, str]:
     }
 
 
-def _reason(miss: Miss) -> str:
+def _reason(miss: CacheMiss) -> str:
     return miss.reason if miss.at is None else f"{miss.reason} at token {miss.at}"
 
 

@@ -14,7 +14,7 @@ from mlxstack.core.ask import Priority
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey
 from mlxstack.policy.naming import is_implicit
-from mlxstack.service.options import Options
+from mlxstack.service.options import GenerationOptions
 
 DIGEST = "sha256:"
 BATCH = "/v1/batch/"
@@ -35,7 +35,7 @@ def fits(key: ApiKey, given: str) -> bool:
     return secrets.compare_digest(_digest(given), key.key)
 
 
-def admit(connection: Connection, key: ApiKey) -> None:
+def attach_key(connection: Connection, key: ApiKey) -> None:
     """Keep the key with the connection. Raises Forbidden where the path names others' agents."""
     connection.state.key = key
     agent = connection.path_params.get("agent")
@@ -43,7 +43,7 @@ def admit(connection: Connection, key: ApiKey) -> None:
         _check(key, agent)
 
 
-def entitled(options: Options, connection: Connection) -> Options:
+def apply_key_policy(options: GenerationOptions, connection: Connection) -> GenerationOptions:
     """The options with what endpoint, key and request say; the body has no word in it.
 
     Raises Forbidden for an agent that the key does not name.
@@ -75,7 +75,7 @@ def check_agent(connection: Connection, agent: str) -> None:
         _check(key, agent)
 
 
-def check_whole(key: ApiKey) -> None:
+def require_unscoped(key: ApiKey) -> None:
     """Raises Forbidden when the key is only for some agents."""
     if key.agents:
         raise Forbidden(
@@ -84,13 +84,13 @@ def check_whole(key: ApiKey) -> None:
         )
 
 
-def is_whole(connection: Connection) -> bool:
+def is_unscoped(connection: Connection) -> bool:
     """Whether the key is for all agents."""
     key: ApiKey | None = connection.state.get("key")
     return key is None or not key.agents
 
 
-def may_see(connection: Connection, agent: str) -> bool:
+def can_access(connection: Connection, agent: str) -> bool:
     """Whether the key names this agent."""
     key: ApiKey | None = connection.state.get("key")
     return key is None or _is_named(key, agent)

@@ -14,23 +14,23 @@ T = TypeVar("T")
 HALF = "client disconnected prematurely"
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client left; there is nobody to answer."""
 
 
 def has_left(problem: Exception) -> bool:
     """Whether this says that the client left, on its way in or while it waited."""
     is_half = isinstance(problem, InternalServerException) and problem.detail == HALF
-    return is_half or isinstance(problem, Gone)
+    return is_half or isinstance(problem, ClientDisconnected)
 
 
-async def unless_gone(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client disconnects. Raises Gone."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Gone
+            raise ClientDisconnected
         return working.result()
     finally:
         await _cancel(leaving)

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from mlxstack.service.parts import Note
-from mlxstack.service.words import Words
+from mlxstack.service.parts import TokenLogprob
+from mlxstack.service.words import TextProcessor
 
 # JSON knows no infinity; OpenAI's own floor for tokens that cannot happen.
 LEAST = -9999.0
@@ -18,7 +18,7 @@ class Alternative(Struct, frozen=True):
     logprob: float
 
 
-class Chosen(Struct, frozen=True):
+class SampledLogprob(Struct, frozen=True):
     """The token that was chosen, among the most likely ones."""
 
     id: int
@@ -31,7 +31,7 @@ class Chosen(Struct, frozen=True):
 class Logprobs(Struct, frozen=True):
     """Chat: one entry per token."""
 
-    content: tuple[Chosen, ...]
+    content: tuple[SampledLogprob, ...]
     refusal: None = None
 
 
@@ -44,13 +44,15 @@ class LegacyLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-def logprobs(notes: tuple[Note, ...], words: Words) -> Logprobs | None:
+def logprobs(notes: tuple[TokenLogprob, ...], words: TextProcessor) -> Logprobs | None:
     """None when the request did not ask for any, or no token came."""
     chosen = tuple(_chosen(note, note.logprob, words) for note in notes if note.logprob is not None)
     return Logprobs(chosen) if chosen else None
 
 
-def legacy(notes: tuple[Note, ...], words: Words, offset: int) -> LegacyLogprobs | None:
+def legacy(
+    notes: tuple[TokenLogprob, ...], words: TextProcessor, offset: int
+) -> LegacyLogprobs | None:
     """`offset` is the length of the text before these tokens, in characters."""
     own = [note.logprob for note in notes if note.logprob is not None]
     if not own:
@@ -67,9 +69,9 @@ def legacy(notes: tuple[Note, ...], words: Words, offset: int) -> LegacyLogprobs
     )
 
 
-def _chosen(note: Note, logprob: float, words: Words) -> Chosen:
+def _chosen(note: TokenLogprob, logprob: float, words: TextProcessor) -> SampledLogprob:
     own = _alternative(note.token, logprob, words)
-    return Chosen(
+    return SampledLogprob(
         id=own.id,
         token=own.token,
         bytes=own.bytes,
@@ -78,7 +80,7 @@ def _chosen(note: Note, logprob: float, words: Words) -> Chosen:
     )
 
 
-def _alternative(token: int, logprob: float, words: Words) -> Alternative:
+def _alternative(token: int, logprob: float, words: TextProcessor) -> Alternative:
     piece = words.piece(token)
     return Alternative(token, _text(piece), tuple(piece), _finite(logprob))
 

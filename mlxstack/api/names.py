@@ -9,7 +9,7 @@ def names(service: Service) -> tuple[str, ...]:
     return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
 
 
-def served(service: Service, wanted: str | None) -> str:
+def resolve_model(service: Service, wanted: str | None) -> str:
     """The name to echo. Any name is served by the one model unless the preset is strict."""
     if wanted is None:
         return service.name

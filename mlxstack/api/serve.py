@@ -16,11 +16,11 @@ import uvicorn
 
 from mlxstack.api.app import create_app
 from mlxstack.api.connection import AcceptReporter, BoundedConnection
-from mlxstack.api.waiting import waiting_room
+from mlxstack.api.waiting import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.service.assemble import assemble
-from mlxstack.service.duties import do
+from mlxstack.service.duties import run_tasks
 from mlxstack.service.service import ANSWER_S, Service
 
 log = logging.getLogger("mlxstack.serve")
@@ -42,7 +42,7 @@ MAX_HEAD_BYTES = 64 * 1024
 CANNOT_START = 78
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn without its signal handlers: they would end the process by the signal itself."""
 
     @contextlib.contextmanager
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
             listener.listen(BACKLOG)
 
 
-class Line(BoundedConnection):
+class HttpProtocol(BoundedConnection):
     """A connection. httptools would keep whatever comes before a body, however long it is."""
 
     def send_400_response(self, msg: str) -> None:
@@ -86,7 +86,7 @@ def run(preset: Preset, home: Path, source: Path | None = None) -> int:
 async def _run(preset: Preset, home: Path, source: Path | None) -> int:
     with bind(preset.server) as listener:
         service = assemble(preset, home, source)
-        server = Server(config(service))
+        server = UvicornServer(config(service))
         leaving = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, leaving.set)
@@ -124,7 +124,7 @@ async def serve(
         await asyncio.wait({loading, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             log.info("%s is ready", (await loading).id)
-            duties = asyncio.create_task(do(service))
+            duties = asyncio.create_task(run_tasks(service))
             ends = {waiting, serving, dying}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
@@ -146,11 +146,11 @@ async def serve(
 def config(service: Service) -> uvicorn.Config:
     drain_s = service.preset.server.drain_s
     return uvicorn.Config(
-        waiting_room(service, create_app(service)),
+        swap_gate_middleware(service, create_app(service)),
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=Line,
+        http=HttpProtocol,
         backlog=ACCEPTED_AT_ONCE,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,

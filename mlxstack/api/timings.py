@@ -5,8 +5,14 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.event import Work
-from mlxstack.service.parts import Content, Ended, Part, Reasoning, Started
+from mlxstack.core.event import RequestTimings
+from mlxstack.service.parts import (
+    ContentPart,
+    GenerationFinished,
+    GenerationStarted,
+    ReasoningPart,
+    ResponsePart,
+)
 
 
 class Timings(Struct, frozen=True):
@@ -23,29 +29,29 @@ class Timings(Struct, frozen=True):
     predicted_per_second: float
 
 
-class Cached(Struct, frozen=True):
+class CachedTokens(Struct, frozen=True):
     """How much of the prompt came from the caches."""
 
     cached_tokens: int
 
 
-class Thought(Struct, frozen=True):
+class ReasoningTokens(Struct, frozen=True):
     """How much of the completion was thinking."""
 
     reasoning_tokens: int
 
 
-class Usage(Struct, frozen=True):
+class OpenAIUsage(Struct, frozen=True):
     """OpenAI's token counts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: Cached
-    completion_tokens_details: Thought
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
-def timings(work: Work) -> Timings:
+def timings(work: RequestTimings) -> Timings:
     """Milliseconds and rates of both phases."""
     n_prompt, prompt_ms = work.n_prompt - work.n_cached, work.prefill_s * 1000
     n_predicted, predicted_ms = work.n_generated, work.decode_s * 1000
@@ -67,17 +73,17 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._work = Work()
+        self._work = RequestTimings()
         self._began = self._first = clock()
 
-    def hear(self, part: Part) -> None:
+    def hear(self, part: ResponsePart) -> None:
         """Count what a part brings."""
         now = self._clock()
         match part:
-            case Started():
+            case GenerationStarted():
                 self._began = now
-                self._work = Work(n_prompt=part.n_prompt, n_cached=part.n_cached)
-            case Reasoning() | Content():
+                self._work = RequestTimings(n_prompt=part.n_prompt, n_cached=part.n_cached)
+            case ReasoningPart() | ContentPart():
                 self._first = self._first if self._work.n_generated else now
                 self._work = replace(
                     self._work,
@@ -91,7 +97,7 @@ class Stopwatch:
         return timings(self._work)
 
 
-def usage(ended: Sequence[Ended], n_choices: int = 1) -> Usage:
+def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsage:
     """The sum over the choices of one answer, in which each prompt has `n_choices` of them.
 
     As OpenAI counts, a prompt counts once and every completion counts.
@@ -99,12 +105,12 @@ def usage(ended: Sequence[Ended], n_choices: int = 1) -> Usage:
     prompts = [one.work for one in ended[::n_choices]]
     n_prompt = sum(work.n_prompt for work in prompts)
     n_generated = sum(one.work.n_generated for one in ended)
-    return Usage(
+    return OpenAIUsage(
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
-        prompt_tokens_details=Cached(sum(work.n_cached for work in prompts)),
-        completion_tokens_details=Thought(sum(one.n_reasoning for one in ended)),
+        prompt_tokens_details=CachedTokens(sum(work.n_cached for work in prompts)),
+        completion_tokens_details=ReasoningTokens(sum(one.n_reasoning for one in ended)),
     )
 
 

@@ -31,19 +31,19 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 RESPONSES_BEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
 
 
-class Asked(Struct):
+class AskedDialect(Struct):
     """What a request says of its answer."""
 
     stream: Any = None
 
 
-def waiting_room(service: Service, app: Any) -> App:
+def swap_gate_middleware(service: Service, app: Any) -> App:
     """The application behind the gate: all that changes something or generates passes it.
 
     Before a closed one wait no strangers, no more than `queue.max_waiting`, and no body over
     the limit. Whatever has no answer when the gate is interrupted gets the reason as its answer.
     """
-    visits: set[_Visit] = set()
+    visits: set[_WaitingRequest] = set()
     server = service.preset.server
     checks = (guards.host_check(server), guards.key_check(server))
 
@@ -74,7 +74,7 @@ def waiting_room(service: Service, app: Any) -> App:
             for check in checks:
                 check(ASGIConnection(cast(HTTPScope, scope)))
             _check_room(len(visits), service.preset.queue.max_waiting)
-            await _Visit(service, scope, receive, response).wait(app, visits)
+            await _WaitingRequest(service, scope, receive, response).wait(app, visits)
         except (Busy, Forbidden, TooLarge, Unauthorized) as error:
             await _refuse(scope, response.relay, error)
 
@@ -99,7 +99,7 @@ def _check_room(n_waiting: int, limit: int) -> None:
         raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 
-class _Visit:
+class _WaitingRequest:
     """One request that came while the gate was closed."""
 
     def __init__(
@@ -118,7 +118,7 @@ class _Visit:
         self._failed: Message | None = None
         self._failure = b""
 
-    async def wait(self, app: App, visits: "set[_Visit]") -> None:
+    async def wait(self, app: App, visits: "set[_WaitingRequest]") -> None:
         """Until the gate opens, or the client leaves; one of `visits` until then."""
         visits.add(self)
         try:
@@ -127,7 +127,7 @@ class _Visit:
         finally:
             visits.discard(self)
 
-    async def _pass(self, app: App, visits: "set[_Visit]") -> None:
+    async def _pass(self, app: App, visits: "set[_WaitingRequest]") -> None:
         entering = asyncio.create_task(self._gate.enter())
         leaving = asyncio.create_task(self._left())
         try:
@@ -137,7 +137,7 @@ class _Visit:
                     {entering, leaving}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not (entering.done() or leaving.done()) and self._is_stream:
-                    await self._beat()
+                    await self._send_heartbeat()
                 patience_s = BEAT_S if self._is_begun else FIRST_S
             await _cancel(leaving)
             if entering.done():
@@ -172,15 +172,17 @@ class _Visit:
     async def _replay(self) -> Message:
         return self._heard.pop(0) if self._heard else await self._receive()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         if not self._is_begun:
             self._is_begun = True
             told = {"content-type": "text/event-stream; charset=utf-8", **HEADERS}
             headers = [(name.encode(), value.encode()) for name, value in told.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": self._sign(), "more_body": True})
+        await self._send(
+            {"type": "http.response.body", "body": self._heartbeat_bytes(), "more_body": True}
+        )
 
-    def _sign(self) -> bytes:
+    def _heartbeat_bytes(self) -> bytes:
         if dialect(self._scope["path"]) is Dialect.ANTHROPIC:
             return PING
         return RESPONSES_BEAT if "responses" in self._scope["path"] else keepalive(0, 0)
@@ -207,7 +209,7 @@ class _Visit:
 
 def _wants_stream(body: bytearray) -> bool:
     try:
-        return msgspec.json.decode(body, type=Asked).stream is True
+        return msgspec.json.decode(body, type=AskedDialect).stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 

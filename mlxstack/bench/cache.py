@@ -13,12 +13,12 @@ from mlxstack.bench.caching import (
     saves,
     team_starts,
 )
-from mlxstack.bench.call import Timed
-from mlxstack.bench.chart import Bar, Chart
+from mlxstack.bench.call import TimedRequest
+from mlxstack.bench.chart import Bar, BarChart
 from mlxstack.bench.numbers import lasting, megabytes, percentile, ratio, seconds, spread, times
-from mlxstack.bench.report import Results, Table, Target, at_most
-from mlxstack.bench.stage import Stage, measure
-from mlxstack.core.trial import Finding, Floor
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
+from mlxstack.bench.stage import Sandbox, measure
+from mlxstack.core.trial import BenchResult, SingleFloor
 
 GAPS: dict[str, Callable[[Sequence[float]], float]] = {
     "p50": lambda gaps: percentile(gaps, 50),
@@ -33,7 +33,7 @@ RESTORING = (
 )
 
 
-async def run(stage: Stage, plan: CachePlan) -> Results:
+async def run(stage: Sandbox, plan: CachePlan) -> Results:
     """All scenes, each with a service of its own, and their in-process floors."""
     came = await returns(stage, plan)
     teams = await team_starts(stage, plan)
@@ -60,27 +60,27 @@ async def run(stage: Stage, plan: CachePlan) -> Results:
 WHERE = ("cold", "warm", "hot", "same")
 
 
-def ttfts(timed: Sequence[Timed]) -> tuple[float, ...]:
+def ttfts(timed: Sequence[TimedRequest]) -> tuple[float, ...]:
     """Seconds to the first token."""
     return tuple(one.ttft_s for one in timed)
 
 
-def _median(timed: Sequence[Timed]) -> float:
+def _median(timed: Sequence[TimedRequest]) -> float:
     return spread(ttfts(timed)).median
 
 
-def _floor(one: Returns, plan: CachePlan) -> Floor:
+def _floor(one: Returns, plan: CachePlan) -> SingleFloor:
     """What the next turn in the same slot had to compute."""
     last = one.same[-1]
-    return Floor(last.usage.cached_tokens, max(2, last.n_computed), plan.passes)
+    return SingleFloor(last.usage.cached_tokens, max(2, last.n_computed), plan.passes)
 
 
-def _returns(came: Sequence[Returns], floors: Sequence[Finding]) -> Table:
+def _returns(came: Sequence[Returns], floors: Sequence[BenchResult]) -> ReportTable:
     rows = []
     for one, floor in zip(came, floors, strict=True):
         cold = _median(one.cold)
         for name in WHERE:
-            timed: Sequence[Timed] = getattr(one, name)
+            timed: Sequence[TimedRequest] = getattr(one, name)
             rows.append(
                 (
                     f"{one.cold[0].usage.prompt_tokens} tokens, {SAID[name]}",
@@ -95,7 +95,7 @@ def _returns(came: Sequence[Returns], floors: Sequence[Finding]) -> Table:
         rows.append((label, "-", "-", lasting(floor_s), times(ratio(spread(floor_s).median, cold))))
     heads = ("Prompt, and where its beginning was", "Reused", "Computed", "TTFT", "Against cold")
     note = "System, tools, history and new turn as 2000 : 1500 : 500 : 50; fresh words each pass."
-    return Table("An agent comes back", heads, tuple(rows), note)
+    return ReportTable("An agent comes back", heads, tuple(rows), note)
 
 
 SAID = {
@@ -106,13 +106,13 @@ SAID = {
 }
 
 
-def _chart(one: Returns) -> Chart:
+def _chart(one: Returns) -> BarChart:
     found = {name: _median(getattr(one, name)) for name in WHERE}
     bars = (Bar(SAID[name], value, seconds(value)) for name, value in found.items())
-    return Chart(f"Time to first token, {one.cold[0].usage.prompt_tokens} tokens", tuple(bars))
+    return BarChart(f"Time to first token, {one.cold[0].usage.prompt_tokens} tokens", tuple(bars))
 
 
-def _teams(teams: Sequence[Start]) -> Table:
+def _teams(teams: Sequence[Start]) -> ReportTable:
     rows = tuple(
         (
             str(i + 1),
@@ -127,10 +127,10 @@ def _teams(teams: Sequence[Start]) -> Table:
     )
     heads = ("Pass", "Agents", "Prompt tokens", "Head once", "Computed", "TTFT p50", "TTFT worst")
     note = "All at once, with one head that nobody has seen; the least is head plus suffixes."
-    return Table("A team starts together", heads, rows, note)
+    return ReportTable("A team starts together", heads, rows, note)
 
 
-def _saves(saved: Saves) -> Table:
+def _saves(saved: Saves) -> ReportTable:
     before, during = saved.gaps_before, saved.gaps_during
     written = sum(one.n_written for one in saved.turns)
     took = saved.big.timings.get("save_ms", 0.0) / 1e3
@@ -150,10 +150,10 @@ def _saves(saved: Saves) -> Table:
             for what, of in GAPS.items()
         ),
     )
-    return Table("Saving", ("What", "Measured", "Ratio"), rows)
+    return ReportTable("Saving", ("What", "Measured", "Ratio"), rows)
 
 
-def _restores(saved: Saves) -> Table:
+def _restores(saved: Saves) -> ReportTable:
     restored, loaded = _restored_s(saved), _loaded_s(saved)
     n_bytes = saved.loaded[0].of("mx.load", "bytes")[0]
     rows = (
@@ -172,7 +172,7 @@ def _restores(saved: Saves) -> Table:
         ("computing it again", str(saved.big.n_saved), seconds(saved.cold_s), "-"),
     )
     heads = ("What", "Tokens", "Time", "Speed")
-    return Table("Restoring", heads, rows, RESTORING)
+    return ReportTable("Restoring", heads, rows, RESTORING)
 
 
 def _state_bytes(saved: Saves) -> float:
@@ -201,7 +201,9 @@ def _load_speed(saved: Saves) -> float:
     return ratio(saved.loaded[0].of("mx.load", "bytes")[0], spread(_loaded_s(saved)).median)
 
 
-def _return_targets(came: Sequence[Returns], floors: Sequence[Finding]) -> tuple[Target, ...]:
+def _return_targets(
+    came: Sequence[Returns], floors: Sequence[BenchResult]
+) -> tuple[BenchTarget, ...]:
     """For the longest prompt."""
     one, floor = came[-1], spread(floors[-1].of("floor", "ttft_s")).median
     cold = _median(one.cold)
@@ -218,13 +220,13 @@ def _return_targets(came: Sequence[Returns], floors: Sequence[Finding]) -> tuple
     )
 
 
-def _team_targets(teams: Sequence[Start]) -> tuple[Target, ...]:
+def _team_targets(teams: Sequence[Start]) -> tuple[BenchTarget, ...]:
     """At most one block beyond the least for each member."""
     over = max((s.n_computed - s.n_least) / len(s.timed) for s in teams)
     return (at_most("team start: tokens beyond the least, per agent", over, BLOCK, "tokens"),)
 
 
-def _save_targets(saved: Saves) -> tuple[Target, ...]:
+def _save_targets(saved: Saves) -> tuple[BenchTarget, ...]:
     written = sum(one.n_written for one in saved.turns)
     slowness = ratio(_load_speed(saved), _restore_speed(saved))
     grown = {what: ratio(of(saved.gaps_during), of(saved.gaps_before)) for what, of in GAPS.items()}

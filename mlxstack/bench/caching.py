@@ -8,13 +8,13 @@ import httpx
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxstack.bench.call import Caller, Server, Timed
-from mlxstack.bench.stage import Stage, measure, service
+from mlxstack.bench.call import Caller, ServerUnderTest, TimedRequest
+from mlxstack.bench.stage import Sandbox, measure, service
 from mlxstack.bench.workload import Body, Split, Yardstick, agent, next_turn, question
 from mlxstack.client import Client, SlotRestored, SlotSaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
-from mlxstack.core.trial import Finding, Load
+from mlxstack.core.trial import BenchResult, LoadFiles
 
 ANSWER = 8
 """Tokens of an answer of which only the first one is timed."""
@@ -50,16 +50,16 @@ class Returns(Struct, frozen=True):
     """One prompt length: its first request, and later turns found in slot, memory and on disk."""
 
     total: int
-    cold: tuple[Timed, ...]
-    same: tuple[Timed, ...]
-    hot: tuple[Timed, ...]
-    warm: tuple[Timed, ...]
+    cold: tuple[TimedRequest, ...]
+    same: tuple[TimedRequest, ...]
+    hot: tuple[TimedRequest, ...]
+    warm: tuple[TimedRequest, ...]
 
 
 class Start(Struct, frozen=True):
     """A team that started together: prompt tokens computed, and the least that was possible."""
 
-    timed: tuple[Timed, ...]
+    timed: tuple[TimedRequest, ...]
     n_computed: int
     n_least: int
     n_alone: int
@@ -75,15 +75,17 @@ class Saves(Struct, frozen=True):
     big: SlotSaved
     cold_s: float
     restored: tuple[SlotRestored, ...]
-    loaded: tuple[Finding, ...]
+    loaded: tuple[BenchResult, ...]
     gaps_before: tuple[float, ...]
     gaps_during: tuple[float, ...]
 
 
-async def returns(stage: Stage, plan: CachePlan) -> tuple[Returns, ...]:
+async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
     """With one slot: each agent comes, goes on, is parked, comes back, and once more next day."""
     slots = SlotSpec(count=1, n_ctx=max(plan.totals) + ROOM)
-    seen: dict[int, list[tuple[Timed, Timed, Timed, Body]]] = {n: [] for n in plan.totals}
+    seen: dict[int, list[tuple[TimedRequest, TimedRequest, TimedRequest, Body]]] = {
+        n: [] for n in plan.totals
+    }
     async with service(stage, "returns", slots) as server, Caller(server) as caller:
         yard = await caller.yardstick()
         for total, team in itertools.product(plan.totals, range(plan.passes)):
@@ -111,7 +113,7 @@ async def returns(stage: Stage, plan: CachePlan) -> tuple[Returns, ...]:
 
 async def _comes_and_goes(
     caller: Caller, body: Body, yard: Yardstick, seed: str
-) -> tuple[Timed, Timed, Timed, Body]:
+) -> tuple[TimedRequest, TimedRequest, TimedRequest, Body]:
     """Cold, next turn in the same slot, next turn from memory; and the body of one turn more."""
     n_new = Split().new
     cold = await caller.ask(body, ANSWER)
@@ -124,7 +126,7 @@ async def _comes_and_goes(
     return cold, same, hot, next_turn(body, hot.text, n_new, yard, f"{seed} c")
 
 
-async def team_starts(stage: Stage, plan: CachePlan) -> tuple[Start, ...]:
+async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
     """In each pass a new team with a new head, all members at once."""
     slots = SlotSpec(count=plan.team, n_ctx=plan.team_total + ROOM)
     starts = []
@@ -144,7 +146,7 @@ async def team_starts(stage: Stage, plan: CachePlan) -> tuple[Start, ...]:
     return tuple(starts)
 
 
-async def saves(stage: Stage, plan: CachePlan) -> Saves:
+async def saves(stage: Sandbox, plan: CachePlan) -> Saves:
     """Ten turns with a save each; a big context saved while two others decode; restored."""
     slots = SlotSpec(count=3, n_ctx=max(plan.n_big, 2 * plan.n_decode, 2048) + ROOM)
     async with (
@@ -166,7 +168,7 @@ async def saves(stage: Stage, plan: CachePlan) -> Saves:
         stage.say(f"and restored by a new service, {i + 1} of {plan.n_restarts}")
         async with service(stage, "saves", slots) as server, Client(server.url) as client:
             restored.append(await client.restore_slot(1, "big"))
-        loaded += measure(stage, [Load(str(stage.folder / "saves" / "kv"))])
+        loaded += measure(stage, [LoadFiles(str(stage.folder / "saves" / "kv"))])
     return Saves(turns, saved, cold.ttft_s, tuple(restored), tuple(loaded), before, during)
 
 
@@ -207,7 +209,7 @@ async def _gaps(
     return gaps, saved
 
 
-async def computed(server: Server) -> int:
+async def computed(server: ServerUnderTest) -> int:
     """Prompt tokens that the service has computed since it started."""
     async with Client(server.url) as client:
         families = text_string_to_metric_families(await client.metrics())
@@ -215,7 +217,7 @@ async def computed(server: Server) -> int:
     return int(found["llamacpp:prompt_tokens_total"])
 
 
-async def _shared(server: Server, bodies: Sequence[Body]) -> int:
+async def _shared(server: ServerUnderTest, bodies: Sequence[Body]) -> int:
     """How many first tokens all these prompts have in common, as the service makes them."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
         lists = []

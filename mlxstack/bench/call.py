@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.bench.workload import WORDS, Body, Yardstick, question, tool
-from mlxstack.client.answers import Chat, Usage
+from mlxstack.client.answers import CallUsage, ChatResponse
 from mlxstack.core.errors import Broken
 
 PATH = "/v1/chat/completions"
@@ -29,7 +29,7 @@ ALIKE = {
 TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 
 
-class Server(Struct, frozen=True):
+class ServerUnderTest(Struct, frozen=True):
     """Where to call; `model` is the name that goes into the body."""
 
     name: str
@@ -38,7 +38,7 @@ class Server(Struct, frozen=True):
     api_key: str | None = None
 
 
-class Timed(Struct, frozen=True):
+class TimedRequest(Struct, frozen=True):
     """Seconds of one clock. `marks` are the arrivals of pieces of text, one per token at best.
 
     `told_s` is what the server says that it saved of the time to the first token.
@@ -47,7 +47,7 @@ class Timed(Struct, frozen=True):
     started: float
     marks: tuple[float, ...]
     ended: float
-    usage: Usage = Usage()
+    usage: CallUsage = CallUsage()
     text: str = ""
     told_s: float = 0.0
 
@@ -79,7 +79,7 @@ class Timed(Struct, frozen=True):
 class Caller:
     """Streams from one server. Bytes are parsed after the end, so that parsing costs no time."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerUnderTest) -> None:
         self.server = server
         headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
         self._http = httpx.AsyncClient(
@@ -103,7 +103,7 @@ class Caller:
 
     async def ask(
         self, body: Body, max_tokens: int, enough: asyncio.Event | None = None, **more: Any
-    ) -> Timed:
+    ) -> TimedRequest:
         """One streamed chat completion; it is left at the first piece after `enough` is set.
 
         Raises Broken when the server refuses or breaks.
@@ -146,9 +146,9 @@ class Caller:
         return (await self.ask(body, 1)).usage.prompt_tokens
 
 
-def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> Timed:
+def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> TimedRequest:
     """The stream, parsed: events of `data: JSON` lines, each at the time its last byte came."""
-    marks, text, usage, rest = [], [], Usage(), b""
+    marks, text, usage, rest = [], [], CallUsage(), b""
     for at, chunk in arrived:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
@@ -163,11 +163,11 @@ def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> T
             if said:
                 marks.append(at)
                 text.append(said)
-    return Timed(started, tuple(marks), ended, usage, "".join(text))
+    return TimedRequest(started, tuple(marks), ended, usage, "".join(text))
 
 
-def _chat(data: bytes) -> Chat:
+def _chat(data: bytes) -> ChatResponse:
     try:
-        return msgspec.json.decode(data, type=Chat)
+        return msgspec.json.decode(data, type=ChatResponse)
     except msgspec.MsgspecError as why:
         raise Broken(f"the stream holds something unexpected: {data[:200]!r} ({why})") from why

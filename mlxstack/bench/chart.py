@@ -14,14 +14,14 @@ class Bar(Struct, frozen=True):
     shown: str
 
 
-class Chart(Struct, frozen=True):
+class BarChart(Struct, frozen=True):
     """Bars from zero to the greatest value."""
 
     title: str
     bars: tuple[Bar, ...]
 
 
-def draw(chart: Chart) -> list[str]:
+def draw(chart: BarChart) -> list[str]:
     """One line per bar."""
     most = max((bar.value for bar in chart.bars), default=0.0) or 1.0
     widest = max((len(bar.label) for bar in chart.bars), default=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlxstack import __version__
 from mlxstack.bench.report import Conditions
-from mlxstack.host.machine import amount, for_mlx, machine
+from mlxstack.host.machine import amount, for_mlx, this_hardware
 
 PACKAGES = ("mlx", "mlx-lm")
 
@@ -20,7 +20,7 @@ def child_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:
     """What this computer is now."""
-    here = machine()
+    here = this_hardware()
     return Conditions(
         day=day.isoformat(),
         machine=f"{here.chip}, {here.n_cores} cores, {amount(here.total_bytes)}, {here.system}",

@@ -3,9 +3,9 @@
 from msgspec import Struct
 
 from mlxstack.bench.numbers import lasting, megabytes, ratio, spread, times
-from mlxstack.bench.report import Results, Table, Target, at_most
-from mlxstack.bench.stage import Stage, measure
-from mlxstack.core.trial import Finding, Joins, Steps, Whole
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
+from mlxstack.bench.stage import Sandbox, measure
+from mlxstack.core.trial import BenchResult, FullEngine, Joins, Steps
 
 SLACK_S = 0.002
 """By so much a join may be slower with much KV there than with little: a clock is never even."""
@@ -31,7 +31,7 @@ class Side(Struct, frozen=True):
 
     name: str
     contexts: tuple[int, ...]
-    found: Finding
+    found: BenchResult
 
     def step_s(self, who: str) -> float:
         """The median time of a step."""
@@ -42,7 +42,7 @@ class Side(Struct, frozen=True):
         return self.found.of(who, "bytes")[0]
 
 
-def run(stage: Stage, plan: EnginePlan) -> Results:
+def run(stage: Sandbox, plan: EnginePlan) -> Results:
     """All of it; the whole engine in a process of its own, for it has a thread of its own."""
     shapes = {"uneven": plan.uneven, "even": plan.even}
     shapes |= {f"{n} x {size}": (size,) * n for size in plan.contexts for n in plan.rows}
@@ -56,7 +56,7 @@ def run(stage: Stage, plan: EnginePlan) -> Results:
     joins = found[len(shapes) :]
     stage.say("the whole engine")
     n_tokens = max(8, 3 * plan.n_steps)
-    asked = [Whole(n, plan.contexts[0], n_tokens, plan.passes) for n in plan.rows]
+    asked = [FullEngine(n, plan.contexts[0], n_tokens, plan.passes) for n in plan.rows]
     whole = dict(zip(plan.rows, measure(stage, asked), strict=True))
     return Results(
         (_shapes(uneven, even), _moves(plan, joins), _speeds(plan, matrix, whole)),
@@ -65,7 +65,7 @@ def run(stage: Stage, plan: EnginePlan) -> Results:
     )
 
 
-def _shapes(*sides: Side) -> Table:
+def _shapes(*sides: Side) -> ReportTable:
     rows = tuple(
         (
             "/".join(map(str, side.contexts)),
@@ -80,10 +80,10 @@ def _shapes(*sides: Side) -> Table:
     )
     heads = ("Contexts", "KV alone", "KV ours", "KV theirs", "Step ours", "Step theirs", "Ratio")
     note = "KV is what MLX's active memory grew by; a step makes one token for every row."
-    return Table("A batch of rows", heads, rows, note)
+    return ReportTable("A batch of rows", heads, rows, note)
 
 
-def _moves(plan: EnginePlan, joins: list[Finding]) -> Table:
+def _moves(plan: EnginePlan, joins: list[BenchResult]) -> ReportTable:
     rows = tuple(
         (
             megabytes(n_bytes),
@@ -93,10 +93,10 @@ def _moves(plan: EnginePlan, joins: list[Finding]) -> Table:
     )
     heads = ("KV present", "Join ours", "Join theirs", "Leave ours", "Leave theirs")
     note = "A row of 200 tokens comes and goes; timed until all KV of the batch is in its place."
-    return Table("Joining and leaving", heads, rows, note)
+    return ReportTable("Joining and leaving", heads, rows, note)
 
 
-def _speeds(plan: EnginePlan, matrix: list[Side], whole: dict[int, Finding]) -> Table:
+def _speeds(plan: EnginePlan, matrix: list[Side], whole: dict[int, BenchResult]) -> ReportTable:
     rows = tuple(
         (
             str(len(side.contexts)),
@@ -110,10 +110,10 @@ def _speeds(plan: EnginePlan, matrix: list[Side], whole: dict[int, Finding]) -> 
     )
     heads = ("Rows", "Context", "tokens/s ours", "tokens/s theirs", "Ratio", "Whole engine")
     note = "The whole engine adds thread, scheduler, sampling rules, events and snapshots."
-    return Table("Tokens per second", heads, rows, note)
+    return ReportTable("Tokens per second", heads, rows, note)
 
 
-def _whole(plan: EnginePlan, side: Side, whole: dict[int, Finding]) -> str:
+def _whole(plan: EnginePlan, side: Side, whole: dict[int, BenchResult]) -> str:
     """Measured at the shortest context only."""
     n = len(side.contexts)
     if side.contexts[0] != plan.contexts[0]:
@@ -121,7 +121,7 @@ def _whole(plan: EnginePlan, side: Side, whole: dict[int, Finding]) -> str:
     return f"{n / spread(whole[n].of('engine', 'step_s')).median:.1f}"
 
 
-def _shape_targets(uneven: Side, even: Side) -> tuple[Target, ...]:
+def _shape_targets(uneven: Side, even: Side) -> tuple[BenchTarget, ...]:
     bytes_ratio = ratio(uneven.n_bytes("ours"), uneven.n_bytes("alone"))
     return (
         at_most("uneven rows: bytes, against the rows alone", bytes_ratio, 1.05),
@@ -134,7 +134,7 @@ def _step_ratio(side: Side) -> float:
     return ratio(side.step_s("ours"), side.step_s("theirs"))
 
 
-def _move_targets(joins: list[Finding]) -> tuple[Target, ...]:
+def _move_targets(joins: list[BenchResult]) -> tuple[BenchTarget, ...]:
     targets = []
     for what in ("join", "leave"):
         medians = [spread(one.of("ours", f"{what}_s")).median for one in joins]
@@ -144,7 +144,7 @@ def _move_targets(joins: list[Finding]) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-def _raw(sides: list[Side], joins: list[Finding]) -> dict[str, tuple[float, ...]]:
+def _raw(sides: list[Side], joins: list[BenchResult]) -> dict[str, tuple[float, ...]]:
     found = {
         f"{side.name}: {one.who} {one.what}": one.values
         for side in sides

@@ -1,10 +1,10 @@
 """A report as Markdown, ready for docs/benchmarks.md."""
 
-from mlxstack.bench.chart import Chart, draw
-from mlxstack.bench.report import Report, Table, targets_table
+from mlxstack.bench.chart import BarChart, draw
+from mlxstack.bench.report import BenchReport, ReportTable, targets_table
 
 
-def markdown(report: Report) -> str:
+def markdown(report: BenchReport) -> str:
     """Heading, command, conditions, tables, targets."""
     said = report.conditions
     versions = ", ".join(f"{name} {version}" for name, version in said.versions.items())
@@ -22,12 +22,12 @@ def markdown(report: Report) -> str:
     return "\n".join([*lines, *(table(one) for one in tables), *drawn])
 
 
-def chart(one: Chart) -> list[str]:
+def chart(one: BarChart) -> list[str]:
     """Bars in a code block."""
     return [f"### {one.title}", "", "```", *draw(one), "```", ""]
 
 
-def table(one: Table) -> str:
+def table(one: ReportTable) -> str:
     """One table under its title."""
     heads = _line(one.heads)
     rule = _line(["---", *("---:" for _ in one.heads[1:])])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 
-class Spread(Struct, frozen=True):
+class MedianRange(Struct, frozen=True):
     """The median of `n` values, with the lowest and the highest."""
 
     median: float
@@ -15,9 +15,9 @@ class Spread(Struct, frozen=True):
     n: int
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> MedianRange:
     """Of at least one value."""
-    return Spread(statistics.median(values), min(values), max(values), len(values))
+    return MedianRange(statistics.median(values), min(values), max(values), len(values))
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -4,17 +4,17 @@ from contextlib import AsyncExitStack
 
 from mlxstack.bench.call import Caller
 from mlxstack.bench.numbers import ratio, times
-from mlxstack.bench.report import Results, Table, Target, at_least, at_most
-from mlxstack.bench.serve import Bounds, median, results
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
+from mlxstack.bench.serve import SilenceBounds, median, results
 from mlxstack.bench.serving import Found, ServePlan, play
-from mlxstack.bench.stage import Stage, measure, mlx_lm_server, service
+from mlxstack.bench.stage import Sandbox, measure, mlx_lm_server, service
 from mlxstack.core.preset import SlotSpec
-from mlxstack.core.trial import Finding, Floor, Steps
+from mlxstack.core.trial import BenchResult, SingleFloor, Steps
 
 OURS, PEER = "mlx-stack", "mlx_lm.server"
 
 
-async def run(stage: Stage, plan: ServePlan) -> Results:
+async def run(stage: Sandbox, plan: ServePlan) -> Results:
     """Both servers live side by side and are called by turns; then the floors, in process."""
     async with AsyncExitStack() as stack:
         slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
@@ -26,24 +26,26 @@ async def run(stage: Stage, plan: ServePlan) -> Results:
         found = await play(stage, callers, plan)
     stage.say("the floors, in process")
     floors = measure(stage, _floors(found[OURS], plan))
-    told = results(found, plan, Bounds())
+    told = results(found, plan, SilenceBounds())
     table = _ratios(found, plan, floors)
     targets = (*told.targets, *_targets(found, plan, floors))
     return Results((*told.tables, table), targets, told.raw, told.charts)
 
 
-def _floors(ours: Found, plan: ServePlan) -> list[Floor | Steps]:
+def _floors(ours: Found, plan: ServePlan) -> list[SingleFloor | Steps]:
     """The new tokens of the next turn and of an exact repeat; the widest crowd's decode steps."""
     known, n_next = round(median(ours["n known"])), round(median(ours["n next turn"]))
     contexts = (plan.n_prompt + plan.n_answer // 2,) * plan.crowd[-1]
     return [
-        Floor(max(1, known - n_next), max(2, n_next), plan.passes),
-        Floor(round(median(ours["n cold"])) - 1, 1, plan.passes),
+        SingleFloor(max(1, known - n_next), max(2, n_next), plan.passes),
+        SingleFloor(round(median(ours["n cold"])) - 1, 1, plan.passes),
         Steps(contexts, passes=plan.passes),
     ]
 
 
-def _targets(found: dict[str, Found], plan: ServePlan, floors: list[Finding]) -> tuple[Target, ...]:
+def _targets(
+    found: dict[str, Found], plan: ServePlan, floors: list[BenchResult]
+) -> tuple[BenchTarget, ...]:
     ours, peer = found[OURS], found[PEER]
     next_floor, again_floor = (median(floors[i].of("floor", "ttft_s")) for i in (0, 1))
     n = plan.crowd[-1]
@@ -64,7 +66,7 @@ def _targets(found: dict[str, Found], plan: ServePlan, floors: list[Finding]) ->
     )
 
 
-def _ratios(found: dict[str, Found], plan: ServePlan, floors: list[Finding]) -> Table:
+def _ratios(found: dict[str, Found], plan: ServePlan, floors: list[BenchResult]) -> ReportTable:
     ours, peer = found[OURS], found[PEER]
     figures = {
         "TTFT cold": "cold",
@@ -93,7 +95,7 @@ def _ratios(found: dict[str, Found], plan: ServePlan, floors: list[Finding]) -> 
     rate = ratio(median(ours["requests per second"]), median(peer["requests per second"]))
     note = "Less is better down to the team's turns, more is better from there on."
     rows = (*rows, *faster, ("requests per second", times(rate)))
-    return Table(f"Ours against {PEER}", ("What", "Ours / theirs"), rows, note)
+    return ReportTable(f"Ours against {PEER}", ("What", "Ours / theirs"), rows, note)
 
 
 def _of(one: Found, what: str, worst: set[str]) -> float:

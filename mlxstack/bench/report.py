@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxstack.bench.chart import Chart
+from mlxstack.bench.chart import BarChart
 from mlxstack.bench.numbers import times
 
 
-class Table(Struct, frozen=True):
+class ReportTable(Struct, frozen=True):
     """Cells are texts for people; `note` says how to read them."""
 
     title: str
@@ -17,7 +17,7 @@ class Table(Struct, frozen=True):
     note: str = ""
 
 
-class Target(Struct, frozen=True):
+class BenchTarget(Struct, frozen=True):
     """A measured `value` that should be at most, or at least, `bound`; `unit` "x" is a ratio."""
 
     name: str
@@ -39,38 +39,38 @@ class Conditions(Struct, frozen=True):
     load: float
 
 
-class Report(Struct, frozen=True):
+class BenchReport(Struct, frozen=True):
     """One run of one benchmark. `raw` are the samples behind the tables, by name."""
 
     name: str
     command: str
     conditions: Conditions
-    tables: tuple[Table, ...]
-    targets: tuple[Target, ...] = ()
+    tables: tuple[ReportTable, ...]
+    targets: tuple[BenchTarget, ...] = ()
     raw: dict[str, tuple[float, ...]] = {}
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[BarChart, ...] = ()
 
 
 class Results(Struct, frozen=True):
     """The part of a report that a benchmark itself fills."""
 
-    tables: tuple[Table, ...]
-    targets: tuple[Target, ...] = ()
+    tables: tuple[ReportTable, ...]
+    targets: tuple[BenchTarget, ...] = ()
     raw: dict[str, tuple[float, ...]] = {}
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[BarChart, ...] = ()
 
 
-def at_most(name: str, value: float, bound: float, unit: str = "x") -> Target:
+def at_most(name: str, value: float, bound: float, unit: str = "x") -> BenchTarget:
     """A target that small values meet."""
-    return Target(name, value, bound, value <= bound, is_upper=True, unit=unit)
+    return BenchTarget(name, value, bound, value <= bound, is_upper=True, unit=unit)
 
 
-def at_least(name: str, value: float, bound: float, unit: str = "x") -> Target:
+def at_least(name: str, value: float, bound: float, unit: str = "x") -> BenchTarget:
     """A target that great values meet."""
-    return Target(name, value, bound, value >= bound, is_upper=False, unit=unit)
+    return BenchTarget(name, value, bound, value >= bound, is_upper=False, unit=unit)
 
 
-def targets_table(targets: Sequence[Target]) -> Table:
+def targets_table(targets: Sequence[BenchTarget]) -> ReportTable:
     """All targets with what came out."""
     rows = tuple(
         (
@@ -81,7 +81,7 @@ def targets_table(targets: Sequence[Target]) -> Table:
         )
         for one in targets
     )
-    return Table("Targets", ("Target", "Bound", "Measured", "Result"), rows)
+    return ReportTable("Targets", ("Target", "Bound", "Measured", "Result"), rows)
 
 
 def _figure(value: float, unit: str) -> str:

@@ -10,17 +10,17 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from mlxstack.bench import cache, caching, engine, peers, serve, serving, start, text, watching
-from mlxstack.bench.call import Caller, Server
+from mlxstack.bench.call import Caller, ServerUnderTest
 from mlxstack.bench.conditions import child_env, conditions
-from mlxstack.bench.report import Report, Results
-from mlxstack.bench.stage import Stage, service, with_model
+from mlxstack.bench.report import BenchReport, Results
+from mlxstack.bench.stage import Sandbox, service, with_model
 from mlxstack.core.preset import PaceSpec, SlotSpec
-from mlxstack.core.trial import Build
+from mlxstack.core.trial import BuildModel
 
-FULL, SMALL = Build("", 8, 512), Build("", 2, 128)
+FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)
 
 
-class Wanted(Struct, frozen=True):
+class BenchRequest(Struct, frozen=True):
     """`model` is "random", "demo", a folder or a hub id.
 
     `is_small` takes a tiny model and short prompts: to see that all works, not how fast. `serve`
@@ -32,12 +32,12 @@ class Wanted(Struct, frozen=True):
     passes: int = 3
     max_tokens: int | None = None
     is_small: bool = False
-    own: Server | None = None
-    other: Server | None = None
+    own: ServerUnderTest | None = None
+    other: ServerUnderTest | None = None
     scenes: tuple[str, ...] = ()
 
 
-class Scene(Struct, frozen=True):
+class BenchContext(Struct, frozen=True):
     """`folder` is scratch; `command` is what the person typed; `say` takes lines of progress."""
 
     folder: Path
@@ -47,18 +47,18 @@ class Scene(Struct, frozen=True):
     say: Callable[[str], None]
 
 
-def report(name: str, wanted: Wanted, scene: Scene) -> Report:
+def report(name: str, wanted: BenchRequest, scene: BenchContext) -> BenchReport:
     """Run one benchmark. Raises Broken when something does not start or measures nothing."""
     folder = scene.folder / name
     folder.mkdir(parents=True)
     build = replace(SMALL if wanted.is_small else FULL, folder=str(scene.folder / "model"))
-    stage = Stage(folder, child_env(scene.env), "", scene.say)
+    stage = Sandbox(folder, child_env(scene.env), "", scene.say)
     model = "none" if name in WITHOUT_MODEL else _model_words(wanted, build)
     before = conditions(model, scene.day, scene.env)
     if wanted.own is None and name not in WITHOUT_MODEL:
         stage = with_model(stage, wanted.model, build)
     results = BENCHES[name](stage, wanted)
-    return Report(
+    return BenchReport(
         name=f"bench {name}",
         command=scene.command,
         conditions=before,
@@ -66,7 +66,7 @@ def report(name: str, wanted: Wanted, scene: Scene) -> Report:
     )
 
 
-def _model_words(wanted: Wanted, build: Build) -> str:
+def _model_words(wanted: BenchRequest, build: BuildModel) -> str:
     if wanted.own is not None:
         return f"{wanted.own.model} at {wanted.own.url}"
     if wanted.model != "random":
@@ -74,46 +74,46 @@ def _model_words(wanted: Wanted, build: Build) -> str:
     return f"a random Llama, {build.n_layers} layers of width {build.width}, float32"
 
 
-def _engine(stage: Stage, wanted: Wanted) -> Results:
+def _engine(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = engine.SMALL if wanted.is_small else engine.EnginePlan()
     return engine.run(stage, replace(plan, passes=wanted.passes))
 
 
-def _text(stage: Stage, wanted: Wanted) -> Results:
+def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = text.SMALL if wanted.is_small else text.TextPlan()
     return text.run(stage, replace(plan, passes=wanted.passes))
 
 
-def _start(stage: Stage, wanted: Wanted) -> Results:
+def _start(stage: Sandbox, wanted: BenchRequest) -> Results:
     return start.run(stage, start.SMALL if wanted.is_small else start.StartPlan(5 * wanted.passes))
 
 
-def _cache(stage: Stage, wanted: Wanted) -> Results:
+def _cache(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = caching.SMALL if wanted.is_small else caching.CachePlan()
     return asyncio.run(cache.run(stage, replace(plan, passes=wanted.passes)))
 
 
-def _tui(stage: Stage, wanted: Wanted) -> Results:
+def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = watching.SMALL if wanted.is_small else watching.WatchPlan()
     return asyncio.run(watching.run(stage, replace(plan, passes=wanted.passes)))
 
 
-def _serve(stage: Stage, wanted: Wanted) -> Results:
+def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
 
 
-def _peers(stage: Stage, wanted: Wanted) -> Results:
+def _peers(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(peers.run(stage, _serve_plan(wanted)))
 
 
-def _serve_plan(wanted: Wanted) -> serving.ServePlan:
+def _serve_plan(wanted: BenchRequest) -> serving.ServePlan:
     plan = serving.SMALL if wanted.is_small else serving.ServePlan()
     scenes = serving.played(wanted.scenes or plan.scenes)
     answer = wanted.max_tokens or plan.n_answer
     return replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
 
 
-async def _served(stage: Stage, plan: serving.ServePlan, wanted: Wanted) -> Results:
+async def _served(stage: Sandbox, plan: serving.ServePlan, wanted: BenchRequest) -> Results:
     async with AsyncExitStack() as stack:
         own = wanted.own
         if own is None:
@@ -122,10 +122,10 @@ async def _served(stage: Stage, plan: serving.ServePlan, wanted: Wanted) -> Resu
         servers = (own, wanted.other) if wanted.other else (own,)
         callers = [await stack.enter_async_context(Caller(server)) for server in servers]
         found = await serving.play(stage, callers, plan)
-    return serve.results(found, plan, serve.Bounds(PaceSpec().max_stall_ms / 1000))
+    return serve.results(found, plan, serve.SilenceBounds(PaceSpec().max_stall_ms / 1000))
 
 
-BENCHES: dict[str, Callable[[Stage, Wanted], Results]] = {
+BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "cache": _cache,
     "text": _text,

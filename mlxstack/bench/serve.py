@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from mlxstack.bench.chart import Bar, Chart
+from mlxstack.bench.chart import Bar, BarChart
 from mlxstack.bench.numbers import lasting, percentile, ratio, seconds, spread, times
-from mlxstack.bench.report import Results, Table, Target, at_most
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.serving import Found, ServePlan, played
 
 ALL = {
@@ -17,13 +17,13 @@ ALL = {
 }
 
 
-class Bounds(Struct, frozen=True):
+class SilenceBounds(Struct, frozen=True):
     """What the measured service promised: the longest silence of a decoding agent, in seconds."""
 
     max_stall_s: float = 0.25
 
 
-def results(found: dict[str, Found], plan: ServePlan, bounds: Bounds) -> Results:
+def results(found: dict[str, Found], plan: ServePlan, bounds: SilenceBounds) -> Results:
     """The tables of all servers side by side; targets of the first one. Of what was played."""
     first = next(iter(found.values()))
     names = played(plan.scenes)
@@ -36,7 +36,7 @@ def results(found: dict[str, Found], plan: ServePlan, bounds: Bounds) -> Results
     return Results(tuple(tables), tuple(targets), raw, charts)
 
 
-def _joining_targets(one: Found, bounds: Bounds) -> tuple[Target, ...]:
+def _joining_targets(one: Found, bounds: SilenceBounds) -> tuple[BenchTarget, ...]:
     """Silence bounded, and the newcomer not made to pay for it."""
     p99 = ratio(percentile(one["gaps joining"], 99), bounds.max_stall_s)
     worst = ratio(max(one["gaps joining"], default=0.0), bounds.max_stall_s)
@@ -48,7 +48,7 @@ def _joining_targets(one: Found, bounds: Bounds) -> tuple[Target, ...]:
     )
 
 
-def _count_targets(one: Found) -> tuple[Target, ...]:
+def _count_targets(one: Found) -> tuple[BenchTarget, ...]:
     if not one.get("counts"):
         return ()
     grown = ratio(mean(one["gaps counting"]), mean(one["gaps uncounted"]))
@@ -72,16 +72,16 @@ def median(values: Sequence[float]) -> float:
     return spread(values).median if values else 0.0
 
 
-def _turns(found: dict[str, Found], _: ServePlan) -> Table:
+def _turns(found: dict[str, Found], _: ServePlan) -> ReportTable:
     rows = tuple(
         (name, *(lasting(one[what]) for what in ALL), str(round(median(one["n cold"]))))
         for name, one in found.items()
     )
     heads = ("Server", *ALL.values(), "Prompt tokens")
-    return Table("Time to first token", heads, rows)
+    return ReportTable("Time to first token", heads, rows)
 
 
-def _crowds(found: dict[str, Found], plan: ServePlan) -> Table:
+def _crowds(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     rows = tuple(crowd_row(name, one, n, plan) for name, one in found.items() for n in plan.crowd)
     heads = (
         *("Server", "Agents", "Requests", "Total tokens", "Time", "Throughput", "Decode"),
@@ -91,16 +91,16 @@ def _crowds(found: dict[str, Found], plan: ServePlan) -> Table:
         f"{plan.n_prompt} unknown tokens in, {plan.n_answer} out, all at once. Throughput counts "
         "generated tokens over the whole time, decode while all are being answered."
     )
-    return Table("Agents at once", heads, rows, note)
+    return ReportTable("Agents at once", heads, rows, note)
 
 
-def _chart(found: dict[str, Found], plan: ServePlan) -> Chart:
+def _chart(found: dict[str, Found], plan: ServePlan) -> BarChart:
     bars = [
         Bar(f"{n} {name}", rate := throughput(one, n), f"{rate:.0f}")
         for n in plan.crowd
         for name, one in found.items()
     ]
-    return Chart("Tokens per second by agents at once", tuple(bars))
+    return BarChart("Tokens per second by agents at once", tuple(bars))
 
 
 def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def crowd_row(name: str, one: Found, n: int, plan: ServePlan) -> tuple[str, ...]
         seconds(percentile(latency, 99)),
         seconds(percentile(one[f"crowd {n}: ttft"], 50)),
         times(speedup),
-        verdict(speedup) if n > plan.crowd[0] else "-",
+        summary(speedup) if n > plan.crowd[0] else "-",
     )
 
 
@@ -130,14 +130,14 @@ def throughput(one: Found, n: int) -> float:
     return ratio(sum(one[f"crowd {n}: tokens"]), sum(one[f"crowd {n}: seconds"]))
 
 
-def verdict(speedup: float) -> str:
+def summary(speedup: float) -> str:
     """Against the promise of 2 to 4 times."""
     if speedup >= 2:
         return "meets"
     return "partial" if speedup >= 1.5 else "below"
 
 
-def _short(found: dict[str, Found], plan: ServePlan) -> Table:
+def _short(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     rows = tuple(
         (
             name,
@@ -148,10 +148,10 @@ def _short(found: dict[str, Found], plan: ServePlan) -> Table:
         for name, one in found.items()
     )
     title = f"{plan.team} agents, 50 tokens each"
-    return Table(title, ("Server", "One by one", "Together", "Speedup"), rows)
+    return ReportTable(title, ("Server", "One by one", "Together", "Speedup"), rows)
 
 
-def _interference(found: dict[str, Found], plan: ServePlan) -> Table:
+def _interference(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     rows = tuple(
         (
             name,
@@ -166,10 +166,10 @@ def _interference(found: dict[str, Found], plan: ServePlan) -> Table:
     )
     heads = ("Server", "Gap before", "Gap p50", "p99", "Worst", "Newcomer's TTFT", "Alone")
     note = "Silence between two tokens of three agents while the newcomer's prompt is computed."
-    return Table(f"A cold prompt of {plan.split.total} tokens joins", heads, rows, note)
+    return ReportTable(f"A cold prompt of {plan.split.total} tokens joins", heads, rows, note)
 
 
-def _team(found: dict[str, Found], plan: ServePlan) -> Table:
+def _team(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     rows = tuple(
         (
             name,
@@ -185,10 +185,10 @@ def _team(found: dict[str, Found], plan: ServePlan) -> Table:
     heads = ("Server", "Taking turns", "At once", "TTFT turn 1", "Worst", "TTFT later", "Reused")
     title = f"{plan.team} agents x {plan.n_turns} turns, one head"
     note = f"About {plan.team_split.total} tokens in, {plan.n_team_answer} out per turn."
-    return Table(title, heads, rows, note)
+    return ReportTable(title, heads, rows, note)
 
 
-def _counts(found: dict[str, Found]) -> tuple[Table, ...]:
+def _counts(found: dict[str, Found]) -> tuple[ReportTable, ...]:
     """One table, if anybody counts."""
     rows = tuple(
         (
@@ -206,16 +206,16 @@ def _counts(found: dict[str, Found]) -> tuple[Table, ...]:
     heads = ("Server", "Count p50", "p95", "Mean gap before", "After", "Worst before", "After")
     note = "Gaps of the three in the second before the counts, and in the one from then on."
     title = "26 token counts at once while three agents decode"
-    return (Table(title, heads, rows, note),) if rows else ()
+    return (ReportTable(title, heads, rows, note),) if rows else ()
 
 
-def _requests(found: dict[str, Found], plan: ServePlan) -> Table:
+def _requests(found: dict[str, Found], plan: ServePlan) -> ReportTable:
     rows = tuple((name, f"{median(one['requests per second']):.1f}") for name, one in found.items())
     title = f"Requests per second, {plan.n_clients} clients, a warm prompt, one token"
-    return Table(title, ("Server", "Requests/s"), rows)
+    return ReportTable(title, ("Server", "Requests/s"), rows)
 
 
-TABLES: dict[str, Callable[[dict[str, Found], ServePlan], Table]] = {
+TABLES: dict[str, Callable[[dict[str, Found], ServePlan], ReportTable]] = {
     "turns": _turns,
     "crowds": _crowds,
     "short": _short,

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.bench.call import Caller, Timed
+from mlxstack.bench.call import Caller, TimedRequest
 from mlxstack.bench.numbers import ratio
-from mlxstack.bench.stage import Stage
+from mlxstack.bench.stage import Sandbox
 from mlxstack.bench.workload import Split, Yardstick, agent, next_turn, question, sibling
 from mlxstack.core.errors import BadRequest, Broken
 
@@ -65,7 +65,7 @@ SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
 Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
 
 
-async def play(stage: Stage, callers: Sequence[Caller], plan: ServePlan) -> dict[str, Found]:
+async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> dict[str, Found]:
     """All scenes on all servers by turns, `passes` times; figures by the servers' names."""
     yards = {caller.server.name: await caller.yardstick() for caller in callers}
     found: dict[str, Found] = {name: {} for name in yards}
@@ -132,7 +132,7 @@ async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
 async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """A team with 50 tokens each: one by one, and together."""
 
-    async def ask(how: str, i: int) -> Timed:
+    async def ask(how: str, i: int) -> TimedRequest:
         return await caller.ask(question(plan.n_prompt, yard, f"{how} {seed} {i}"), 50)
 
     began = caller.clock()
@@ -193,7 +193,7 @@ async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
     }
 
 
-def _gaps(decoders: Sequence[Timed], began: float, ended: float) -> tuple[float, ...]:
+def _gaps(decoders: Sequence[TimedRequest], began: float, ended: float) -> tuple[float, ...]:
     return tuple(gap for one in decoders for gap in one.gaps_within(began, ended))
 
 
@@ -227,7 +227,7 @@ async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: 
 
 async def _talk(
     caller: Caller, plan: ServePlan, yard: Yardstick, number: int, member: int
-) -> list[Timed]:
+) -> list[TimedRequest]:
     body, talk = agent(plan.team_split, yard, number, member), []
     for turn in range(plan.n_turns):
         talk.append(await caller.ask(body, plan.n_team_answer))
@@ -251,7 +251,7 @@ async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) 
     return {"requests per second": (plan.n_requests / (caller.clock() - began),)}
 
 
-def decode_rate(timed: Sequence[Timed]) -> float:
+def decode_rate(timed: Sequence[TimedRequest]) -> float:
     """Pieces per second of all together, while all of them were being answered."""
     if not all(one.marks for one in timed):
         return 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxstack.bench.stage import Stage
+from mlxstack.bench.stage import Sandbox
 from mlxstack.core.errors import Broken
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main", "tui")
@@ -42,7 +42,7 @@ class Spectator:
 
 
 @contextlib.asynccontextmanager
-async def spectator(stage: Stage, url: str) -> AsyncIterator[Spectator]:
+async def spectator(stage: Sandbox, url: str) -> AsyncIterator[Spectator]:
     """Attached and drawing inside, left by its own key after. Raises Broken when it does not."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
@@ -75,7 +75,7 @@ async def _attached(process: asyncio.subprocess.Process, found: Spectator) -> No
         await asyncio.sleep(POLL_S)
 
 
-def _env(stage: Stage) -> dict[str, str]:
+def _env(stage: Sandbox) -> dict[str, str]:
     """The size is the terminal's, not that of the variables."""
     kept = {name: value for name, value in stage.env.items() if name not in {"COLUMNS", "LINES"}}
     return {**kept, "TERM": "xterm-256color", "MLX_STACK_HOME": str(stage.folder / "home")}

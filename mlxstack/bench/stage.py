@@ -12,10 +12,10 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from mlxstack.bench.call import Server
+from mlxstack.bench.call import ServerUnderTest
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
-from mlxstack.core.trial import Build, Finding, Job, Trial
+from mlxstack.core.trial import BenchJob, BenchResult, BuildModel, Trial
 from mlxstack.host.lifeline import VARIABLE
 from mlxstack.host.logs import tail
 from mlxstack.host.process import free_port
@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 """A service that stops still writes the contexts of its slots."""
 
 
-class Stage(Struct, frozen=True):
+class Sandbox(Struct, frozen=True):
     """`folder` is for scratch, `env` for every child, `say` takes a line about what happens now.
 
     `model` is a folder or a hub id that every contestant loads.
@@ -40,7 +40,7 @@ class Stage(Struct, frozen=True):
     say: Callable[[str], None]
 
 
-def with_model(stage: Stage, wanted: str, build: Build) -> Stage:
+def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
     """The stage with the wanted model; `random` is built now, as `build` says."""
     if wanted != "random":
         return msgspec.structs.replace(stage, model=wanted)
@@ -49,19 +49,19 @@ def with_model(stage: Stage, wanted: str, build: Build) -> Stage:
     return msgspec.structs.replace(stage, model=build.folder)
 
 
-def measure(stage: Stage, trials: Sequence[Trial]) -> list[Finding]:
+def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
     """Do these trials in a fresh process. Raises Broken with its last words."""
-    job = msgspec.json.encode(Job(stage.model, tuple(trials)))
+    job = msgspec.json.encode(BenchJob(stage.model, tuple(trials)))
     command = [sys.executable, "-m", "mlxstack.engine.bench"]
     done = subprocess.run(command, input=job, capture_output=True, env=stage.env, check=False)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()[-8:]
         raise Broken("the in-process measurement failed:\n  " + "\n  ".join(words))
-    return msgspec.json.decode(done.stdout, type=list[Finding])
+    return msgspec.json.decode(done.stdout, type=list[BenchResult])
 
 
 @contextlib.asynccontextmanager
-async def service(stage: Stage, home: str, slots: SlotSpec) -> AsyncIterator[Server]:
+async def service(stage: Sandbox, home: str, slots: SlotSpec) -> AsyncIterator[ServerUnderTest]:
     """Our service on the stage's model, healthy; `home` names a folder that outlives it."""
     root = stage.folder / home
     root.mkdir(parents=True, exist_ok=True)
@@ -76,25 +76,25 @@ async def service(stage: Stage, home: str, slots: SlotSpec) -> AsyncIterator[Ser
     file.write_bytes(msgspec.json.encode(preset))
     command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(file)]
     env = {**stage.env, "MLX_STACK_HOME": str(root), VARIABLE: LIFELINE_S}
-    server = Server("mlx-stack", f"http://{HOST}:{port}", "bench")
+    server = ServerUnderTest("mlx-stack", f"http://{HOST}:{port}", "bench")
     async with child(command, env, root / "service.log", server):
         yield server
 
 
 @contextlib.asynccontextmanager
-async def mlx_lm_server(stage: Stage) -> AsyncIterator[Server]:
+async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
     """mlx-lm's own server from this very environment, on the stage's model."""
     port = free_port(HOST)
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", stage.model]
     command += ["--host", HOST, "--port", str(port), "--log-level", "ERROR"]
-    server = Server("mlx_lm.server", f"http://{HOST}:{port}", "default_model")
+    server = ServerUnderTest("mlx_lm.server", f"http://{HOST}:{port}", "default_model")
     async with child(command, stage.env, stage.folder / "mlx_lm.log", server):
         yield server
 
 
 @contextlib.asynccontextmanager
 async def child(
-    command: Sequence[str], env: dict[str, str], log: Path, server: Server
+    command: Sequence[str], env: dict[str, str], log: Path, server: ServerUnderTest
 ) -> AsyncIterator[None]:
     """A server process: healthy inside, ended after. Raises Broken when it does not start."""
     with log.open("ab") as words:
@@ -108,7 +108,9 @@ async def child(
         await _end(process)
 
 
-async def _until_healthy(process: asyncio.subprocess.Process, server: Server, log: Path) -> None:
+async def _until_healthy(
+    process: asyncio.subprocess.Process, server: ServerUnderTest, log: Path
+) -> None:
     deadline = time.monotonic() + HEALTHY_WITHIN_S
     async with httpx.AsyncClient(base_url=server.url, timeout=5.0, trust_env=False) as http:
         while time.monotonic() < deadline and process.returncode is None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from mlxstack.bench.numbers import lasting, ratio, spread, times
-from mlxstack.bench.report import Results, Table, at_most
-from mlxstack.bench.stage import Stage
+from mlxstack.bench.report import ReportTable, Results, at_most
+from mlxstack.bench.stage import Sandbox
 from mlxstack.core.errors import Broken
 
 COMMAND = ("-m", "mlxstack.cli.main")
@@ -33,7 +33,7 @@ class StartPlan(Struct, frozen=True):
 SMALL = StartPlan(2)
 
 
-def run(stage: Stage, plan: StartPlan) -> Results:
+def run(stage: Sandbox, plan: StartPlan) -> Results:
     """Start each contestant again and again. Raises Broken when one fails."""
     stage.say("starting the command")
     env = {**stage.env, "MLX_STACK_HOME": str(stage.folder / "home")}
@@ -50,7 +50,7 @@ def run(stage: Stage, plan: StartPlan) -> Results:
         for name, words in CONTESTANTS.items()
     )
     return Results(
-        (Table("Starting the command", ("Command", "Wall time", "Ratio", "Modules"), rows),),
+        (ReportTable("Starting the command", ("Command", "Wall time", "Ratio", "Modules"), rows),),
         (at_most(f"{HELP}, against {IDLE}", shares[HELP], MOST),),
         found,
     )

@@ -5,10 +5,10 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from mlxstack.bench.chart import draw
-from mlxstack.bench.report import Report, Table, targets_table
+from mlxstack.bench.report import BenchReport, ReportTable, targets_table
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: BenchReport, console: Console) -> None:
     """Conditions, tables, targets."""
     said = report.conditions
     versions = ", ".join(f"{name} {version}" for name, version in said.versions.items())
@@ -23,7 +23,7 @@ def show(report: Report, console: Console) -> None:
         console.print(Text("\n".join(["", chart.title, *draw(chart)])))
 
 
-def _drawn(one: Table) -> Drawn:
+def _drawn(one: ReportTable) -> Drawn:
     drawn = Drawn(title=Text(one.title), title_justify="left", caption=Text(one.note))
     drawn.caption_justify = "left"
     for i, head in enumerate(one.heads):

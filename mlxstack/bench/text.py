@@ -3,9 +3,9 @@
 from msgspec import Struct
 
 from mlxstack.bench.numbers import lasting, ratio, spread, times
-from mlxstack.bench.report import Results, Table, at_most
-from mlxstack.bench.stage import Stage, measure
-from mlxstack.core.trial import Finding, FollowUp
+from mlxstack.bench.report import ReportTable, Results, at_most
+from mlxstack.bench.stage import Sandbox, measure
+from mlxstack.core.trial import BenchResult, FollowUp
 
 
 class TextPlan(Struct, frozen=True):
@@ -18,7 +18,7 @@ class TextPlan(Struct, frozen=True):
 SMALL = TextPlan((500, 3_000), 3)
 
 
-def run(stage: Stage, plan: TextPlan) -> Results:
+def run(stage: Sandbox, plan: TextPlan) -> Results:
     """Template, tokens and block keys: from scratch, and for the next turn."""
     stage.say("prompts of long histories")
     found = measure(stage, [FollowUp(n, plan.passes) for n in plan.histories])
@@ -37,7 +37,7 @@ def run(stage: Stage, plan: TextPlan) -> Results:
     note = "Template and tokens of the whole conversation, and the chain of its block keys."
     longest = f"next turn on {plan.histories[-1]:,} tokens, against from scratch"
     return Results(
-        (Table("Text work per request", heads, rows, note),),
+        (ReportTable("Text work per request", heads, rows, note),),
         (at_most(longest, _share(found[-1]), 0.2),),
         {
             f"{n}: {one.who} {one.what}": one.values
@@ -47,9 +47,9 @@ def run(stage: Stage, plan: TextPlan) -> Results:
     )
 
 
-def _total(found: Finding, who: str) -> tuple[float, ...]:
+def _total(found: BenchResult, who: str) -> tuple[float, ...]:
     return tuple(map(sum, zip(found.of(who, "prompt_s"), found.of(who, "hash_s"), strict=True)))
 
 
-def _share(found: Finding) -> float:
+def _share(found: BenchResult) -> float:
     return ratio(spread(_total(found, "next")).median, spread(_total(found, "scratch")).median)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.call import Caller, Timed
+from mlxstack.bench.call import Caller, TimedRequest
 from mlxstack.bench.numbers import ratio, spread
-from mlxstack.bench.report import Results, Table, at_most
+from mlxstack.bench.report import ReportTable, Results, at_most
 from mlxstack.bench.spectator import Spectator, spectator
-from mlxstack.bench.stage import Stage, service
+from mlxstack.bench.stage import Sandbox, service
 from mlxstack.bench.workload import question
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
@@ -45,7 +45,7 @@ class WatchPlan(Struct, frozen=True):
 SMALL = WatchPlan(1, 1.0, 0.3, 20, 100)
 
 
-class Window(Struct, frozen=True):
+class ClockWindow(Struct, frozen=True):
     """A stretch of the clock; `cpu_s` and `n_frames` are the dashboard's, if there is one."""
 
     began: float
@@ -59,7 +59,7 @@ class Window(Struct, frozen=True):
         return self.ended - self.began
 
 
-async def run(stage: Stage, plan: WatchPlan) -> Results:
+async def run(stage: Sandbox, plan: WatchPlan) -> Results:
     """Raises Broken when a dashboard does not attach, or when nothing was decoded."""
     slots = SlotSpec(count=DECODERS, n_ctx=1024 + plan.n_answer + plan.n_prompt)
     n_threads = max(1, (os.cpu_count() or 2) - 1)
@@ -75,7 +75,7 @@ async def run(stage: Stage, plan: WatchPlan) -> Results:
     return results(windows, timed)
 
 
-def results(windows: Sequence[Window], timed: Sequence[Timed]) -> Results:
+def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Results:
     """Throughput with and without, the share of a core, and both targets."""
     watched = [one for one in windows if one.cpu_s is not None]
     alone = tuple(_rate(one, timed) for one in windows if one.cpu_s is None)
@@ -100,7 +100,7 @@ def results(windows: Sequence[Window], timed: Sequence[Timed]) -> Results:
     )
     heads = ("Service", f"Decode of {DECODERS} agents", "Frames", "CPU of the dashboard")
     return Results(
-        (Table("What a dashboard costs", heads, rows, NOTE),),
+        (ReportTable("What a dashboard costs", heads, rows, NOTE),),
         (
             at_most(
                 "decode throughput that a dashboard costs", spread(costs).median, MOST_COST, "%"
@@ -111,9 +111,11 @@ def results(windows: Sequence[Window], timed: Sequence[Timed]) -> Results:
     )
 
 
-async def _talk(caller: Caller, plan: WatchPlan, number: int, enough: asyncio.Event) -> list[Timed]:
+async def _talk(
+    caller: Caller, plan: WatchPlan, number: int, enough: asyncio.Event
+) -> list[TimedRequest]:
     """One long answer after another."""
-    said: list[Timed] = []
+    said: list[TimedRequest] = []
     yard = await caller.yardstick()
     while not enough.is_set():
         body = question(plan.n_prompt, yard, f"watched {number} {len(said)}")
@@ -121,7 +123,7 @@ async def _talk(caller: Caller, plan: WatchPlan, number: int, enough: asyncio.Ev
     return said
 
 
-async def _windows(stage: Stage, plan: WatchPlan, url: str) -> list[Window]:
+async def _windows(stage: Sandbox, plan: WatchPlan, url: str) -> list[ClockWindow]:
     found = []
     for i in range(plan.passes):
         stage.say(f"three agents decode, watched and not, pass {i + 1}")
@@ -132,18 +134,18 @@ async def _windows(stage: Stage, plan: WatchPlan, url: str) -> list[Window]:
     return found
 
 
-async def _window(plan: WatchPlan, watcher: Spectator | None) -> Window:
+async def _window(plan: WatchPlan, watcher: Spectator | None) -> ClockWindow:
     await asyncio.sleep(plan.settle_s)
     began = Caller.clock()
     cpu_s, n_frames = (watcher.cpu_s(), watcher.n_frames()) if watcher else (0.0, 0)
     await asyncio.sleep(plan.window_s)
     ended = Caller.clock()
     if watcher is None:
-        return Window(began, ended)
-    return Window(began, ended, watcher.cpu_s() - cpu_s, watcher.n_frames() - n_frames)
+        return ClockWindow(began, ended)
+    return ClockWindow(began, ended, watcher.cpu_s() - cpu_s, watcher.n_frames() - n_frames)
 
 
-def _rate(window: Window, timed: Sequence[Timed]) -> float:
+def _rate(window: ClockWindow, timed: Sequence[TimedRequest]) -> float:
     n = sum(window.began < at <= window.ended for one in timed for at in one.marks)
     return n / window.seconds
 

@@ -12,9 +12,9 @@ from mlxstack.cli.show import as_json, note
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
-    from mlxstack.bench.call import Server
-    from mlxstack.bench.report import Report
-    from mlxstack.bench.runs import Wanted
+    from mlxstack.bench.call import ServerUnderTest
+    from mlxstack.bench.report import BenchReport
+    from mlxstack.bench.runs import BenchRequest
 
 SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
 SCENES_HELP = f"serve: play this one only; may be given again. {', '.join(SCENES)}."
@@ -60,7 +60,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     same beside mlx_lm.server on the same model. start: how soon the command answers.
     tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
     """
-    from mlxstack.bench.runs import Wanted
+    from mlxstack.bench.runs import BenchRequest
 
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
@@ -72,25 +72,25 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
-    wanted = Wanted(model, passes, max_tokens, small, own, other, tuple(scene or ()))
+    wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
     as_json(reports) if json else _print(reports, markdown)
 
 
-def _measured(what: str, wanted: "Wanted") -> "list[Report]":
+def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
     import tempfile
     from datetime import UTC, datetime
     from pathlib import Path
 
     import httpx
 
-    from mlxstack.bench.runs import EVERYTHING, Scene, report
+    from mlxstack.bench.runs import EVERYTHING, BenchContext, report
     from mlxstack.client import Unreachable
 
     command = shlex.join(["mlx-stack", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="mlx-stack-bench-") as folder:
         today = datetime.now(UTC).date()
-        scene = Scene(Path(folder), dict(os.environ), today, command, note)
+        scene = BenchContext(Path(folder), dict(os.environ), today, command, note)
         names = EVERYTHING if what == "all" else (what,)
         try:
             return [report(name, wanted, scene) for name in names]
@@ -104,14 +104,14 @@ def _key() -> str | None:
     return key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
 
 
-def _server(name: str, url: str | None, model: str, key: str | None) -> "Server | None":
-    from mlxstack.bench.call import Server
+def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerUnderTest | None":
+    from mlxstack.bench.call import ServerUnderTest
     from mlxstack.cli.target import address
 
-    return Server(name, address(url), model, key) if url is not None else None
+    return ServerUnderTest(name, address(url), model, key) if url is not None else None
 
 
-def _print(reports: "list[Report]", is_markdown: bool) -> None:
+def _print(reports: "list[BenchReport]", is_markdown: bool) -> None:
     from rich.console import Console
 
     from mlxstack.bench.markdown import markdown

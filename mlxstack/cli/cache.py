@@ -117,10 +117,10 @@ def gc(
     """Delete stored KV that no saved slot or agent needs, by age and bytes."""
     from msgspec import structs
 
-    from mlxstack.core.act import Scope
+    from mlxstack.core.act import GCScope
 
     bounds = sweeps.bounds(max_bytes, older_than)
-    wanted = structs.replace(bounds, scope=Scope.KV, is_dry=dry_run)
+    wanted = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
     sweeps.show(sweeps.collect(wanted, name, url), json)
 
 

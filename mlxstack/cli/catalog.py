@@ -7,7 +7,7 @@ from mlxstack.host import presets
 from mlxstack.host.paths import Home
 
 
-class Entry(Struct, frozen=True):
+class PresetListing(Struct, frozen=True):
     """One preset. `error` says why it cannot be used, and then the rest is empty."""
 
     name: str
@@ -23,19 +23,19 @@ class Entry(Struct, frozen=True):
     error: str | None = None
 
 
-def catalog(home: Home) -> list[Entry]:
+def catalog(home: Home) -> list[PresetListing]:
     """The presets in alphabetical order, `demo` first."""
     found = presets.listed(home)
     order = sorted(found, key=lambda name: (name != "demo", name))
     return [_entry(name, str(found[name]), home) for name in order]
 
 
-def _entry(name: str, source: str, home: Home) -> Entry:
+def _entry(name: str, source: str, home: Home) -> PresetListing:
     try:
         preset = presets.load(name, home).preset
     except SetupError as why:
-        return Entry(name, source, error=why.message)
-    return Entry(
+        return PresetListing(name, source, error=why.message)
+    return PresetListing(
         name=name,
         source=source,
         model=preset.model.id,

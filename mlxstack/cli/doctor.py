@@ -11,7 +11,7 @@ from mlxstack.cli.up import Json
 
 def doctor(json: Json = False) -> None:
     """Check the machine and the home; the exit code is 1 when something must be repaired."""
-    from mlxstack.cli.finding import Verdict
+    from mlxstack.cli.finding import CheckLevel
     from mlxstack.cli.findings import examine
     from mlxstack.host.paths import home_from
 
@@ -21,5 +21,5 @@ def doctor(json: Json = False) -> None:
     else:
         rows = [(one.verdict, one.subject, one.detail, one.remedy) for one in found]
         table(("", "WHAT", "FOUND", "WHAT TO DO"), rows)
-    if any(one.verdict is Verdict.BAD for one in found):
+    if any(one.verdict is CheckLevel.BAD for one in found):
         raise typer.Exit(Exit.FAILED)

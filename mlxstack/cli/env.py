@@ -14,8 +14,8 @@ from mlxstack.cli.slots import Name, Url
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
-    from mlxstack.cli.target import Target
-    from mlxstack.host.clients import Endpoint, Setup
+    from mlxstack.cli.target import ServiceTarget
+    from mlxstack.host.clients import ClientSetup, Endpoint
     from mlxstack.host.paths import Home
 
 NAMES = ("claude", "codex", "opencode", "aider", "openai")
@@ -53,7 +53,7 @@ def run(context: typer.Context, client: Client, name: Name = None, url: Url = No
     _become(words, setup)
 
 
-def _setup(client: str, name: str | None, url: str | None) -> "Setup":
+def _setup(client: str, name: str | None, url: str | None) -> "ClientSetup":
     import asyncio
 
     from mlxstack.cli.target import target
@@ -68,7 +68,7 @@ def _setup(client: str, name: str | None, url: str | None) -> "Setup":
     return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
 
 
-async def _endpoint(where: "Target") -> "Endpoint":
+async def _endpoint(where: "ServiceTarget") -> "Endpoint":
     from mlxstack.client import Client as Caller
     from mlxstack.host.clients import Endpoint
 
@@ -85,12 +85,12 @@ def _folder(home: "Home", client: str, url: str) -> Path:
     return home.root / "clients" / client / "".join(c if c.isalnum() else "_" for c in place)
 
 
-def _warn(setup: "Setup") -> None:
+def _warn(setup: "ClientSetup") -> None:
     if setup.caution is not None:
         note(f"warning: {setup.caution}")
 
 
-def _write(setup: "Setup") -> None:
+def _write(setup: "ClientSetup") -> None:
     from mlxstack.host.paths import make_private
     from mlxstack.host.state import write_atomic
 
@@ -99,7 +99,7 @@ def _write(setup: "Setup") -> None:
         write_atomic(Path(path), text.encode())
 
 
-def _become(words: list[str], setup: "Setup") -> NoReturn:
+def _become(words: list[str], setup: "ClientSetup") -> NoReturn:
     from mlxstack.core.errors import NotFound
 
     if not words:

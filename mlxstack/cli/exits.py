@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from mlxstack.core.errors import SetupError, StackError, Taken
+from mlxstack.core.errors import SetupError, SlotTaken, StackError
 
 
 class Misuse(Exception):
@@ -38,4 +38,4 @@ def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
         return Exit.NOT_RUNNING
     if isinstance(error, SetupError):
         return Exit.SETUP
-    return Exit.TAKEN if isinstance(error, Taken) else Exit.FAILED
+    return Exit.TAKEN if isinstance(error, SlotTaken) else Exit.FAILED

@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Verdict(StrEnum):
+class CheckLevel(StrEnum):
     """BAD must be repaired; WARN may cost speed or comfort."""
 
     OK = "ok"
@@ -13,10 +13,10 @@ class Verdict(StrEnum):
     BAD = "bad"
 
 
-class Finding(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     """`remedy` is what to do; empty when nothing is to be done."""
 
-    verdict: Verdict
+    verdict: CheckLevel
     subject: str
     detail: str
     remedy: str = ""

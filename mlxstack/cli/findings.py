@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from mlxstack.cli.catalog import catalog
-from mlxstack.cli.finding import Finding, Verdict
+from mlxstack.cli.finding import CheckLevel, CheckResult
 from mlxstack.cli.model_findings import ceiling, device, model_cache
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ServerSpec
 from mlxstack.host import services
 from mlxstack.host.descriptors import REQUIRED, require_limit
-from mlxstack.host.machine import amount, find_openblas, machine
+from mlxstack.host.machine import amount, find_openblas, this_hardware
 from mlxstack.host.overrides import unknown_variables
 from mlxstack.host.paths import HOME_VARIABLE, Home
 from mlxstack.host.process import listener, refusal
@@ -29,7 +29,7 @@ UNSTORED = "..tmp-*"
 N_SHOWN = 3
 
 
-def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
+def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
     """Everything, in the order in which one would repair it."""
     looks = (
         _system(),
@@ -50,49 +50,49 @@ def examine(home: Home, env: Mapping[str, str]) -> list[Finding]:
     return [finding for look in looks for finding in _all_of(look)]
 
 
-def _all_of(look: Iterator[Finding]) -> Iterator[Finding]:
+def _all_of(look: Iterator[CheckResult]) -> Iterator[CheckResult]:
     """What it finds; where it may not look, that is a finding too, and the others go on."""
     try:
         yield from look
     except OSError as why:
         remedy = "give yourself the right to it"
-        yield Finding(Verdict.BAD, "files", f"{why.filename}: {why.strerror}", remedy)
+        yield CheckResult(CheckLevel.BAD, "files", f"{why.filename}: {why.strerror}", remedy)
 
 
-def _system() -> Iterator[Finding]:
+def _system() -> Iterator[CheckResult]:
     name = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     if sys.platform == "darwin" and platform.machine() != "arm64":
-        yield Finding(
-            Verdict.BAD,
+        yield CheckResult(
+            CheckLevel.BAD,
             "system",
             f"{name}: MLX needs Apple silicon",
             "use a native arm64 Python, or a Linux machine",
         )
     elif sys.platform not in {"darwin", "linux"}:
-        yield Finding(Verdict.BAD, "system", name, "use macOS on Apple silicon, or Linux")
+        yield CheckResult(CheckLevel.BAD, "system", name, "use macOS on Apple silicon, or Linux")
     else:
-        yield Finding(Verdict.OK, "system", name)
+        yield CheckResult(CheckLevel.OK, "system", name)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[CheckResult]:
     for package in ("mlx", "mlx-lm"):
         try:
-            yield Finding(Verdict.OK, package, version(package))
+            yield CheckResult(CheckLevel.OK, package, version(package))
         except PackageNotFoundError:
             remedy = "pip install mlx-stack into this environment again"
-            yield Finding(Verdict.BAD, package, "not installed", remedy)
+            yield CheckResult(CheckLevel.BAD, package, "not installed", remedy)
 
 
-def _memory() -> Iterator[Finding]:
-    here = machine()
+def _memory() -> Iterator[CheckResult]:
+    here = this_hardware()
     detail = f"{amount(here.total_bytes)}, {amount(here.available_bytes)} available, {here.chip}"
     if here.total_bytes < LOW_MEMORY_BYTES:
-        yield Finding(Verdict.WARN, "memory", detail, "use small models, such as `demo`")
+        yield CheckResult(CheckLevel.WARN, "memory", detail, "use small models, such as `demo`")
     else:
-        yield Finding(Verdict.OK, "memory", detail)
+        yield CheckResult(CheckLevel.OK, "memory", detail)
 
 
-def _descriptors() -> Iterator[Finding]:
+def _descriptors() -> Iterator[CheckResult]:
     soft, hard = (
         "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -102,77 +102,79 @@ def _descriptors() -> Iterator[Finding]:
         require_limit()
     except SetupError:
         remedy = f"start it with a hard limit of at least {REQUIRED}; no model can be loaded"
-        yield Finding(Verdict.BAD, "open files", detail, remedy)
+        yield CheckResult(CheckLevel.BAD, "open files", detail, remedy)
     else:
-        yield Finding(Verdict.OK, "open files", detail)
+        yield CheckResult(CheckLevel.OK, "open files", detail)
 
 
-def _blas(env: Mapping[str, str]) -> Iterator[Finding]:
+def _blas(env: Mapping[str, str]) -> Iterator[CheckResult]:
     if sys.platform != "linux":
         return
     library = find_openblas()
     if library is not None:
-        yield Finding(Verdict.OK, "blas", f"{library} is preloaded into workers")
+        yield CheckResult(CheckLevel.OK, "blas", f"{library} is preloaded into workers")
     elif "openblas" in env.get("LD_PRELOAD", ""):
-        yield Finding(Verdict.OK, "blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
+        yield CheckResult(CheckLevel.OK, "blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
     else:
-        yield Finding(
-            Verdict.WARN,
+        yield CheckResult(
+            CheckLevel.WARN,
             "blas",
             "OpenBLAS is not installed; MLX on a CPU is 10 to 25 times slower without it",
             "install it (Debian: apt install libopenblas0-pthread)",
         )
 
 
-def _home(home: Home) -> Iterator[Finding]:
+def _home(home: Home) -> Iterator[CheckResult]:
     there = next(one for one in (home.root, *home.root.parents) if one.exists())
     if not (there.is_dir() and os.access(there, os.R_OK | os.W_OK | os.X_OK)):
         detail = f"{home.root} cannot be used: {there} is no folder that you may write to"
         remedy = f"make it one, or set {HOME_VARIABLE} to another"
-        yield Finding(Verdict.BAD, "home", detail, remedy)
+        yield CheckResult(CheckLevel.BAD, "home", detail, remedy)
         return
     if there != home.root:
-        yield Finding(Verdict.OK, "home", f"{home.root} will be made by the first `up`")
+        yield CheckResult(CheckLevel.OK, "home", f"{home.root} will be made by the first `up`")
         return
     mode = stat.S_IMODE(home.root.stat().st_mode)
     if mode & 0o077:
         detail = f"{home.root} is open to others (mode {mode:o})"
-        yield Finding(Verdict.WARN, "home", detail, f"chmod 700 {home.root}")
+        yield CheckResult(CheckLevel.WARN, "home", detail, f"chmod 700 {home.root}")
     else:
-        yield Finding(Verdict.OK, "home", str(home.root))
+        yield CheckResult(CheckLevel.OK, "home", str(home.root))
     free = shutil.disk_usage(home.root).free
     if free < LOW_DISK_BYTES:
-        yield Finding(
-            Verdict.WARN, "disk", f"{amount(free)} free", "free some space for saved agents"
+        yield CheckResult(
+            CheckLevel.WARN, "disk", f"{amount(free)} free", "free some space for saved agents"
         )
     else:
-        yield Finding(Verdict.OK, "disk", f"{amount(free)} free")
+        yield CheckResult(CheckLevel.OK, "disk", f"{amount(free)} free")
 
 
-def _presets(home: Home) -> Iterator[Finding]:
+def _presets(home: Home) -> Iterator[CheckResult]:
     shelf = catalog(home)
     wrong = [one for one in shelf if one.error is not None]
     for one in wrong:
-        yield Finding(Verdict.WARN, "preset", str(one.error), f"correct {one.source}")
-    yield Finding(Verdict.OK, "presets", f"{len(shelf) - len(wrong)} can be started")
+        yield CheckResult(CheckLevel.WARN, "preset", str(one.error), f"correct {one.source}")
+    yield CheckResult(CheckLevel.OK, "presets", f"{len(shelf) - len(wrong)} can be started")
 
 
-def _variables(env: Mapping[str, str]) -> Iterator[Finding]:
+def _variables(env: Mapping[str, str]) -> Iterator[CheckResult]:
     for name in unknown_variables(env):
-        yield Finding(Verdict.BAD, "variable", f"{name} names no key of a preset", f"unset {name}")
+        yield CheckResult(
+            CheckLevel.BAD, "variable", f"{name} names no key of a preset", f"unset {name}"
+        )
 
 
-def _services(home: Home) -> Iterator[Finding]:
+def _services(home: Home) -> Iterator[CheckResult]:
     for name in services.names(home):
         state = owner(home, name)
         if state is not None:
-            yield Finding(Verdict.OK, "service", f"{name} runs at {state.plan.url}")
+            yield CheckResult(CheckLevel.OK, "service", f"{name} runs at {state.plan.url}")
         elif home.pid_file(name).exists():
             detail = f"{name} crashed and left {home.pid_file(name)}"
-            yield Finding(Verdict.WARN, "service", detail, f"mlx-stack down {name}")
+            yield CheckResult(CheckLevel.WARN, "service", detail, f"mlx-stack down {name}")
 
 
-def _left_behind(home: Home) -> Iterator[Finding]:
+def _left_behind(home: Home) -> Iterator[CheckResult]:
     """Files that somebody who was killed had not finished; while services run, they may grow."""
     if services.running(home):
         return
@@ -182,16 +184,16 @@ def _left_behind(home: Home) -> Iterator[Finding]:
         n_bytes = sum(file.stat().st_size for file in halves)
         shown = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
         detail = f"{len(halves)} half-written files, {amount(n_bytes)}"
-        yield Finding(Verdict.WARN, "stale", detail, f"nobody needs them: rm {shown}")
+        yield CheckResult(CheckLevel.WARN, "stale", detail, f"nobody needs them: rm {shown}")
 
 
-def _port(home: Home) -> Iterator[Finding]:
+def _port(home: Home) -> Iterator[CheckResult]:
     server = ServerSpec()
     if any(one.plan.url.endswith(f":{server.port}") for one in services.running(home)):
         return
     if refusal(server.host, server.port) is None:
-        yield Finding(Verdict.OK, "port", f"{server.port} is free")
+        yield CheckResult(CheckLevel.OK, "port", f"{server.port} is free")
     else:
         who = listener(server.port) or "another program"
         detail = f"{server.port} is taken by {who}"
-        yield Finding(Verdict.WARN, "port", detail, "start with --port, or end that program")
+        yield CheckResult(CheckLevel.WARN, "port", detail, "start with --port, or end that program")

@@ -6,9 +6,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.host.memory import Memory
-from mlxstack.policy.advice import Advice, Wish, advise, nearest
-from mlxstack.policy.capacity import Load, disk_bytes, fits, max_agents, max_ctx, need
+from mlxstack.host.memory import MemoryBudget
+from mlxstack.policy.advice import Advice, CapacityRequest, advise, nearest
+from mlxstack.policy.capacity import ServiceLoad, disk_bytes, fits, max_agents, max_ctx, need
 from mlxstack.policy.geometry import Geometry, Layer, quantized
 from mlxstack.service.candidate import Candidate
 
@@ -48,7 +48,7 @@ class Spec(Struct, frozen=True):
     weights_from: str
 
 
-class Precision(Struct, frozen=True):
+class PrecisionFit(Struct, frozen=True):
     """One KV precision: bytes of one context, and how many agents have room."""
 
     bits: int
@@ -60,11 +60,11 @@ class ContextRow(Struct, frozen=True):
     """One length of context; `disk_bytes` is one saved agent."""
 
     n_ctx: int
-    precisions: tuple[Precision, ...]
+    precisions: tuple[PrecisionFit, ...]
     disk_bytes: int
 
 
-class Cell(Struct, frozen=True):
+class CapacityCell(Struct, frozen=True):
     """All bytes of so many slots with so much context."""
 
     n_slots: int
@@ -100,13 +100,13 @@ class Forecast(Struct, frozen=True):
 
     preset: str
     spec: Spec
-    memory: Memory
+    memory: MemoryBudget
     workspace_bytes: int
     kv_budget_bytes: int
     wanted: Fit
     disk_bytes_50k: int
     contexts: tuple[ContextRow, ...]
-    matrix: tuple[Cell, ...]
+    matrix: tuple[CapacityCell, ...]
 
 
 def spec_of(candidate: Candidate) -> Spec:
@@ -129,7 +129,7 @@ def spec_of(candidate: Candidate) -> Spec:
 
 
 def forecast(
-    candidate: Candidate, memory: Memory, wanted: Load, contexts: Sequence[int]
+    candidate: Candidate, memory: MemoryBudget, wanted: ServiceLoad, contexts: Sequence[int]
 ) -> Forecast:
     """The forecast for `wanted`, which is `candidate.load` with other slots or context."""
     dense = wanted.geometry
@@ -150,7 +150,7 @@ def forecast(
     )
 
 
-def fit(load: Load, usable: int) -> Fit:
+def fit(load: ServiceLoad, usable: int) -> Fit:
     """Whether a load fits, and the way there if not."""
     from mlxstack.service.fit import over_budget, settings
 
@@ -171,14 +171,14 @@ def fit(load: Load, usable: int) -> Fit:
 
 
 def recommendation(
-    candidates: Sequence[Candidate], memory: Memory, n_agents: int, n_ctx: int
+    candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
 ) -> tuple[Advice, ...]:
     """The candidates that could carry so many agents of so much context, the best first."""
     wishes = []
     for one in candidates:
         load = replace(one.load(memory.half_bytes, memory.total), n_slots=n_agents, n_ctx=n_ctx)
         load = replace(load, geometry=one.geometry(memory.half_bytes))
-        wishes.append(Wish(one.preset.name, load, one.n_trained))
+        wishes.append(CapacityRequest(one.preset.name, load, one.n_trained))
     return advise(wishes, memory.usable)
 
 
@@ -203,7 +203,7 @@ def _kind(geometry: Geometry, layer: Layer, numbers: list[int]) -> KindRow:
     )
 
 
-def _row(load: Load, usable: int, n_ctx: int) -> ContextRow:
+def _row(load: ServiceLoad, usable: int, n_ctx: int) -> ContextRow:
     return ContextRow(
         n_ctx=n_ctx,
         precisions=tuple(_precisions(replace(load, n_ctx=n_ctx), usable)),
@@ -211,7 +211,7 @@ def _row(load: Load, usable: int, n_ctx: int) -> ContextRow:
     )
 
 
-def _precisions(load: Load, usable: int) -> list[Precision]:
+def _precisions(load: ServiceLoad, usable: int) -> list[PrecisionFit]:
     found = []
     for bits in BITS:
         try:
@@ -219,9 +219,9 @@ def _precisions(load: Load, usable: int) -> list[Precision]:
         except Unsupported:
             break
         one = replace(load, geometry=geometry)
-        found.append(Precision(bits, geometry.n_bytes(load.n_ctx), max_agents(one, usable)))
+        found.append(PrecisionFit(bits, geometry.n_bytes(load.n_ctx), max_agents(one, usable)))
     return found
 
 
-def _cell(load: Load, usable: int) -> Cell:
-    return Cell(load.n_slots, load.n_ctx, need(load).total, fits(load, usable))
+def _cell(load: ServiceLoad, usable: int) -> CapacityCell:
+    return CapacityCell(load.n_slots, load.n_ctx, need(load).total, fits(load, usable))

@@ -9,7 +9,7 @@ from mlxstack.cli.show import as_json, note
 from mlxstack.cli.sizes import size
 
 if TYPE_CHECKING:
-    from mlxstack.core.act import Sweep, Swept
+    from mlxstack.core.act import CollectGarbage, GCResult
     from mlxstack.host.paths import Home
 
 MaxBytes = Annotated[
@@ -24,18 +24,18 @@ OfAgent = Annotated[
 ]
 
 
-def bounds(max_bytes: str | None, older_than: str | None) -> "Sweep":
+def bounds(max_bytes: str | None, older_than: str | None) -> "CollectGarbage":
     """The sweep that the options ask for. Raises Misuse."""
     from mlxstack.cli.sizes import bytes_of, seconds_of
-    from mlxstack.core.act import Sweep
+    from mlxstack.core.act import CollectGarbage
 
-    return Sweep(
+    return CollectGarbage(
         max_bytes=None if max_bytes is None else bytes_of(max_bytes),
         max_age_s=None if older_than is None else seconds_of(older_than),
     )
 
 
-def collect(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":
+def collect(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
     """Let a running service of this home do it, since it knows what it uses; else do it here."""
     from mlxstack.host.paths import home_from
 
@@ -45,7 +45,7 @@ def collect(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":
     return _sweep_here(sweep, home) if name is None and url is None else _ask(sweep, name, url)
 
 
-def show(swept: "Swept", json: bool) -> None:
+def show(swept: "GCResult", json: bool) -> None:
     """What went, or would go."""
     if json:
         as_json(swept)
@@ -62,32 +62,32 @@ def show(swept: "Swept", json: bool) -> None:
 
 def _keeper(home: "Home") -> str | None:
     """A running service that keeps KV, as one that only embeds does not."""
-    from mlxstack.core.preset import Kind, Preset
+    from mlxstack.core.preset import Preset, ServiceKind
     from mlxstack.host import services
     from mlxstack.host.state import read_json
 
     for state in services.running(home):
         preset = read_json(home.preset_file(state.plan.name), Preset)
-        if preset is None or preset.kind is Kind.CHAT:
+        if preset is None or preset.kind is ServiceKind.CHAT:
             return state.plan.name
     return None
 
 
-def _sweep_here(sweep: "Sweep", home: "Home") -> "Swept":
+def _sweep_here(sweep: "CollectGarbage", home: "Home") -> "GCResult":
     from mlxstack.core.preset import DiskSpec
-    from mlxstack.store.bounded import BoundedVault
+    from mlxstack.store.bounded import QuotaKVStore
     from mlxstack.store.history import AgentFolders
-    from mlxstack.store.vault import DiskVault
+    from mlxstack.store.vault import DiskKVStore
 
-    vault = BoundedVault(DiskVault(home.kv), AgentFolders(home.agents), DiskSpec())
+    vault = QuotaKVStore(DiskKVStore(home.kv), AgentFolders(home.agents), DiskSpec())
     return vault.sweep(sweep, frozenset())
 
 
-def _ask(sweep: "Sweep", name: str | None, url: str | None) -> "Swept":
+def _ask(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
     import msgspec
 
     from mlxstack.cli.slots import ask
-    from mlxstack.core.act import Swept
+    from mlxstack.core.act import GCResult
 
     body = msgspec.to_builtins(sweep)
-    return msgspec.convert(ask(name, url, lambda client: client.post("/cache/gc", body)), Swept)
+    return msgspec.convert(ask(name, url, lambda client: client.post("/cache/gc", body)), GCResult)

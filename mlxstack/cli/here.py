@@ -18,7 +18,7 @@ COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
 POLL_S = 0.1
 
 
-class Here(Struct, frozen=True):
+class LocalActions(Struct, frozen=True):
     """A `mlxstack.tui.deeds.Machine`; the names are those of the moment when it was looked at."""
 
     home: Path
@@ -51,9 +51,11 @@ class Here(Struct, frozen=True):
         )
 
 
-def here(home: Home) -> Here:
+def here(home: Home) -> LocalActions:
     """This computer, with all its presets and modes."""
-    return Here(home.root, tuple(sorted(presets.listed(home))), tuple(sorted(modes.listed(home))))
+    return LocalActions(
+        home.root, tuple(sorted(presets.listed(home))), tuple(sorted(modes.listed(home)))
+    )
 
 
 def _lines(file: IO[bytes]) -> list[str]:

@@ -13,8 +13,8 @@ from mlxstack.cli.show import as_json, note
 from mlxstack.cli.up import Json, Set, preset_names
 
 if TYPE_CHECKING:
-    from mlxstack.host.presets import Loaded
-    from mlxstack.host.units import Job, Unit
+    from mlxstack.host.presets import LoadedPreset
+    from mlxstack.host.units import LoginJob, ServiceUnit
 
 KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "MLX_STACK_MEMORY")
 PROBE_S = 0.2
@@ -70,7 +70,7 @@ def uninstall(service: Service, json: Json = False) -> None:
         note(f"warning: it may still run: {failed}")
 
 
-def _write(unit: "Unit") -> None:
+def _write(unit: "ServiceUnit") -> None:
     """Put the file in its place; what an older one started is ended first."""
     from mlxstack.host.paths import home_from, make_home
     from mlxstack.host.state import write_atomic
@@ -82,7 +82,7 @@ def _write(unit: "Unit") -> None:
     write_atomic(unit.path, unit.text.encode())
 
 
-def _stop(unit: "Unit") -> str | None:
+def _stop(unit: "ServiceUnit") -> str | None:
     """End the service and wait until it has ended; the reason when it did not, else None."""
     from mlxstack.host.units import exit_timeout_s
 
@@ -98,18 +98,18 @@ def _stop(unit: "Unit") -> str | None:
     return None
 
 
-def _installed(wanted: str) -> "Unit":
+def _installed(wanted: str) -> "ServiceUnit":
     """The unit of a service, found by its own name, or by that which its preset gives it."""
     from mlxstack.core.errors import NotFound, SetupError
     from mlxstack.host.presets import is_path
-    from mlxstack.host.units import Job, unit_of
+    from mlxstack.host.units import LoginJob, unit_of
 
     names = [] if is_path(wanted) else [wanted]
     try:
         names.append(_loaded(wanted, []).preset.name)
     except SetupError:
         names.append(Path(wanted).stem if is_path(wanted) else wanted)
-    units = [unit_of(Job(name, (), "", {}, "", 0.0), os.environ) for name in names]
+    units = [unit_of(LoginJob(name, (), "", {}, "", 0.0), os.environ) for name in names]
     for unit in units:
         if unit.path.exists():
             return unit
@@ -118,7 +118,7 @@ def _installed(wanted: str) -> "Unit":
     raise NotFound(f"`{wanted}` is not installed: there is no {path}; there is {there or 'none'}")
 
 
-def _unit(preset: str, sets: list[str]) -> "Unit":
+def _unit(preset: str, sets: list[str]) -> "ServiceUnit":
     from mlxstack.host.presets import from_anywhere
     from mlxstack.host.units import unit_of
 
@@ -126,24 +126,24 @@ def _unit(preset: str, sets: list[str]) -> "Unit":
     return unit_of(_job(from_anywhere(preset), sets, loaded), os.environ)
 
 
-def _loaded(preset: str, sets: list[str]) -> "Loaded":
+def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
     from mlxstack.cli import launch
     from mlxstack.host.paths import home_from
 
-    wanted = launch.Wanted(preset, tuple(sets), Path.cwd())
+    wanted = launch.LaunchRequest(preset, tuple(sets), Path.cwd())
     return launch.resolve(wanted, home_from(os.environ))
 
 
-def _job(named: str, sets: list[str], loaded: "Loaded") -> "Job":
+def _job(named: str, sets: list[str], loaded: "LoadedPreset") -> "LoginJob":
     from mlxstack.cli.launch import SAVING_S
     from mlxstack.host.paths import home_from
-    from mlxstack.host.units import Job
+    from mlxstack.host.units import LoginJob
 
     home, preset = home_from(os.environ), loaded.preset
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     options = [word for text in sets for word in ("--set", text)]
     command = (sys.executable, "-m", "mlxstack.cli.main", "up", named, "--foreground", *options)
-    return Job(
+    return LoginJob(
         name=preset.name,
         command=command,
         cwd=str(Path.cwd() if sets else home.root),

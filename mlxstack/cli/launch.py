@@ -16,15 +16,23 @@ from msgspec import Struct
 
 from mlxstack.cli import fitting
 from mlxstack.cli.show import note
-from mlxstack.client import Client, Health, Unreachable
-from mlxstack.core.errors import Broken, Taken
+from mlxstack.client import Client, HealthResponse, Unreachable
+from mlxstack.core.errors import Broken, SlotTaken
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.host import machine, overrides, preflight, presets, services
 from mlxstack.host.logs import tail
 from mlxstack.host.overrides import Override
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import free_port, reachable
-from mlxstack.host.state import Patience, Phase, Plan, State, owner, read_state, write_json
+from mlxstack.host.state import (
+    Phase,
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
+    owner,
+    read_state,
+    write_json,
+)
 
 WORKER_VARIABLE = "MLX_STACK_WORKER"
 QUIET = {
@@ -43,7 +51,7 @@ DOWNLOADING = "downloading "
 """So begins the line by which a worker tells, again and again, how much of its model came in."""
 
 
-class Wanted(Struct, frozen=True):
+class LaunchRequest(Struct, frozen=True):
     """What a person asked for: a preset by name or path, and `--set` texts, from folder `cwd`."""
 
     preset: str
@@ -51,14 +59,14 @@ class Wanted(Struct, frozen=True):
     cwd: Path
 
 
-def resolve(wanted: Wanted, home: Home) -> presets.Loaded:
+def resolve(wanted: LaunchRequest, home: Home) -> presets.LoadedPreset:
     """The preset after the environment and the command line. Raises SetupError."""
     over: list[Override] = overrides.from_environment(os.environ)
     over += [overrides.from_option(text) for text in wanted.sets]
     return presets.load(wanted.preset, home, over, wanted.cwd)
 
 
-def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
+def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
     """Check everything that can be checked, and write down what the worker is to serve."""
     make_home(home)
     preset = _with_port(loaded.preset)
@@ -68,7 +76,7 @@ def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
         note(f"warning: {unchecked}")
     write_json(home.preset_file(preset.name), preset)
     env = machine.for_mlx(os.environ)
-    return Plan(
+    return ServiceSpec(
         name=preset.name,
         root=str(home.root),
         preset=wanted.preset,
@@ -79,7 +87,7 @@ def prepare(wanted: Wanted, loaded: presets.Loaded, home: Home) -> Plan:
         cwd=str(wanted.cwd),
         n_slots=preset.slots.count,
         n_ctx=preset.slots.n_ctx,
-        patience=Patience(grace_s=preset.server.drain_s + SAVING_S),
+        patience=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
     )
 
 
@@ -93,7 +101,7 @@ def url_of(preset: Preset) -> str:
     )
 
 
-def start(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> State:
+def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) -> ServiceState:
     """Start in the background and wait until healthy. Raises Broken with the reason.
 
     A download that goes on may take as long as it takes. Whatever goes wrong, Ctrl-C included,
@@ -107,17 +115,19 @@ def start(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> Stat
         raise
 
 
-def wait_for(state: State, timeout_s: float, progress: Callable[[str], None]) -> State:
+def wait_for(
+    state: ServiceState, timeout_s: float, progress: Callable[[str], None]
+) -> ServiceState:
     """Wait until a service that somebody else started is healthy. Raises Broken."""
     return asyncio.run(_until_healthy(state.plan, None, timeout_s, progress))
 
 
 async def _until_healthy(
-    plan: Plan,
+    plan: ServiceSpec,
     process: "subprocess.Popen[bytes] | None",
     timeout_s: float,
     progress: Callable[[str], None],
-) -> State:
+) -> ServiceState:
     deadline, told = time.monotonic() + timeout_s, ""
     async with Client(plan.url, timeout_s=5.0) as client:
         while time.monotonic() < deadline:
@@ -137,15 +147,15 @@ async def _until_healthy(
     )
 
 
-async def probe(client: Client) -> Health:
+async def probe(client: Client) -> HealthResponse:
     """The health of a service; one that does not answer is not ready."""
     try:
         return await client.health()
     except Unreachable as why:
-        return Health(False, str(why))
+        return HealthResponse(False, str(why))
 
 
-def _raise_if_dead(plan: Plan, process: "subprocess.Popen[bytes] | None") -> None:
+def _raise_if_dead(plan: ServiceSpec, process: "subprocess.Popen[bytes] | None") -> None:
     log = plan.home.log_file(plan.name)
     if process is None:
         if owner(plan.home, plan.name) is None:
@@ -153,7 +163,7 @@ def _raise_if_dead(plan: Plan, process: "subprocess.Popen[bytes] | None") -> Non
         return
     code = process.poll()
     state = _state_of(plan, process)
-    if state is not None and state.n_deaths:
+    if state is not None and state.n_crashes:
         raise Broken(_why(plan, state))
     if state is not None and state.phase is Phase.STOPPED:
         raise Broken(f"`{plan.name}` was stopped while it was starting")
@@ -163,14 +173,14 @@ def _raise_if_dead(plan: Plan, process: "subprocess.Popen[bytes] | None") -> Non
         raise Broken(f"the supervisor of `{plan.name}` ended at once: {why}")
 
 
-def _state_of(plan: Plan, process: "subprocess.Popen[bytes]") -> State | None:
+def _state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
     """What this supervisor said, rather than one before it."""
     state = read_state(plan.home, plan.name)
     return state if state is not None and state.supervisor.pid == process.pid else None
 
 
-def _why(plan: Plan, state: State) -> str:
-    words = state.last_words
+def _why(plan: ServiceSpec, state: ServiceState) -> str:
+    words = state.last_log_lines
     said = [line for line in words if line.strip() and "[supervisor " not in line]
     errors = [found[1] for line in said if (found := ERROR_LINE.match(line))]
     log = plan.home.log_file(plan.name)
@@ -178,12 +188,12 @@ def _why(plan: Plan, state: State) -> str:
         return f"`{plan.name}` did not start: {errors[-1]}"
     shown = "\n  ".join(said[-8:]) or "it said nothing"
     return (
-        f"`{plan.name}` did not start: its worker {state.died_how}; "
+        f"`{plan.name}` did not start: its worker {state.exit_summary}; "
         f"its last words (all of them in {log}):\n  {shown}"
     )
 
 
-def _last_line(plan: Plan) -> str:
+def _last_line(plan: ServiceSpec) -> str:
     lines = tail(plan.home.log_file(plan.name), 1)
     return lines[0].strip() if lines else ""
 
@@ -194,7 +204,7 @@ def _said(line: str) -> str:
     return found[1] if found else line
 
 
-def _abandon(plan: Plan, process: "subprocess.Popen[bytes]") -> None:
+def _abandon(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(FAILED_START_PATIENCE_S)
@@ -219,9 +229,9 @@ def _worker_command() -> tuple[str, ...]:
     return (sys.executable, "-m", "mlxstack.cli.main", "serve")
 
 
-def already_running(state: State) -> Taken:
+def already_running(state: ServiceState) -> SlotTaken:
     """The refusal of a second start, naming the owner."""
-    return Taken(
+    return SlotTaken(
         f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
         f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
     )

@@ -8,8 +8,8 @@ from msgspec import Struct
 from mlxstack.cli.forecast import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
 from mlxstack.cli.show import table
 from mlxstack.cli.sizes import size, tokens
-from mlxstack.host.memory import Memory
-from mlxstack.policy.advice import Advice, Verdict, nearest, option
+from mlxstack.host.memory import MemoryBudget
+from mlxstack.policy.advice import Advice, FitLevel, nearest, option
 from mlxstack.policy.capacity import need
 from mlxstack.service.candidate import Candidate
 from mlxstack.service.fit import BUDGET_KEY, settings
@@ -120,12 +120,12 @@ def show_table(rows: Sequence[TableRow]) -> None:
     )
 
 
-def advice_rows(ranked: Sequence[Advice], memory: Memory) -> list[AdviceRow]:
+def advice_rows(ranked: Sequence[Advice], memory: MemoryBudget) -> list[AdviceRow]:
     """The ranking with its reasons."""
     return [_advice(one, memory) for one in ranked]
 
 
-def show_advice(rows: Sequence[AdviceRow], memory: Memory, n_agents: int, n_ctx: int) -> None:
+def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int) -> None:
     """The ranking for so many agents with so much context."""
     typer.echo(
         f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
@@ -185,7 +185,7 @@ def _geometry(spec: Spec) -> str:
     return " + ".join(parts)
 
 
-def _verdict(fit: Fit, memory: Memory) -> str:
+def _verdict(fit: Fit, memory: MemoryBudget) -> str:
     asked = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV: {size(fit.n_bytes)}"
     if fit.fits:
         return (
@@ -222,13 +222,13 @@ def _show_matrix(found: Forecast) -> None:
     table(("SLOTS", *(f"x {tokens(n)}" for n in contexts)), rows)
 
 
-def _advice(one: Advice, memory: Memory) -> AdviceRow:
+def _advice(one: Advice, memory: MemoryBudget) -> AdviceRow:
     load = one.load
     bits = load.geometry.bits
     changes = f"--set slots.count={load.n_slots} --set slots.n_ctx={load.n_ctx}"
     pct = option(load).budget_pct
     budget = "" if pct is None else f" --set {BUDGET_KEY}={pct:g}"
-    is_fitting = one.verdict is not Verdict.TOO_LARGE
+    is_fitting = one.verdict is not FitLevel.TOO_LARGE
     return AdviceRow(
         preset=one.name,
         verdict="fits" if is_fitting else "too large",
@@ -241,16 +241,16 @@ def _advice(one: Advice, memory: Memory) -> AdviceRow:
     )
 
 
-def _why(one: Advice, memory: Memory) -> str:
+def _why(one: Advice, memory: MemoryBudget) -> str:
     free = memory.usable - need(one.load).total
     match one.verdict:
-        case Verdict.FITS if one.load.geometry.bits == 16:
+        case FitLevel.FITS if one.load.geometry.bits == 16:
             return f"fits with full precision, {size(free)} to spare"
-        case Verdict.FITS:
+        case FitLevel.FITS:
             return f"fits with 8-bit KV, {size(free)} to spare"
-        case Verdict.NEEDS_4_BIT:
+        case FitLevel.NEEDS_4_BIT:
             return "fits only with 4-bit KV, which costs quality"
-        case Verdict.NOT_TRAINED:
+        case FitLevel.NOT_TRAINED:
             return "fits, but was not trained for so long a context"
     helps = [settings(other, one.load) for other in nearest(one.load, memory.usable)]
     return f"{size(-free)} too large" + (f"; {' or '.join(helps)} would fit" if helps else "")

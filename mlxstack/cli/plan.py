@@ -10,9 +10,9 @@ from mlxstack.cli.up import Json, Set, preset_names
 
 if TYPE_CHECKING:
     from mlxstack.cli.scenario import Scenario
-    from mlxstack.host.memory import Memory
+    from mlxstack.host.memory import MemoryBudget
     from mlxstack.host.paths import Home
-    from mlxstack.policy.capacity import Load
+    from mlxstack.policy.capacity import ServiceLoad
     from mlxstack.service.candidate import Candidate
 
 DEFAULT_AGENTS = 3
@@ -98,7 +98,7 @@ def spec(
     as_json(found) if json else show_spec(found)
 
 
-def _memory(text: str | None) -> "Memory":
+def _memory(text: str | None) -> "MemoryBudget":
     """Memory of a Mac with `text`, or of this machine. Raises Misuse."""
     from mlxstack.cli.exits import Misuse
     from mlxstack.core.errors import SetupError
@@ -121,7 +121,11 @@ def _candidate(wanted: str, home: "Home", sets: list[str] | None) -> "Candidate"
 
 
 def _forecast(
-    candidate: "Candidate", there: "Memory", agents: int | None, contexts: list[int], json: bool
+    candidate: "Candidate",
+    there: "MemoryBudget",
+    agents: int | None,
+    contexts: list[int],
+    json: bool,
 ) -> None:
     from mlxstack.cli.forecast import CONTEXTS, forecast
     from mlxstack.cli.outlook import show_forecast
@@ -131,7 +135,7 @@ def _forecast(
     as_json(found) if json else show_forecast(found)
 
 
-def _asked(load: "Load", agents: int | None, contexts: list[int]) -> "Load":
+def _asked(load: "ServiceLoad", agents: int | None, contexts: list[int]) -> "ServiceLoad":
     from msgspec.structs import replace
 
     n_slots = load.n_slots if agents is None else agents
@@ -139,7 +143,7 @@ def _asked(load: "Load", agents: int | None, contexts: list[int]) -> "Load":
 
 
 def _recommend(
-    home: "Home", there: "Memory", n_agents: int, contexts: list[int], json: bool
+    home: "Home", there: "MemoryBudget", n_agents: int, contexts: list[int], json: bool
 ) -> None:
     from mlxstack.cli.forecast import recommendation
     from mlxstack.cli.outlook import advice_rows, show_advice

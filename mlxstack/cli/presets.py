@@ -9,7 +9,7 @@ from mlxstack.cli.show import as_json, note, table
 from mlxstack.cli.up import Json, Set, preset_names
 
 if TYPE_CHECKING:
-    from mlxstack.host.presets import Loaded
+    from mlxstack.host.presets import LoadedPreset
 
 DEFAULT = "default"
 
@@ -56,7 +56,7 @@ def show_preset(
     from mlxstack.cli import launch
     from mlxstack.host.paths import home_from
 
-    wanted = launch.Wanted(preset, tuple(sets or ()), Path.cwd())
+    wanted = launch.LaunchRequest(preset, tuple(sets or ()), Path.cwd())
     loaded = launch.resolve(wanted, home_from(os.environ))
     if json:
         as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
@@ -84,7 +84,7 @@ def _list(json: bool) -> None:
     typer.echo("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
 
 
-def _rows(loaded: "Loaded") -> list[tuple[object, ...]]:
+def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:
     import msgspec
 
     from mlxstack.host.shape import leaves

@@ -16,9 +16,9 @@ from mlxstack.core.preset import Preset
 from mlxstack.host import shape
 from mlxstack.host.marked import dotted, read_yaml
 from mlxstack.policy.limits import limits_of
-from mlxstack.policy.report import Report, Spread
-from mlxstack.policy.scheduler import Limits
-from mlxstack.policy.simulate import Machine, simulate
+from mlxstack.policy.report import Percentiles, SimulationReport
+from mlxstack.policy.scheduler import SchedulerLimits
+from mlxstack.policy.simulate import SimulatedMachine, simulate
 from mlxstack.policy.workload import Workload, draw_agents
 
 WORK = Workload(span_s=60.0, n_asks=(20, 40), pause_s=5.0)
@@ -30,9 +30,9 @@ HEADS = ("PRIORITY", "ASKS", "SEAT P50", "P95", "MAX", "FIRST TOKEN P50", "P95",
 class Scenario(Struct, frozen=True):
     """What is played; the same `seed` draws the same agents."""
 
-    machine: Machine = Machine()
+    machine: SimulatedMachine = SimulatedMachine()
     workload: Workload = Workload()
-    limits: Limits = Limits()
+    limits: SchedulerLimits = SchedulerLimits()
     seed: int = 0
 
 
@@ -40,7 +40,7 @@ class Outcome(Struct, frozen=True):
     """A scenario and what came of it; `tps` is generated tokens per second of work."""
 
     scenario: Scenario
-    report: Report
+    report: SimulationReport
     tps: float
 
 
@@ -50,7 +50,7 @@ def read_scenario(name: str) -> Scenario:
     form = msgspec.inspect.type_info(Scenario)
     for keys in shape.unknown(document.values, form):
         near = shape.suggestion(str(keys[-1]), shape.children(shape.at(keys[:-1], form) or form))
-        raise SetupError(f"{document.mark(keys)}: unknown key `{dotted(keys)}`{near}")
+        raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
     try:
         return msgspec.convert(document.values, Scenario)
     except msgspec.ValidationError as why:
@@ -80,7 +80,7 @@ def as_fast_as(scenario: Scenario, metrics: str) -> Scenario:
     if not (n_steps and prompt_s):
         raise SetupError("the service has not measured its speeds yet; let it answer something")
     step_s = of["llamacpp:tokens_predicted_seconds_total"] / n_steps
-    share = Machine().row_s / Machine().step_s
+    share = SimulatedMachine().row_s / SimulatedMachine().step_s
     fixed_s = step_s / (1 + share * of["mlxstack_decode_rows_total"] / n_steps)
     machine = replace(
         scenario.machine,
@@ -122,5 +122,5 @@ def show_outcome(found: Outcome) -> None:
     )
 
 
-def _texts(spread: Spread) -> tuple[str, str, str]:
+def _texts(spread: Percentiles) -> tuple[str, str, str]:
     return f"{spread.p50:.2f}", f"{spread.p95:.2f}", f"{spread.most:.2f}"

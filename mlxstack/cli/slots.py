@@ -14,7 +14,7 @@ from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
-    from mlxstack.client import Client, Slot
+    from mlxstack.client import Client, SlotResponse
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ def path_of(*parts: str) -> str:
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
-def _row(one: "Slot") -> tuple[object, ...]:
+def _row(one: "SlotResponse") -> tuple[object, ...]:
     return (
         one.id,
         one.state or ("busy" if one.is_processing else "idle"),

@@ -11,7 +11,7 @@ from mlxstack.cli.show import as_json, table
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
-    from mlxstack.cli.survey import Seen, Survey
+    from mlxstack.cli.survey import ServiceStatus, SystemStatus
 
 
 Name = Annotated[str | None, typer.Option("--name", help="Only this service.")]
@@ -54,7 +54,7 @@ def ps(json: Json = False) -> None:
     table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows)
 
 
-def _looked(name: str | None) -> "Survey":
+def _looked(name: str | None) -> "SystemStatus":
     from msgspec.structs import replace
 
     from mlxstack.cli.survey import survey
@@ -69,7 +69,7 @@ def _looked(name: str | None) -> "Survey":
     return replace(found, services=tuple(one for one in found.services if one.name == wanted))
 
 
-def _print(found: "Survey") -> None:
+def _print(found: "SystemStatus") -> None:
     from mlxstack.host.machine import amount
 
     memory = f"{amount(found.memory_bytes)}, {amount(found.memory_available_bytes)} available"
@@ -110,7 +110,7 @@ def _print(found: "Survey") -> None:
     table(heads, rows)
 
 
-def _mlx(one: "Seen") -> str:
+def _mlx(one: "ServiceStatus") -> str:
     """MLX's memory: in arrays, and in buffers kept for the next ones."""
     from mlxstack.host.machine import amount
 
@@ -128,7 +128,7 @@ def _lasting(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds else "-"
 
 
-def _exit_of(found: "Survey") -> Exit:
+def _exit_of(found: "SystemStatus") -> Exit:
     states = {str(one.state) for one in found.services} - {"stopped"}
     if not states:
         return Exit.NOT_RUNNING

@@ -10,20 +10,20 @@ import psutil
 from msgspec import Struct
 
 from mlxstack.cli.target import KEY_VARIABLE, usable_key
-from mlxstack.client import Client, GenerationSettings, Health, Props, Unreachable
+from mlxstack.client import Client, GenerationSettings, HealthResponse, PropsResponse, Unreachable
 from mlxstack.core.errors import StackError
 from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
-from mlxstack.host.machine import machine
+from mlxstack.host.machine import this_hardware
 from mlxstack.host.paths import Home
 from mlxstack.host.process import held_bytes
-from mlxstack.host.state import Phase, State, owner, read_json, read_state
+from mlxstack.host.state import Phase, ServiceState, owner, read_json, read_state
 
 PROBE_TIMEOUT_S = 3.0
-NO_PROPS = Props(0, GenerationSettings(0))
+NO_PROPS = PropsResponse(0, GenerationSettings(0))
 
 
-class Condition(StrEnum):
+class ServiceHealthLevel(StrEnum):
     """HEALTHY: it answers. DEGRADED: it answers that it cannot serve, as while loading.
 
     DOWN: it is supervised but does not answer. CRASHED: its supervisor is gone or gave up.
@@ -37,7 +37,7 @@ class Condition(StrEnum):
     STOPPED = "stopped"
 
 
-class Seen(Struct, frozen=True):
+class ServiceStatus(Struct, frozen=True):
     """One service; `total_ctx` is tokens of all slots, `since` seconds since the epoch.
 
     `uptime_s` and `memory_bytes` are of the worker that runs; 0 without one. MLX holds
@@ -47,7 +47,7 @@ class Seen(Struct, frozen=True):
 
     name: str
     preset: str
-    state: Condition
+    state: ServiceHealthLevel
     url: str
     worker_pid: int | None
     supervisor_pid: int | None
@@ -67,7 +67,7 @@ class Seen(Struct, frozen=True):
     prevents_sleep: bool = False
 
 
-class Survey(Struct, frozen=True):
+class SystemStatus(Struct, frozen=True):
     """Everything that `status` shows."""
 
     device: str
@@ -76,10 +76,10 @@ class Survey(Struct, frozen=True):
     memory_bytes: int
     memory_available_bytes: int
     mode: str
-    services: tuple[Seen, ...]
+    services: tuple[ServiceStatus, ...]
 
 
-class ProcessSeen(Struct, frozen=True):
+class ProcessStatus(Struct, frozen=True):
     """One process; `cpu_s` seconds of CPU used so far, `rss_bytes` resident memory."""
 
     service: str
@@ -90,12 +90,12 @@ class ProcessSeen(Struct, frozen=True):
     command: str
 
 
-def survey(home: Home) -> Survey:
+def survey(home: Home) -> SystemStatus:
     """Ask every service how it does, all at once."""
-    here = machine()
+    here = this_hardware()
     seen = asyncio.run(_look(home))
     alive = [one.name for one in seen if one.supervisor_pid is not None]
-    return Survey(
+    return SystemStatus(
         device=here.chip,
         system=here.system,
         n_cores=here.n_cores,
@@ -115,7 +115,7 @@ def _mode(active: modes.Active | None, alive: list[str]) -> str:
     return f"{active.name}, but {', '.join(missing)} does not run" if missing else active.name
 
 
-def processes(home: Home) -> list[ProcessSeen]:
+def processes(home: Home) -> list[ProcessStatus]:
     """The supervisors and workers that are alive."""
     found = []
     for state in services.running(home):
@@ -126,32 +126,40 @@ def processes(home: Home) -> list[ProcessSeen]:
     return found
 
 
-def judge(state: State, is_owned: bool, health: Health | None) -> tuple[Condition, str]:
+def classify(
+    state: ServiceState, is_owned: bool, health: HealthResponse | None
+) -> tuple[ServiceHealthLevel, str]:
     """The condition of a service, and a word on it. `health` None: it does not answer."""
     if not is_owned:
         if state.phase is Phase.STOPPED:
-            return Condition.STOPPED, ""
+            return ServiceHealthLevel.STOPPED, ""
         if state.phase is Phase.CRASHED:
-            why = f"; the last worker {state.died_how}" if state.died_how else ""
-            return Condition.CRASHED, f"gave up after {state.n_deaths} deaths{why}; see the log"
-        return Condition.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
+            why = f"; the last worker {state.exit_summary}" if state.exit_summary else ""
+            return (
+                ServiceHealthLevel.CRASHED,
+                f"gave up after {state.n_crashes} deaths{why}; see the log",
+            )
+        return ServiceHealthLevel.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
     if health is None:
-        return Condition.DOWN, f"no answer ({state.phase})"
+        return ServiceHealthLevel.DOWN, f"no answer ({state.phase})"
     if not health.is_ready:
-        return Condition.DEGRADED, health.message
-    return Condition.HEALTHY, f"the last worker {state.died_how}" if state.died_how else ""
+        return ServiceHealthLevel.DEGRADED, health.message
+    return (
+        ServiceHealthLevel.HEALTHY,
+        f"the last worker {state.exit_summary}" if state.exit_summary else "",
+    )
 
 
-async def _look(home: Home) -> list[Seen]:
+async def _look(home: Home) -> list[ServiceStatus]:
     states = [read_state(home, name) for name in services.names(home)]
     return await asyncio.gather(*(_see(home, state) for state in states if state is not None))
 
 
-async def _see(home: Home, state: State) -> Seen:
+async def _see(home: Home, state: ServiceState) -> ServiceStatus:
     plan = state.plan
     is_owned = owner(home, plan.name) is not None
     health = await _health(plan.url) if is_owned else None
-    condition, detail = judge(state, is_owned, health)
+    condition, detail = classify(state, is_owned, health)
     worker = state.worker if is_owned else None
     # What is served may have been changed since the start.
     served = read_json(home.preset_file(plan.name), Preset)
@@ -161,10 +169,10 @@ async def _see(home: Home, state: State) -> Seen:
         serves = f"serves {served.name}" if served.name != plan.name else ""
         detail = "; ".join(filter(None, (serves, detail)))
     props = NO_PROPS
-    if condition is Condition.HEALTHY and served is not None:
+    if condition is ServiceHealthLevel.HEALTHY and served is not None:
         props = await running_props(plan.url, served)
         detail = "; ".join(filter(None, (*props.remarks, detail)))
-    return Seen(
+    return ServiceStatus(
         name=plan.name,
         preset=plan.preset,
         state=condition,
@@ -175,7 +183,7 @@ async def _see(home: Home, state: State) -> Seen:
         n_slots=n_slots,
         n_ctx=n_ctx,
         total_ctx=n_slots * n_ctx,
-        n_restarts=state.n_deaths,
+        n_restarts=state.n_crashes,
         since=state.since,
         log=str(home.log_file(plan.name)),
         model=served.model.id if served is not None else "",
@@ -188,7 +196,7 @@ async def _see(home: Home, state: State) -> Seen:
     )
 
 
-async def running_props(url: str, preset: Preset) -> Props:
+async def running_props(url: str, preset: Preset) -> PropsResponse:
     """The properties of a running service; empty ones where it does not tell us."""
     key = os.environ.get(KEY_VARIABLE) or usable_key(preset)
     async with Client(url, key, timeout_s=PROBE_TIMEOUT_S) as client:
@@ -197,7 +205,7 @@ async def running_props(url: str, preset: Preset) -> Props:
     return NO_PROPS
 
 
-async def _health(url: str) -> Health | None:
+async def _health(url: str) -> HealthResponse | None:
     async with Client(url, timeout_s=PROBE_TIMEOUT_S) as client:
         try:
             return await client.health()
@@ -205,12 +213,12 @@ async def _health(url: str) -> Health | None:
             return None
 
 
-def _process(service: str, role: str, pid: int) -> ProcessSeen | None:
+def _process(service: str, role: str, pid: int) -> ProcessStatus | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times = process.cpu_times()
-            return ProcessSeen(
+            return ProcessStatus(
                 service=service,
                 role=role,
                 pid=pid,

@@ -7,29 +7,29 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.cli import launch
-from mlxstack.cli.launch import Wanted
-from mlxstack.cli.survey import Condition, survey
+from mlxstack.cli.launch import LaunchRequest
+from mlxstack.cli.survey import ServiceHealthLevel, survey
 from mlxstack.core.errors import BadRequest, Broken, SetupError, StackError
 from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
 from mlxstack.host.machine import amount
-from mlxstack.host.memory import Memory, this_memory
+from mlxstack.host.memory import MemoryBudget, this_memory
 from mlxstack.host.modes import Active
 from mlxstack.host.paths import Home
-from mlxstack.host.presets import Loaded, from_anywhere
-from mlxstack.host.state import Plan, read_json, write_json
+from mlxstack.host.presets import LoadedPreset, from_anywhere
+from mlxstack.host.state import ServiceSpec, read_json, write_json
 from mlxstack.policy.capacity import need
-from mlxstack.policy.modes import Change, Now, difference
+from mlxstack.policy.modes import ModeChange, ServiceCondition, difference
 from mlxstack.service import candidate
 
 Say = Callable[[str], None]
 
 
-class Part(Struct, frozen=True):
+class ModeMember(Struct, frozen=True):
     """A member of a mode, resolved."""
 
-    wanted: Wanted
-    loaded: Loaded
+    wanted: LaunchRequest
+    loaded: LoadedPreset
 
     @property
     def preset(self) -> Preset:
@@ -37,28 +37,29 @@ class Part(Struct, frozen=True):
         return self.loaded.preset
 
 
-class Before(Struct, frozen=True):
+class ModeBefore(Struct, frozen=True):
     """A service that ran before the switch, with all that starts it again."""
 
-    plan: Plan
+    plan: ServiceSpec
     preset: Preset
 
 
-def parts_of(name: str, home: Home) -> list[Part]:
+def members_of(name: str, home: Home) -> list[ModeMember]:
     """The members of a mode. Raises SetupError when they cannot run together."""
     source = modes.listed(home).get(name)
     mode = modes.load(name, home)
     folder = source.parent if source is not None else home.presets
     wanted = [
-        Wanted(from_anywhere(one.preset, folder), one.options, folder) for one in mode.members
+        LaunchRequest(from_anywhere(one.preset, folder), one.options, folder)
+        for one in mode.members
     ]
-    parts = [Part(one, launch.resolve(one, home)) for one in wanted]
+    parts = [ModeMember(one, launch.resolve(one, home)) for one in wanted]
     _refuse_twins("name", [part.preset.name for part in parts])
     _refuse_twins("server.port", [part.preset.server.port for part in parts])
     return parts
 
 
-def check_sum(parts: list[Part], memory: Memory) -> None:
+def check_sum(parts: list[ModeMember], memory: MemoryBudget) -> None:
     """Raises SetupError when the members do not fit together, though each may alone.
 
     A member of which nothing is known beforehand counts nothing.
@@ -74,7 +75,7 @@ def check_sum(parts: list[Part], memory: Memory) -> None:
         )
 
 
-def switch(name: str, home: Home, say: Say) -> Change:
+def switch(name: str, home: Home, say: Say) -> ModeChange:
     """Make the members of a mode the services that run.
 
     Raises Broken after going back, and Taken while somebody else switches.
@@ -83,8 +84,8 @@ def switch(name: str, home: Home, say: Say) -> Change:
         return _switch(name, home, say)
 
 
-def _switch(name: str, home: Home, say: Say) -> Change:
-    parts = parts_of(name, home)
+def _switch(name: str, home: Home, say: Say) -> ModeChange:
+    parts = members_of(name, home)
     check_sum(parts, this_memory(os.environ))
     before, active = _running(home), modes.active(home)
     change = difference(_state_of(before, parts, home), [part.preset.name for part in parts])
@@ -106,7 +107,7 @@ def _switch(name: str, home: Home, say: Say) -> Change:
     return change
 
 
-def _apply(change: Change, parts: list[Part], home: Home, say: Say) -> None:
+def _apply(change: ModeChange, parts: list[ModeMember], home: Home, say: Say) -> None:
     for name in change.stop:
         _stop(name, home, say)
     for part in parts:
@@ -117,7 +118,7 @@ def _apply(change: Change, parts: list[Part], home: Home, say: Say) -> None:
                 _start(plan, part.preset, say)
 
 
-def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None:
+def _go_back(before: list[ModeBefore], change: ModeChange, home: Home, say: Say) -> None:
     for name in change.start:
         _stop(name, home, say)
     alive = {state.plan.name for state in services.running(home)}
@@ -128,7 +129,7 @@ def _go_back(before: list[Before], change: Change, home: Home, say: Say) -> None
                 _start(one.plan, one.preset, say)
 
 
-def _start(plan: Plan, preset: Preset, say: Say) -> None:
+def _start(plan: ServiceSpec, preset: Preset, say: Say) -> None:
     say(f"starting {plan.name}")
     launch.start(
         plan, preset.server.startup_timeout_s, lambda now: say(f"starting {plan.name}: {now}")
@@ -142,22 +143,24 @@ def _stop(name: str, home: Home, say: Say) -> None:
             services.stop(home, state, state.plan.patience.grace_s + 1.0)
 
 
-def _running(home: Home) -> list[Before]:
+def _running(home: Home) -> list[ModeBefore]:
     found = []
     for state in services.running(home):
         preset = read_json(home.preset_file(state.plan.name), Preset)
         if preset is not None:
-            found.append(Before(state.plan, preset))
+            found.append(ModeBefore(state.plan, preset))
     return found
 
 
-def _state_of(before: list[Before], parts: list[Part], home: Home) -> dict[str, Now]:
-    healthy = {one.name for one in survey(home).services if one.state is Condition.HEALTHY}
+def _state_of(
+    before: list[ModeBefore], parts: list[ModeMember], home: Home
+) -> dict[str, ServiceCondition]:
+    healthy = {one.name for one in survey(home).services if one.state is ServiceHealthLevel.HEALTHY}
     wanted = {part.preset.name: part.preset for part in parts}
     return {
-        one.plan.name: Now.RIGHT
+        one.plan.name: ServiceCondition.RIGHT
         if one.plan.name in healthy and _is_same(one.preset, wanted.get(one.plan.name))
-        else Now.STALE
+        else ServiceCondition.STALE
         for one in before
     }
 
@@ -172,7 +175,7 @@ def _is_same(running: Preset, wanted: Preset | None) -> bool:
     return running == wanted
 
 
-def _size(preset: Preset, memory: Memory) -> int:
+def _size(preset: Preset, memory: MemoryBudget) -> int:
     try:
         return need(candidate.of_preset(preset).load(memory.half_bytes)).total
     except (SetupError, BadRequest):

@@ -11,19 +11,19 @@ from mlxstack.core.preset import Preset
 from mlxstack.host import services
 from mlxstack.host.paths import Home
 from mlxstack.host.shape import suggestion
-from mlxstack.host.state import State, read_json, read_state
+from mlxstack.host.state import ServiceState, read_json, read_state
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 
 
-class Target(Struct, frozen=True):
+class ServiceTarget(Struct, frozen=True):
     """Where to call, and with which key."""
 
     url: str
     api_key: str | None = None
 
 
-def known_service(home: Home, name: str | None) -> State:
+def known_service(home: Home, name: str | None) -> ServiceState:
     """A service of this home, running or not. Raises Unreachable when there is none such."""
     known = services.names(home)
     if name is None:
@@ -35,11 +35,11 @@ def known_service(home: Home, name: str | None) -> State:
     return state
 
 
-def target(home: Home, name: str | None, url: str | None) -> Target:
+def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
     """Where the service of `name` or `url` is. Raises Unreachable when it does not run, Misuse."""
     given = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     if url is not None:
-        return Target(address(url), given)
+        return ServiceTarget(address(url), given)
     live = services.running(home)
     if name is not None:
         live = [state for state in live if state.plan.name == name]
@@ -51,7 +51,7 @@ def target(home: Home, name: str | None, url: str | None) -> Target:
         )
     plan = _only(live).plan
     preset = read_json(home.preset_file(plan.name), Preset)
-    return Target(plan.url, given or (usable_key(preset) if preset is not None else None))
+    return ServiceTarget(plan.url, given or (usable_key(preset) if preset is not None else None))
 
 
 def usable_key(preset: Preset) -> str | None:
@@ -80,11 +80,11 @@ def address(text: str) -> str:
     return url
 
 
-def _states(home: Home, names: list[str]) -> list[State]:
+def _states(home: Home, names: list[str]) -> list[ServiceState]:
     return [state for name in names if (state := read_state(home, name)) is not None]
 
 
-def _only(states: list[State]) -> State:
+def _only(states: list[ServiceState]) -> ServiceState:
     if not states:
         raise Unreachable("no service is running; start one with `mlx-stack up demo`")
     if len(states) > 1:

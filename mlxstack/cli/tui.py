@@ -10,8 +10,8 @@ import typer
 from mlxstack.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from mlxstack.cli.target import Target
-    from mlxstack.tui.theme import Look
+    from mlxstack.cli.target import ServiceTarget
+    from mlxstack.tui.theme import ThemeChoice
 
 Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
 Key = Annotated[
@@ -66,18 +66,18 @@ def watch(url: str | None, key: str | None, name: str | None, every_s: float) ->
     asyncio.run(print_pages(_target(url, key, name), every_s))
 
 
-def _target(url: str | None, key: str | None, name: str | None) -> "Target":
-    from mlxstack.cli.target import Target, key_of, target
+def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarget":
+    from mlxstack.cli.target import ServiceTarget, key_of, target
     from mlxstack.host.paths import home_from
 
     found = target(home_from(os.environ), name, url)
-    return Target(found.url, key_of(key, "--key") or found.api_key)
+    return ServiceTarget(found.url, key_of(key, "--key") or found.api_key)
 
 
-def _play(path: Path, speed: float, look: "Look") -> int:
+def _play(path: Path, speed: float, look: "ThemeChoice") -> int:
     from mlxstack.tui.app import Dashboard
-    from mlxstack.tui.tape import TapeFeed, ended, read_tape
+    from mlxstack.tui.tape import RecordingFeed, ended, read_recording
 
-    app = Dashboard(TapeFeed(path.name, ended(read_tape(path)), speed), None, look)
+    app = Dashboard(RecordingFeed(path.name, ended(read_recording(path)), speed), None, look)
     app.run()
     return app.return_code or 0

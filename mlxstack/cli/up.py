@@ -13,8 +13,8 @@ from mlxstack.cli.show import as_json, note, spinner
 if TYPE_CHECKING:
     from mlxstack.core.preset import Preset
     from mlxstack.host.paths import Home
-    from mlxstack.host.presets import Loaded
-    from mlxstack.host.state import Plan, State
+    from mlxstack.host.presets import LoadedPreset
+    from mlxstack.host.state import ServiceSpec, ServiceState
     from mlxstack.host.supervise import Supervisor
 
 Set = Annotated[
@@ -65,7 +65,7 @@ def up(
     home = home_from(os.environ)
     given = (("server.host", host), ("server.port", port))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
-    wanted = launch.Wanted(from_anywhere(preset), tuple(texts), Path.cwd())
+    wanted = launch.LaunchRequest(from_anywhere(preset), tuple(texts), Path.cwd())
     loaded = launch.resolve(wanted, home)
     if dry_run:
         _show_resolved(loaded, json)
@@ -99,7 +99,7 @@ def restart(
     home = home_from(os.environ)
     state = known_service(home, name)
     plan = state.plan
-    wanted = launch.Wanted(plan.preset, plan.overrides, Path(plan.cwd))
+    wanted = launch.LaunchRequest(plan.preset, plan.overrides, Path(plan.cwd))
     loaded = launch.resolve(wanted, home)
     check_memory(loaded.preset, home, os.environ)
     preflight.check_model(loaded.preset)
@@ -111,7 +111,7 @@ def restart(
         _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
 
 
-def _owner(name: str, home: "Home") -> "State | None":
+def _owner(name: str, home: "Home") -> "ServiceState | None":
     """Whose the name is; who is about to leave is waited for, and what the dead left is cleared."""
     from mlxstack.host import services
     from mlxstack.host.process import wait_gone
@@ -127,7 +127,7 @@ def _owner(name: str, home: "Home") -> "State | None":
     return owner(home, name)
 
 
-def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
+def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     import asyncio
 
     from mlxstack.cli import launch
@@ -151,7 +151,7 @@ def _start(plan: "Plan", preset: "Preset", json: bool) -> None:
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 
-def _settle_for(owner: "State", port: int | None, preset: "Preset", json: bool) -> None:
+def _settle_for(owner: "ServiceState", port: int | None, preset: "Preset", json: bool) -> None:
     from mlxstack.cli import launch
 
     if port and not owner.plan.url.endswith(f":{port}"):
@@ -164,7 +164,7 @@ def _settle_for(owner: "State", port: int | None, preset: "Preset", json: bool) 
         typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
 
 
-def _claimed(plan: "Plan") -> "Supervisor":
+def _claimed(plan: "ServiceSpec") -> "Supervisor":
     """A supervisor in this process that has the name already."""
     from mlxstack.host.logs import rotate
     from mlxstack.host.supervise import Supervisor
@@ -178,7 +178,7 @@ def _claimed(plan: "Plan") -> "Supervisor":
     return supervisor
 
 
-def _facts(state: "State", began: float) -> dict[str, object]:
+def _facts(state: "ServiceState", began: float) -> dict[str, object]:
     plan = state.plan
     return {
         "name": plan.name,
@@ -191,19 +191,19 @@ def _facts(state: "State", began: float) -> dict[str, object]:
     }
 
 
-def _curl(plan: "Plan", preset: "Preset") -> str:
+def _curl(plan: "ServiceSpec", preset: "Preset") -> str:
     key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
-    from mlxstack.core.preset import Kind
+    from mlxstack.core.preset import ServiceKind
 
     path, body = "chat/completions", CHAT
-    if preset.kind is Kind.EMBEDDING:
+    if preset.kind is ServiceKind.EMBEDDING:
         path, body = "embeddings", '{"input": "Hello!"}'
     return (
         f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
     )
 
 
-def _show_resolved(loaded: "Loaded", json: bool) -> None:
+def _show_resolved(loaded: "LoadedPreset", json: bool) -> None:
     import msgspec
     import yaml
 

@@ -1,38 +1,38 @@
 """Typed calls to a running service."""
 
 from mlxstack.client.answers import (
-    Chat,
-    Choice,
+    CallUsage,
+    ChatResponse,
+    ClientChoice,
+    ClientMessage,
     GenerationSettings,
-    Health,
+    HealthResponse,
     NextToken,
-    Props,
-    Said,
-    Slot,
+    PropsResponse,
     SlotErased,
+    SlotResponse,
     SlotRestored,
     SlotSaved,
-    Usage,
 )
 from mlxstack.client.calls import Client
 from mlxstack.client.errors import Unreachable
-from mlxstack.client.feed import Lost, Message
+from mlxstack.client.feed import FeedLost, ServerSentEvent
 
 __all__ = [
-    "Chat",
-    "Choice",
+    "CallUsage",
+    "ChatResponse",
     "Client",
+    "ClientChoice",
+    "ClientMessage",
+    "FeedLost",
     "GenerationSettings",
-    "Health",
-    "Lost",
-    "Message",
+    "HealthResponse",
     "NextToken",
-    "Props",
-    "Said",
-    "Slot",
+    "PropsResponse",
+    "ServerSentEvent",
     "SlotErased",
+    "SlotResponse",
     "SlotRestored",
     "SlotSaved",
     "Unreachable",
-    "Usage",
 ]

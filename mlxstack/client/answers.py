@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 
-class Health(Struct, frozen=True):
+class HealthResponse(Struct, frozen=True):
     """`is_ready` is HTTP 200; otherwise `message` says what is missing."""
 
     is_ready: bool
@@ -19,7 +19,7 @@ class GenerationSettings(Struct, frozen=True):
     params: dict[str, Any] = {}
 
 
-class Props(Struct, frozen=True):
+class PropsResponse(Struct, frozen=True):
     """The part of GET /props that our own clients use; all the rest is in `props_raw`.
 
     `why_not_batching` says why running slots do not share a forward pass. MLX holds
@@ -57,7 +57,7 @@ class NextToken(Struct, frozen=True):
     n_remain: int = 0
 
 
-class Slot(Struct, frozen=True):
+class SlotResponse(Struct, frozen=True):
     """One element of GET /slots: llama-server's keys and ours."""
 
     id: int
@@ -103,7 +103,7 @@ class SlotErased(Struct, frozen=True):
     n_erased: int
 
 
-class Usage(Struct, frozen=True):
+class CallUsage(Struct, frozen=True):
     """Tokens of one call; `cached_tokens` of the prompt were not computed."""
 
     prompt_tokens: int = 0
@@ -117,7 +117,7 @@ class Usage(Struct, frozen=True):
         return int(self.prompt_tokens_details.get("cached_tokens") or 0)
 
 
-class Said(Struct, frozen=True):
+class ClientMessage(Struct, frozen=True):
     """A message, or the piece of one that a stream brings."""
 
     role: str | None = None
@@ -126,20 +126,20 @@ class Said(Struct, frozen=True):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Choice(Struct, frozen=True):
+class ClientChoice(Struct, frozen=True):
     """`message` in a whole reply, `delta` in a stream."""
 
     index: int = 0
-    message: Said = Said()
-    delta: Said = Said()
+    message: ClientMessage = ClientMessage()
+    delta: ClientMessage = ClientMessage()
     finish_reason: str | None = None
 
 
-class Chat(Struct, frozen=True):
+class ChatResponse(Struct, frozen=True):
     """A chat completion, or one chunk of a streamed one."""
 
     id: str = ""
     model: str = ""
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
+    choices: tuple[ClientChoice, ...] = ()
+    usage: CallUsage | None = None
     timings: dict[str, float] | None = None

@@ -9,16 +9,16 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from mlxstack.client.answers import (
-    Chat,
-    Health,
-    Props,
-    Slot,
+    ChatResponse,
+    HealthResponse,
+    PropsResponse,
     SlotErased,
+    SlotResponse,
     SlotRestored,
     SlotSaved,
 )
 from mlxstack.client.errors import Unreachable, decode, error_of, message_of
-from mlxstack.client.feed import Lost, Message, events
+from mlxstack.client.feed import FeedLost, ServerSentEvent, events
 from mlxstack.core.errors import Broken, StackError
 
 T = TypeVar("T")
@@ -53,24 +53,24 @@ class Client:
     ) -> None:
         await self._http.aclose()
 
-    async def health(self) -> Health:
+    async def health(self) -> HealthResponse:
         """Whether the service is ready; a service that says no does not raise."""
         answer = await self._send("GET", "/health")
         if answer.is_success:
-            return Health(True, "ok")
-        return Health(False, message_of(answer.content) or f"HTTP {answer.status_code}")
+            return HealthResponse(True, "ok")
+        return HealthResponse(False, message_of(answer.content) or f"HTTP {answer.status_code}")
 
-    async def props(self) -> Props:
+    async def props(self) -> PropsResponse:
         """GET /props, typed."""
-        return await self._get("/props", Props)
+        return await self._get("/props", PropsResponse)
 
     async def props_raw(self) -> dict[str, Any]:
         """GET /props, everything."""
         return await self._get("/props", dict[str, Any])
 
-    async def slots(self) -> list[Slot]:
+    async def slots(self) -> list[SlotResponse]:
         """GET /slots."""
-        return await self._get("/slots", list[Slot])
+        return await self._get("/slots", list[SlotResponse])
 
     async def metrics(self) -> str:
         """GET /metrics, the Prometheus text."""
@@ -100,15 +100,15 @@ class Client:
         """Empty a slot."""
         return await self._act(slot, "erase", {}, SlotErased)
 
-    async def chat(self, messages: list[dict[str, Any]], **body: Any) -> Chat:
+    async def chat(self, messages: list[dict[str, Any]], **body: Any) -> ChatResponse:
         """POST /v1/chat/completions; `body` is any further field of it."""
         asked = {"messages": messages, **body}
         answer = await self._checked("POST", "/v1/chat/completions", asked)
-        return decode(answer.content, Chat)
+        return decode(answer.content, ChatResponse)
 
     async def chat_stream(
         self, messages: list[dict[str, Any]], **body: Any
-    ) -> AsyncGenerator[Chat, None]:
+    ) -> AsyncGenerator[ChatResponse, None]:
         """The same, chunk by chunk. Leaving the iteration cancels the generation."""
         options = {"stream_options": {"include_usage": True}}
         asked = {"messages": messages, "stream": True, **options, **body}
@@ -122,11 +122,11 @@ class Client:
                 failed = message_of(one.data)
                 if failed is not None:
                     raise Broken(failed)
-                yield decode(one.data, Chat)
+                yield decode(one.data, ChatResponse)
 
     async def feed(
         self, path: str, silence_s: float = 30.0
-    ) -> AsyncGenerator[Message | Lost, None]:
+    ) -> AsyncGenerator[ServerSentEvent | FeedLost, None]:
         """Server-sent events for ever: after each break a `Lost`, then the next try.
 
         `silence_s` is how long a healthy feed may say nothing, not even a comment.
@@ -144,7 +144,7 @@ class Client:
                         yield one
             except (Unreachable, StackError) as why:
                 reason = str(why)
-            yield Lost(reason, delay)
+            yield FeedLost(reason, delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RECONNECT_LONGEST_S)
 

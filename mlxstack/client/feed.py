@@ -6,27 +6,27 @@ import httpx
 from msgspec import Struct
 
 
-class Message(Struct, frozen=True):
+class ServerSentEvent(Struct, frozen=True):
     """One server-sent event of a feed."""
 
     event: str
     data: bytes
 
 
-class Lost(Struct, frozen=True):
+class FeedLost(Struct, frozen=True):
     """The feed broke off; it is tried again in `retry_s` seconds."""
 
     reason: str
     retry_s: float
 
 
-async def events(answer: httpx.Response) -> AsyncGenerator[Message, None]:
+async def events(answer: httpx.Response) -> AsyncGenerator[ServerSentEvent, None]:
     """The events of a stream; comments (heartbeats) are dropped. After the WHATWG rules."""
     name, data = b"message", list[bytes]()
     async for line in _lines(answer):
         if not line:
             if data:
-                yield Message(name.decode(), b"\n".join(data))
+                yield ServerSentEvent(name.decode(), b"\n".join(data))
             name, data = b"message", []
             continue
         field, _, value = line.partition(b":")

@@ -25,7 +25,7 @@ class EraseSlot(Struct, frozen=True):
     slot: int
 
 
-class Vacate(Struct, frozen=True):
+class EvictAgentFromSlot(Struct, frozen=True):
     """Take `agent` out of `slot` when the slot is idle; nothing when somebody else sits there.
 
     What `is_kept` goes to disk first.
@@ -36,10 +36,10 @@ class Vacate(Struct, frozen=True):
     is_kept: bool
 
 
-Act = SaveSlot | RestoreSlot | EraseSlot | Vacate
+SlotCommand = SaveSlot | RestoreSlot | EraseSlot | EvictAgentFromSlot
 
 
-class Saved(Struct, frozen=True):
+class SlotSaveResult(Struct, frozen=True):
     """`n_saved` tokens; `n_written` bytes newly written of `n_bytes` of the whole state."""
 
     slot: int
@@ -50,7 +50,7 @@ class Saved(Struct, frozen=True):
     save_ms: float
 
 
-class Restored(Struct, frozen=True):
+class SlotRestoreResult(Struct, frozen=True):
     """`n_restored` tokens from `n_read` bytes; the time ends after evaluation."""
 
     slot: int
@@ -60,23 +60,23 @@ class Restored(Struct, frozen=True):
     restore_ms: float
 
 
-class Erased(Struct, frozen=True):
+class SlotEraseResult(Struct, frozen=True):
     """`n_erased` tokens are forgotten."""
 
     slot: int
     n_erased: int
 
 
-Done = Saved | Restored | Erased
+SlotCommandResult = SlotSaveResult | SlotRestoreResult | SlotEraseResult
 
 
-class Look(Struct, frozen=True):
+class GetCacheStats(Struct, frozen=True):
     """Show the KV memory: a `core.frame.CacheView`, at most `limit` prefixes in it."""
 
     limit: int = 20
 
 
-class Pin(Struct, frozen=True):
+class PinPrefix(Struct, frozen=True):
     """Name the longest known part of these tokens, and keep it whatever happens."""
 
     name: str
@@ -84,14 +84,14 @@ class Pin(Struct, frozen=True):
     salt: str = ""
 
 
-class PinKnown(Struct, frozen=True):
+class PinKnownPrefix(Struct, frozen=True):
     """Name the prefix that has this id in a `core.frame.CacheView`, and keep it."""
 
     name: str
     id: str
 
 
-class Unpin(Struct, frozen=True):
+class UnpinPrefix(Struct, frozen=True):
     """Let go of a named prefix."""
 
     name: str
@@ -103,7 +103,7 @@ class PinAgent(Struct, frozen=True):
     agent: str
 
 
-class LetGo(Struct, frozen=True):
+class ReleaseAgentKV(Struct, frozen=True):
     """An agent claims nothing any more; what only it has in memory leaves, if it is on disk.
 
     What `is_kept` not leaves memory even so.
@@ -113,34 +113,34 @@ class LetGo(Struct, frozen=True):
     is_kept: bool
 
 
-class Recall(Struct, frozen=True):
+class ListSharedPrefixes(Struct, frozen=True):
     """What several conversations began with, also before a restart: a tuple of token tuples."""
 
 
-class Protect(Struct, frozen=True):
+class RetainPrefix(Struct, frozen=True):
     """Keep the known part of such a beginning longer than others."""
 
     tokens: tuple[int, ...]
 
 
-class Embed(Struct, frozen=True):
+class EmbedTexts(Struct, frozen=True):
     """One vector for each text: a tuple of bytes, little-endian float32, of length one."""
 
     texts: tuple[tuple[int, ...], ...]
 
 
-class Clear(Struct, frozen=True):
+class ClearCache(Struct, frozen=True):
     """Forget all parked KV in memory that is neither in use nor pinned."""
 
 
-class Scope(StrEnum):
+class GCScope(StrEnum):
     """What a sweep of the disk may take: KV that nothing saved names, or saved contexts too."""
 
     KV = "kv"
     ALL = "all"
 
 
-class Sweep(Struct, frozen=True):
+class CollectGarbage(Struct, frozen=True):
     """Delete from the disk what was used longest ago, never what is in use.
 
     Until `max_bytes` are left, and everything older than `max_age_s` seconds; None is no bound.
@@ -150,40 +150,40 @@ class Sweep(Struct, frozen=True):
 
     max_bytes: int | None = None
     max_age_s: float | None = None
-    scope: Scope = Scope.ALL
+    scope: GCScope = GCScope.ALL
     agent: str | None = None
     is_dry: bool = False
 
 
-class Relieve(Struct, frozen=True):
+class ReclaimMemory(Struct, frozen=True):
     """The computer runs short of memory: 1 drops cold parked KV, 2 everything not in use."""
 
     level: int
 
 
-class Locate(Struct, frozen=True):
+class LocateAgentKV(Struct, frozen=True):
     """Where the last prompts of these agents are kept beside the slots: a tuple of `Kept`."""
 
     agents: tuple[str, ...]
 
 
-Chore = (
-    Look
-    | Locate
-    | Recall
-    | Protect
-    | Pin
-    | PinKnown
+CacheCommand = (
+    GetCacheStats
+    | LocateAgentKV
+    | ListSharedPrefixes
+    | RetainPrefix
+    | PinPrefix
+    | PinKnownPrefix
     | PinAgent
-    | LetGo
-    | Unpin
-    | Clear
-    | Relieve
-    | Embed
+    | ReleaseAgentKV
+    | UnpinPrefix
+    | ClearCache
+    | ReclaimMemory
+    | EmbedTexts
 )
 
 
-class Pinned(Struct, frozen=True):
+class PinnedPrefix(Struct, frozen=True):
     """`n_tokens` of the prefix are kept under this name; 0 when nothing of it is known."""
 
     name: str
@@ -191,7 +191,7 @@ class Pinned(Struct, frozen=True):
     n_bytes: int
 
 
-class Kept(Struct, frozen=True):
+class AgentKVLocation(Struct, frozen=True):
     """`n_tokens` of an agent's last prompt are kept, in so many bytes of memory and of disk.
 
     Bytes that lie in both places count in both; others may share them.
@@ -203,14 +203,14 @@ class Kept(Struct, frozen=True):
     disk_bytes: int = 0
 
 
-class Parked(Struct, frozen=True):
+class FlushResult(Struct, frozen=True):
     """`n_contexts` are on disk now, for which `n_bytes` were newly written."""
 
     n_contexts: int
     n_bytes: int
 
 
-class Victim(Struct, frozen=True):
+class GCItem(Struct, frozen=True):
     """One file that a sweep deletes; `ref` are the identity and key of a KV file."""
 
     title: str
@@ -220,17 +220,17 @@ class Victim(Struct, frozen=True):
     ref: tuple[str, str] | None = None
 
 
-class Swept(Struct, frozen=True):
+class GCResult(Struct, frozen=True):
     """What a sweep came to, in files and bytes. `skipped` are paths, with the reason."""
 
-    victims: tuple[Victim, ...] = ()
+    victims: tuple[GCItem, ...] = ()
     n_before: int = 0
     n_after: int = 0
     skipped: tuple[str, ...] = ()
     is_dry: bool = False
 
 
-class Freed(Struct, frozen=True):
+class FreedBytes(Struct, frozen=True):
     """Bytes that left memory."""
 
     n_bytes: int

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from mlxstack.core.ports import Guide
+from mlxstack.core.ports import Constraint
 
 
 class Priority(IntEnum):
@@ -15,7 +15,7 @@ class Priority(IntEnum):
     LOW = 2
 
 
-class Sampling(Struct, frozen=True):
+class SamplingParams(Struct, frozen=True):
     """How the next token is chosen. Neutral values switch a rule off.
 
     `temperature` 0 is greedy; `logit_bias` holds (token, added logit) pairs; `window` is how
@@ -35,7 +35,7 @@ class Sampling(Struct, frozen=True):
     top_logprobs: int | None = None
 
 
-class Ask(Struct, frozen=True):
+class Request(Struct, frozen=True):
     """A prompt of tokens and how to go on from it.
 
     `slot` pins the ask to a seat. `agent` names an explicit agent, whose asks run one after
@@ -50,17 +50,17 @@ class Ask(Struct, frozen=True):
     id: str
     tokens: tuple[int, ...]
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = SamplingParams()
     eos: frozenset[int] = frozenset()
     slot: int | None = None
     agent: str | None = None
-    hint: str | None = None
-    name: str | None = None
+    session_hint: str | None = None
+    display_name: str | None = None
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
-    cuts: tuple[int, ...] = ()
+    checkpoint_positions: tuple[int, ...] = ()
     salt: str = ""
-    request: str = ""
-    guide: Guide | None = None
+    request_id: str = ""
+    constraint: Constraint | None = None
     arrived: float = 0.0
     deadline: float | None = None

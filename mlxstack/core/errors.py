@@ -78,7 +78,7 @@ class Conflict(StackError):
     """The thing is in a state that forbids the act."""
 
 
-class Taken(Conflict):
+class SlotTaken(Conflict):
     """A name or a port of this computer that somebody has already."""
 
 
@@ -125,7 +125,7 @@ class SetupError(StackError):
     """The preset or the machine cannot start this service."""
 
 
-def in_words(error: Exception, what: str) -> StackError:
+def describe_error(error: Exception, what: str) -> StackError:
     """A StackError as it is; anything else as Broken: the engine failed on `what`."""
     if isinstance(error, StackError):
         return error

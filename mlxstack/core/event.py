@@ -7,7 +7,7 @@ from msgspec import Struct
 from mlxstack.core.errors import StackError
 
 
-class Source(StrEnum):
+class KVSource(StrEnum):
     """Where the reused KV came from, nearest first."""
 
     NONE = "none"
@@ -26,7 +26,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Work(Struct, frozen=True):
+class RequestTimings(Struct, frozen=True):
     """What an ask cost. Times in seconds; cached + computed = prompt tokens."""
 
     n_prompt: int = 0
@@ -39,7 +39,7 @@ class Work(Struct, frozen=True):
     saved_s: float = 0.0
 
 
-class Miss(Struct, frozen=True):
+class CacheMiss(Struct, frozen=True):
     """Why less was reused than could have been.
 
     `at` is the token where the prompt diverged; `instead` are the tokens with which the prompt
@@ -51,53 +51,55 @@ class Miss(Struct, frozen=True):
     instead: tuple[int, ...] = ()
 
 
-class Queued(Struct, frozen=True):
+class RequestQueued(Struct, frozen=True):
     """The ask was accepted; `position` 0 is the next one to be seated."""
 
-    ask: str
+    request: str
     position: int
 
 
-class Seated(Struct, frozen=True):
+class SlotAssigned(Struct, frozen=True):
     """The ask has a slot, and `n_cached` of its prompt tokens need not be computed."""
 
-    ask: str
+    request: str
     slot: int
     n_cached: int
-    source: Source = Source.NONE
-    miss: Miss | None = None
+    source: KVSource = KVSource.NONE
+    miss: CacheMiss | None = None
 
 
-class Progress(Struct, frozen=True):
+class PrefillProgress(Struct, frozen=True):
     """`n_done` of `n_prompt` prompt tokens are in the KV cache, reused ones included."""
 
-    ask: str
+    request: str
     n_done: int
     n_prompt: int
 
 
-class Chosen(Struct, frozen=True):
+class TokenSampled(Struct, frozen=True):
     """One sampled token. `logprob` and `top` (token, logprob) only when asked for."""
 
-    ask: str
+    request: str
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Finished(Struct, frozen=True):
+class RequestFinished(Struct, frozen=True):
     """The last event of an ask that went well, or was cancelled."""
 
-    ask: str
+    request: str
     reason: FinishReason
-    work: Work
+    timings: RequestTimings
 
 
-class Failed(Struct, frozen=True):
+class RequestFailed(Struct, frozen=True):
     """The last event of an ask that was refused or broke."""
 
-    ask: str
+    request: str
     error: StackError
 
 
-Event = Queued | Seated | Progress | Chosen | Finished | Failed
+Event = (
+    RequestQueued | SlotAssigned | PrefillProgress | TokenSampled | RequestFinished | RequestFailed
+)

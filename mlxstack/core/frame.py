@@ -7,7 +7,7 @@ ignored, so that older dashboards follow newer services. No field holds a whole 
 from msgspec import Struct
 
 from mlxstack.core.ask import Priority
-from mlxstack.core.event import Source
+from mlxstack.core.event import KVSource
 from mlxstack.core.snapshot import Snapshot
 
 
@@ -47,7 +47,7 @@ class MissView(Struct, frozen=True):
     text_sent: str = ""
 
 
-class Sums(Struct, frozen=True):
+class WindowSums(Struct, frozen=True):
     """Sums over the requests of one window.
 
     They took `ttft_s` seconds to their first tokens, and `saved_s` more without the cache.
@@ -89,9 +89,9 @@ class CacheView(Struct, frozen=True):
     n_entries: int = 0
     max_entries: int | None = None
     n_evicted: int = 0
-    minute: Sums = Sums()
-    hour: Sums = Sums()
-    whole: Sums = Sums()
+    minute: WindowSums = WindowSums()
+    hour: WindowSums = WindowSums()
+    whole: WindowSums = WindowSums()
     prefixes: tuple[PrefixView, ...] = ()
     misses: tuple[MissView, ...] = ()
 
@@ -107,7 +107,7 @@ class TurnView(Struct, frozen=True):
     reason: str | None = None
 
 
-class StateView(Struct, frozen=True):
+class AgentKVView(Struct, frozen=True):
     """What an agent has for one model; `place` is "live", "memory" or "disk"."""
 
     model: str
@@ -136,7 +136,7 @@ class AgentView(Struct, frozen=True):
     saved_s: float = 0.0
     idle_s: float = 0.0
     miss: MissView | None = None
-    states: tuple[StateView, ...] = ()
+    states: tuple[AgentKVView, ...] = ()
     turns: tuple[TurnView, ...] = ()
 
 
@@ -146,7 +146,7 @@ class RequestView(Struct, frozen=True):
     id: str
     agent: str | None = None
     slot: int | None = None
-    source: Source = Source.NONE
+    source: KVSource = KVSource.NONE
     n_prompt: int = 0
     n_cached: int = 0
     n_generated: int = 0
@@ -160,7 +160,7 @@ class RequestView(Struct, frozen=True):
     miss: MissView | None = None
 
 
-class Sample(Struct, frozen=True, array_like=True):
+class ThroughputSample(Struct, frozen=True, array_like=True):
     """Tokens computed and generated since the start, at `at`, seconds since 1970."""
 
     at: float
@@ -168,7 +168,7 @@ class Sample(Struct, frozen=True, array_like=True):
     n_generated: int
 
 
-class Frame(Struct, frozen=True, omit_defaults=True):
+class StatusFrame(Struct, frozen=True, omit_defaults=True):
     """Everything at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
 
     `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
@@ -184,4 +184,4 @@ class Frame(Struct, frozen=True, omit_defaults=True):
     agents: tuple[AgentView, ...] | None = None
     requests: tuple[RequestView, ...] | None = None
     n_agents: int = 0
-    past: tuple[Sample, ...] = ()
+    past: tuple[ThroughputSample, ...] = ()

@@ -5,13 +5,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxstack.core.act import Sweep, Swept
+from mlxstack.core.act import CollectGarbage, GCResult
 
-Post = Callable[[Callable[[], None]], None]
+CallSoon = Callable[[Callable[[], None]], None]
 """Runs a function on the thread that it belongs to, soon."""
 
 
-class Plane(Struct, frozen=True):
+class TensorBytes(Struct, frozen=True):
     """One array as bytes, row-major, little-endian; `dtype` as in safetensors: "F16", "U32"."""
 
     dtype: str
@@ -19,7 +19,7 @@ class Plane(Struct, frozen=True):
     data: bytes | memoryview
 
 
-class Blob(Struct, frozen=True):
+class KVFile(Struct, frozen=True):
     """What one stored file holds: KV of the tokens [start, end) of a prefix.
 
     `kind` is "segment" (sliceable layers) or "checkpoint" (the others, at exactly `end`).
@@ -31,11 +31,11 @@ class Blob(Struct, frozen=True):
     identity: str
     start: int
     end: int
-    planes: tuple[Plane, ...]
+    tensors: tuple[TensorBytes, ...]
     meta: str = ""
 
 
-class BlobHead(Struct, frozen=True):
+class KVFileHeader(Struct, frozen=True):
     """A stored blob without its planes, as its file claims to be; `n_bytes` of the planes.
 
     `shapes` are dtype and shape of every plane.
@@ -50,14 +50,14 @@ class BlobHead(Struct, frozen=True):
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-class Vault(Protocol):
+class KVStore(Protocol):
     """Content-addressed blobs on disk. Every method may be called from any thread."""
 
     def has(self, identity: str, key: str) -> bool:
         """Whether a file of this key exists (not whether it is sound)."""
         ...
 
-    def write(self, blob: Blob) -> int:
+    def write(self, blob: KVFile) -> int:
         """Store durably, at most once per key; bytes newly written, 0 if it was there.
 
         A file of this key that says something else of itself is replaced.
@@ -65,18 +65,18 @@ class Vault(Protocol):
         """
         ...
 
-    def read(self, identity: str, key: str) -> Blob:
+    def read(self, identity: str, key: str) -> KVFile:
         """The blob, checked. Raises NotFound or Damaged."""
         ...
 
-    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> Swept:
+    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Make room for `n_bytes` more, sparing the (identity, key) in use; what had to go.
 
         Raises DiskFull when there is none.
         """
         ...
 
-    def sweep(self, wanted: Sweep, in_use: frozenset[tuple[str, str]]) -> Swept:
+    def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Delete by age and bytes. Raises BadRequest when neither is bounded."""
         ...
 
@@ -88,38 +88,38 @@ class Vault(Protocol):
         """The note; None when there is none that can be read."""
         ...
 
-    def head(self, identity: str, key: str) -> BlobHead:
+    def head(self, identity: str, key: str) -> KVFileHeader:
         """What the file claims to hold, not checked. Raises NotFound or Damaged."""
         ...
 
-    def pour(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
+    def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, one after the other, and check them.
 
         Raises NotFound or Damaged; then the rows hold anything.
         """
         ...
 
-    def heads(self, identity: str) -> Iterator[BlobHead]:
+    def heads(self, identity: str) -> Iterator[KVFileHeader]:
         """The heads of all blobs of one identity, not checked; damaged ones are set aside."""
         ...
 
 
-class Walk(Protocol):
+class ConstraintState(Protocol):
     """What one answer may go on with. Used by one thread at a time."""
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
         ...
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """The answer goes on with `token`. Raises StackError when it may not."""
         ...
 
 
-class Guide(Protocol):
+class Constraint(Protocol):
     """What an answer must look like. Callable from any thread."""
 
-    def start(self) -> Walk:
+    def start(self) -> ConstraintState:
         """At the first token of an answer."""
         ...
 
@@ -139,7 +139,7 @@ class Manifest(Struct, frozen=True):
     salt: str = ""
 
 
-class Shelf(Protocol):
+class SlotFileStore(Protocol):
     """Named manifests of one directory: the slot files. Callable from any thread."""
 
     def check(self, name: str) -> None:
@@ -159,10 +159,10 @@ class Shelf(Protocol):
         ...
 
 
-class Manifests(Protocol):
+class AgentManifestStore(Protocol):
     """The saved contexts of agents. Callable from any thread."""
 
-    def keep(self, agent: str, manifest: Manifest) -> None:
+    def put(self, agent: str, manifest: Manifest) -> None:
         """Replace what is saved of this agent for the manifest's model. Raises StackError."""
         ...
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Percent = Annotated[float, Meta(gt=0, le=90)]
 
@@ -22,7 +22,7 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Fals
     """Base of every preset section."""
 
 
-class Kind(StrEnum):
+class ServiceKind(StrEnum):
     """What a service is for."""
 
     CHAT = "chat"
@@ -67,7 +67,7 @@ class KVSpec(Strict, frozen=True):
 
     bits: Annotated[int, Meta(ge=4, le=16)] = 16
     group_size: Annotated[int, Meta(ge=32, le=128)] = 64
-    quantize_from: Natural = 0
+    quantize_from: NonNegativeInt = 0
     swa_full: bool = False
 
 
@@ -75,7 +75,7 @@ class BatchSpec(Strict, frozen=True):
     """`enabled: false` decodes one slot at a time."""
 
     enabled: bool = True
-    max_size: Count = 8
+    max_size: PositiveInt = 8
 
 
 class PaceSpec(Strict, frozen=True):
@@ -89,7 +89,7 @@ class PaceSpec(Strict, frozen=True):
 class QueueSpec(Strict, frozen=True):
     """`max_waiting` asks wait at most; a request may take `timeout_s` in all."""
 
-    max_waiting: Natural = 64
+    max_waiting: NonNegativeInt = 64
     timeout_s: Seconds = 3600.0
 
 
@@ -106,7 +106,7 @@ class DiskSpec(Strict, frozen=True):
     """`max_bytes` of stored KV, and `max_age_s` seconds since last use; None is no bound."""
 
     enabled: bool = True
-    max_bytes: Count | None = None
+    max_bytes: PositiveInt | None = None
     max_age_s: Seconds | None = None
 
 
@@ -124,7 +124,7 @@ class PrefixCacheSpec(Strict, frozen=True):
     memory_budget_pct: Percent = 20.0
     block_size: Annotated[int, Meta(ge=16, le=2048)] = 128
     eviction_policy: EvictionPolicy = EvictionPolicy.LRU_FREQUENCY
-    max_entries: Count = 1000
+    max_entries: PositiveInt = 1000
     warm_on_startup: bool = False
     warm_prefixes: tuple[WarmPrefix, ...] = ()
     disk: DiskSpec = field(default_factory=DiskSpec)
@@ -153,7 +153,7 @@ class SamplingSpec(Strict, frozen=True):
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Natural | None = None
+    top_k: NonNegativeInt | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     max_tokens: Annotated[int, Meta(ge=-1)] | None = None
@@ -197,7 +197,7 @@ class ServerSpec(Strict, frozen=True):
     api_keys: tuple[str | ApiKey, ...] = ()
     without_key: bool = False
     strict_models: bool = False
-    max_body_bytes: Count = 16 * 1024 * 1024
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0
     drain_s: Annotated[float, Meta(gt=0, le=86_400)] = 6.0
     prevent_sleep: bool = True
@@ -209,7 +209,7 @@ class Preset(Strict, frozen=True):
     model: ModelSpec
     name: str = ""
     when_to_use: str = ""
-    kind: Kind = Kind.CHAT
+    kind: ServiceKind = ServiceKind.CHAT
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)

@@ -5,10 +5,10 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.ask import Priority
-from mlxstack.core.event import Miss
+from mlxstack.core.event import CacheMiss
 
 
-class AskState(StrEnum):
+class RequestPhase(StrEnum):
     """Life of an ask: WAITING, PREFILLING, RUNNING, then COMPLETED or CANCELLED."""
 
     WAITING = "waiting"
@@ -23,7 +23,7 @@ class SlotView(Struct, frozen=True):
 
     id: int
     n_ctx: int
-    state: AskState | None = None
+    state: RequestPhase | None = None
     ask: str | None = None
     agent: str | None = None
     n_tokens: int = 0
@@ -36,7 +36,7 @@ class SlotView(Struct, frozen=True):
     n_bytes: int = 0
     idle_s: float = 0.0
     is_used: bool = False
-    miss: Miss | None = None
+    miss: CacheMiss | None = None
 
 
 class WaitingView(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Build(Struct, frozen=True, tag=True):
+class BuildModel(Struct, frozen=True, tag=True):
     """Write a random Llama of about 12 * layers * width^2 parameters (float32) into `folder`.
 
     Its head chooses digits only: a token is one piece of text in every server's stream, and the
@@ -38,7 +38,7 @@ class Joins(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
-class Floor(Struct, frozen=True, tag=True):
+class SingleFloor(Struct, frozen=True, tag=True):
     """Compute `n_new` tokens after `n_context` known ones, with mlx-lm alone: `ttft_s`."""
 
     n_context: int
@@ -46,7 +46,7 @@ class Floor(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
-class Load(Struct, frozen=True, tag=True):
+class LoadFiles(Struct, frozen=True, tag=True):
     """Read every .safetensors file under `folder` by `mx.load`: `load_s`, and `bytes` of them.
 
     In memory that is new to the process when this is its first trial.
@@ -55,7 +55,7 @@ class Load(Struct, frozen=True, tag=True):
     folder: str
 
 
-class Whole(Struct, frozen=True, tag=True):
+class FullEngine(Struct, frozen=True, tag=True):
     """The whole engine, thread and scheduler included, answers `n_rows` asks: `step_s`."""
 
     n_rows: int
@@ -74,17 +74,17 @@ class FollowUp(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
-Trial = Build | Steps | Joins | Floor | Load | Whole | FollowUp
+Trial = BuildModel | Steps | Joins | SingleFloor | LoadFiles | FullEngine | FollowUp
 
 
-class Job(Struct, frozen=True):
+class BenchJob(Struct, frozen=True):
     """Trials for one model (a folder), done one after another in one process."""
 
     model: str
     trials: tuple[Trial, ...]
 
 
-class Samples(Struct, frozen=True):
+class TrialSamples(Struct, frozen=True):
     """The figure `what` of `who`, measured once per pass; seconds or bytes."""
 
     who: str
@@ -92,10 +92,10 @@ class Samples(Struct, frozen=True):
     values: tuple[float, ...]
 
 
-class Finding(Struct, frozen=True):
+class BenchResult(Struct, frozen=True):
     """What one trial found."""
 
-    samples: tuple[Samples, ...] = ()
+    samples: tuple[TrialSamples, ...] = ()
 
     def of(self, who: str, what: str) -> tuple[float, ...]:
         """The values of one figure. Raises KeyError when it was not measured."""

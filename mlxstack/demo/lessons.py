@@ -21,7 +21,7 @@ FIRST_TOKEN_WEIGHT = 4
 
 
 @dataclass(frozen=True)
-class Stage:
+class CurriculumStage:
     """A stretch of training. `n_far` long dialogues of up to `far_words` join each pool.
 
     Half of the steps pretend, by a leap in positions, that up to `most_gap` tokens lie between.
@@ -44,22 +44,22 @@ class Stage:
 
 
 STAGES = (
-    Stage("tiled", 300, 1e-3, 1e-3),
-    Stage("scattered", 800, 1e-3, 1e-3),
-    Stage("talk", 1750, 1e-3, 1e-3, n_far=4, far_words=200),
-    Stage("far", 800, 1.2e-3, 1.2e-3, n_far=4, far_words=600, most_gap=2500),
-    Stage("settle", 2000, 1.2e-3, 3e-4, n_far=4, far_words=1000, most_gap=2500),
-    Stage("choose", 1000, 7e-4, 1e-5, n_far=3, far_words=1000, most_gap=2500),
-    Stage("polish", 2800, 1e-3, 1e-5, n_far=6, far_words=1000, most_gap=2500),
-    Stage("finish", 1800, 1e-3, 1e-5, n_far=5, far_words=1000, most_gap=2500),
-    Stage("ripen", 5000, 1e-3, 1e-5, n_far=14, far_words=1000, most_gap=2500),
-    Stage("round", 4000, 8e-4, 1e-5, n_far=10, far_words=1000, most_gap=2500),
-    Stage("deepen", 3600, 8e-4, 1e-6, n_far=9, far_words=1000, most_gap=2500),
-    Stage("sharpen", 2200, 8e-4, 1e-6, n_far=6, far_words=1000, most_gap=2500),
+    CurriculumStage("tiled", 300, 1e-3, 1e-3),
+    CurriculumStage("scattered", 800, 1e-3, 1e-3),
+    CurriculumStage("talk", 1750, 1e-3, 1e-3, n_far=4, far_words=200),
+    CurriculumStage("far", 800, 1.2e-3, 1.2e-3, n_far=4, far_words=600, most_gap=2500),
+    CurriculumStage("settle", 2000, 1.2e-3, 3e-4, n_far=4, far_words=1000, most_gap=2500),
+    CurriculumStage("choose", 1000, 7e-4, 1e-5, n_far=3, far_words=1000, most_gap=2500),
+    CurriculumStage("polish", 2800, 1e-3, 1e-5, n_far=6, far_words=1000, most_gap=2500),
+    CurriculumStage("finish", 1800, 1e-3, 1e-5, n_far=5, far_words=1000, most_gap=2500),
+    CurriculumStage("ripen", 5000, 1e-3, 1e-5, n_far=14, far_words=1000, most_gap=2500),
+    CurriculumStage("round", 4000, 8e-4, 1e-5, n_far=10, far_words=1000, most_gap=2500),
+    CurriculumStage("deepen", 3600, 8e-4, 1e-6, n_far=9, far_words=1000, most_gap=2500),
+    CurriculumStage("sharpen", 2200, 8e-4, 1e-6, n_far=6, far_words=1000, most_gap=2500),
 )
 
 
-def copy_batches(rng: random.Random, stage: Stage) -> Iterator[list[Sample]]:
+def copy_batches(rng: random.Random, stage: CurriculumStage) -> Iterator[list[Sample]]:
     while True:
         if stage.name == "tiled":
             yield [tiled_sample(rng, 64, N_TOKENS) for _ in range(BATCH_TOKENS // 64)]
@@ -67,7 +67,9 @@ def copy_batches(rng: random.Random, stage: Stage) -> Iterator[list[Sample]]:
             yield [copy_sample(rng, 256, N_TOKENS) for _ in range(BATCH_TOKENS // 256)]
 
 
-def talk_batches(rng: random.Random, stage: Stage, tokenizer: Tokenizer) -> Iterator[list[Sample]]:
+def talk_batches(
+    rng: random.Random, stage: CurriculumStage, tokenizer: Tokenizer
+) -> Iterator[list[Sample]]:
     """Dialogues of like length together, so that little is padding; batches in random order."""
     draw = Draw(rng)
     while True:
@@ -102,7 +104,9 @@ def padded(samples: list[Sample]) -> tuple[list[list[int]], list[int]]:
     return rows, places
 
 
-def batches_of(rng: random.Random, stage: Stage, tokenizer: Tokenizer) -> Iterator[list[Sample]]:
+def batches_of(
+    rng: random.Random, stage: CurriculumStage, tokenizer: Tokenizer
+) -> Iterator[list[Sample]]:
     is_copying = stage.name in {"tiled", "scattered"}
     return copy_batches(rng, stage) if is_copying else talk_batches(rng, stage, tokenizer)
 

@@ -17,7 +17,7 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from mlxstack.demo import MODEL_DIR
 from mlxstack.demo.copying import Sample
-from mlxstack.demo.lessons import STAGES, Stage, batches_of, make_tokenizer, padded
+from mlxstack.demo.lessons import STAGES, CurriculumStage, batches_of, make_tokenizer, padded
 from mlxstack.demo.vocabulary import N_TOKENS, SPECIAL_TOKENS
 
 CONFIG: dict[str, Any] = {
@@ -199,7 +199,7 @@ class Trainer:
         mean: Any = loss.item()
         return float(mean)
 
-    def run(self, stage: Stage, first: int, batches: Iterator[list[Sample]]) -> None:
+    def run(self, stage: CurriculumStage, first: int, batches: Iterator[list[Sample]]) -> None:
         """Steps `first` to the end of the stage."""
         losses, since = list[float](), time.monotonic()
         for at in range(first, stage.steps):

@@ -10,43 +10,55 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from mlxstack.core.act import Restored, Saved
-from mlxstack.core.errors import Damaged, StackError, Unsupported, in_words
-from mlxstack.core.ports import Blob, Manifest, Manifests, Post, Shelf, Vault
-from mlxstack.engine.context import Context
+from mlxstack.core.act import SlotRestoreResult, SlotSaveResult
+from mlxstack.core.errors import Damaged, StackError, Unsupported, describe_error
+from mlxstack.core.ports import (
+    AgentManifestStore,
+    CallSoon,
+    KVFile,
+    KVStore,
+    Manifest,
+    SlotFileStore,
+)
+from mlxstack.engine.context import SlotContext
 from mlxstack.engine.kv_file import parents_first, part_of, record_of
-from mlxstack.engine.memory import Memory
-from mlxstack.engine.packing import Packing
-from mlxstack.engine.restoring import Restoring, Sources, Wanted
-from mlxstack.engine.shelving import Shelved, Shelving
-from mlxstack.engine.writing import Writing
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.engine.packing import IncrementalPack
+from mlxstack.engine.restoring import RestoreRequest, RestoreSources, SlotRestore
+from mlxstack.engine.shelving import ContextParker, IndexedContext
+from mlxstack.engine.writing import WriteQueue
 
 log = logging.getLogger(__name__)
 
 
-class Archive:
+class DiskTier:
     """One per engine. `post` runs a function on the MLX thread, soon."""
 
     def __init__(
-        self, vault: Vault, shelf: Shelf, memory: Memory, identity: str, post: Post
+        self,
+        vault: KVStore,
+        shelf: SlotFileStore,
+        memory: PrefixCache,
+        identity: str,
+        post: CallSoon,
     ) -> None:
-        self.manifests: Manifests | None = None
-        self.shelving = Shelving(memory)
+        self.manifests: AgentManifestStore | None = None
+        self.parker = ContextParker(memory)
         self._vault = vault
         self._shelf = shelf
         self._memory = memory
         self._identity = identity
         self._post = post
-        self._writing = Writing(memory, vault, identity, post)
-        self.sweeping = self._writing.sweeping
+        self._writing = WriteQueue(memory, vault, identity, post)
+        self.gc = self._writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
-        sources = Sources(vault, shelf, identity)
-        self._restoring = Restoring(sources, self._reader, post, self._anchor)
+        sources = RestoreSources(vault, shelf, identity)
+        self._restoring = SlotRestore(sources, self._reader, post, self._anchor)
 
     def open(self) -> int:
         """Take what earlier runs left on disk into the index; how many records."""
-        self.shelving.learning.recall(self._vault.noted(self._identity))
-        self.shelving.learning.keep = self._note
+        self.parker.shared_prefixes.recall(self._vault.noted(self._identity))
+        self.parker.shared_prefixes.keep = self._note
         now, n_known = time.monotonic(), 0
         for head in sorted(self._vault.heads(self._identity), key=parents_first):
             try:
@@ -56,7 +68,7 @@ class Archive:
                 log.warning("the KV file %s is ignored: %s", head.key, error)
         return n_known
 
-    def write(self, shelved: Shelved) -> None:
+    def write(self, shelved: IndexedContext) -> None:
         """Write in the background what of this lies in memory alone."""
         keys = (*shelved.segments, *shelved.checkpoints)
         self._writing.write([key for key in keys if not self._memory.is_on_disk(key)])
@@ -79,11 +91,11 @@ class Archive:
         """Bytes newly written so far."""
         return self._writing.n_written
 
-    def packing(self, context: Context) -> Packing:
+    def incremental_pack(self, context: SlotContext) -> IncrementalPack:
         """Packs what will be written of this context, ahead of `save` or `write`."""
-        return Packing(context, self.shelving)
+        return IncrementalPack(context, self.parker)
 
-    def check(self, context: Context, name: str) -> None:
+    def check(self, context: SlotContext, name: str) -> None:
         """Raises BadRequest for a bad name, Conflict for one that another kind of file has.
 
         Raises Unsupported for caches that cannot be stored.
@@ -92,19 +104,21 @@ class Archive:
         if not context.is_storable:
             raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
 
-    def save(self, context: Context, slot: int, name: str, started: float) -> "Future[Saved]":
+    def save(
+        self, context: SlotContext, slot: int, name: str, started: float
+    ) -> "Future[SlotSaveResult]":
         """Write what is not on disk yet, the slot file last; timed from `started` on.
 
         After `check`.
         """
-        shelved = self._shelve(context)
+        shelved = self._index(context)
         keys = (*shelved.segments, *shelved.checkpoints)
         begun = self._writing.promised(keys)
         writes = self._writing.write([key for key in keys if self._is_unwritten(key)])
         self._writing.hold(keys)
         manifest = self._manifest(context, shelved)
 
-        def finish() -> Saved:
+        def finish() -> SlotSaveResult:
             # One writer thread: the writes before this one are over.
             for write in begun:
                 write.result()
@@ -113,11 +127,13 @@ class Archive:
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
             n_written += self._shelf.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
-            return Saved(slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took)
+            return SlotSaveResult(
+                slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took
+            )
 
         return self._writing.after(finish)
 
-    def keep(self, context: Context, shelved: Shelved) -> None:
+    def put(self, context: SlotContext, shelved: IndexedContext) -> None:
         """Once all of it is written: see that it is there, and note it for the agent, if any.
 
         What is not there any more is written again when the context is stored the next time.
@@ -126,15 +142,15 @@ class Archive:
 
         def finish() -> None:
             if missing := self._missing(manifest):
-                self._post(partial(self._lose, missing))
+                self._post(partial(self._invalidate, missing))
                 raise StackError("a part of its KV did not reach the disk")
             if agent is not None and manifests is not None:
-                manifests.keep(agent, manifest)
+                manifests.put(agent, manifest)
 
         noting = self._writing.after(finish)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
-    def restore(self, wanted: Wanted) -> "Future[Restored]":
+    def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
         """Read a slot file and all it names, and make it the context; see `Restoring`."""
         self._shelf.check(wanted.name)
         return self._restoring.start(wanted)
@@ -159,11 +175,11 @@ class Archive:
         """Keep this beside the KV; the next note makes up for one that was not kept."""
         self._writing.after(lambda: self._vault.note(self._identity, data))
 
-    def _anchor(self, context: Context, manifest: Manifest) -> None:
+    def _anchor(self, context: SlotContext, manifest: Manifest) -> None:
         if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
-            context.anchor(manifest.segments[-1])
+            context.set_parent_segment(manifest.segments[-1])
 
-    def _manifest(self, context: Context, shelved: Shelved) -> Manifest:
+    def _manifest(self, context: SlotContext, shelved: IndexedContext) -> Manifest:
         keys = (*shelved.segments, *shelved.checkpoints)
         return Manifest(
             identity=self._identity,
@@ -182,33 +198,33 @@ class Archive:
         keys = (*manifest.segments, *manifest.checkpoints)
         return [key for key in keys if not self._vault.has(self._identity, key)]
 
-    def _shelve(self, context: Context) -> Shelved:
-        shelved = self.shelving.shelve(context, time.monotonic())
-        lost = [k for k in (*shelved.segments, *shelved.checkpoints) if self._is_lost(k)]
+    def _index(self, context: SlotContext) -> IndexedContext:
+        shelved = self.parker.index_context(context, time.monotonic())
+        lost = [k for k in (*shelved.segments, *shelved.checkpoints) if self._is_invalidated(k)]
         if not lost:
             return shelved
-        self._lose(lost)
-        return self.shelving.shelve(context, time.monotonic())
+        self._invalidate(lost)
+        return self.parker.index_context(context, time.monotonic())
 
-    def _lose(self, keys: Sequence[str]) -> None:
+    def _invalidate(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._memory.lose(key)
+            self._memory.invalidate(key)
 
-    def _is_lost(self, key: str) -> bool:
+    def _is_invalidated(self, key: str) -> bool:
         """Whether the index believes in a file that is no longer there."""
-        return self._memory.array_of(key) is None and not self._vault.has(self._identity, key)
+        return self._memory.get(key) is None and not self._vault.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
         """Whether it has to be written: in memory, and not on disk or on its way.
 
         A file that the index does not know may continue what is gone: the vault looks at it.
         """
-        if self._writing.promised((key,)) or self._memory.array_of(key) is None:
+        if self._writing.promised((key,)) or self._memory.get(key) is None:
             return False
         return not (self._memory.is_on_disk(key) and self._vault.has(self._identity, key))
 
     def _loaded(
-        self, keys: Sequence[str], blobs: dict[str, Blob | StackError], then: Callable[[], None]
+        self, keys: Sequence[str], blobs: dict[str, KVFile | StackError], then: Callable[[], None]
     ) -> None:
         self._memory.index.unlock(keys)
         for key in keys:
@@ -216,20 +232,20 @@ class Archive:
             node = self._memory.index.nodes.get(key)
             if node is None:  # lost with what it continues
                 continue
-            if isinstance(blob, Blob):
-                self._memory.keep(node.record, part_of(blob), time.monotonic())
+            if isinstance(blob, KVFile):
+                self._memory.put(node.record, part_of(blob), time.monotonic())
             else:
                 log.warning("KV could not be read: %s", blob)
-                self._memory.lose(key)
+                self._memory.invalidate(key)
         then()
 
-    def _read_all(self, keys: Sequence[str]) -> dict[str, Blob | StackError]:
-        found: dict[str, Blob | StackError] = {}
+    def _read_all(self, keys: Sequence[str]) -> dict[str, KVFile | StackError]:
+        found: dict[str, KVFile | StackError] = {}
         for key in keys:
             try:
                 found[key] = self._vault.read(self._identity, key)
             except Exception as error:
-                found[key] = in_words(error, "reading KV")
+                found[key] = describe_error(error, "reading KV")
         return found
 
 

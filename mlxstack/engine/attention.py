@@ -14,12 +14,12 @@ from mlx_lm.models import base
 from msgspec import Struct
 
 from mlxstack.engine.device import has_gpu
-from mlxstack.engine.rows import KVView, Rows, row_of
+from mlxstack.engine.rows import KVView, RaggedArray, row_of
 
 _original = base.scaled_dot_product_attention
 
 
-class Precision(Struct, frozen=True):
+class KVPrecision(Struct, frozen=True):
     """How keys and values are quantised, as mlx-lm asks a cache for it."""
 
     group_size: int
@@ -40,7 +40,7 @@ def attend(
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantised KV and have no cache which says so, and for one query on a CPU.
     """
-    is_alone = not isinstance(keys, Rows)
+    is_alone = not isinstance(keys, RaggedArray)
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
     if sinks is None and queries.shape[2] == 1 and _is_plain(each_keys, mask):
         return _multiply_out(queries * scale, each_keys, each_values)
@@ -106,7 +106,7 @@ def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
         return cache
     packed, scales, _ = keys
     dim = queries.shape[-1]
-    return Precision(dim // scales.shape[-1], packed.shape[-1] * 32 // dim)
+    return KVPrecision(dim // scales.shape[-1], packed.shape[-1] * 32 // dim)
 
 
 def install() -> None:

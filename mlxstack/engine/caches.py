@@ -10,7 +10,7 @@ from mlxstack.core.preset import KVSpec
 from mlxstack.engine import layers
 
 
-class CacheMaker:
+class CacheFactory:
     """Caches for one model and one KV precision.
 
     With `quantize_from` > 0 a context keeps 16-bit KV until it reaches that many tokens, and
@@ -22,7 +22,7 @@ class CacheMaker:
         self._kv = kv
 
     @property
-    def turning_point(self) -> int:
+    def quantized_start(self) -> int:
         """The position at which KV is quantised; 0: never, or from the first token."""
         return self._kv.quantize_from if self._kv.bits < 16 else 0
 
@@ -30,15 +30,15 @@ class CacheMaker:
         """Empty caches of the kinds that a context of `n_tokens` has."""
         caches: list[Any] = make_prompt_cache(self._model)
         is_due = self._kv.bits < 16 and n_tokens >= self._kv.quantize_from
-        return self.quantise(caches) if is_due else caches
+        return self.quantize(caches) if is_due else caches
 
-    def quantise(self, caches: list[Any]) -> list[Any]:
+    def quantize(self, caches: list[Any]) -> list[Any]:
         """The caches with full-attention KV quantised; other kinds as they are."""
-        return [self._quantise(cache) for cache in caches]
+        return [self._quantize(cache) for cache in caches]
 
-    def _quantise(self, cache: Any) -> Any:
+    def _quantize(self, cache: Any) -> Any:
         if isinstance(cache, CacheList):
-            return CacheList(*(self._quantise(inner) for inner in cache.caches))
+            return CacheList(*(self._quantize(inner) for inner in cache.caches))
         if type(cache) is not KVCache:
             return cache
         group_size, bits = self._kv.group_size, self._kv.bits
@@ -47,9 +47,9 @@ class CacheMaker:
         return cache.to_quantized(group_size=group_size, bits=bits)
 
 
-def growth_of(model: Any, maker: CacheMaker) -> int:
+def kv_bytes_per_token(model: Any, maker: CacheFactory) -> int:
     """Bytes that one token adds to the layers that keep every token."""
-    caches = maker.make(maker.turning_point)
+    caches = maker.make(maker.quantized_start)
     model(mx.array([[0, 0]]), cache=caches)
     leaves = [leaf for leaf in layers.leaves(caches) if layers.is_sliceable(leaf)]
     return sum(part.nbytes for leaf in leaves for part in layers.span(leaf, 0, 1))

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.engine import layers
-from mlxstack.engine.caches import CacheMaker, describe
-from mlxstack.engine.context import Context
+from mlxstack.engine.caches import CacheFactory, describe
+from mlxstack.engine.context import SlotContext
 from mlxstack.engine.rows import view
 
 LENGTHS = (5, 11, 8)
@@ -52,7 +52,7 @@ SPARSE = 2048
 Logits = list[mx.array]
 
 
-class Verdict(Struct, frozen=True):
+class BatchingCheck(Struct, frozen=True):
     """Whether the model may be batched by row, and if not, why. `kv` describes its caches."""
 
     is_batching: bool
@@ -74,7 +74,7 @@ class Comparison(Struct, frozen=True):
         return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT
 
 
-def self_check(model: Any, maker: CacheMaker, n_vocab: int) -> Verdict:
+def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
     """Decode prompts of different length alone and together, and compare the logits.
 
     Raises SetupError when the model cannot even run alone, such as with a KV precision that its
@@ -94,13 +94,13 @@ def self_check(model: Any, maker: CacheMaker, n_vocab: int) -> Verdict:
         try:
             together = _together(model, [context for context, _ in rows], [fed for _, fed in alone])
         except Exception as error:
-            return Verdict(False, f"the row view cannot serve it: {_words(error)}", kv)
+            return BatchingCheck(False, f"the row view cannot serve it: {_words(error)}", kv)
         found.append(_compare([logits for logits, _ in alone], together))
         if found[-1].is_same(allowed, dtype):
-            return Verdict(True, None, kv)
+            return BatchingCheck(True, None, kv)
     least = min(one.distance for one in found)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
-    return Verdict(False, why, kv)
+    return BatchingCheck(False, why, kv)
 
 
 def _precision(model: Any) -> mx.Dtype:
@@ -111,21 +111,21 @@ def _precision(model: Any) -> mx.Dtype:
 
 
 def _rows(
-    model: Any, maker: CacheMaker, prompts: Sequence[list[int]]
-) -> list[tuple[Context, list[int]]]:
+    model: Any, maker: CacheFactory, prompts: Sequence[list[int]]
+) -> list[tuple[SlotContext, list[int]]]:
     """A context for each prompt but its last token; the last one lengthened and quantised."""
     contexts = [_prefilled(model, maker, p) for p in prompts]
     long = contexts[-1]
     n_more = _reach(long)
     for seed, leaf in enumerate(long.leaves):
-        layers.lengthen(leaf, n_more, seed)
-    if maker.turning_point:
-        long.caches = maker.quantise(long.caches)
+        layers.extend_room(leaf, n_more, seed)
+    if maker.quantized_start:
+        long.caches = maker.quantize(long.caches)
     long.evaluate()
     return list(zip(contexts, prompts, strict=True))
 
 
-def _reach(context: Context) -> int:
+def _reach(context: SlotContext) -> int:
     """How many tokens lie beyond every window and in the sparse part of sparse layers."""
     windows = [layers.window_of(leaf) for leaf in context.leaves]
     lists = [len(list(layers.leaves([c]))) for c in context.caches if isinstance(c, CacheList)]
@@ -133,15 +133,15 @@ def _reach(context: Context) -> int:
     return min(max(*windows, sparse, 0), LONGEST_WINDOW) + LENGTHS[0]
 
 
-def _prefilled(model: Any, maker: CacheMaker, prompt: list[int], n_rows: int = 1) -> Context:
-    context = Context(maker)
+def _prefilled(model: Any, maker: CacheFactory, prompt: list[int], n_rows: int = 1) -> SlotContext:
+    context = SlotContext(maker)
     model(mx.array([prompt[:-1]] * n_rows), cache=context.caches)
     context.tokens = prompt[:-1]
     context.evaluate()
     return context
 
 
-def _alone(model: Any, context: Context, prompt: list[int]) -> tuple[Logits, list[int]]:
+def _alone(model: Any, context: SlotContext, prompt: list[int]) -> tuple[Logits, list[int]]:
     outputs, fed, token = [], [], prompt[-1]
     for _ in range(STEPS):
         fed.append(token)
@@ -151,7 +151,9 @@ def _alone(model: Any, context: Context, prompt: list[int]) -> tuple[Logits, lis
     return outputs, fed
 
 
-def _together(model: Any, contexts: Sequence[Context], fed: Sequence[list[int]]) -> list[Logits]:
+def _together(
+    model: Any, contexts: Sequence[SlotContext], fed: Sequence[list[int]]
+) -> list[Logits]:
     outputs: list[Logits] = [[] for _ in fed]
     for step in range(STEPS):
         views = [view(caches) for caches in zip(*(c.caches for c in contexts), strict=True)]
@@ -164,7 +166,7 @@ def _together(model: Any, contexts: Sequence[Context], fed: Sequence[list[int]])
 
 def _allowed(
     model: Any,
-    maker: CacheMaker,
+    maker: CacheFactory,
     prompt: list[int],
     alone: tuple[Logits, list[int]],
     dtype: mx.Dtype,
@@ -208,8 +210,8 @@ def _distance(one: Logits, other: Logits) -> float:
     return inf if isnan(largest) else largest
 
 
-def _cannot(maker: CacheMaker, error: Exception) -> str:
-    quantised = maker.quantise(maker.make()) if maker.turning_point else maker.make()
+def _cannot(maker: CacheFactory, error: Exception) -> str:
+    quantised = maker.quantize(maker.make()) if maker.quantized_start else maker.make()
     bits = {leaf.bits for leaf in layers.leaves(quantised) if isinstance(leaf, QuantizedKVCache)}
     if bits:
         return (

@@ -4,31 +4,31 @@ import time
 from typing import Any
 
 from mlxstack.core.act import (
-    Chore,
-    Clear,
-    Embed,
-    Freed,
-    LetGo,
-    Locate,
-    Look,
-    Pin,
+    CacheCommand,
+    ClearCache,
+    EmbedTexts,
+    FreedBytes,
+    GetCacheStats,
+    ListSharedPrefixes,
+    LocateAgentKV,
     PinAgent,
-    PinKnown,
-    Protect,
-    Recall,
-    Relieve,
-    Unpin,
+    PinKnownPrefix,
+    PinPrefix,
+    ReclaimMemory,
+    ReleaseAgentKV,
+    RetainPrefix,
+    UnpinPrefix,
 )
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.frame import CacheView, PrefixView, Sums
+from mlxstack.core.frame import CacheView, PrefixView, WindowSums
 from mlxstack.engine import agent_chores, pinning
-from mlxstack.engine.ledger import Ledger
-from mlxstack.engine.seating import Seating
+from mlxstack.engine.ledger import EngineStats
+from mlxstack.engine.seating import SlotKVManager
 from mlxstack.policy import audit
-from mlxstack.policy.eviction import Pressure
-from mlxstack.policy.meters import Tally
-from mlxstack.policy.owners import Prefix
-from mlxstack.policy.records import Place
+from mlxstack.policy.eviction import MemoryPressure
+from mlxstack.policy.meters import RequestSums
+from mlxstack.policy.owners import PrefixStats
+from mlxstack.policy.records import Tier
 
 MOST_AGENTS = 8
 """So many of those who share a prefix are named."""
@@ -39,24 +39,26 @@ NO_EMBEDDINGS = (
 )
 
 
-def do(chore: Chore, seating: Seating, ledger: Ledger) -> Any:
+def do(chore: CacheCommand, seating: SlotKVManager, ledger: EngineStats) -> Any:
     """The answer to the chore, as its own words say. Raises NotFound."""
     match chore:
-        case Look():
+        case GetCacheStats():
             return look(seating, ledger, chore.limit)
-        case Locate() | PinAgent() | LetGo():
+        case LocateAgentKV() | PinAgent() | ReleaseAgentKV():
             return agent_chores.do(chore, seating)
-        case Pin() | PinKnown() | Unpin() | Recall() | Protect():
+        case PinPrefix() | PinKnownPrefix() | UnpinPrefix() | ListSharedPrefixes() | RetainPrefix():
             return pinning.do(chore, seating)
-        case Embed():
+        case EmbedTexts():
             raise Unsupported(NO_EMBEDDINGS)
-        case Clear():
-            return Freed(seating.memory.make_room(0, Pressure.CRITICAL))
-        case Relieve():
-            return Freed(seating.memory.make_room(seating.live_bytes, Pressure(chore.level)))
+        case ClearCache():
+            return FreedBytes(seating.memory.make_room(0, MemoryPressure.CRITICAL))
+        case ReclaimMemory():
+            return FreedBytes(
+                seating.memory.make_room(seating.live_bytes, MemoryPressure(chore.level))
+            )
 
 
-def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:
+def look(seating: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
     """The KV memory as people see it. Live contexts count as memory, like parked ones."""
     memory = seating.memory
     now = time.monotonic()
@@ -74,12 +76,12 @@ def look(seating: Seating, ledger: Ledger, limit: int) -> CacheView:
         minute=_sums(rates.minute),
         hour=_sums(rates.hour),
         whole=_sums(rates.whole),
-        prefixes=tuple(_prefix(p, seating) for p in memory.owners.top(now, limit)),
+        prefixes=tuple(_prefix(p, seating) for p in memory.retention.top(now, limit)),
     )
 
 
-def _sums(tally: Tally) -> Sums:
-    return Sums(
+def _sums(tally: RequestSums) -> WindowSums:
+    return WindowSums(
         n_requests=tally.n_requests,
         n_hits=tally.n_hits,
         n_prompt=tally.n_prompt,
@@ -89,12 +91,12 @@ def _sums(tally: Tally) -> Sums:
     )
 
 
-def _prefix(prefix: Prefix, seating: Seating) -> PrefixView:
-    known = seating.memory.owners.known(prefix.key)
+def _prefix(prefix: PrefixStats, seating: SlotKVManager) -> PrefixView:
+    known = seating.memory.retention.known(prefix.key)
     keys = known.keys if known else ()
-    agents = seating.finding.sharing(keys)
+    agents = seating.lookup.sharing(keys)
     nodes = [node for key in keys if (node := seating.memory.index.nodes.get(key))]
-    places = [p.value for p in Place if nodes and all(p in node.places for node in nodes)]
+    places = [p.value for p in Tier if nodes and all(p in node.tiers for node in nodes)]
     return PrefixView(
         id=prefix.key,
         name=prefix.name,

@@ -8,10 +8,10 @@ from mlx.utils import tree_flatten
 from msgspec import Struct
 
 from mlxstack.engine import layers
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.layers import Frozen
-from mlxstack.policy.blocks import Chain
-from mlxstack.policy.records import Trail
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.layers import LayerState
+from mlxstack.policy.blocks import BlockHashes
+from mlxstack.policy.records import KnownPrefix
 
 MOST_CHECKPOINTS = 8
 
@@ -19,19 +19,19 @@ COUNT_EVERY = 64
 """Tokens after which the bytes are counted anew: walking through all layers is not free."""
 
 
-class Checkpoint(Struct, frozen=True):
+class StateCheckpoint(Struct, frozen=True):
     """The stateful layers, in order, after exactly `position` tokens."""
 
     position: int
-    frozen: tuple[Frozen, ...]
+    states: tuple[LayerState, ...]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of its arrays."""
-        return sum(a.nbytes for f in self.frozen for a in f.arrays if a is not None)
+        return sum(a.nbytes for f in self.states for a in f.arrays if a is not None)
 
 
-class Context:
+class SlotContext:
     """Owned by one slot and changed by the MLX thread only.
 
     `tokens[i]` is the token whose KV stands at position i. `checkpoints` are ascending and lie
@@ -40,22 +40,22 @@ class Context:
     the tokens were its prompt.
     """
 
-    def __init__(self, maker: CacheMaker) -> None:
+    def __init__(self, maker: CacheFactory) -> None:
         self._maker = maker
         self.caches: list[Any] = maker.make()
         self.tokens: list[int] = []
-        self.checkpoints: list[Checkpoint] = []
+        self.checkpoints: list[StateCheckpoint] = []
         self.version = 0
         self._counted: tuple[int, int] | None = None
-        self._is_bitten = False
+        self._is_prefilled = False
         self.salt = ""
         self.agent: str | None = None
         self.n_prompt = 0
         self._leaf: str | None = None
         self._n_anchored = 0
-        self.chain: Chain | None = None
+        self.chain: BlockHashes | None = None
         """The block chain of its first tokens, as far as the memory has hashed them."""
-        self.floor = 0
+        self.min_rewind = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
 
     def __len__(self) -> int:
@@ -102,60 +102,62 @@ class Context:
         self.n_prompt = 0
         self._leaf = None
         self._n_anchored = 0
-        self.floor = 0
+        self.min_rewind = 0
 
     @property
-    def turning_point(self) -> int:
+    def quantized_start(self) -> int:
         """The position at which the KV is quantised; 0 if it never is, or from the start."""
-        return self._maker.turning_point
+        return self._maker.quantized_start
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The model has just put the KV of these tokens into the caches."""
         self.tokens.extend(tokens)
         self.version += 1
-        if self._is_bitten or len(tokens) > 1:
+        if self._is_prefilled or len(tokens) > 1:
             # A window holds more than its size after a bite, until the next token.
-            self._counted, self._is_bitten = None, len(tokens) > 1
-        self.quantise_if_due()
+            self._counted, self._is_prefilled = None, len(tokens) > 1
+        self.quantize_if_due()
 
     @property
     def is_cuttable(self) -> bool:
         """Whether the last tokens can be dropped now, to any position above the floor."""
         return all(layers.can_cut(leaf) for leaf in self.leaves)
 
-    def anchor(self, leaf: str) -> None:
+    def set_parent_segment(self, leaf: str) -> None:
         """All tokens of now are known to the memory, in the path that ends in segment `leaf`."""
         self._leaf = leaf
         self._n_anchored = len(self.tokens)
 
-    def trail(self) -> Trail | None:
+    def parent_segment(self) -> KnownPrefix | None:
         """The segment to which this context was anchored last, and how much still agrees."""
-        return Trail(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
+        return (
+            KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
+        )
 
-    def fresh(self, n_tokens: int = 0) -> "Context":
+    def new_empty(self, n_tokens: int = 0) -> "SlotContext":
         """An empty context for the same model, with the kinds of caches that suit `n_tokens`."""
-        fresh = Context(self._maker)
+        fresh = SlotContext(self._maker)
         fresh.caches = self._maker.make(n_tokens)
         return fresh
 
-    def become(self, other: "Context") -> None:
+    def take_over(self, other: "SlotContext") -> None:
         """Take over everything of a context that is not used any more."""
         self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
         self._counted = None
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
-        self.salt, self.floor = other.salt, other.floor
+        self.salt, self.min_rewind = other.salt, other.min_rewind
         self.version += 1
 
-    def quantise_if_due(self) -> None:
+    def quantize_if_due(self) -> None:
         """Quantise the KV once the preset's turning point is reached."""
-        due = self._maker.turning_point
-        if due and not self.floor and len(self.tokens) >= due:
-            self.caches = self._maker.quantise(self.caches)
+        due = self._maker.quantized_start
+        if due and not self.min_rewind and len(self.tokens) >= due:
+            self.caches = self._maker.quantize(self.caches)
             self._counted = None
             self.evaluate()
-            self._mark_floor()
+            self._mark_min_rewind()
             # The segments it had are of 16-bit KV: nothing quantised may continue them.
             self._leaf, self._n_anchored = None, 0
 
@@ -164,18 +166,18 @@ class Context:
 
         Before the turning point only up to it: what follows is quantised, and smaller.
         """
-        due = self.turning_point
-        most = min(n_tokens, due) if due and not self.floor else n_tokens
+        due = self.quantized_start
+        most = min(n_tokens, due) if due and not self.min_rewind else n_tokens
         changed = [layers.reserve(leaf, most) for leaf in self.leaves]
         if any(changed):
             self._counted = None
 
-    def reach(self, position: int) -> int:
+    def rewind_target(self, position: int) -> int:
         """Where `rewind(position)` would end: the last point up to it that can be rebuilt."""
         position = min(position, len(self.tokens))
         if position == len(self.tokens):
             return position
-        if position < self.floor:
+        if position < self.min_rewind:
             return 0
         if self.is_cuttable:
             return position
@@ -183,7 +185,7 @@ class Context:
 
     def rewind(self, position: int) -> int:
         """Drop the last tokens down to `reach(position)`, which is returned."""
-        position = self.reach(position)
+        position = self.rewind_target(position)
         if position == len(self.tokens):
             return position
         if position == 0:
@@ -195,7 +197,7 @@ class Context:
             if is_cut or layers.is_sliceable(leaf):
                 leaf.trim(len(self.tokens) - position)
         if not is_cut and checkpoint is not None:
-            self._thaw(checkpoint)
+            self._restore_state(checkpoint)
         del self.tokens[position:]
         self.chain = None
         self._counted = None
@@ -213,17 +215,19 @@ class Context:
             return
         if self.checkpoints and self.checkpoints[-1].position == len(self.tokens):
             return
-        frozen = tuple(layers.freeze(leaf) for leaf in self.leaves if layers.is_stateful(leaf))
+        frozen = tuple(
+            layers.snapshot_state(leaf) for leaf in self.leaves if layers.is_stateful(leaf)
+        )
         mx.eval([a for f in frozen for a in f.arrays if a is not None])
-        self.checkpoints.append(Checkpoint(len(self.tokens), frozen))
+        self.checkpoints.append(StateCheckpoint(len(self.tokens), frozen))
         if len(self.checkpoints) > MOST_CHECKPOINTS:
             del self.checkpoints[2 if self.checkpoints[1].position == spared else 1]
 
-    def adopt(
+    def load(
         self,
         tokens: Sequence[int],
         parts: Sequence[Sequence[mx.array]],
-        checkpoints: Sequence[Checkpoint],
+        checkpoints: Sequence[StateCheckpoint],
     ) -> None:
         """Become the context of `tokens`: `parts[i]` are those of the i-th sliceable layer.
 
@@ -238,16 +242,16 @@ class Context:
         for leaf, whole in zip(sliceable, parts, strict=True):
             layers.rebuild(leaf, whole, len(tokens))
         if checkpoints:
-            self._thaw(checkpoints[-1])
+            self._restore_state(checkpoints[-1])
         self.tokens = list(tokens)
         self.checkpoints = list(checkpoints)
-        self._mark_floor()
+        self._mark_min_rewind()
         self.evaluate()
 
-    def copy_from(self, other: "Context", position: int) -> int:
+    def fork_from(self, other: "SlotContext", position: int) -> int:
         """Become a copy of the first `other.reach(position)` tokens of another context."""
         assert other.is_storable, "a context of unknown caches cannot be copied"
-        position = other.reach(position)
+        position = other.rewind_target(position)
         if position == 0:
             self.clear()
             return 0
@@ -256,7 +260,7 @@ class Context:
             other.checkpoint()
             end = len(other.tokens)
         sliceable = [leaf for leaf in other.leaves if layers.is_sliceable(leaf)]
-        self.adopt(
+        self.load(
             other.tokens[:end],
             [layers.joined([layers.span(leaf, 0, end)]) for leaf in sliceable],
             [c for c in other.checkpoints if c.position <= end],
@@ -275,15 +279,15 @@ class Context:
         """Compute everything that is still lazy in the caches."""
         mx.eval([a for leaf in self.leaves for _, a in tree_flatten(leaf.state) if _is_array(a)])
 
-    def _mark_floor(self) -> None:
-        due = self._maker.turning_point
-        self.floor = due if len(self.tokens) >= due else 0
-        self.checkpoints = [c for c in self.checkpoints if c.position >= self.floor]
+    def _mark_min_rewind(self) -> None:
+        due = self._maker.quantized_start
+        self.min_rewind = due if len(self.tokens) >= due else 0
+        self.checkpoints = [c for c in self.checkpoints if c.position >= self.min_rewind]
 
-    def _thaw(self, checkpoint: Checkpoint) -> None:
+    def _restore_state(self, checkpoint: StateCheckpoint) -> None:
         stateful = [leaf for leaf in self.leaves if layers.is_stateful(leaf)]
-        for leaf, frozen in zip(stateful, checkpoint.frozen, strict=True):
-            layers.thaw(leaf, frozen)
+        for leaf, frozen in zip(stateful, checkpoint.states, strict=True):
+            layers.restore_state(leaf, frozen)
 
 
 def _is_array(value: object) -> bool:

@@ -14,10 +14,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.act import Act, Chore, Done, Embed, Parked, Sweep, Swept
-from mlxstack.core.ask import Ask
+from mlxstack.core.act import (
+    CacheCommand,
+    CollectGarbage,
+    EmbedTexts,
+    FlushResult,
+    GCResult,
+    SlotCommand,
+    SlotCommandResult,
+)
+from mlxstack.core.ask import Request
 from mlxstack.core.errors import SetupError, Unsupported
-from mlxstack.core.event import Failed
+from mlxstack.core.event import RequestFailed
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
@@ -33,7 +41,7 @@ NO_SLOTS = "This server has an embedding model: it has no slots and generates no
 Tokens = tuple[int, ...]
 
 
-class Embedder:
+class EmbeddingEngine:
     """Has the methods of `engine.thread.Engine`; everything but `Embed` is refused.
 
     Every public method may be called from any thread.
@@ -56,10 +64,10 @@ class Embedder:
         self._thread.start()
         return self._loaded
 
-    def tend(self, chore: Chore) -> Future[Any]:
+    def run_cache_command(self, chore: CacheCommand) -> Future[Any]:
         """The vectors of `Embed`; the future raises Unsupported for every other chore."""
         future: Future[Any] = Future()
-        if not isinstance(chore, Embed):
+        if not isinstance(chore, EmbedTexts):
             future.set_exception(Unsupported(NO_SLOTS))
             return future
 
@@ -73,22 +81,22 @@ class Embedder:
         self._inbox.put(work)
         return future
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: Request) -> None:
         """Fails at once."""
-        self._deliver((Failed(ask.id, Unsupported(NO_SLOTS)),))
+        self._deliver((RequestFailed(ask.id, Unsupported(NO_SLOTS)),))
 
     def cancel(self, ask_id: str) -> None:
         """Nothing is ever under way."""
 
-    def act(self, act: Act) -> Future[Done]:
+    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
         """The future raises Unsupported."""
         return _refused()
 
-    def park(self) -> Future[Parked]:
+    def park(self) -> Future[FlushResult]:
         """The future raises Unsupported."""
         return _refused()
 
-    def sweep(self, wanted: Sweep) -> Future[Swept]:
+    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """The future raises Unsupported."""
         return _refused()
 

@@ -10,31 +10,35 @@ from functools import partial
 from msgspec import structs
 
 from mlxstack.core.act import (
-    Act,
-    Done,
-    Erased,
     EraseSlot,
-    Restored,
+    EvictAgentFromSlot,
     RestoreSlot,
     SaveSlot,
-    Vacate,
+    SlotCommand,
+    SlotCommandResult,
+    SlotEraseResult,
+    SlotRestoreResult,
 )
-from mlxstack.core.errors import StackError, in_words
-from mlxstack.engine.archive import Archive
-from mlxstack.engine.context import Context
-from mlxstack.engine.packing import Pieces
-from mlxstack.engine.promises import pass_on
-from mlxstack.engine.restoring import Wanted
-from mlxstack.engine.turns import Turns
+from mlxstack.core.errors import StackError, describe_error
+from mlxstack.engine.archive import DiskTier
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.packing import BackgroundSteps
+from mlxstack.engine.promises import copy_outcome
+from mlxstack.engine.restoring import RestoreRequest
+from mlxstack.engine.turns import EngineLoop
 
 log = logging.getLogger(__name__)
 
 
-class Errands:
+class SlotActionRunner:
     """Belongs to the MLX thread. `publish` makes the new state visible before the answer."""
 
     def __init__(
-        self, turns: Turns, archive: Archive, pieces: Pieces, publish: Callable[[], None]
+        self,
+        turns: EngineLoop,
+        archive: DiskTier,
+        pieces: BackgroundSteps,
+        publish: Callable[[], None],
     ) -> None:
         self._turns = turns
         self._archive = archive
@@ -42,14 +46,14 @@ class Errands:
         self._publish = publish
         self._ids = (f"errand-{n}" for n in itertools.count())
 
-    def run(self, act: Act, future: "Future[Done]") -> None:
+    def run(self, act: SlotCommand, future: "Future[SlotCommandResult]") -> None:
         """Do it as soon as the slot is idle; the future gets the result or the StackError."""
 
         def lost(error: StackError) -> None:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-        def begin(context: Context) -> None:
+        def begin(context: SlotContext) -> None:
             if not future.set_running_or_notify_cancel():
                 self._turns.release(act.slot)
                 return
@@ -62,25 +66,29 @@ class Errands:
         told = lost if isinstance(act, SaveSlot) else None
         self._turns.when_idle(next(self._ids), act.slot, begin, told)
 
-    def _begin(self, act: Act, context: Context, future: "Future[Done]") -> None:
+    def _begin(
+        self, act: SlotCommand, context: SlotContext, future: "Future[SlotCommandResult]"
+    ) -> None:
         if isinstance(act, EraseSlot):
             n_erased = len(context)
             context.clear()
-            self._done(act, future, Erased(act.slot, n_erased))
-        elif isinstance(act, Vacate):
+            self._done(act, future, SlotEraseResult(act.slot, n_erased))
+        elif isinstance(act, EvictAgentFromSlot):
             self._vacate(act, context, future)
         elif isinstance(act, SaveSlot):
             self._save(act, context, future)
         else:
-            room = partial(self._turns.seating.admit, context)
-            wanted = Wanted(act.name, context, self._turns.n_ctx, room)
+            room = partial(self._turns.seating.reserve_memory, context)
+            wanted = RestoreRequest(act.name, context, self._turns.n_ctx, room)
             restoring = self._archive.restore(wanted)
             restoring.add_done_callback(lambda done: self._restored(act, done, future))
 
-    def _save(self, act: SaveSlot, context: Context, future: "Future[Done]") -> None:
+    def _save(
+        self, act: SaveSlot, context: SlotContext, future: "Future[SlotCommandResult]"
+    ) -> None:
         started = time.perf_counter()
         self._archive.check(context, act.name)
-        packing = self._archive.packing(context)
+        packing = self._archive.incremental_pack(context)
 
         def end(error: Exception | None) -> None:
             try:
@@ -91,35 +99,46 @@ class Errands:
                 self._fail(act, future, why)
             else:
                 self._turns.release(act.slot)
-                pass_on(saving, future)
+                copy_outcome(saving, future)
 
         self._pieces.run(packing.go_on, end)
 
-    def _vacate(self, act: Vacate, context: Context, future: "Future[Done]") -> None:
+    def _vacate(
+        self, act: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"
+    ) -> None:
         """By name: it may be a hint, or what was said, that told who this agent is."""
-        if self._turns.name_in(act.slot) != act.agent:
+        if self._turns.agent_in(act.slot) != act.agent:
             self._turns.release(act.slot)
-            future.set_result(Erased(act.slot, 0))
+            future.set_result(SlotEraseResult(act.slot, 0))
             return
         n_tokens = len(context)
         if act.is_kept:
             self._turns.seating.store(context)
         context.clear()
-        self._done(act, future, Erased(act.slot, n_tokens))
+        self._done(act, future, SlotEraseResult(act.slot, n_tokens))
 
-    def _restored(self, act: RestoreSlot, done: "Future[Restored]", future: "Future[Done]") -> None:
+    def _restored(
+        self,
+        act: RestoreSlot,
+        done: "Future[SlotRestoreResult]",
+        future: "Future[SlotCommandResult]",
+    ) -> None:
         try:
             self._done(act, future, structs.replace(done.result(), slot=act.slot))
         except Exception as error:
             self._fail(act, future, error)
 
-    def _done(self, act: Act, future: "Future[Done]", done: Done) -> None:
+    def _done(
+        self, act: SlotCommand, future: "Future[SlotCommandResult]", done: SlotCommandResult
+    ) -> None:
         self._turns.renew(act.slot)
         self._publish()
         future.set_result(done)
 
-    def _fail(self, act: Act, future: "Future[Done]", error: Exception) -> None:
+    def _fail(
+        self, act: SlotCommand, future: "Future[SlotCommandResult]", error: Exception
+    ) -> None:
         self._turns.release(act.slot)
         if not isinstance(error, StackError):
             log.exception("an errand broke", exc_info=error)
-        future.set_exception(in_words(error, "this slot action"))
+        future.set_exception(describe_error(error, "this slot action"))

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.act import Kept
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import Miss, Source
-from mlxstack.engine.context import Context
-from mlxstack.engine.learning import Learning
-from mlxstack.engine.memory import Memory
+from mlxstack.core.act import AgentKVLocation
+from mlxstack.core.ask import Request
+from mlxstack.core.event import CacheMiss, KVSource
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.learning import SharedPrefixes
+from mlxstack.engine.memory import PrefixCache
 from mlxstack.policy import blocks, matching, records, restore
-from mlxstack.policy.blocks import Chain
+from mlxstack.policy.blocks import BlockHashes
 from mlxstack.policy.prefix import common_prefix
-from mlxstack.policy.records import Place
-from mlxstack.policy.restore import Clues, Option, Plan, State
+from mlxstack.policy.records import Tier
+from mlxstack.policy.restore import MissContext, RestorePoint, ReusePlan, ReuseSource
 
 MOST_AGENTS = 512
 MOST_PROMPT_BYTES = 64 << 20
@@ -36,12 +36,12 @@ SHOWN = 24
 """Tokens of the earlier prompt that explain a miss."""
 
 
-class Remembered(Struct, frozen=True):
+class LastPrompt(Struct, frozen=True):
     """The last prompt of a conversation as uint32, and its block chains."""
 
     tokens: "array[int]"
     salt: str
-    chains: tuple[Chain, ...]
+    chains: tuple[BlockHashes, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -50,71 +50,73 @@ class Remembered(Struct, frozen=True):
         return self.tokens.itemsize * len(self.tokens) + KEY_BYTES * n_keys
 
 
-class Finding:
+class PrefixLookup:
     """Belongs to the MLX thread. `learning` learns what several conversations begin with.
 
     `is_foreign` tells whether an agent has KV, but of other models only.
     """
 
     def __init__(
-        self, memory: Memory, learning: Learning, is_foreign: Callable[[str], bool]
+        self, memory: PrefixCache, learning: SharedPrefixes, is_foreign: Callable[[str], bool]
     ) -> None:
         self._memory = memory
         self._learning = learning
         self._is_foreign = is_foreign
-        self._prompts: OrderedDict[str, Remembered] = OrderedDict()
+        self._prompts: OrderedDict[str, LastPrompt] = OrderedDict()
         self._most_bytes = min(MOST_PROMPT_BYTES, memory.budget // PROMPT_SHARE)
         self.n_bytes = 0
         """Bytes of all last prompts, a part of the KV budget."""
-        self._hashed: tuple[Ask, tuple[Chain, ...]] | None = None
+        self._hashed: tuple[Request, tuple[BlockHashes, ...]] | None = None
 
     def find(
-        self, ask: Ask, slots: Sequence[Context], slot: int, *, may_read: bool = True
-    ) -> tuple[Plan, Miss | None]:
+        self, ask: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
+    ) -> tuple[ReusePlan, CacheMiss | None]:
         """Where the prompt can go on from, on disk if it `may_read`; why not from further on."""
         chains, before = self._chains(ask), self._before(ask, slots)
         clues = self._clues(ask, chains, before)
         if not ask.use_cache:
-            return Plan(), restore.why(Plan(), (), replace(clues, is_enabled=False))
-        options = [_live(slots[slot], Source.SLOT, slot, ask, 1)]
+            return ReusePlan(), restore.explain_miss(
+                ReusePlan(), (), replace(clues, is_enabled=False)
+            )
+        options = [_live(slots[slot], KVSource.SLOT, slot, ask, 1)]
         if self._memory.spec.enabled:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             block = self._memory.spec.block_size
-            options += [_live(slots[i], Source.FORK, i, ask, block) for i in others]
+            options += [_live(slots[i], KVSource.FORK, i, ask, block) for i in others]
             stored = self._stored(ask.tokens, chains, slots[slot])
-            options += [one for one in stored if may_read or one.source is not Source.DISK]
+            options += [one for one in stored if may_read or one.source is not KVSource.DISK]
         plan = restore.plan(len(ask.tokens), options)
-        return plan, _told(restore.why(plan, options, clues), before)
+        return plan, _told(restore.explain_miss(plan, options, clues), before)
 
-    def kept(self, tokens: Sequence[int], salt: str, template: Context) -> Plan:
+    def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
         """What a prompt that begins with these tokens would go on from, beside the slots."""
         chains = self._memory.chains(tokens, salt)
         return restore.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
-    def remember(self, ask: Ask) -> None:
+    def remember(self, ask: Request) -> None:
         """The prompt that has just been seated: heads are learned, the agent's next is compared."""
         chains = self._chains(ask)
         self._learning.observe(_conversation(ask, chains[0]), chains[0], ask)
-        name = ask.agent or ask.name
+        name = ask.agent or ask.display_name
         if name is None:
             return
         self.forget(name)
-        self._prompts[name] = Remembered(array("I", ask.tokens), ask.salt, chains)
+        self._prompts[name] = LastPrompt(array("I", ask.tokens), ask.salt, chains)
         self.n_bytes += self._prompts[name].n_bytes
         while len(self._prompts) > MOST_AGENTS or self._is_over():
             self.forget(next(iter(self._prompts)))
 
-    def locate(self, agent: str) -> Kept:
+    def locate(self, agent: str) -> AgentKVLocation:
         """Where the last prompt of this agent is kept beside the slots."""
         nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
-        return Kept(
+        return AgentKVLocation(
             agent=agent,
             n_tokens=max((records.end_of(node.record) for node in nodes), default=0),
-            memory_bytes=sum(n.record.n_bytes for n in nodes if Place.MEMORY in n.places),
-            disk_bytes=sum(n.record.n_bytes for n in nodes if Place.DISK in n.places),
+            memory_bytes=sum(n.record.n_bytes for n in nodes if Tier.MEMORY in n.tiers),
+            disk_bytes=sum(n.record.n_bytes for n in nodes if Tier.DISK in n.tiers),
         )
 
-    def last(self, agent: str) -> Remembered | None:
+    def last(self, agent: str) -> LastPrompt | None:
         """The last prompt of this agent."""
         return self._prompts.get(agent)
 
@@ -131,7 +133,7 @@ class Finding:
         """Whose last prompt begins with what these records hold, the latest first. O(agents)."""
         nodes = (self._memory.index.nodes.get(key) for key in keys)
         known = [node.record for node in nodes if node is not None]
-        held = [one for one in known if isinstance(one, records.Segment) and one.blocks]
+        held = [one for one in known if isinstance(one, records.SegmentMeta) and one.blocks]
         if not held:
             return ()
         place, block = held[-1].end // self._memory.spec.block_size - 1, held[-1].blocks[-1]
@@ -150,29 +152,31 @@ class Finding:
         """Whether the last prompts take too many bytes; the newest one is always kept."""
         return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
-    def _chains(self, ask: Ask) -> tuple[Chain, ...]:
+    def _chains(self, ask: Request) -> tuple[BlockHashes, ...]:
         """Hashed once for all that is asked about this ask."""
         if self._hashed is None or self._hashed[0] is not ask:
             self._hashed = ask, self._memory.chains(ask.tokens, ask.salt)
         return self._hashed[1]
 
     def _stored(
-        self, tokens: Sequence[int], chains: Iterable[Chain], template: Context
-    ) -> Iterable[Option]:
+        self, tokens: Sequence[int], chains: Iterable[BlockHashes], template: SlotContext
+    ) -> Iterable[ReuseSource]:
         """What memory and disk offer; quantised KV is good from the turning point on only."""
-        free_from = self._memory.turning_point
+        free_from = self._memory.quantized_start
         for chain in chains:
             found = self._memory.match(chain, tokens, None)
             for option in restore.stored(found, template.is_sliceable):
-                if option.source is Source.DISK and not self._memory.spec.disk.enabled:
+                if option.source is KVSource.DISK and not self._memory.spec.disk.enabled:
                     continue
                 yield replace(option, free_from=free_from) if template.is_sliceable else option
             free_from = 0
 
-    def _clues(self, ask: Ask, chains: Iterable[Chain], before: Sequence[int]) -> Clues:
-        name = ask.agent or ask.name
+    def _clues(
+        self, ask: Request, chains: Iterable[BlockHashes], before: Sequence[int]
+    ) -> MissContext:
+        name = ask.agent or ask.display_name
         is_new = name is not None and self._last(ask) is None
-        return Clues(
+        return MissContext(
             n_prompt=len(ask.tokens),
             block_size=self._memory.spec.block_size,
             is_foreign=is_new and self._is_foreign(name or ""),
@@ -181,7 +185,7 @@ class Finding:
             n_evicted=max(matching.was_known(self._memory.index, c.keys) for c in chains),
         )
 
-    def _before(self, ask: Ask, slots: Sequence[Context]) -> Sequence[int]:
+    def _before(self, ask: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
         """The prompt to which this one is compared: the agent's last, else the nearest live one."""
         last = self._last(ask)
         if last is not None:
@@ -189,34 +193,38 @@ class Finding:
         live = [c.tokens[: c.n_prompt] for c in slots if c.salt == ask.salt and len(c)]
         return max(live, key=lambda tokens: common_prefix(tokens, ask.tokens), default=())
 
-    def _last(self, ask: Ask) -> Remembered | None:
+    def _last(self, ask: Request) -> LastPrompt | None:
         """The last prompt of who asks; where it differs is told to nobody under another salt."""
-        last = self._prompts.get(ask.agent or ask.name or "")
+        last = self._prompts.get(ask.agent or ask.display_name or "")
         return last if last is not None and last.salt == ask.salt else None
 
 
-def _told(miss: Miss | None, before: Sequence[int]) -> Miss | None:
+def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
     """The miss, with what the prompt would have had to go on with."""
     if miss is None or miss.at is None:
         return miss
     return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
 
-def _conversation(ask: Ask, chain: Chain) -> str:
+def _conversation(ask: Request, chain: BlockHashes) -> str:
     """Who speaks: the agent, the client's hint, else how the prompt goes on after its head."""
-    head = ask.cuts[0] if ask.cuts else 0
-    told = blocks.state_at(chain, ask.tokens, min(len(ask.tokens), head + FIRST_WORDS))
-    return ask.agent or ask.hint or told.hex()
+    head = ask.checkpoint_positions[0] if ask.checkpoint_positions else 0
+    told = blocks.hash_at(chain, ask.tokens, min(len(ask.tokens), head + FIRST_WORDS))
+    return ask.agent or ask.session_hint or told.hex()
 
 
-def _live(context: Context, source: Source, slot: int, ask: Ask, block: int) -> Option:
+def _live(
+    context: SlotContext, source: KVSource, slot: int, ask: Request, block: int
+) -> ReuseSource:
     """A live context as a source; from other slots whole blocks, where it can be cut."""
     n_common = 0
-    is_usable = source is Source.SLOT or context.is_storable
+    is_usable = source is KVSource.SLOT or context.is_storable
     if context.salt == ask.salt and is_usable:
         n_common = common_prefix(context.tokens, ask.tokens)
     if context.is_cuttable:
         covered = min(n_common, len(ask.tokens) - 1)
-        return Option(source, covered - covered % block, free_from=context.floor, slot=slot)
-    states = [State(c.position) for c in context.checkpoints]
-    return restore.live(source, slot, n_common, [*states, State(len(context))])
+        return ReuseSource(
+            source, covered - covered % block, free_from=context.min_rewind, slot=slot
+        )
+    states = [RestorePoint(c.position) for c in context.checkpoints]
+    return restore.live(source, slot, n_common, [*states, RestorePoint(len(context))])

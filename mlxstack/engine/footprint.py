@@ -12,7 +12,7 @@ def active_bytes() -> int:
     return int(mx.get_active_memory())
 
 
-def forget_frames(error: BaseException | None) -> None:
+def clear_traceback_frames(error: BaseException | None) -> None:
     """An error that is kept does not keep the arrays of those who raised it."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)

@@ -5,7 +5,7 @@ import queue
 from collections.abc import Callable
 from contextlib import suppress
 
-from mlxstack.engine.memory import Memory
+from mlxstack.engine.memory import PrefixCache
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ QUIET_S = 2.0
 Message = Callable[[], None]
 
 
-def wait(inbox: "queue.SimpleQueue[Message]", memory: Memory) -> Message:
+def wait(inbox: "queue.SimpleQueue[Message]", memory: PrefixCache) -> Message:
     """The next message, whenever it comes."""
     with suppress(queue.Empty):
         return inbox.get(timeout=QUIET_S)
@@ -23,7 +23,7 @@ def wait(inbox: "queue.SimpleQueue[Message]", memory: Memory) -> Message:
     return inbox.get()
 
 
-def check(memory: Memory) -> None:
+def check(memory: PrefixCache) -> None:
     """Log what is wrong with the memory; it is a fault of ours, and no reason to stop serving."""
     try:
         memory.check()

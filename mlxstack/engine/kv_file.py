@@ -7,17 +7,17 @@ import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import Blob, BlobHead, Manifest
+from mlxstack.core.ports import KVFile, KVFileHeader, Manifest
 from mlxstack.engine import segments
-from mlxstack.engine.context import Checkpoint
-from mlxstack.engine.segments import Segment
+from mlxstack.engine.context import StateCheckpoint
+from mlxstack.engine.segments import PackedSegment
 from mlxstack.policy import records
 
 SEGMENT = "segment"
 CHECKPOINT = "checkpoint"
 
 
-class About(Struct, frozen=True):
+class RecordMeta(Struct, frozen=True):
     """The `meta` of a KV file: its place in the index, and how its planes are to be unpacked.
 
     `names` are hex: the block keys of a segment, or the one name of a checkpoint's tokens.
@@ -28,47 +28,49 @@ class About(Struct, frozen=True):
     layout: str
 
 
-def blob_of(record: records.Record, part: Segment | Checkpoint, identity: str) -> Blob:
+def file_of(record: records.Record, part: PackedSegment | StateCheckpoint, identity: str) -> KVFile:
     """The file of a record. The planes look into the arrays; nothing is copied."""
-    if isinstance(part, Segment):
-        assert isinstance(record, records.Segment)
+    if isinstance(part, PackedSegment):
+        assert isinstance(record, records.SegmentMeta)
         names = tuple(name.hex() for name in record.blocks)
         kind, start, end = SEGMENT, part.start, part.end
     else:
-        assert isinstance(record, records.Checkpoint)
+        assert isinstance(record, records.CheckpointMeta)
         names = (record.state.hex(),)
         kind, start, end = CHECKPOINT, 0, part.position
-    about = About(record.parent, names, json.dumps(segments.layout_of(part)))
+    about = RecordMeta(record.parent, names, json.dumps(segments.layout_of(part)))
     planes = tuple(segments.to_plane(array) for array in segments.arrays_of(part))
-    return Blob(record.key, kind, identity, start, end, planes, _text(about))
+    return KVFile(record.key, kind, identity, start, end, planes, _text(about))
 
 
-def part_of(blob: Blob) -> Segment | Checkpoint:
+def part_of(blob: KVFile) -> PackedSegment | StateCheckpoint:
     """The arrays of a file. Raises Damaged when its meta is not ours."""
-    layout = json.loads(about_of(blob.meta).layout)
-    arrays = [segments.from_plane(plane) for plane in blob.planes]
+    layout = json.loads(meta_of(blob.meta).layout)
+    arrays = [segments.from_plane(plane) for plane in blob.tensors]
     if blob.kind == SEGMENT:
-        return Segment(blob.start, blob.end, tuple(arrays), tuple(layout))
+        return PackedSegment(blob.start, blob.end, tuple(arrays), tuple(layout))
     return segments.checkpoint(blob.end, arrays, layout)
 
 
-def record_of(head: BlobHead) -> records.Record:
+def record_of(head: KVFileHeader) -> records.Record:
     """The index record of a file, from its head alone. Raises Damaged."""
-    about = about_of(head.meta)
+    about = meta_of(head.meta)
     names = tuple(bytes.fromhex(name) for name in about.names)
     if head.kind == SEGMENT:
-        return records.Segment(head.key, about.parent, head.start, head.end, head.n_bytes, names)
+        return records.SegmentMeta(
+            head.key, about.parent, head.start, head.end, head.n_bytes, names
+        )
     if about.parent is None or len(names) != 1:
         raise Damaged(f"the KV file {head.key} is a checkpoint of nothing")
-    return records.Checkpoint(head.key, about.parent, head.end, head.n_bytes, names[0])
+    return records.CheckpointMeta(head.key, about.parent, head.end, head.n_bytes, names[0])
 
 
-def parents_first(head: BlobHead) -> tuple[bool, int, int]:
+def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:
     """Sorts files so that every parent comes before what continues it."""
     return head.kind != SEGMENT, head.start, head.end
 
 
-def check_cover(name: str, manifest: Manifest, heads: Sequence[BlobHead]) -> None:
+def check_cover(name: str, manifest: Manifest, heads: Sequence[KVFileHeader]) -> None:
     """Raises Damaged unless the segments follow each other from 0 to the last token.
 
     Each one may begin before the end of the one before, which is used up to there.
@@ -82,13 +84,13 @@ def check_cover(name: str, manifest: Manifest, heads: Sequence[BlobHead]) -> Non
         raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
 
 
-def _text(about: About) -> str:
+def _text(about: RecordMeta) -> str:
     return msgspec.json.encode(about).decode()
 
 
-def about_of(meta: str) -> About:
+def meta_of(meta: str) -> RecordMeta:
     """What the meta of a KV file says. Raises Damaged."""
     try:
-        return msgspec.json.decode(meta, type=About)
+        return msgspec.json.decode(meta, type=RecordMeta)
     except msgspec.MsgspecError as error:
         raise Damaged(f"a KV file does not say what it holds: {error}") from None

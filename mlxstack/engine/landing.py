@@ -8,17 +8,17 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import BlobHead
+from mlxstack.core.ports import KVFileHeader
 from mlxstack.engine import layers
-from mlxstack.engine.context import Checkpoint, Context
-from mlxstack.engine.kv_file import about_of
+from mlxstack.engine.context import SlotContext, StateCheckpoint
+from mlxstack.engine.kv_file import meta_of
 from mlxstack.engine.segments import BY_NAME
 from mlxstack.engine.unfilled import unfilled
 
 Shape = tuple[str, tuple[int, ...]]
 
 
-class Buffer(Struct, frozen=True):
+class TensorBuffer(Struct, frozen=True):
     """One part of one layer: `n_row` bytes for each token of each head.
 
     `base` is uint8 of (heads * room * n_row); `view` are the same bytes.
@@ -31,24 +31,24 @@ class Buffer(Struct, frozen=True):
     view: memoryview
 
 
-class Landing:
+class RestoreBuffers:
     """Made and adopted on the MLX thread; meanwhile others fill the `rows` of each segment.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
     """
 
-    def __init__(self, fresh: Context, heads: Sequence[BlobHead], n_tokens: int) -> None:
+    def __init__(self, fresh: SlotContext, heads: Sequence[KVFileHeader], n_tokens: int) -> None:
         self._fresh = fresh
         self._heads = heads
         self._n_tokens = n_tokens
         self._room = layers.with_room(n_tokens)
-        self._order: list[int] = json.loads(about_of(heads[0].meta).layout) if heads else []
+        self._order: list[int] = json.loads(meta_of(heads[0].meta).layout) if heads else []
         self._buffers = [_buffer(shape, self._room) for shape in self._parts(heads[:1])]
         for head in heads:
             self._check(head)
 
-    def rows(self, at: int) -> Iterator[memoryview]:
+    def buffers(self, at: int) -> Iterator[memoryview]:
         """Where the bytes of the planes of segment `at` belong, in the order of its file.
 
         The last one also clears the room after its tokens.
@@ -62,21 +62,21 @@ class Landing:
         if at == len(self._heads) - 1:
             self._clear_room()
 
-    def adopt(self, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> Context:
+    def load(self, tokens: Sequence[int], checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
         """The context, once all rows are filled."""
         arrays = map(self._array, self._buffers)
         sliceable = [leaf for leaf in self._fresh.leaves if layers.is_sliceable(leaf)]
         parts = [[next(arrays) for _ in range(layers.n_parts(leaf))] for leaf in sliceable]
-        self._fresh.adopt(tokens, parts, checkpoints)
+        self._fresh.load(tokens, parts, checkpoints)
         return self._fresh
 
-    def _parts(self, heads: Sequence[BlobHead]) -> Iterator[Shape]:
+    def _parts(self, heads: Sequence[KVFileHeader]) -> Iterator[Shape]:
         """The shape of every part, in the order of the layers."""
         for head in heads:
             for group in self._order:
                 yield head.shapes[group]
 
-    def _lines(self, buffer: Buffer, head: BlobHead, end: int) -> Iterator[memoryview]:
+    def _lines(self, buffer: TensorBuffer, head: KVFileHeader, end: int) -> Iterator[memoryview]:
         n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
         for which in range(buffer.heads):
             first = (which * self._room + head.start) * buffer.n_row
@@ -92,7 +92,7 @@ class Landing:
                 end = (which + 1) * self._room * buffer.n_row
                 buffer.view[end - len(nothing) : end] = nothing
 
-    def _check(self, head: BlobHead) -> None:
+    def _check(self, head: KVFileHeader) -> None:
         """Every segment has the parts of the first one, for its own tokens."""
         n_tokens = head.end - head.start
         found = [
@@ -102,16 +102,16 @@ class Landing:
             (which, (b.dtype, b.heads, n_tokens, b.n_row))
             for which, b in zip(self._order, self._buffers, strict=True)
         }
-        if json.loads(about_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
+        if json.loads(meta_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
             raise Damaged(f"the KV file {head.key} does not continue the one before")
 
-    def _array(self, buffer: Buffer) -> mx.array:
+    def _array(self, buffer: TensorBuffer) -> mx.array:
         return buffer.base.view(BY_NAME[buffer.dtype]).reshape(1, buffer.heads, self._room, -1)
 
 
-def _buffer(shape: Shape, room: int) -> Buffer:
+def _buffer(shape: Shape, room: int) -> TensorBuffer:
     dtype, (_, heads, _, dim) = shape
     n_row = dim * BY_NAME[dtype].size
     base = unfilled(heads * room * n_row)
     flat: Any = base
-    return Buffer(dtype, heads, n_row, base, memoryview(flat))
+    return TensorBuffer(dtype, heads, n_row, base, memoryview(flat))

@@ -23,7 +23,7 @@ STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
 
 
-class Frozen(Struct, frozen=True):
+class LayerState(Struct, frozen=True):
     """A stateful layer at one position: detached arrays (None where unset) and its numbers."""
 
     arrays: tuple[Any, ...]
@@ -128,19 +128,19 @@ def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     leaf.offset = n_tokens
 
 
-def freeze(leaf: Any) -> Frozen:
+def snapshot_state(leaf: Any) -> LayerState:
     """The state of a stateful cache now, detached from it. A window is cut back to its size."""
     if isinstance(leaf, ArraysCache):
-        return Frozen(tuple(None if a is None else _detach(a) for a in leaf.cache))
+        return LayerState(tuple(None if a is None else _detach(a) for a in leaf.cache))
     if isinstance(leaf, ChunkedKVCache):
         return _freeze_chunk(leaf)
     numbers = (leaf.offset, leaf.keep, leaf.max_size)
     if leaf.keys is None:
-        return Frozen((None, None), numbers)
-    return Frozen((_window(leaf, leaf.keys), _window(leaf, leaf.values)), numbers)
+        return LayerState((None, None), numbers)
+    return LayerState((_window(leaf, leaf.keys), _window(leaf, leaf.values)), numbers)
 
 
-def thaw(leaf: Any, frozen: Frozen) -> None:
+def restore_state(leaf: Any, frozen: LayerState) -> None:
     """Put a frozen state into a cache of the same kind; the frozen arrays stay untouched."""
     # A new array object each: slice assignment changes the object it is called on.
     arrays = [None if a is None else mx.array(a) for a in frozen.arrays]
@@ -161,7 +161,7 @@ def detach(leaf: Any) -> None:
         leaf.cache = [None if a is None else _detach(a) for a in leaf.cache]
 
 
-def lengthen(leaf: Any, n_tokens: int, seed: int) -> None:
+def extend_room(leaf: Any, n_tokens: int, seed: int) -> None:
     """Append random KV of `n_tokens` to a cache that has some; other kinds stay as they are.
 
     Two caches of the same content, lengthened with the same seed, stay the same.
@@ -201,15 +201,15 @@ def _noise(leaf: Any, like: Any, n_tokens: int, key: mx.array) -> mx.array:
     return mx.random.normal(shape, like.dtype, key=key)
 
 
-def _freeze_chunk(leaf: Any) -> Frozen:
+def _freeze_chunk(leaf: Any) -> LayerState:
     """As the model leaves it when it starts on the next token: with at most one chunk."""
     n_held = leaf.offset - leaf.start_position
     n_kept = min(n_held, leaf.chunk_size)
     numbers = (leaf.offset, leaf.chunk_size, leaf.offset - n_kept)
     if leaf.keys is None:
-        return Frozen((None, None), numbers)
+        return LayerState((None, None), numbers)
     kept = [a[..., n_held - n_kept : n_held, :] for a in (leaf.keys, leaf.values)]
-    return Frozen((_detach(kept[0]), _detach(kept[1])), numbers)
+    return LayerState((_detach(kept[0]), _detach(kept[1])), numbers)
 
 
 def _window(leaf: Any, array: mx.array) -> mx.array:

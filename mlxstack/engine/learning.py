@@ -5,22 +5,22 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.ask import Ask
-from mlxstack.policy.blocks import Chain
-from mlxstack.policy.hot import Heads, Hot
+from mlxstack.core.ask import Request
+from mlxstack.policy.blocks import BlockHashes
+from mlxstack.policy.hot import SharedPrefix, SharedPrefixDetector
 
 MOST_HEADS = 64
 """Heads that are known at once; the first learned goes first."""
 
 
-class Learned(Struct, frozen=True):
+class SharedPrefixTokens(Struct, frozen=True):
     """A head: the key of its last block in hexadecimal, and its tokens."""
 
     key: str
     tokens: tuple[int, ...]
 
 
-class Learning:
+class SharedPrefixes:
     """Belongs to the MLX thread. `keep` gets the note to be kept when something was learned.
 
     Heads under a tenant's salt are protected like others, but written down nowhere.
@@ -29,20 +29,20 @@ class Learning:
     def __init__(self, block_size: int) -> None:
         self.keep: Callable[[bytes], None] | None = None
         self._block_size = block_size
-        self._heads = Heads()
-        self._learned: dict[str, Learned] = {}
+        self._heads = SharedPrefixDetector()
+        self._learned: dict[str, SharedPrefixTokens] = {}
 
     @property
-    def named(self) -> dict[str, Hot]:
+    def named(self) -> dict[str, SharedPrefix]:
         """All heads that are shared, by the names under which they are protected."""
         return {f"learned-{head.key.hex()[:8]}": head for head in self._heads.hot}
 
     @property
-    def learned(self) -> tuple[Learned, ...]:
+    def learned(self) -> tuple[SharedPrefixTokens, ...]:
         """Those of them that are remembered with their tokens."""
         return tuple(self._learned.values())
 
-    def observe(self, conversation: str, chain: Chain, ask: Ask) -> None:
+    def observe(self, conversation: str, chain: BlockHashes, ask: Request) -> None:
         """A prompt with this chain arrived, in this conversation."""
         head = self._heads.observe(conversation, chain.keys)
         if head is None:
@@ -51,21 +51,21 @@ class Learning:
             self._forget(self._heads.hot[0])
         if not ask.salt:
             tokens = ask.tokens[: head.n_blocks * self._block_size]
-            self._learned[head.key.hex()] = Learned(head.key.hex(), tokens)
+            self._learned[head.key.hex()] = SharedPrefixTokens(head.key.hex(), tokens)
             if self.keep is not None:
                 self.keep(msgspec.json.encode(self.learned))
 
     def recall(self, note: bytes | None) -> None:
         """Take back what an earlier run learned; a note that cannot be read says nothing."""
         try:
-            known = msgspec.json.decode(note or b"[]", type=tuple[Learned, ...])
+            known = msgspec.json.decode(note or b"[]", type=tuple[SharedPrefixTokens, ...])
             keys = [bytes.fromhex(one.key) for one in known]
         except (msgspec.MsgspecError, ValueError):
             return
         self._learned = {one.key: one for one in known}
         lengths = [len(one.tokens) // self._block_size for one in known]
-        self._heads = Heads(known=map(Hot, keys, lengths))
+        self._heads = SharedPrefixDetector(known=map(SharedPrefix, keys, lengths))
 
-    def _forget(self, head: Hot) -> None:
+    def _forget(self, head: SharedPrefix) -> None:
         self._heads.forget(head.key)
         self._learned.pop(head.key.hex(), None)

@@ -4,24 +4,24 @@ import time
 
 from msgspec.structs import replace
 
-from mlxstack.core.event import Failed, Finished, FinishReason, Work
-from mlxstack.core.snapshot import AskState, Counters
-from mlxstack.policy.meters import Meters, Tally
-from mlxstack.policy.speed import Speed, observe_decode, observe_prefill, prefill_s
+from mlxstack.core.event import FinishReason, RequestFailed, RequestFinished, RequestTimings
+from mlxstack.core.snapshot import Counters, RequestPhase
+from mlxstack.policy.meters import CacheStats, RequestSums
+from mlxstack.policy.speed import ThroughputModel, observe_decode, observe_prefill, prefill_s
 
 BULK = 128
 """Shorter bites do not tell what a long prompt would have taken: each has its overhead."""
 
 
-class Ledger:
+class EngineStats:
     """Owned by the MLX thread."""
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.speed = Speed()
-        self._bulk = Speed()
-        self.seconds_per_ask = 1.0
-        self.meters = Meters()
+        self.speed = ThroughputModel()
+        self._bulk = ThroughputModel()
+        self.seconds_per_request = 1.0
+        self.meters = CacheStats()
         self._since_token = 0.0
 
     def count(self, **more: float) -> None:
@@ -44,10 +44,10 @@ class Ledger:
             self.speed = observe_decode(self.speed, self._since_token)
             self._since_token = 0.0
 
-    def served(self, work: Work, seconds: float) -> None:
+    def served(self, work: RequestTimings, seconds: float) -> None:
         """An ask left its seat after so many seconds."""
-        self.seconds_per_ask = 0.8 * self.seconds_per_ask + 0.2 * seconds
-        tally = Tally(
+        self.seconds_per_request = 0.8 * self.seconds_per_request + 0.2 * seconds
+        tally = RequestSums(
             n_requests=1,
             n_hits=int(work.n_cached > 0),
             n_prompt=work.n_prompt,
@@ -60,16 +60,16 @@ class Ledger:
         most = max(self.counters.n_tokens_max, n_tokens)
         self.counters = replace(self.counters, n_tokens_max=most)
 
-    def ended(self, last: Finished | Failed) -> AskState:
+    def ended(self, last: RequestFinished | RequestFailed) -> RequestPhase:
         """An ask is over; what it is seen as from now on."""
-        if isinstance(last, Failed):
+        if isinstance(last, RequestFailed):
             self.count(n_failed=1)
         elif last.reason is FinishReason.CANCELLED:
             self.count(n_cancelled=1)
-            return AskState.CANCELLED
+            return RequestPhase.CANCELLED
         else:
             self.count(n_completed=1)
-        return AskState.COMPLETED
+        return RequestPhase.COMPLETED
 
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""

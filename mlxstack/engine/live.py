@@ -1,21 +1,21 @@
 """An ask while it is being served: its clockwork, and what it has cost so far."""
 
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import FinishReason, Miss, Source, Work
-from mlxstack.core.snapshot import AskState
-from mlxstack.policy.desk import Ticket
+from mlxstack.core.ask import Request
+from mlxstack.core.event import CacheMiss, FinishReason, KVSource, RequestTimings
+from mlxstack.core.snapshot import RequestPhase
+from mlxstack.policy.desk import QueuedRequest
 
 
-class Live:
+class RequestState:
     """Owned by the MLX thread. Times are seconds of the monotonic clock."""
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.state = AskState.WAITING
+    def __init__(self, ask: Request) -> None:
+        self.request = ask
+        self.state = RequestPhase.WAITING
         self.slot: int | None = None
         self.n_cached = 0
-        self.source = Source.NONE
-        self.miss: Miss | None = None
+        self.source = KVSource.NONE
+        self.miss: CacheMiss | None = None
         self.n_generated = 0
         self.n_loads = 0
         self.seated_at = ask.arrived
@@ -32,19 +32,19 @@ class Live:
         if self.n_generated == 0:
             self.first_at = now
         self.n_generated += 1
-        if token in self.ask.eos:
+        if token in self.request.eos:
             return FinishReason.EOS
-        if self.n_generated >= self.ask.max_tokens:
+        if self.n_generated >= self.request.max_tokens:
             return FinishReason.LENGTH
-        if len(self.ask.tokens) + self.n_generated >= n_ctx:
+        if len(self.request.tokens) + self.n_generated >= n_ctx:
             return FinishReason.CONTEXT
         return None
 
-    def work(self, now: float) -> Work:
+    def work(self, now: float) -> RequestTimings:
         """What this ask cost until now."""
-        arrived = self.ask.arrived
-        return Work(
-            n_prompt=len(self.ask.tokens),
+        arrived = self.request.arrived
+        return RequestTimings(
+            n_prompt=len(self.request.tokens),
             n_cached=self.n_cached,
             n_generated=self.n_generated,
             queued_s=max(0.0, self.seated_at - arrived),
@@ -55,10 +55,10 @@ class Live:
         )
 
 
-def ticket_of(ask: Ask, n_bytes: int) -> Ticket:
+def queued_request_of(ask: Request, n_bytes: int) -> QueuedRequest:
     """What the scheduler needs to know of an ask that will take `n_bytes` of live KV."""
-    return Ticket(
-        ask=ask.id,
+    return QueuedRequest(
+        request=ask.id,
         n_prompt=len(ask.tokens),
         arrived=ask.arrived,
         priority=ask.priority,
@@ -66,5 +66,5 @@ def ticket_of(ask: Ask, n_bytes: int) -> Ticket:
         agent=ask.agent,
         deadline=ask.deadline,
         n_bytes=n_bytes,
-        name=ask.agent or ask.name,
+        name=ask.agent or ask.display_name,
     )

@@ -35,7 +35,7 @@ QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
 
 
-class Loaded(Struct, frozen=True):
+class LoadedModel(Struct, frozen=True):
     """A model in memory with its tokenizer (mlx-lm's wrapper) and what is known of it."""
 
     model: Any
@@ -43,7 +43,7 @@ class Loaded(Struct, frozen=True):
     facts: ModelFacts
 
 
-def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
+def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
     """Load weights and tokenizer, on the calling thread. Raises SetupError in plain words.
 
     On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
@@ -63,7 +63,7 @@ def load(spec: ModelSpec, kv: KVSpec) -> Loaded:
     if not has_gpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
-    return Loaded(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
+    return LoadedModel(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
 
 
 def locate(spec: ModelSpec) -> Path:

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from mlxstack.engine.context import Context
-from mlxstack.engine.live import Live
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.live import RequestState
 from mlxstack.policy.prefix import common_prefix
 
 
-class Matches:
+class PrefixOverlapCache:
     """Remembers comparisons; a context that changed has another version."""
 
-    def __init__(self, slots: Sequence[Context], live: Mapping[str, Live], block: int) -> None:
+    def __init__(
+        self, slots: Sequence[SlotContext], live: Mapping[str, RequestState], block: int
+    ) -> None:
         self._slots = slots
         self._live = live
         self._block = block
@@ -19,7 +21,7 @@ class Matches:
 
     def shared(self, ask_id: str, slot: int) -> int:
         """First tokens of the prompt that stand in the slot; 0 under another salt."""
-        ask, context = self._live[ask_id].ask, self._slots[slot]
+        ask, context = self._live[ask_id].request, self._slots[slot]
         if ask.salt != context.salt:
             return 0
         key = (ask.id, slot, context.version)
@@ -32,7 +34,7 @@ class Matches:
 
         A context that can be cut is forked in whole blocks, any other one at its next cuts.
         """
-        ask, other = self._live[ask_id].ask, self._live[other_id].ask
+        ask, other = self._live[ask_id].request, self._live[other_id].request
         if ask.salt != other.salt or not (ask.use_cache and other.use_cache):
             return 0
         key = (ask.id, other.id)
@@ -42,7 +44,9 @@ class Matches:
             if self._slots[0].is_sliceable:
                 position = n_common - n_common % self._block
             else:
-                position = max((cut for cut in other.cuts if cut <= n_common), default=0)
+                position = max(
+                    (cut for cut in other.checkpoint_positions if cut <= n_common), default=0
+                )
             known = max(self.shared(ask.id, i) for i in range(len(self._slots)))
             self._promises[key] = position if position >= known + self._block else 0
         return self._promises[key]

@@ -7,21 +7,21 @@ keeps the arrays of those that lie in memory.
 from collections.abc import Iterable, Sequence
 
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.engine.context import Checkpoint, Context
-from mlxstack.engine.segments import Segment
+from mlxstack.engine.context import SlotContext, StateCheckpoint
+from mlxstack.engine.segments import PackedSegment
 from mlxstack.policy import audit, blocks, eviction, matching, records
-from mlxstack.policy.blocks import Chain
-from mlxstack.policy.eviction import Pressure
-from mlxstack.policy.index import Index
-from mlxstack.policy.owners import Owners
-from mlxstack.policy.records import Cut, Match, Place, Trail
-from mlxstack.policy.restore import Plan
+from mlxstack.policy.blocks import BlockHashes
+from mlxstack.policy.eviction import MemoryPressure
+from mlxstack.policy.index import PrefixIndex
+from mlxstack.policy.owners import Retention
+from mlxstack.policy.records import CheckpointCandidate, KnownPrefix, PrefixMatch, Tier
+from mlxstack.policy.restore import ReusePlan
 
 SLACK = 0.05
 """Share of the budget freed beyond what is needed, so that not every turn has to evict."""
 
 
-class Memory:
+class PrefixCache:
     """`budget` is bytes for live contexts, parked ones and pending writes together.
 
     Contexts below the `turning_point` are not quantised yet (`Context.turning_point`).
@@ -32,112 +32,116 @@ class Memory:
     ) -> None:
         self.spec = spec
         self.budget = budget
-        self.turning_point = turning_point
-        self.index = Index(spec.block_size)
-        self.owners = Owners(self.index)
+        self.quantized_start = turning_point
+        self.index = PrefixIndex(spec.block_size)
+        self.retention = Retention(self.index)
         self._identity = identity
-        self._kept: dict[str, Segment | Checkpoint] = {}
+        self._kept: dict[str, PackedSegment | StateCheckpoint] = {}
         self._held: set[int] = set()
         self._transient: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
 
-    def missing(self, plan: Plan) -> list[str]:
+    def missing(self, plan: ReusePlan) -> list[str]:
         """Keys of the plan that are on disk only."""
         return [key for key in plan.keys if key not in self._kept]
 
-    def array_of(self, key: str) -> Segment | Checkpoint | None:
+    def get(self, key: str) -> PackedSegment | StateCheckpoint | None:
         """The arrays of a record that lies in memory."""
         return self._kept.get(key)
 
-    def holds(self, part: Segment | Checkpoint) -> bool:
+    def contains(self, part: PackedSegment | StateCheckpoint) -> bool:
         """Whether these very arrays lie here."""
         return id(part) in self._held
 
-    def keep(self, record: records.Record, part: Segment | Checkpoint, now: float) -> None:
+    def put(
+        self, record: records.Record, part: PackedSegment | StateCheckpoint, now: float
+    ) -> None:
         """The arrays of a record lie in memory now."""
-        self.insert(record, Place.MEMORY, now)
+        self.insert(record, Tier.MEMORY, now)
         self._held.discard(id(self._kept.get(record.key)))
         self._kept[record.key] = part
         self._held.add(id(part))
 
-    def pass_through(self, keys: Iterable[str]) -> None:
+    def mark_write_through(self, keys: Iterable[str]) -> None:
         """These are in memory only to be written."""
         self._transient.update(keys)
 
-    def stay(self, keys: Iterable[str]) -> None:
+    def pin_in_memory(self, keys: Iterable[str]) -> None:
         """These stay in memory, also when they are on disk."""
         self._transient.difference_update(keys)
 
     def on_disk(self, record: records.Record, now: float) -> None:
         """A record exists on disk. One that was shelved only to be written leaves memory."""
-        self.insert(record, Place.DISK, now)
+        self.insert(record, Tier.DISK, now)
         if record.key in self._transient:
             self._transient.discard(record.key)
-            self._drop(record.key, Place.MEMORY)
+            self._drop(record.key, Tier.MEMORY)
 
-    def lose(self, key: str) -> None:
+    def invalidate(self, key: str) -> None:
         """A file is gone or damaged: what cannot be reached without it is forgotten too."""
         node = self.index.nodes.get(key)
         if node is None:
             return
-        if Place.MEMORY in node.places:
-            self._drop(key, Place.DISK)
+        if Tier.MEMORY in node.tiers:
+            self._drop(key, Tier.DISK)
         else:
-            self.lose_all(key)
+            self.invalidate_all(key)
 
-    def lose_all(self, key: str) -> None:
+    def invalidate_all(self, key: str) -> None:
         """Forget a record and everything that continues it, wherever it lies, named or not."""
         doomed = [key]
         for each in doomed:
             doomed.extend(self.index.nodes[each].children)
         for each in reversed(doomed):
-            self.owners.lose(each)
-            for place in tuple(self.index.nodes[each].places):
+            self.retention.forget(each)
+            for place in tuple(self.index.nodes[each].tiers):
                 self._drop(each, place)
 
     def is_on_disk(self, key: str) -> bool:
         """Whether a known record is on disk."""
-        return Place.DISK in self.index.nodes[key].places
+        return Tier.DISK in self.index.nodes[key].tiers
 
-    def let_go(self, keys: Sequence[str]) -> int:
+    def release(self, keys: Sequence[str]) -> int:
         """These records, root first, leave memory unless somebody claims them; bytes freed."""
         before = self.index.memory_bytes
         for key in reversed(keys):
             if not self.index.nodes[key].agents:
-                self._drop(key, Place.MEMORY)
+                self._drop(key, Tier.MEMORY)
         return before - self.index.memory_bytes
 
-    def make_room(self, live_bytes: int, pressure: Pressure = Pressure.CALM) -> int:
+    def make_room(self, live_bytes: int, pressure: MemoryPressure = MemoryPressure.CALM) -> int:
         """Evict until live and parked bytes fit the budget; bytes freed."""
         before = self.index.memory_bytes
         over = live_bytes + before - self.budget
         n_entries = len(self._kept)
-        if over <= 0 and n_entries <= self.spec.max_entries and pressure is Pressure.CALM:
+        if over <= 0 and n_entries <= self.spec.max_entries and pressure is MemoryPressure.CALM:
             return 0
-        goal = eviction.Goal(
+        goal = eviction.EvictionGoal(
             n_bytes=over + int(SLACK * self.budget) if over > 0 else 0,
             max_entries=self.spec.max_entries,
             policy=self.spec.eviction_policy,
             pressure=pressure,
         )
         for key in eviction.plan(eviction.entries(self.index), goal):
-            self._drop(key, Place.MEMORY)
+            self._drop(key, Tier.MEMORY)
         return before - self.index.memory_bytes
 
-    def _drop(self, key: str, place: Place) -> None:
+    def _drop(self, key: str, place: Tier) -> None:
         """Forget what lies in this place, if it may go."""
         node = self.index.nodes.get(key)
         if node is None or not self.index.can_drop(key, place):
             return
         self.index.drop(key, place)
-        if place is Place.MEMORY:
+        if place is Tier.MEMORY:
             self._held.discard(id(self._kept.pop(key)))
         if key not in self.index.nodes:
             self._transient.discard(key)
             self._ends.get(records.end_of(node.record), {}).pop(key, None)
 
-    def match(self, chain: Chain, tokens: Sequence[int], trail: Trail | None) -> Match:
+    def match(
+        self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
+    ) -> PrefixMatch:
         """What the index knows of these tokens, to the token where something ends inside a block.
 
         Whatever reaches past the last known block ends before the next one would be full.
@@ -147,42 +151,42 @@ class Memory:
             self.spec.block_size,
             min(found.covered // self.spec.block_size, len(chain.keys)),
         )
-        cuts: list[Cut] = []
+        cuts: list[CheckpointCandidate] = []
         for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
             if end not in self._ends:
                 continue
-            state = blocks.state_at(chain, tokens, end)
-            cuts.append(Cut(end, state))
+            state = blocks.hash_at(chain, tokens, end)
+            cuts.append(CheckpointCandidate(end, state))
             for key, start in self._ends[end].items():
                 if end > found.covered and blocks.segment_key(state, start) == key:
-                    trail = Trail(key, end)
+                    trail = KnownPrefix(key, end)
         return matching.match(self.index, chain.keys, cuts, trail)
 
-    def insert(self, record: records.Record, place: Place, now: float) -> None:
+    def insert(self, record: records.Record, place: Tier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""
         self.index.insert(record, place, now)
         end = records.end_of(record)
         if end % self.spec.block_size:
-            start = record.start if isinstance(record, records.Segment) else 0
+            start = record.start if isinstance(record, records.SegmentMeta) else 0
             self._ends.setdefault(end, {})[record.key] = start
 
     def check(self) -> None:
         """Assert that the index is sound and knows exactly the arrays kept. O(records + blocks)."""
-        audit.check(self.index, self.owners)
-        parked = {key for key, node in self.index.nodes.items() if Place.MEMORY in node.places}
+        audit.check_index(self.index, self.retention)
+        parked = {key for key, node in self.index.nodes.items() if Tier.MEMORY in node.tiers}
         assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
 
-    def chains(self, tokens: Sequence[int], tenant: str) -> tuple[Chain, ...]:
+    def chains(self, tokens: Sequence[int], tenant: str) -> tuple[BlockHashes, ...]:
         """The block chains under which KV of these tokens is kept, for this tenant.
 
         Where KV is quantised at a turning point, the second one is that of contexts before it.
         """
-        whole = blocks.extend(self._root(tenant, self.turning_point), tokens)
-        if not self.turning_point:
+        whole = blocks.extend(self._root(tenant, self.quantized_start), tokens)
+        if not self.quantized_start:
             return (whole,)
-        return whole, blocks.extend(self._root(tenant, 0), tokens[: self.turning_point - 1])
+        return whole, blocks.extend(self._root(tenant, 0), tokens[: self.quantized_start - 1])
 
-    def chain_of(self, context: Context) -> Chain:
+    def chain_of(self, context: SlotContext) -> BlockHashes:
         """The block chain of what a context holds; only what it gained since is hashed."""
         start, known = self._root(context.salt, len(context)), context.chain
         if known is None or known.root != start.root:
@@ -190,13 +194,13 @@ class Memory:
         context.chain = blocks.extend(known, context.tokens[known.n_tokens :])
         return context.chain
 
-    def _root(self, tenant: str, n_tokens: int) -> Chain:
+    def _root(self, tenant: str, n_tokens: int) -> BlockHashes:
         """The chain of no tokens, for contexts of so many.
 
         Those too short to be quantised yet are named apart: their KV is of another kind.
         """
         identity = self._identity
-        if n_tokens < self.turning_point:
+        if n_tokens < self.quantized_start:
             # Not in the tenant's salt: that may be any text.
             identity = f"{identity} short"
         return blocks.start(blocks.salt(identity, tenant), self.spec.block_size)

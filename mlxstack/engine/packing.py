@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 
-from mlxstack.core.ports import Post
-from mlxstack.engine.context import Context
+from mlxstack.core.ports import CallSoon
+from mlxstack.engine.context import SlotContext
 from mlxstack.engine.segments import pieces
-from mlxstack.engine.shelving import Shelving
+from mlxstack.engine.shelving import ContextParker
 
 REST = 2.0
 """Beside a decoding slot each piece is followed by so many times its own time of rest."""
@@ -14,14 +14,14 @@ REST = 2.0
 End = Callable[[Exception | None], None]
 
 
-class Packing:
+class IncrementalPack:
     """What `Shelving.shelve` would pack at once, so many pieces of it as the context has.
 
     Memory that is full may lose a piece as soon as it is packed; then the rest is left to
     `shelve`, instead of being packed for ever.
     """
 
-    def __init__(self, context: Context, shelving: Shelving) -> None:
+    def __init__(self, context: SlotContext, shelving: ContextParker) -> None:
         self._context = context
         self._version = context.version
         self._shelving = shelving
@@ -37,14 +37,14 @@ class Packing:
         if self._n_left == 0 or not self.is_current:
             return False
         self._n_left -= 1
-        return self._shelving.shelve_next(self._context, time.monotonic())
+        return self._shelving.index_next(self._context, time.monotonic())
 
 
-class Pieces:
+class BackgroundSteps:
     """`post` runs a function on the MLX thread between two turns; `is_decoding` tells whether
     somebody would wait for it."""
 
-    def __init__(self, post: Post, is_decoding: Callable[[], bool]) -> None:
+    def __init__(self, post: CallSoon, is_decoding: Callable[[], bool]) -> None:
         self._post = post
         self._is_decoding = is_decoding
 

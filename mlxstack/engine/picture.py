@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from mlxstack.core.snapshot import AskState, Counters, SlotView, Snapshot, WaitingView
-from mlxstack.engine.context import Context
-from mlxstack.engine.live import Live
-from mlxstack.policy.desk import ACTIVE, Desk, Seat
+from mlxstack.core.snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.live import RequestState
+from mlxstack.policy.desk import ACTIVE, SchedulerState, Slot
 
 
-def draw(
-    desk: Desk,
-    slots: Sequence[Context],
-    shown: Mapping[int, Live],
+def build_snapshot(
+    desk: SchedulerState,
+    slots: Sequence[SlotContext],
+    shown: Mapping[int, RequestState],
     counters: Counters,
     n_ctx: int,
     turn: int,
@@ -22,10 +22,10 @@ def draw(
     """`shown` holds for each slot the ask in it, or the last one that was."""
     now = time.monotonic()
     views = tuple(
-        _slot(seat, slots[seat.id], shown.get(seat.id), n_ctx, now) for seat in desk.seats
+        _slot(seat, slots[seat.id], shown.get(seat.id), n_ctx, now) for seat in desk.slots
     )
     waiting = tuple(
-        WaitingView(t.ask, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
+        WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
         for t in desk.waiting
     )
     return Snapshot(
@@ -40,7 +40,9 @@ def draw(
     )
 
 
-def _slot(seat: Seat, context: Context, live: Live | None, n_ctx: int, now: float) -> SlotView:
+def _slot(
+    seat: Slot, context: SlotContext, live: RequestState | None, n_ctx: int, now: float
+) -> SlotView:
     idle = 0.0 if seat.state in ACTIVE else max(0.0, now - seat.last_used)
     empty = SlotView(id=seat.id, n_ctx=n_ctx, n_tokens=len(context), n_bytes=context.n_bytes)
     if live is None:
@@ -51,14 +53,14 @@ def _slot(seat: Seat, context: Context, live: Live | None, n_ctx: int, now: floa
         id=seat.id,
         n_ctx=n_ctx,
         state=live.state,
-        ask=live.ask.id,
-        agent=live.ask.agent or live.ask.name,
+        ask=live.request.id,
+        agent=live.request.agent or live.request.display_name,
         n_tokens=len(context),
-        n_prompt=len(live.ask.tokens),
-        n_done=seat.position if live.state is AskState.PREFILLING else len(live.ask.tokens),
+        n_prompt=len(live.request.tokens),
+        n_done=seat.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
         n_cached=live.n_cached,
         n_decoded=live.n_generated,
-        n_remain=max(0, live.ask.max_tokens - live.n_generated),
+        n_remain=max(0, live.request.max_tokens - live.n_generated),
         tps=live.n_generated / running_s if is_active and running_s > 0 else 0.0,
         n_bytes=context.n_bytes,
         idle_s=idle,

@@ -4,22 +4,22 @@ import time
 
 import mlx.core as mx
 
-from mlxstack.core.ask import Ask
+from mlxstack.core.ask import Request
 from mlxstack.engine import layers
-from mlxstack.engine.batch import Row
-from mlxstack.engine.context import Context
-from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.batch import BatchRow
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.sampling import Sampler
 
 RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
 
 
-def room_for(ask: Ask) -> int:
+def room_for(ask: Request) -> int:
     """Tokens of KV that are allocated for the prompt and the beginning of its answer."""
     return layers.in_steps(len(ask.tokens) + min(ask.max_tokens, RESERVE))
 
 
-def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
+def bite(model: object, context: SlotContext, ask: Request, n_tokens: int) -> float:
     """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
 
     It ends earlier where a checkpoint is worth taking, and takes it there.
@@ -33,22 +33,22 @@ def bite(model: object, context: Context, ask: Ask, n_tokens: int) -> float:
     context.evaluate()
     took = time.perf_counter() - began
     context.extend(tokens)
-    if end in ask.cuts or end == len(ask.tokens) - 1:
+    if end in ask.checkpoint_positions or end == len(ask.tokens) - 1:
         context.checkpoint()
     return took
 
 
-def row_of(ask: Ask, slot: int, context: Context) -> Row:
+def row_of(ask: Request, slot: int, context: SlotContext) -> BatchRow:
     """The row of an ask whose prompt is computed but for its last token."""
-    walk = ask.guide.start() if ask.guide else None
-    chooser = Chooser(ask.sampling, ask.tokens, time.monotonic_ns(), walk)
-    return Row(slot, context, chooser, ask.tokens[-1], ask.max_tokens)
+    walk = ask.constraint.start() if ask.constraint else None
+    chooser = Sampler(ask.sampling, ask.tokens, time.monotonic_ns(), walk)
+    return BatchRow(slot, context, chooser, ask.tokens[-1], ask.max_tokens)
 
 
-def _next_stop(context: Context, ask: Ask, start: int) -> int:
+def _next_stop(context: SlotContext, ask: Request, start: int) -> int:
     """Where a bite has to end at the latest: the next point worth a checkpoint, or the end."""
     end = len(ask.tokens) - 1
-    stops = [context.turning_point]
+    stops = [context.quantized_start]
     if not context.is_sliceable:
-        stops += ask.cuts
+        stops += ask.checkpoint_positions
     return min((stop for stop in stops if start < stop < end), default=end)

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from typing import Any
 
 
-def pass_on(one: "Future[Any]", other: "Future[Any]") -> None:
+def copy_outcome(one: "Future[Any]", other: "Future[Any]") -> None:
     """`other` ends as `one` does."""
 
     def settle(done: "Future[Any]") -> None:

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from mlxstack.core.act import Restored
+from mlxstack.core.act import SlotRestoreResult
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
-from mlxstack.core.ports import Blob, BlobHead, Manifest, Shelf, Vault
-from mlxstack.engine.context import Checkpoint, Context
+from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
+from mlxstack.engine.context import SlotContext, StateCheckpoint
 from mlxstack.engine.kv_file import check_cover, part_of
-from mlxstack.engine.landing import Landing
+from mlxstack.engine.landing import RestoreBuffers
 
 T = TypeVar("T")
 
@@ -26,79 +26,79 @@ READERS = 4
 """Threads that read the files of one context."""
 
 
-class Sources(Struct, frozen=True):
+class RestoreSources(Struct, frozen=True):
     """Where slot files and their KV come from, and the identity they must have."""
 
-    vault: Vault
-    shelf: Shelf
+    vault: KVStore
+    shelf: SlotFileStore
     identity: str
 
 
-class Wanted(Struct, frozen=True):
+class RestoreRequest(Struct, frozen=True):
     """Which file is to become which context, of at most `n_ctx` tokens.
 
     `room` makes room for so many bytes, or raises a StackError.
     """
 
     name: str
-    context: Context
+    context: SlotContext
     n_ctx: int
     room: Callable[[int], None]
 
 
-class Found(Struct, frozen=True):
+class RestoreSource(Struct, frozen=True):
     """A slot file and what the files of its KV claim; its checkpoints are read already."""
 
     manifest: Manifest
-    heads: tuple[BlobHead, ...]
-    checkpoints: tuple[Blob, ...]
+    heads: tuple[KVFileHeader, ...]
+    checkpoints: tuple[KVFile, ...]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all arrays."""
-        planes = [plane for blob in self.checkpoints for plane in blob.planes]
+        planes = [plane for blob in self.checkpoints for plane in blob.tensors]
         states = sum(memoryview(plane.data).nbytes for plane in planes)
         return states + sum(head.n_bytes for head in self.heads)
 
 
-class Restoring:
+class SlotRestore:
     """`post` runs a function on the MLX thread, soon; `took_over` is told what became what."""
 
     def __init__(
         self,
-        sources: Sources,
+        sources: RestoreSources,
         reader: Executor,
         post: Callable[[Callable[[], None]], None],
-        took_over: Callable[[Context, Manifest], None],
+        took_over: Callable[[SlotContext, Manifest], None],
     ) -> None:
         self._sources = sources
         self._reader = reader
         self._post = post
-        self._took_over = took_over
+        self._on_loaded = took_over
         self._queue: deque[Callable[[], None]] = deque()
 
-    def start(self, wanted: Wanted) -> "Future[Restored]":
+    def start(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
         """The future raises NotFound, Damaged, BadRequest or OutOfMemory.
 
         Then the context is as it was. It is done on the MLX thread. One file is restored at a
         time: each makes room beside what the one before has become.
         """
-        result: Future[Restored] = Future()
+        result: Future[SlotRestoreResult] = Future()
         result.add_done_callback(self._next)
         self._queue.append(partial(self._begin, wanted, result))
         if len(self._queue) == 1:
             self._queue[0]()
         return result
 
-    def _next(self, _: "Future[Restored]") -> None:
+    def _next(self, _: "Future[SlotRestoreResult]") -> None:
         self._queue.popleft()
         if self._queue:
             self._queue[0]()
 
-    def _begin(self, wanted: Wanted, result: "Future[Restored]") -> None:
+    def _begin(self, wanted: RestoreRequest, result: "Future[SlotRestoreResult]") -> None:
         started = time.perf_counter()
 
-        def make_room(found: Found) -> None:
+        def make_room(found: RestoreSource) -> None:
             n_tokens, n_ctx = len(found.manifest.tokens), wanted.n_ctx
             if n_tokens > n_ctx:
                 raise BadRequest(
@@ -106,27 +106,27 @@ class Restoring:
                     "filename",
                 )
             wanted.room(found.n_bytes)
-            landing = Landing(wanted.context.fresh(n_tokens), found.heads, n_tokens)
-            reading = self._reader.submit(self._pour, wanted.name, found, landing)
+            landing = RestoreBuffers(wanted.context.new_empty(n_tokens), found.heads, n_tokens)
+            reading = self._reader.submit(self._read_into, wanted.name, found, landing)
             self._then(reading, lambda _: take_over(found, landing), result)
 
-        def take_over(found: Found, landing: Landing) -> None:
-            marks = [m for b in found.checkpoints if isinstance(m := part_of(b), Checkpoint)]
+        def take_over(found: RestoreSource, landing: RestoreBuffers) -> None:
+            marks = [m for b in found.checkpoints if isinstance(m := part_of(b), StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), wanted.context
             if n_tokens:
-                context.become(landing.adopt(found.manifest.tokens, marks))
+                context.take_over(landing.load(found.manifest.tokens, marks))
             else:
                 context.clear()
             # Whoever restores it: only the tenant who saved it goes on with it.
             context.n_prompt, context.salt = n_tokens, found.manifest.salt
-            self._took_over(context, found.manifest)
+            self._on_loaded(context, found.manifest)
             n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
-            result.set_result(Restored(-1, wanted.name, n_tokens, n_bytes, took))
+            result.set_result(SlotRestoreResult(-1, wanted.name, n_tokens, n_bytes, took))
 
-        self._then(self._reader.submit(self._look, wanted.name), make_room, result)
+        self._then(self._reader.submit(self._inspect, wanted.name), make_room, result)
 
     def _then(
-        self, done: "Future[T]", step: Callable[[T], None], result: "Future[Restored]"
+        self, done: "Future[T]", step: Callable[[T], None], result: "Future[SlotRestoreResult]"
     ) -> None:
         """Take the next step on the MLX thread; whatever goes wrong is the result."""
 
@@ -139,7 +139,7 @@ class Restoring:
         # The future is handed on and not held by its own callback: nothing waits for the collector.
         done.add_done_callback(lambda found: self._post(lambda: run(found)))
 
-    def _look(self, name: str) -> Found:
+    def _inspect(self, name: str) -> RestoreSource:
         vault, shelf, identity = self._sources.vault, self._sources.shelf, self._sources.identity
         manifest = shelf.read(name)
         if manifest.identity != identity:
@@ -150,14 +150,14 @@ class Restoring:
         heads = _each(name, manifest.segments, lambda key: vault.head(identity, key))
         marks = _each(name, manifest.checkpoints, lambda key: vault.read(identity, key))
         check_cover(name, manifest, heads)
-        return Found(manifest, heads, marks)
+        return RestoreSource(manifest, heads, marks)
 
-    def _pour(self, name: str, found: Found, landing: Landing) -> None:
+    def _read_into(self, name: str, found: RestoreSource, landing: RestoreBuffers) -> None:
         """Several files at once: one thread cannot fill fresh memory as fast as it is read."""
         vault, identity, keys = self._sources.vault, self._sources.identity, found.manifest.segments
 
         def pour(at: int) -> None:
-            vault.pour(identity, keys[at], landing.rows(at))
+            vault.read_into(identity, keys[at], landing.buffers(at))
 
         with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
             for _ in pool.map(pour, range(len(keys))):

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
 )
 
 
-class Rows(mx.array):
+class RaggedArray(mx.array):
     """One array per row of the batch, of different lengths; stands in for a stacked one.
 
     Latent attention (MLA) multiplies queries by keys outside of the attention function, so
@@ -38,21 +38,21 @@ class Rows(mx.array):
     def __getitem__(self, index: Any) -> Any:
         return self.arrays[index]
 
-    def swapaxes(self, one: int, other: int) -> "Rows":  # type: ignore[override]
+    def swapaxes(self, one: int, other: int) -> "RaggedArray":  # type: ignore[override]
         """As `mx.array.swapaxes`."""
-        return Rows([array.swapaxes(one, other) for array in self.arrays])
+        return RaggedArray([array.swapaxes(one, other) for array in self.arrays])
 
-    def astype(self, dtype: mx.Dtype) -> "Rows":  # type: ignore[override]
+    def astype(self, dtype: mx.Dtype) -> "RaggedArray":  # type: ignore[override]
         """As `mx.array.astype`."""
-        return Rows([array.astype(dtype) for array in self.arrays])
+        return RaggedArray([array.astype(dtype) for array in self.arrays])
 
-    def __rmatmul__(self, left: mx.array) -> "Rows":
-        return Rows([left[i : i + 1] @ array for i, array in enumerate(self.arrays)])
+    def __rmatmul__(self, left: mx.array) -> "RaggedArray":
+        return RaggedArray([left[i : i + 1] @ array for i, array in enumerate(self.arrays)])
 
 
 def row_of(value: Any, index: int) -> Any:
     """Row `index` of a per-row value; a value without rows (None, "causal") is the same for all."""
-    if isinstance(value, Rows):
+    if isinstance(value, RaggedArray):
         return value[index]
     if isinstance(value, mx.array) and value.ndim == 4 and value.shape[0] > 1:
         return value[index : index + 1]
@@ -66,25 +66,25 @@ class KVView:
         self.caches = list(caches)
         self.offset = mx.array([cache.offset for cache in self.caches])
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Rows, Rows]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
         """Append (B, heads, 1, dim) row by row; the full keys and values of every row."""
         n_rows = len(self.caches)
         new = zip(mx.split(keys, n_rows), mx.split(values, n_rows), strict=True)
         pairs = [cache.update_and_fetch(*one) for cache, one in zip(self.caches, new, strict=True)]
-        return Rows([pair[0] for pair in pairs]), Rows([pair[1] for pair in pairs])
+        return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
 
-    def keys_and_values(self) -> tuple[Rows, Rows]:
+    def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
         """What the owner layer has stored, for layers that share its KV."""
         pairs = [cache.keys_and_values() for cache in self.caches]
-        return Rows([pair[0] for pair in pairs]), Rows([pair[1] for pair in pairs])
+        return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
 
-    def make_mask(self, n: int, **options: Any) -> Rows | None:
+    def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
         masks = [cache.make_mask(n, **options) for cache in self.caches]
-        return None if all(mask is None for mask in masks) else Rows(masks)
+        return None if all(mask is None for mask in masks) else RaggedArray(masks)
 
 
-class StateView(ArraysCache):  # type: ignore[misc]
+class RecurrentStateView(ArraysCache):  # type: ignore[misc]
     """A layer's recurrent state: gathered when read, scattered when written. Fixed size.
 
     Of mlx-lm's class, because some models write their state to nothing else.
@@ -113,7 +113,7 @@ class StateView(ArraysCache):  # type: ignore[misc]
         """No row is padded."""
 
 
-class ListView:
+class CacheListView:
     """A layer with several caches, such as attention beside a state space model."""
 
     def __init__(self, caches: Sequence[CacheList]) -> None:
@@ -133,7 +133,7 @@ def view(caches: Sequence[Any]) -> Any:
     if isinstance(first, PER_ROW):
         return KVView(caches)
     if isinstance(first, ArraysCache):
-        return StateView(caches)
+        return RecurrentStateView(caches)
     if isinstance(first, CacheList):
-        return ListView(caches)
+        return CacheListView(caches)
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")

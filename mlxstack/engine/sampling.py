@@ -14,8 +14,8 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_p, make_logits_processors
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.ask import Sampling
-from mlxstack.core.ports import Walk
+from mlxstack.core.ask import SamplingParams
+from mlxstack.core.ports import ConstraintState
 from mlxstack.engine.mask import masked
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
@@ -24,7 +24,7 @@ N_AHEAD = 32
 """Uniform numbers that a row computes at once: few enough to cost nothing when they are unused."""
 
 
-class Choice(Struct, frozen=True):
+class SampledToken(Struct, frozen=True):
     """Lazily: the token (1,), its logprob (1,), the `top` tokens with logprobs, if asked for."""
 
     token: mx.array
@@ -60,28 +60,32 @@ class UniformStream:
         return list(numbers)
 
 
-class Chooser:
+class Sampler:
     """Chooses for one ask, step by step. `seed` is used where the ask brings none.
 
     `walk` rules what may be chosen. It must know the last token, so that one is read first.
     """
 
     def __init__(
-        self, sampling: Sampling, prompt: Sequence[int], seed: int, walk: Walk | None = None
+        self,
+        sampling: SamplingParams,
+        prompt: Sequence[int],
+        seed: int,
+        walk: ConstraintState | None = None,
     ) -> None:
         sampling = replace(sampling, temperature=_bounded(sampling.temperature))
         self._sampling = sampling
         self._uniform = UniformStream(seed if sampling.seed is None else sampling.seed)
         self._processors = _processors(sampling)
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
-        self._walk = walk
+        self._constraint = walk
         self._last: mx.array | None = None
         self.rules = _draw_rules(sampling)
 
     @property
     def is_guided(self) -> bool:
         """Whether choosing reads the token before."""
-        return self._walk is not None
+        return self._constraint is not None
 
     def uniform(self) -> float:
         """Return the number that decides the next draw, in [0, 1)."""
@@ -92,16 +96,16 @@ class Chooser:
 
         None when this row has neither. Raises what the grammar raises.
         """
-        if self._walk is None and not self._processors:
+        if self._constraint is None and not self._processors:
             return None
         logits = logits.astype(mx.float32)
         for process in self._processors:
             logits = process(self._recent, logits)
-        if self._walk is None:
+        if self._constraint is None:
             return logits
         if self._last is not None:
-            self._walk.take(int(self._last.item().real))
-        mask = self._walk.mask()
+            self._constraint.advance(int(self._last.item().real))
+        mask = self._constraint.mask()
         return logits if mask is None else masked(logits, mask)
 
     def accept(self, token: mx.array) -> None:
@@ -111,14 +115,14 @@ class Chooser:
             self._recent = mx.concatenate([self._recent, token])[-self._sampling.window :]
 
 
-def sample_rows(choosers: Sequence[Chooser], logits: mx.array) -> list[Choice | Exception]:
+def sample_rows(choosers: Sequence[Sampler], logits: mx.array) -> list[SampledToken | Exception]:
     """Choose the next token of every row from logits (rows, vocabulary), lazily.
 
     Rows with equal rules are one operation. A row whose own rules raise gets the exception.
     """
-    results: list[Choice | Exception | None] = [None] * len(choosers)
+    results: list[SampledToken | Exception | None] = [None] * len(choosers)
     adjusted: dict[int, mx.array] = {}
-    groups: dict[Sampling, list[int]] = {}
+    groups: dict[SamplingParams, list[int]] = {}
     for i, chooser in enumerate(choosers):
         try:
             row = chooser.adjust(logits[i : i + 1])
@@ -137,7 +141,7 @@ def sample_rows(choosers: Sequence[Chooser], logits: mx.array) -> list[Choice | 
     return [result for result in results if result is not None]
 
 
-def draw(rules: Sampling, logits: mx.array, uniforms: Sequence[float]) -> list[Choice]:
+def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> list[SampledToken]:
     """Choose one token for each row of logits (rows, vocabulary) by the same rules, lazily.
 
     `uniforms` holds one number in [0, 1) per row; none when greedy. Log probabilities are
@@ -146,7 +150,7 @@ def draw(rules: Sampling, logits: mx.array, uniforms: Sequence[float]) -> list[C
     n = logits.shape[0]
     n_top = rules.top_logprobs
     if not rules.temperature and n_top is None:
-        return [Choice(token) for token in mx.split(mx.argmax(logits, axis=-1), n)]
+        return [SampledToken(token) for token in mx.split(mx.argmax(logits, axis=-1), n)]
     logits = logits.astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if rules.temperature:
@@ -155,18 +159,21 @@ def draw(rules: Sampling, logits: mx.array, uniforms: Sequence[float]) -> list[C
         picked = mx.argmax(logits, axis=-1)
     tokens = mx.split(picked, n)
     if n_top is None:
-        return [Choice(token) for token in tokens]
+        return [SampledToken(token) for token in tokens]
     values = mx.split(mx.take_along_axis(logprobs, picked[:, None], axis=-1)[:, 0], n)
     if n_top == 0:
-        return [Choice(token, value) for token, value in zip(tokens, values, strict=True)]
+        return [SampledToken(token, value) for token, value in zip(tokens, values, strict=True)]
     best, best_values = _top(logprobs, n_top)
     order = mx.argsort(-best_values, axis=-1)
     columns = mx.split(mx.take_along_axis(best, order, axis=-1).flatten(), n)
     numbers = mx.split(mx.take_along_axis(best_values, order, axis=-1).flatten(), n)
-    return [Choice(*row[:2], row[2:]) for row in zip(tokens, values, columns, numbers, strict=True)]
+    return [
+        SampledToken(*row[:2], row[2:])
+        for row in zip(tokens, values, columns, numbers, strict=True)
+    ]
 
 
-def _pick(rules: Sampling, logprobs: mx.array, uniforms: mx.array) -> mx.array:
+def _pick(rules: SamplingParams, logprobs: mx.array, uniforms: mx.array) -> mx.array:
     """Draw one token per row, (rows,): after top-k, top-p and min-p, with temperature."""
     ids = None
     if 0 < rules.top_k < logprobs.shape[-1]:
@@ -211,11 +218,11 @@ def _rows_of(members: Sequence[int], logits: mx.array, adjusted: dict[int, mx.ar
     return mx.concatenate([adjusted.get(i, logits[i : i + 1]) for i in members])
 
 
-def _draw_rules(s: Sampling) -> Sampling:
+def _draw_rules(s: SamplingParams) -> SamplingParams:
     """The part of `s` that decides how a token is drawn; rows in which it is equal are grouped."""
     if s.temperature == 0:
-        return Sampling(top_logprobs=s.top_logprobs)
-    return Sampling(
+        return SamplingParams(top_logprobs=s.top_logprobs)
+    return SamplingParams(
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,
@@ -228,7 +235,7 @@ def _bounded(temperature: float) -> float:
     return 0.0 if temperature < LEAST_TEMPERATURE else min(temperature, MOST_TEMPERATURE)
 
 
-def _processors(s: Sampling) -> list[Any]:
+def _processors(s: SamplingParams) -> list[Any]:
     processors: list[Any] = make_logits_processors(
         logit_bias=dict(s.logit_bias) or None,
         repetition_penalty=None if s.repetition_penalty == 1 else s.repetition_penalty,

@@ -6,47 +6,47 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlxstack.core.act import Parked
-from mlxstack.core.ask import Ask
+from mlxstack.core.act import FlushResult
+from mlxstack.core.ask import Request
 from mlxstack.core.errors import OutOfMemory
-from mlxstack.core.event import Miss, Source
+from mlxstack.core.event import CacheMiss, KVSource
 from mlxstack.core.preset import Persist
-from mlxstack.engine.archive import Archive
-from mlxstack.engine.context import Context
-from mlxstack.engine.finding import Finding
-from mlxstack.engine.learning import Learned
-from mlxstack.engine.memory import Memory
-from mlxstack.engine.packing import Pieces
+from mlxstack.engine.archive import DiskTier
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.finding import PrefixLookup
+from mlxstack.engine.learning import SharedPrefixTokens
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.engine.packing import BackgroundSteps
 from mlxstack.engine.prefill import room_for
-from mlxstack.engine.shelving import Shelved
-from mlxstack.policy.restore import Plan
+from mlxstack.engine.shelving import IndexedContext
+from mlxstack.policy.restore import ReusePlan
 
 log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
 
 
-class Seating:
+class SlotKVManager:
     """The slots with the KV memory behind them. Belongs to the MLX thread."""
 
     def __init__(
         self,
-        slots: Sequence[Context],
-        memory: Memory,
-        archive: Archive,
-        pieces: Pieces,
+        slots: Sequence[SlotContext],
+        memory: PrefixCache,
+        archive: DiskTier,
+        pieces: BackgroundSteps,
         persist: Persist,
     ) -> None:
         self._pieces = pieces
         self._persist = persist
-        self.finding = Finding(memory, archive.shelving.learning, archive.is_foreign)
-        self._shelving = archive.shelving
+        self.lookup = PrefixLookup(memory, archive.parker.shared_prefixes, archive.is_foreign)
+        self._shelving = archive.parker
         self.slots = slots
         self.memory = memory
         self.archive = archive
         self._is_room_due = False
         self._idle: Sequence[int] = ()
-        self.growth = 0
+        self.bytes_per_token = 0
         """Bytes that one token adds to a live context."""
         self.array_limit = 0
         """Bytes of all arrays of this process that the device has room for; 0: not known."""
@@ -58,20 +58,20 @@ class Seating:
         A checkpoint that is shared or parked too counts once.
         """
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
-        marks = sum(mark.n_bytes for mark in own.values() if not self.memory.holds(mark))
+        marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
         contexts = sum(context.cache_bytes for context in self.slots)
-        return marks + contexts + self.finding.n_bytes
+        return marks + contexts + self.lookup.n_bytes
 
     @property
-    def learned(self) -> tuple[Learned, ...]:
+    def learned(self) -> tuple[SharedPrefixTokens, ...]:
         """What several conversations began with."""
-        return self._shelving.learning.learned
+        return self._shelving.shared_prefixes.learned
 
-    def need(self, ask: Ask) -> int:
+    def need(self, ask: Request) -> int:
         """Bytes of live KV for the prompt and the beginning of its answer."""
-        return self.growth * room_for(ask)
+        return self.bytes_per_token * room_for(ask)
 
-    def too_big(self, ask: Ask) -> OutOfMemory:
+    def too_big(self, ask: Request) -> OutOfMemory:
         """Why this ask cannot be served at all, with the numbers."""
         return OutOfMemory(
             f"a prompt of {len(ask.tokens)} tokens needs {self.need(ask)} bytes of KV, the whole "
@@ -79,11 +79,13 @@ class Seating:
             "use fewer kv.bits where the model can"
         )
 
-    def plan(self, ask: Ask, slot: int, *, may_read: bool) -> tuple[Plan, Miss | None]:
+    def plan(
+        self, ask: Request, slot: int, *, may_read: bool
+    ) -> tuple[ReusePlan, CacheMiss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
-        return self.finding.find(ask, self.slots, slot, may_read=may_read)
+        return self.lookup.find(ask, self.slots, slot, may_read=may_read)
 
-    def load(self, plan: Plan, then: Callable[[], None]) -> bool:
+    def load(self, plan: ReusePlan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""
         missing = self.memory.missing(plan)
         if missing:
@@ -92,37 +94,37 @@ class Seating:
             self.archive.load(missing, then)
         return bool(missing)
 
-    def occupy(self, ask: Ask, slot: int, plan: Plan) -> None:
+    def prepare_slot(self, ask: Request, slot: int, plan: ReusePlan) -> None:
         """Make the slot's context the planned beginning of the prompt.
 
         What it held before and the prompt does not continue is parked, unless it is short and
         belongs to no explicit agent.
         """
         mine, now = self.slots[slot], time.monotonic()
-        kept = plan.position if plan.source is Source.SLOT else 0
+        kept = plan.position if plan.source is KVSource.SLOT else 0
         is_left = mine.agent is not None and not kept and len(mine) > 0
         if is_left or len(mine) - kept >= self.memory.spec.block_size:
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
             self.park(mine, spared=kept)
-        if plan.source is Source.SLOT:
+        if plan.source is KVSource.SLOT:
             mine.rewind(plan.position)
         else:
             mine.clear()
         n_tokens = room_for(ask)
-        self._make_way(plan, self.growth * (n_tokens - len(mine)))
-        if plan.source is Source.FORK and plan.slot is not None:
-            fresh = mine.fresh()
-            fresh.copy_from(self.slots[plan.slot], plan.position)
-            mine.become(fresh)
+        self._make_way(plan, self.bytes_per_token * (n_tokens - len(mine)))
+        if plan.source is KVSource.FORK and plan.slot is not None:
+            fresh = mine.new_empty()
+            fresh.fork_from(self.slots[plan.slot], plan.position)
+            mine.take_over(fresh)
         elif plan.path:
-            self._shelving.resume(mine, ask, plan, now)
+            self._shelving.restore_context(mine, ask, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
-        self.finding.remember(ask)
+        self.lookup.remember(ask)
         # What was copied may go now.
-        self.memory.make_room(self.live_bytes + self.growth * (n_tokens - len(mine)))
+        self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
 
-    def park(self, context: Context, spared: int = 0) -> None:
+    def park(self, context: SlotContext, spared: int = 0) -> None:
         """Keep what the memory does not know yet of this context, and write it to disk.
 
         The context keeps its checkpoint at position `spared`.
@@ -135,14 +137,14 @@ class Seating:
         if spec.disk.enabled and self._may_be_written(context):
             self._write(context, shelved)
 
-    def end_turn(self, slot: int) -> None:
+    def end_request(self, slot: int) -> None:
         """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
         self.slots[slot].detach()
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
 
-    def tidy(self, turn: int, idle: Sequence[int]) -> None:
+    def maintain(self, turn: int, idle: Sequence[int]) -> None:
         """Now and then: keep to the budget."""
         self._idle = idle
         if self._is_room_due or turn % ROOM_EVERY == 0:
@@ -158,9 +160,9 @@ class Seating:
         for slot in idle:
             if self.live_bytes + ahead <= self.memory.budget:
                 return
-            self.set_aside(self.slots[slot])
+            self.flush_and_clear(self.slots[slot])
 
-    def admit(self, context: Context, n_bytes: int) -> None:
+    def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
         """Make room for a context of so many bytes in the place of this one.
 
         Raises OutOfMemory when the budget can never hold it.
@@ -174,7 +176,7 @@ class Seating:
         self.make_room(self._idle, more)
         self._refuse_beyond_device(more)
 
-    def _make_way(self, plan: Plan, n_bytes: int) -> None:
+    def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
         """Room for so many bytes, which is not made of what the plan goes on from."""
         self.memory.index.lock(plan.keys)
         self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
@@ -199,14 +201,14 @@ class Seating:
                 "lower slots.count, slots.n_ctx or kv.bits"
             )
 
-    def set_aside(self, context: Context) -> None:
+    def flush_and_clear(self, context: SlotContext) -> None:
         """Empty a slot whose context is to live on disk only."""
         try:
             self.store(context)
         finally:
             context.clear()
 
-    def park_all(self) -> Parked:
+    def park_all(self) -> FlushResult:
         """Everything that may be on disk is on disk when this returns; slots stay as they are."""
         before = self.archive.n_written
         held = [context for context in self.slots if len(context)]
@@ -216,18 +218,18 @@ class Seating:
         if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
             self.archive.write_rest()
         self.archive.catch_up()
-        return Parked(len(held), self.archive.n_written - before)
+        return FlushResult(len(held), self.archive.n_written - before)
 
-    def store(self, context: Context) -> None:
+    def store(self, context: SlotContext) -> None:
         """Write what is not on disk yet of this context; memory lets it go again."""
         if self._is_stored(context):
-            self._write(context, self._shelving.shelve(context, time.monotonic()))
+            self._write(context, self._shelving.index_context(context, time.monotonic()))
 
-    def _store_in_pieces(self, context: Context) -> None:
+    def _store_in_pieces(self, context: SlotContext) -> None:
         """As `store`, unless the context changes meanwhile: then whoever changes it stores it."""
         if not self._is_stored(context):
             return
-        packing = self.archive.packing(context)
+        packing = self.archive.incremental_pack(context)
 
         def end(error: Exception | None) -> None:
             try:
@@ -244,16 +246,16 @@ class Seating:
 
         self._pieces.run(step, end)
 
-    def _is_stored(self, context: Context) -> bool:
+    def _is_stored(self, context: SlotContext) -> bool:
         spec = self.memory.spec
         least = spec.block_size if context.agent is None else 1
         is_worth_it = len(context) >= least and context.is_storable
         return is_worth_it and spec.enabled and spec.disk.enabled and self._may_be_written(context)
 
-    def _may_be_written(self, context: Context) -> bool:
+    def _may_be_written(self, context: SlotContext) -> bool:
         return context.agent is None or self._persist is not Persist.NEVER
 
-    def _write(self, context: Context, shelved: Shelved) -> None:
+    def _write(self, context: SlotContext, shelved: IndexedContext) -> None:
         self.archive.write(shelved)
         if shelved.segments:
-            self.archive.keep(context, shelved)
+            self.archive.put(context, shelved)

@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.core.ports import Plane
+from mlxstack.core.ports import TensorBytes
 from mlxstack.engine import layers
-from mlxstack.engine.context import Checkpoint, Context
-from mlxstack.engine.layers import Frozen
+from mlxstack.engine.context import SlotContext, StateCheckpoint
+from mlxstack.engine.layers import LayerState
 from mlxstack.policy.records import CUT
 
 DTYPES = {
@@ -29,7 +29,7 @@ DTYPES = {
 BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class Segment(Struct, frozen=True):
+class PackedSegment(Struct, frozen=True):
     """KV of the tokens [start, end): arrays of shape (parts, heads, end - start, dim).
 
     `order` names the group of every part, layer by layer; parts of one group keep their order.
@@ -52,7 +52,7 @@ def pieces(start: int, end: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairwise(cuts) if a < b]
 
 
-def pack(context: Context, start: int, end: int) -> Segment:
+def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
     """The sliceable layers of these tokens, packed, evaluated and detached."""
     parts = [p for leaf in _sliceable(context) for p in layers.span(leaf, start, end)]
     groups: dict[tuple[Any, ...], list[mx.array]] = {}
@@ -61,10 +61,12 @@ def pack(context: Context, start: int, end: int) -> Segment:
     index = {signature: i for i, signature in enumerate(groups)}
     packed = [mx.concatenate(group, axis=0) for group in groups.values()]
     mx.eval(packed)
-    return Segment(start, end, tuple(packed), tuple(index[_signature(p)] for p in parts))
+    return PackedSegment(start, end, tuple(packed), tuple(index[_signature(p)] for p in parts))
 
 
-def whole(template: Context, segments: Sequence[Segment], n_tokens: int) -> list[list[mx.array]]:
+def whole(
+    template: SlotContext, segments: Sequence[PackedSegment], n_tokens: int
+) -> list[list[mx.array]]:
     """What `Context.adopt` takes: for each sliceable layer, its parts of the first `n_tokens`.
 
     Segments are ascending and may overlap: the next one's start ends the one before.
@@ -79,44 +81,44 @@ def whole(template: Context, segments: Sequence[Segment], n_tokens: int) -> list
     return [layers.joined(layer) for layer in by_layer]
 
 
-def arrays_of(part: Segment | Checkpoint) -> list[mx.array]:
+def arrays_of(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
     """All arrays of a segment or a checkpoint, in a fixed order."""
-    if isinstance(part, Segment):
+    if isinstance(part, PackedSegment):
         return list(part.groups)
-    return [a for frozen in part.frozen for a in frozen.arrays if a is not None]
+    return [a for frozen in part.states for a in frozen.arrays if a is not None]
 
 
-def layout_of(part: Segment | Checkpoint) -> list[Any]:
+def layout_of(part: PackedSegment | StateCheckpoint) -> list[Any]:
     """What is needed beside the arrays to put the part together again; plain JSON values."""
-    if isinstance(part, Segment):
+    if isinstance(part, PackedSegment):
         return list(part.order)
-    return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.frozen]
+    return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.states]
 
 
-def checkpoint(position: int, arrays: Sequence[mx.array], layout: Sequence[Any]) -> Checkpoint:
+def checkpoint(position: int, arrays: Sequence[mx.array], layout: Sequence[Any]) -> StateCheckpoint:
     """The checkpoint that `arrays_of` and `layout_of` took apart."""
     rest = iter(arrays)
     frozen = tuple(
-        Frozen(tuple(next(rest) if is_set else None for is_set in present), tuple(numbers))
+        LayerState(tuple(next(rest) if is_set else None for is_set in present), tuple(numbers))
         for present, numbers in layout
     )
-    return Checkpoint(position, frozen)
+    return StateCheckpoint(position, frozen)
 
 
-def to_plane(array: mx.array) -> Plane:
+def to_plane(array: mx.array) -> TensorBytes:
     """The bytes of an evaluated array, not copied."""
     flat: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
     data = memoryview(flat)
-    return Plane(DTYPES[array.dtype], tuple(array.shape), data)
+    return TensorBytes(DTYPES[array.dtype], tuple(array.shape), data)
 
 
-def from_plane(plane: Plane) -> mx.array:
+def from_plane(plane: TensorBytes) -> mx.array:
     """An array of its own from bytes."""
     data: Any = memoryview(plane.data)
     return mx.array(data).view(BY_NAME[plane.dtype]).reshape(plane.shape)
 
 
-def _sliceable(context: Context) -> list[Any]:
+def _sliceable(context: SlotContext) -> list[Any]:
     return [leaf for leaf in context.leaves if layers.is_sliceable(leaf)]
 
 
@@ -124,7 +126,7 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
     return part.dtype, part.shape[1], part.shape[3]
 
 
-def _unpack(segment: Segment, n_tokens: int) -> list[mx.array]:
+def _unpack(segment: PackedSegment, n_tokens: int) -> list[mx.array]:
     """The parts in layer order, each (1, heads, n_tokens, dim)."""
     taken = [0] * len(segment.groups)
     parts = []

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxstack.core.ask import Ask
+from mlxstack.core.ask import Request
 from mlxstack.engine import segments
-from mlxstack.engine.context import Checkpoint, Context
-from mlxstack.engine.learning import Learning
-from mlxstack.engine.memory import Memory
-from mlxstack.engine.segments import Segment
+from mlxstack.engine.context import SlotContext, StateCheckpoint
+from mlxstack.engine.learning import SharedPrefixes
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.engine.segments import PackedSegment
 from mlxstack.policy import blocks, matching, records
-from mlxstack.policy.blocks import Chain
-from mlxstack.policy.owners import Name
-from mlxstack.policy.records import Match, Step, Trail
-from mlxstack.policy.restore import Plan
+from mlxstack.policy.blocks import BlockHashes
+from mlxstack.policy.owners import PinnedPrefixName
+from mlxstack.policy.records import KnownPrefix, PathStep, PrefixMatch
+from mlxstack.policy.restore import ReusePlan
 
 Piece = tuple[int, int]
 
 
-class Shelved(Struct, frozen=True):
+class IndexedContext(Struct, frozen=True):
     """A context in the index: its path, its checkpoints, and which of these keys are new."""
 
     segments: tuple[str, ...]
@@ -30,30 +30,30 @@ class Shelved(Struct, frozen=True):
     new: tuple[str, ...]
 
 
-class Shelving:
+class ContextParker:
     """`learning` knows what several conversations begin with; that is kept longer."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.learning = Learning(memory.spec.block_size)
+    def __init__(self, memory: PrefixCache) -> None:
+        self.shared_prefixes = SharedPrefixes(memory.spec.block_size)
         self._memory = memory
 
-    def park(self, context: Context, now: float) -> Shelved:
+    def park(self, context: SlotContext, now: float) -> IndexedContext:
         """Keep a copy of what is not known yet of this context, in memory."""
-        shelved = self.shelve(context, now)
-        self._memory.stay((*shelved.segments, *shelved.checkpoints))
+        shelved = self.index_context(context, now)
+        self._memory.pin_in_memory((*shelved.segments, *shelved.checkpoints))
         self._recall(context, shelved, now)
         self._protect(context, shelved, now)
         if context.agent is not None and shelved.segments:
             mark = shelved.checkpoints[-1] if shelved.checkpoints else None
-            self._memory.owners.claim(context.agent, shelved.segments[-1], mark)
+            self._memory.retention.claim(context.agent, shelved.segments[-1], mark)
         return shelved
 
-    def _protect(self, context: Context, shelved: Shelved, now: float) -> None:
+    def _protect(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
         """A head that several conversations began with is kept longer, though nobody named it.
 
         Each time anew: what it was may have been evicted meanwhile.
         """
-        owners, heads = self._memory.owners, self.learning.named
+        owners, heads = self._memory.retention, self.shared_prefixes.named
         known = {name.name: name for name in owners.names}
         for name in known.values():
             if name.is_learned and name.name not in heads:
@@ -68,24 +68,24 @@ class Shelving:
                 n_tokens = head.n_blocks * self._memory.spec.block_size
                 held = owners.held(shelved.segments[-1], n_tokens)
                 since = old.since if old else now
-                owners.pin(Name(title, held, n_tokens, since, is_learned=True))
+                owners.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
-    def _recall(self, context: Context, shelved: Shelved, now: float) -> None:
+    def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
         """What of the context lies on disk only comes to memory too, without reading it.
 
         Of a segment that the context left before its end, only the file has the rest.
         """
         for step in matching.reach(self._memory.index, _last(shelved.segments), len(context)):
             record = self._memory.index.nodes[step.key].record
-            assert isinstance(record, records.Segment)
-            if self._memory.array_of(step.key) is None and step.upto == record.end:
+            assert isinstance(record, records.SegmentMeta)
+            if self._memory.get(step.key) is None and step.upto == record.end:
                 packed = segments.pack(context, record.start, record.end)
-                self._memory.keep(record, packed, now)
+                self._memory.put(record, packed, now)
         for part, key in zip(context.checkpoints, shelved.checkpoints, strict=True):
-            if self._memory.array_of(key) is None:
-                self._memory.keep(self._memory.index.nodes[key].record, part, now)
+            if self._memory.get(key) is None:
+                self._memory.put(self._memory.index.nodes[key].record, part, now)
 
-    def shelve(self, context: Context, now: float) -> Shelved:
+    def index_context(self, context: SlotContext, now: float) -> IndexedContext:
         """Put what is not known yet of this context into the index, to be written and let go."""
         context.checkpoint()
         chain = self._memory.chain_of(context)
@@ -94,73 +94,87 @@ class Shelving:
         new = self._add_segments(context, chain, known, pieces, now)
         leaf = new[-1] if new else known.path[-1].key if known.path else None
         if leaf is None:
-            return Shelved((), (), ())
-        context.anchor(leaf)
+            return IndexedContext((), (), ())
+        context.set_parent_segment(leaf)
         path = matching.reach(self._memory.index, leaf, len(context))
         marks = [self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints]
         keys = [key for key, _ in marks]
         new += [key for key, is_new in marks if is_new]
-        self._memory.pass_through(new)
-        return Shelved(tuple(step.key for step in path), tuple(keys), tuple(new))
+        self._memory.mark_write_through(new)
+        return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
 
-    def shelve_next(self, context: Context, now: float) -> bool:
+    def index_next(self, context: SlotContext, now: float) -> bool:
         """One piece of what `shelve` would put into the index; False when at most one is left."""
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
         if len(pieces) < 2:
             return False
-        self._memory.pass_through(self._add_segments(context, chain, known, pieces[:1], now))
+        self._memory.mark_write_through(self._add_segments(context, chain, known, pieces[:1], now))
         return True
 
-    def resume(self, context: Context, ask: Ask, plan: Plan, now: float) -> None:
+    def restore_context(
+        self, context: SlotContext, ask: Request, plan: ReusePlan, now: float
+    ) -> None:
         """Make the context the parked prefix of the plan; all its keys are in memory."""
-        fresh = context.fresh(plan.position)
-        parts = [self._memory.array_of(step.key) for step in plan.path]
-        spans = segments.whole(fresh, [p for p in parts if isinstance(p, Segment)], plan.position)
-        marks = [self._memory.array_of(plan.checkpoint)] if plan.checkpoint else []
-        fresh.adopt(
-            ask.tokens[: plan.position], spans, [m for m in marks if isinstance(m, Checkpoint)]
+        fresh = context.new_empty(plan.position)
+        parts = [self._memory.get(step.key) for step in plan.path]
+        spans = segments.whole(
+            fresh, [p for p in parts if isinstance(p, PackedSegment)], plan.position
         )
-        context.become(fresh)
+        marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
+        fresh.load(
+            ask.tokens[: plan.position], spans, [m for m in marks if isinstance(m, StateCheckpoint)]
+        )
+        context.take_over(fresh)
         context.salt = ask.salt
         if plan.path:
-            context.anchor(plan.path[-1].key)
+            context.set_parent_segment(plan.path[-1].key)
         self._memory.index.touch(plan.keys, now)
 
     def _add_segments(
-        self, context: Context, chain: Chain, known: Match, pieces: Sequence[Piece], now: float
+        self,
+        context: SlotContext,
+        chain: BlockHashes,
+        known: PrefixMatch,
+        pieces: Sequence[Piece],
+        now: float,
     ) -> list[str]:
         parent = known.path[-1].key if known.path else None
         size, new = self._memory.spec.block_size, []
         for start, end in pieces:
-            key = blocks.segment_key(blocks.state_at(chain, context.tokens, end), start)
+            key = blocks.segment_key(blocks.hash_at(chain, context.tokens, end), start)
             packed = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]
-            record = records.Segment(key, parent, start, end, packed.n_bytes, names)
-            self._memory.keep(record, packed, now)
+            record = records.SegmentMeta(key, parent, start, end, packed.n_bytes, names)
+            self._memory.put(record, packed, now)
             new.append(key)
             parent = key
         return new
 
     def _add_checkpoint(
-        self, part: Checkpoint, chain: Chain, context: Context, path: Sequence[Step], now: float
+        self,
+        part: StateCheckpoint,
+        chain: BlockHashes,
+        context: SlotContext,
+        path: Sequence[PathStep],
+        now: float,
     ) -> tuple[str, bool]:
-        state = blocks.state_at(chain, context.tokens, part.position)
+        state = blocks.hash_at(chain, context.tokens, part.position)
         key = blocks.checkpoint_key(state)
         if key in self._memory.index.nodes:
             return key, False
         parent = next(step.key for step in path if step.start < part.position <= step.upto)
-        record = records.Checkpoint(key, parent, part.position, part.n_bytes, state)
-        self._memory.keep(record, part, now)
+        record = records.CheckpointMeta(key, parent, part.position, part.n_bytes, state)
+        self._memory.put(record, part, now)
         return key, True
 
-    def _trail(self, context: Context) -> Trail | None:
+    def _trail(self, context: SlotContext) -> KnownPrefix | None:
         """Where the context was anchored; for less than a block, a segment of its own is better.
 
         The one it shares may be long and another agent's, and would be stored and kept with it.
         """
-        trail = context.trail()
+        trail = context.parent_segment()
         return trail if trail and trail.n_common >= self._memory.spec.block_size else None
 
 

@@ -3,17 +3,22 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from mlxstack.core.act import Sweep, Swept
-from mlxstack.core.ports import Post, Vault
-from mlxstack.engine.memory import Memory
-from mlxstack.store.writer import Writer
+from mlxstack.core.act import CollectGarbage, GCResult
+from mlxstack.core.ports import CallSoon, KVStore
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.store.writer import BackgroundWriter
 
 
-class Sweeping:
+class DiskCollector:
     """Belongs to the MLX thread; the disk is touched by the writer. `post` runs there, soon."""
 
     def __init__(
-        self, memory: Memory, vault: Vault, identity: str, writer: Writer, post: Post
+        self,
+        memory: PrefixCache,
+        vault: KVStore,
+        identity: str,
+        writer: BackgroundWriter,
+        post: CallSoon,
     ) -> None:
         self._memory = memory
         self._vault = vault
@@ -21,7 +26,7 @@ class Sweeping:
         self._writer = writer
         self._post = post
 
-    def make_room(self, keys: Sequence[str]) -> "Future[Swept]":
+    def make_room(self, keys: Sequence[str]) -> "Future[GCResult]":
         """Room for those of these that are still known. Raises Busy; the future DiskFull."""
         nodes = self._memory.index.nodes
         known = [key for key in keys if key in nodes]
@@ -29,7 +34,7 @@ class Sweeping:
         in_use = self._in_use(known)
         return self._forgetting(self._writer.submit(lambda: self._vault.make_room(n_bytes, in_use)))
 
-    def sweep(self, wanted: Sweep) -> "Future[Swept]":
+    def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
         """Delete what the bounds do not allow. Raises Busy; the future what the vault raises."""
         in_use = self._in_use(())
         return self._forgetting(self._writer.submit(lambda: self._vault.sweep(wanted, in_use)))
@@ -46,13 +51,13 @@ class Sweeping:
                 above = nodes[above].record.parent
         return frozenset((self._identity, key) for key in found)
 
-    def _forgetting(self, sweeping: "Future[Swept]") -> "Future[Swept]":
+    def _forgetting(self, sweeping: "Future[GCResult]") -> "Future[GCResult]":
         sweeping.add_done_callback(lambda done: self._post(lambda: self._forget(done)))
         return sweeping
 
-    def _forget(self, done: "Future[Swept]") -> None:
+    def _forget(self, done: "Future[GCResult]") -> None:
         if done.cancelled() or done.exception() is not None or done.result().is_dry:
             return
         for victim in done.result().victims:
             if victim.ref is not None and victim.ref[0] == self._identity:
-                self._memory.lose(victim.ref[1])
+                self._memory.invalidate(victim.ref[1])

@@ -17,25 +17,33 @@ from typing import Any
 import mlx.core as mx
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Chore, Done, Parked, Relieve, Sweep, Swept
-from mlxstack.core.ask import Ask
+from mlxstack.core.act import (
+    CacheCommand,
+    CollectGarbage,
+    FlushResult,
+    GCResult,
+    ReclaimMemory,
+    SlotCommand,
+    SlotCommandResult,
+)
+from mlxstack.core.ask import Request
 from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, StackError
 from mlxstack.core.model import ModelFacts
-from mlxstack.core.ports import Manifests, Shelf, Vault
+from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset
 from mlxstack.core.snapshot import Snapshot
 from mlxstack.engine import buffer_cache, chores, footprint, idle, loader
-from mlxstack.engine.archive import Archive
-from mlxstack.engine.caches import CacheMaker, growth_of
-from mlxstack.engine.check import Verdict, self_check
-from mlxstack.engine.context import Context
+from mlxstack.engine.archive import DiskTier
+from mlxstack.engine.caches import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.check import BatchingCheck, self_check
+from mlxstack.engine.context import SlotContext
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
-from mlxstack.engine.errands import Errands
-from mlxstack.engine.memory import Memory
-from mlxstack.engine.packing import Pieces
-from mlxstack.engine.promises import pass_on
-from mlxstack.engine.seating import Seating
-from mlxstack.engine.turns import Deliver, Events, Turns
+from mlxstack.engine.errands import SlotActionRunner
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.engine.packing import BackgroundSteps
+from mlxstack.engine.promises import copy_outcome
+from mlxstack.engine.seating import SlotKVManager
+from mlxstack.engine.turns import Deliver, EngineLoop, Events
 from mlxstack.host.memory import this_memory
 from mlxstack.policy.limits import limits_of
 
@@ -45,7 +53,7 @@ MOST_FAILURES = 3
 """So many broken turns in a row mean that the engine itself is broken."""
 
 
-class Engine:
+class EngineCore:
     """Thread-safe: every public method may be called from any thread.
 
     `memory_bytes`, by default this machine's or what MLX_STACK_MEMORY says, is what the preset's
@@ -55,11 +63,11 @@ class Engine:
     def __init__(
         self,
         preset: Preset,
-        vault: Vault,
-        shelf: Shelf,
+        vault: KVStore,
+        shelf: SlotFileStore,
         deliver: Deliver,
         memory_bytes: int | None = None,
-        manifests: Manifests | None = None,
+        manifests: AgentManifestStore | None = None,
     ) -> None:
         self._preset = preset
         self._total = this_memory(os.environ).total if memory_bytes is None else memory_bytes
@@ -77,9 +85,9 @@ class Engine:
         self._turned_at = time.monotonic()
         self._has_work = False
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._turns: Turns
-        self._archive: Archive
-        self._errands: Errands
+        self._turns: EngineLoop
+        self._archive: DiskTier
+        self._errands: SlotActionRunner
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -87,7 +95,7 @@ class Engine:
         self._thread.start()
         return self._loaded
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: Request) -> None:
         """Events of this ask come through `deliver`, ending with Finished or Failed."""
         self._post(lambda: self._turns.submit(ask))
 
@@ -95,9 +103,9 @@ class Engine:
         """Leads to Finished(CANCELLED), unless the ask is over already."""
         self._post(lambda: self._turns.cancel(ask_id))
 
-    def act(self, act: Act) -> Future[Done]:
+    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
         """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
-        future: Future[Done] = Future()
+        future: Future[SlotCommandResult] = Future()
         if not 0 <= act.slot < self._preset.slots.count:
             future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
             return future
@@ -105,24 +113,24 @@ class Engine:
         self._post(lambda: self._errands.run(act, future))
         return future
 
-    def tend(self, chore: Chore) -> Future[Any]:
+    def run_cache_command(self, chore: CacheCommand) -> Future[Any]:
         """Do something with the KV memory between two turns; see `engine.chores.do`."""
         return self._do(lambda: self._tend(chore))
 
-    def park(self) -> Future[Parked]:
+    def park(self) -> Future[FlushResult]:
         """Bring all KV to disk that may be there, before the engine ends."""
         # There are no turns before the model is loaded.
         return self._do(lambda: self._turns.seating.park_all())  # noqa: PLW0108
 
-    def sweep(self, wanted: Sweep) -> Future[Swept]:
+    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
-        future: Future[Swept] = Future()
+        future: Future[GCResult] = Future()
 
         def begin() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                pass_on(self._archive.sweeping.sweep(wanted), future)
+                copy_outcome(self._archive.gc.collect(wanted), future)
             except StackError as error:
                 future.set_exception(error)
 
@@ -148,9 +156,9 @@ class Engine:
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
 
-    def _tend(self, chore: Chore) -> Any:
+    def _tend(self, chore: CacheCommand) -> Any:
         done = chores.do(chore, self._turns.seating, self._turns.ledger)
-        if isinstance(chore, Relieve):
+        if isinstance(chore, ReclaimMemory):
             self._turns.release_buffers()
         return done
 
@@ -212,7 +220,7 @@ class Engine:
         try:
             facts = self._load()
         except Exception as error:
-            footprint.forget_frames(error)
+            footprint.clear_traceback_frames(error)
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(facts)
@@ -225,7 +233,7 @@ class Engine:
     def _load(self) -> ModelFacts:
         preset = self._preset
         loaded = loader.load(preset.model, preset.kv)
-        maker = CacheMaker(loaded.model, preset.kv)
+        maker = CacheFactory(loaded.model, preset.kv)
         log.info("trying how %s decodes and rewinds", preset.model.id)
         self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
@@ -235,20 +243,20 @@ class Engine:
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
         plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
-        memory = Memory(key, preset.prefix_cache, plan.kv_budget, maker.turning_point)
-        self._archive = Archive(self._vault, self._shelf, memory, key, self._post)
+        memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
+        self._archive = DiskTier(self._vault, self._shelf, memory, key, self._post)
         self._archive.manifests = self._manifests
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
-        slots = [Context(maker) for _ in range(preset.slots.count)]
-        pieces = Pieces(self._post, lambda: self._turns.batch.is_busy)
-        seating = Seating(slots, memory, self._archive, pieces, preset.agents.persist)
-        seating.growth = growth_of(loaded.model, maker)
+        slots = [SlotContext(maker) for _ in range(preset.slots.count)]
+        pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
+        seating = SlotKVManager(slots, memory, self._archive, pieces, preset.agents.persist)
+        seating.bytes_per_token = kv_bytes_per_token(loaded.model, maker)
         seating.array_limit = plan.array_limit
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        self._turns = Turns(loaded.model, seating, preset.slots.n_ctx, limits)
+        self._turns = EngineLoop(loaded.model, seating, preset.slots.n_ctx, limits)
         self._turns.max_cached_bytes = plan.max_cached_bytes
-        self._errands = Errands(self._turns, self._archive, pieces, self._publish)
+        self._errands = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
@@ -261,7 +269,7 @@ class Engine:
         while not self._is_done():
             try:
                 self._listen()
-                self._turns.turn(self._tell)
+                self._turns.step(self._tell)
                 n_failures = 0
             except Exception as error:
                 n_failures += 1
@@ -311,7 +319,7 @@ class Engine:
         )
 
 
-def _identity(facts: ModelFacts, verdict: Verdict, preset: Preset) -> Any:
+def _identity(facts: ModelFacts, verdict: BatchingCheck, preset: Preset) -> Any:
     kv = preset.kv
     precision = f"{kv.bits}/{kv.group_size}@{kv.quantize_from}" if kv.bits < 16 else "16"
     return replace(facts.identity, kv=f"{precision} {verdict.kv}")

@@ -10,41 +10,41 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Busy, StackError, in_words
-from mlxstack.core.ports import Post, Vault
-from mlxstack.engine.kv_file import blob_of
-from mlxstack.engine.memory import Memory
-from mlxstack.engine.promises import pass_on
-from mlxstack.engine.sweeping import Sweeping
+from mlxstack.core.errors import Busy, StackError, describe_error
+from mlxstack.core.ports import CallSoon, KVStore
+from mlxstack.engine.kv_file import file_of
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.engine.promises import copy_outcome
+from mlxstack.engine.sweeping import DiskCollector
 from mlxstack.policy import records
-from mlxstack.store.writer import Writer
+from mlxstack.store.writer import BackgroundWriter
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Due(Struct, frozen=True):
+class PendingWrite(Struct, frozen=True):
     """What the writer has not taken yet. `start` hands it over, or raises Busy."""
 
     start: Callable[[], Future[Any]]
-    promise: Future[Any]
+    future: Future[Any]
 
 
-class Writing:
+class WriteQueue:
     """Belongs to the MLX thread, on which `post` runs a function soon.
 
     The writer's bound is what it holds on to; the rest waits in memory, where it may be evicted.
     """
 
-    def __init__(self, memory: Memory, vault: Vault, identity: str, post: Post) -> None:
+    def __init__(self, memory: PrefixCache, vault: KVStore, identity: str, post: CallSoon) -> None:
         self._memory = memory
         self._vault = vault
         self._identity = identity
         self._post = post
-        self._writer = Writer(eased=self._eased)
-        self.sweeping = Sweeping(memory, vault, identity, self._writer, post)
-        self._due: deque[Due] = deque()
+        self._writer = BackgroundWriter(eased=self._on_capacity)
+        self.sweeping = DiskCollector(memory, vault, identity, self._writer, post)
+        self._due: deque[PendingWrite] = deque()
         self._promised: dict[str, Future[int]] = {}
         self._told = ""
         self.n_written = 0
@@ -62,7 +62,7 @@ class Writing:
                 self._promised[key] = self._line_up(partial(self._start, key, room))
                 self._promised[key].add_done_callback(partial(self._tell, key))
         promises = [self._promised[key] for key in keys]
-        self._pump()
+        self._submit_pending()
         return promises
 
     def promised(self, keys: Sequence[str]) -> list[Future[int]]:
@@ -78,14 +78,14 @@ class Writing:
     def after(self, job: Callable[[], T]) -> Future[T]:
         """Run `job` on the writer's thread once all that waits now is written, or has failed."""
         promise: Future[T] = self._line_up(partial(self._writer.submit, job))
-        self._pump()
+        self._submit_pending()
         return promise
 
     def catch_up(self) -> None:
         """Wait until nothing waits to be written."""
         self._writer.drain()
         while self._due:
-            self._pump()
+            self._submit_pending()
             self._writer.drain()
 
     def close(self) -> None:
@@ -93,33 +93,33 @@ class Writing:
         self._writer.close()
 
     def _line_up(self, start: Callable[[], Future[Any]]) -> Future[Any]:
-        due = Due(start, Future())
+        due = PendingWrite(start, Future())
         self._due.append(due)
-        return due.promise
+        return due.future
 
-    def _pump(self) -> None:
+    def _submit_pending(self) -> None:
         """Hand over what the writer takes. It says itself when it can take more."""
         while self._due:
             due = self._due[0]
             try:
-                pass_on(due.start(), due.promise)
+                copy_outcome(due.start(), due.future)
             except Busy:
                 return
             except Exception as error:
-                due.promise.set_exception(in_words(error, "writing to disk"))
+                due.future.set_exception(describe_error(error, "writing to disk"))
             self._due.popleft()
 
-    def _eased(self) -> None:
+    def _on_capacity(self) -> None:
         """On the writer's thread: it can take more."""
         if self._due:
-            self._post(self._pump)
+            self._post(self._submit_pending)
 
     def _start(self, key: str, room: "Future[Any]") -> Future[int]:
-        part = self._memory.array_of(key)
+        part = self._memory.get(key)
         if part is None:
             del self._promised[key]
             raise StackError("memory ran short before the disk could take it")
-        blob = blob_of(self._memory.index.nodes[key].record, part, self._identity)
+        blob = file_of(self._memory.index.nodes[key].record, part, self._identity)
 
         def work() -> int:
             # One writer thread: that job is over.
@@ -128,7 +128,7 @@ class Writing:
             self.n_written += n_bytes
             return n_bytes
 
-        n_bytes = sum(memoryview(plane.data).nbytes for plane in blob.planes)
+        n_bytes = sum(memoryview(plane.data).nbytes for plane in blob.tensors)
         future = self._writer.submit(work, n_bytes)
         self._memory.index.set_writing(key, True)
         return future

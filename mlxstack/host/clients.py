@@ -39,7 +39,7 @@ class Endpoint(Struct, frozen=True):
         return min(MAX_OUTPUT_TOKENS, self.n_ctx // 4)
 
 
-class Setup(Struct, frozen=True):
+class ClientSetup(Struct, frozen=True):
     """`variables` to set, names to `unset`, `files` to write (text by path).
 
     `program` is what `run` starts; empty when the person names it. `caution` is for people.
@@ -52,11 +52,11 @@ class Setup(Struct, frozen=True):
     caution: str | None = None
 
 
-def claude(service: Endpoint, folder: Path) -> Setup:
+def claude(service: Endpoint, folder: Path) -> ClientSetup:
     """Claude Code: without the context size it assumes a million tokens and never compacts."""
     del folder
     is_small = service.n_ctx < CLAUDE_LEAST_TOKENS
-    return Setup(
+    return ClientSetup(
         variables={
             "ANTHROPIC_BASE_URL": service.url,
             "ANTHROPIC_AUTH_TOKEN": service.key,
@@ -74,7 +74,7 @@ def claude(service: Endpoint, folder: Path) -> Setup:
     )
 
 
-def codex(service: Endpoint, folder: Path) -> Setup:
+def codex(service: Endpoint, folder: Path) -> ClientSetup:
     """Codex: a provider in a CODEX_HOME of ours; it speaks the Responses API only."""
     text = (
         f"model = {_toml(service.model)}\n"
@@ -87,14 +87,14 @@ def codex(service: Endpoint, folder: Path) -> Setup:
         f"env_key = {_toml(KEY_VARIABLE)}\n"
         f'wire_api = "responses"\n'
     )
-    return Setup(
+    return ClientSetup(
         variables={"CODEX_HOME": str(folder), KEY_VARIABLE: service.key},
         files={str(folder / "config.toml"): text},
         program="codex",
     )
 
 
-def opencode(service: Endpoint, folder: Path) -> Setup:
+def opencode(service: Endpoint, folder: Path) -> ClientSetup:
     """opencode: a provider in a file of ours, merged over the user's own settings."""
     limit = {"context": service.n_ctx, "output": service.max_output}
     provider = {
@@ -110,21 +110,21 @@ def opencode(service: Endpoint, folder: Path) -> Setup:
         "small_model": f"mlx-stack/{service.model}",
     }
     file = str(folder / "opencode.json")
-    return Setup(
+    return ClientSetup(
         variables={"OPENCODE_CONFIG": file, KEY_VARIABLE: service.key},
         files={file: json.dumps(settings, indent=2) + "\n"},
         program="opencode",
     )
 
 
-def aider(service: Endpoint, folder: Path) -> Setup:
+def aider(service: Endpoint, folder: Path) -> ClientSetup:
     """aider: an OpenAI endpoint, and the sizes of a model that it does not know."""
     name = f"openai/{service.model}"
     sizes = {"max_input_tokens": service.n_ctx, "max_output_tokens": service.max_output}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
     file = str(folder / "models.json")
     about = {name: {**sizes, **costs, "litellm_provider": "openai", "mode": "chat"}}
-    return Setup(
+    return ClientSetup(
         variables={
             "OPENAI_API_BASE": f"{service.url}/v1",
             "OPENAI_API_KEY": service.key,
@@ -137,10 +137,10 @@ def aider(service: Endpoint, folder: Path) -> Setup:
     )
 
 
-def openai(service: Endpoint, folder: Path) -> Setup:
+def openai(service: Endpoint, folder: Path) -> ClientSetup:
     """Anything that uses an OpenAI SDK."""
     del folder
-    return Setup(
+    return ClientSetup(
         variables={
             "OPENAI_BASE_URL": f"{service.url}/v1",
             "OPENAI_API_KEY": service.key,
@@ -149,7 +149,7 @@ def openai(service: Endpoint, folder: Path) -> Setup:
     )
 
 
-CLIENTS: dict[str, Callable[[Endpoint, Path], Setup]] = {
+CLIENTS: dict[str, Callable[[Endpoint, Path], ClientSetup]] = {
     "claude": claude,
     "codex": codex,
     "opencode": opencode,
@@ -158,7 +158,7 @@ CLIENTS: dict[str, Callable[[Endpoint, Path], Setup]] = {
 }
 
 
-def as_shell(setup: Setup) -> str:
+def as_shell(setup: ClientSetup) -> str:
     """A script for `eval "$(mlx-stack env NAME)"`, readable enough to copy from."""
     lines = []
     for path, text in setup.files.items():

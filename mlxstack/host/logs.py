@@ -14,7 +14,7 @@ N_KEPT = 5
 BLOCK_BYTES = 8192
 
 
-class Journal:
+class RotatingLog:
     """A rotating log file, with the last lines at hand."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:

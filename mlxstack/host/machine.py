@@ -15,7 +15,7 @@ LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/opt/OpenBLAS/li
 THREADED_FOLDERS = ("openblas-pthread", "openblas-openmp", "openblas-serial")
 
 
-class Machine(Struct, frozen=True):
+class Hardware(Struct, frozen=True):
     """`chip` as its maker calls it; bytes of memory; cores that programs may use."""
 
     system: str
@@ -25,10 +25,10 @@ class Machine(Struct, frozen=True):
     available_bytes: int
 
 
-def machine() -> Machine:
+def this_hardware() -> Hardware:
     """What this process runs on, now."""
     memory = psutil.virtual_memory()
-    return Machine(
+    return Hardware(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         chip=chip(),
         n_cores=psutil.cpu_count() or 1,

@@ -27,19 +27,19 @@ BROKEN = re.compile(
 Keys = tuple[str | int, ...]
 
 
-class Loader(yaml.SafeLoader):
+class PlainYamlLoader(yaml.SafeLoader):
     """Reads what stands there: YAML 1.1 makes 8 of `010`, 90 of `1:30`, and a day of a date."""
 
 
-Loader.yaml_implicit_resolvers = {
+PlainYamlLoader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in known if tag.removeprefix(TAG) in {"bool", "null"}]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-Loader.add_implicit_resolver(f"{TAG}int", WHOLE, list("-+0123456789"))
-Loader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789"))
+PlainYamlLoader.add_implicit_resolver(f"{TAG}int", WHOLE, list("-+0123456789"))
+PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789"))
 
 
-class Mark(Struct, frozen=True):
+class SourceLocation(Struct, frozen=True):
     """Who gave a value: a file and its line, or an option, or a variable.
 
     Relative paths in the value are meant from `folder`.
@@ -53,17 +53,17 @@ class Mark(Struct, frozen=True):
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
 
-class Document(Struct, frozen=True):
+class SourcedDocument(Struct, frozen=True):
     """A mapping of values and the mark of every key path in it."""
 
     values: dict[str, Any]
-    marks: dict[Keys, Mark]
+    locations: dict[Keys, SourceLocation]
 
-    def mark(self, keys: Keys) -> Mark:
+    def location(self, keys: Keys) -> SourceLocation:
         """The mark of `keys`, or of its nearest parent that has one."""
-        while keys not in self.marks:
+        while keys not in self.locations:
             keys = keys[:-1]
-        return self.marks[keys]
+        return self.locations[keys]
 
 
 def dotted(keys: Keys) -> str:
@@ -72,13 +72,13 @@ def dotted(keys: Keys) -> str:
     return text.removeprefix(".")
 
 
-def read_yaml(path: Path) -> Document:
+def read_yaml(path: Path) -> SourcedDocument:
     """The document of a file. Raises SetupError naming the file and the line."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as why:
         raise SetupError(f"{path} cannot be read: {why}") from why
-    top = Mark(str(path), path.parent, None)
+    top = SourceLocation(str(path), path.parent, None)
     try:
         return _document(text, top)
     except yaml.YAMLError as why:
@@ -89,8 +89,8 @@ def read_yaml(path: Path) -> Document:
         raise SetupError(f"{path}: a value makes no sense: {why}") from why
 
 
-def _document(text: str, top: Mark) -> Document:
-    loader = Loader(text)
+def _document(text: str, top: SourceLocation) -> SourcedDocument:
+    loader = PlainYamlLoader(text)
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
@@ -98,15 +98,15 @@ def _document(text: str, top: Mark) -> Document:
         marks = {(): top} | dict(islice(_walk(node, (), top), MOST_VALUES + 1))
         if len(marks) > MOST_VALUES:
             raise SetupError(f"{top}: there are too many values, more than {MOST_VALUES}")
-        return Document(loader.construct_document(node), marks)
+        return SourcedDocument(loader.construct_document(node), marks)
     finally:
         loader.dispose()
 
 
-def merge(below: Document, above: Document) -> Document:
+def merge(below: SourcedDocument, above: SourcedDocument) -> SourcedDocument:
     """`above` wins; mappings are merged, lists are replaced."""
-    kept = {keys: mark for keys, mark in below.marks.items() if _survives(above.values, keys)}
-    return Document(_merged(below.values, above.values), kept | above.marks)
+    kept = {keys: mark for keys, mark in below.locations.items() if _survives(above.values, keys)}
+    return SourcedDocument(_merged(below.values, above.values), kept | above.locations)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,9 @@ def _survives(above: dict[str, Any], keys: Keys) -> bool:
     return isinstance(here, dict)
 
 
-def _walk(node: yaml.Node, keys: Keys, top: Mark) -> Iterator[tuple[Keys, Mark]]:
+def _walk(
+    node: yaml.Node, keys: Keys, top: SourceLocation
+) -> Iterator[tuple[Keys, SourceLocation]]:
     if node.tag not in PLAIN:
         raise SetupError(
             f"{top.source}:{node.start_mark.line + 1}: `{dotted(keys)}` is tagged as "
@@ -139,11 +141,13 @@ def _walk(node: yaml.Node, keys: Keys, top: Mark) -> Iterator[tuple[Keys, Mark]]
         yield from _walk_mapping(node, keys, top)
     elif isinstance(node, yaml.SequenceNode):
         for at, item in enumerate(node.value):
-            yield (*keys, at), Mark(top.source, top.folder, item.start_mark.line + 1)
+            yield (*keys, at), SourceLocation(top.source, top.folder, item.start_mark.line + 1)
             yield from _walk(item, (*keys, at), top)
 
 
-def _walk_mapping(node: yaml.MappingNode, keys: Keys, top: Mark) -> Iterator[tuple[Keys, Mark]]:
+def _walk_mapping(
+    node: yaml.MappingNode, keys: Keys, top: SourceLocation
+) -> Iterator[tuple[Keys, SourceLocation]]:
     seen: dict[str, int] = {}
     for name, value in node.value:
         line = name.start_mark.line + 1
@@ -156,7 +160,7 @@ def _walk_mapping(node: yaml.MappingNode, keys: Keys, top: Mark) -> Iterator[tup
                 f"{top.source}:{line}: `{here}` is given twice, first in line {seen[key]}; keep one"
             )
         seen[key] = line
-        yield (*keys, key), Mark(top.source, top.folder, line)
+        yield (*keys, key), SourceLocation(top.source, top.folder, line)
         yield from _walk(value, (*keys, key), top)
 
 

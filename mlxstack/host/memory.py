@@ -29,7 +29,7 @@ LINUX_SHARE = 0.9
 """The rest is for the system and for what else runs."""
 
 
-class Memory(Struct, frozen=True):
+class MemoryBudget(Struct, frozen=True):
     """Bytes: `usable` of `total` may be taken by models; `half_bytes` is the size that numbers
     of half precision have there (4 where MLX computes on a CPU, which widens them)."""
 
@@ -39,7 +39,7 @@ class Memory(Struct, frozen=True):
     owner: str
 
 
-def this_memory(env: Mapping[str, str]) -> Memory:
+def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     """Of this computer; `MLX_STACK_MEMORY=24GB` says another total. Raises SetupError."""
     given = env.get(VARIABLE)
     total = bytes_of(given) if given else psutil.virtual_memory().total
@@ -47,16 +47,16 @@ def this_memory(env: Mapping[str, str]) -> Memory:
     owner = f"this machine ({VARIABLE}={given})" if given else "this machine"
     if sys.platform == "darwin":
         wired = None if given else _wired_limit()
-        return Memory(total, memory_limit(wired or mac_share(total)), half_bytes, owner)
-    return Memory(total, int(total * LINUX_SHARE), half_bytes, owner)
+        return MemoryBudget(total, memory_limit(wired or mac_share(total)), half_bytes, owner)
+    return MemoryBudget(total, int(total * LINUX_SHARE), half_bytes, owner)
 
 
-def mac_memory(text: str) -> Memory:
+def mac_memory(text: str) -> MemoryBudget:
     """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
     usable = memory_limit(mac_share(total))
-    return Memory(total, usable, 2, f"a Mac with {text.strip()}{unit}")
+    return MemoryBudget(total, usable, 2, f"a Mac with {text.strip()}{unit}")
 
 
 def mac_share(total: int) -> int:

@@ -7,7 +7,7 @@ import msgspec.inspect
 import yaml
 from msgspec import Struct
 
-from mlxstack.core.errors import SetupError, Taken
+from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.core.preset import ServerSpec
 from mlxstack.host import presets, shape
 from mlxstack.host.marked import dotted, read_yaml
@@ -69,7 +69,7 @@ def load(name: str, home: Home) -> Mode:
     for keys in shape.unknown(document.values, form):
         above = shape.at(keys[:-1], form) or form
         near = shape.suggestion(str(keys[-1]), shape.children(above))
-        raise SetupError(f"{document.mark(keys)}: unknown key `{dotted(keys)}`{near}")
+        raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
     try:
         mode = msgspec.convert(document.values, Mode)
     except msgspec.ValidationError as why:
@@ -88,7 +88,7 @@ def create(name: str, wanted: list[str], when_to_use: str, home: Home) -> Path:
         raise SetupError(f"`{name}` cannot be the name of a mode; use letters, digits and dashes")
     path = home.presets / FOLDER / f"{name}.yaml"
     if path.exists():
-        raise Taken(f"{path} exists already; remove it, or choose another name")
+        raise SlotTaken(f"{path} exists already; remove it, or choose another name")
     taken: set[int] = set()
     members = []
     for preset in wanted:

@@ -11,7 +11,7 @@ import msgspec.inspect as mi
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.marked import Document, Keys, Mark
+from mlxstack.host.marked import Keys, SourcedDocument, SourceLocation
 from mlxstack.host.shape import PRESET, at, children, leaves, parse, suggestion
 
 PREFIX = "MLX_STACK_"
@@ -56,10 +56,10 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
     return sorted(name for name in env if name.startswith(heads) and name not in known)
 
 
-def document(overrides: Iterable[Override], folder: Path) -> Document:
+def document(overrides: Iterable[Override], folder: Path) -> SourcedDocument:
     """The overrides as a document; later ones win. Raises SetupError for an unknown key."""
     values: dict[str, Any] = {}
-    marks: dict[Keys, Mark] = {}
+    marks: dict[Keys, SourceLocation] = {}
     for one in overrides:
         shape = at(one.keys)
         if shape is None or isinstance(shape, mi.StructType):
@@ -68,8 +68,8 @@ def document(overrides: Iterable[Override], folder: Path) -> Document:
         for key in one.keys[:-1]:
             section = section.setdefault(key, {})
         section[one.keys[-1]] = parse(one.raw, shape)
-        marks[one.keys] = Mark(one.label, folder)
-    return Document(values, marks)
+        marks[one.keys] = SourceLocation(one.label, folder)
+    return SourcedDocument(values, marks)
 
 
 def _why_not(keys: tuple[str, ...]) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset, WarmPrefix
-from mlxstack.host.marked import Document, Keys, dotted
+from mlxstack.host.marked import Keys, SourcedDocument, dotted
 from mlxstack.host.paths import Home
 
 FOLDER_SIGNS = ("/", "./", "../", "~")
@@ -25,7 +25,7 @@ def expanded(path: str) -> Path:
         raise SetupError(f"the path {path!r} begins with the home of nobody known here") from why
 
 
-def absolute(preset: Preset, document: Document, home: Home) -> Preset:
+def absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     """The preset with every path absolute, and `slots.save_path` filled in.
 
     A relative path is meant from the folder of the file that holds it, or from the current
@@ -51,15 +51,15 @@ def absolute(preset: Preset, document: Document, home: Home) -> Preset:
     )
 
 
-def _warm(document: Document, keys: Keys, prefix: WarmPrefix) -> WarmPrefix:
+def _warm(document: SourcedDocument, keys: Keys, prefix: WarmPrefix) -> WarmPrefix:
     kinds = ("tokens_file", "text_file", "messages_file")
     given = {kind: getattr(prefix, kind) for kind in kinds if getattr(prefix, kind) is not None}
     paths = {kind: _from(document, (*keys, kind), path) for kind, path in given.items()}
     return msgspec.structs.replace(prefix, **paths)
 
 
-def _from(document: Document, keys: Keys, path: str) -> str:
-    mark = document.mark(keys)
+def _from(document: SourcedDocument, keys: Keys, path: str) -> str:
+    mark = document.location(keys)
     try:
         return str((mark.folder / expanded(path)).resolve())
     except (SetupError, ValueError, OSError) as why:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host import overrides, places, rules, shape
-from mlxstack.host.marked import Document, Keys, Mark, dotted, merge, read_yaml
+from mlxstack.host.marked import Keys, SourcedDocument, SourceLocation, dotted, merge, read_yaml
 from mlxstack.host.overrides import Override
 from mlxstack.host.paths import Home
 
@@ -20,7 +20,7 @@ ENDINGS = (".yaml", ".yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Loaded(Struct, frozen=True):
+class LoadedPreset(Struct, frozen=True):
     """A preset that passed every check; `origins` tells who gave each value: `slots.count` ->
     `demo.yaml:8`. Keys that are not there have their default."""
 
@@ -77,7 +77,9 @@ def find(wanted: str, home: Home) -> Path:
     return known[wanted]
 
 
-def load(wanted: str, home: Home, over: Iterable[Override] = (), cwd: Path | None = None) -> Loaded:
+def load(
+    wanted: str, home: Home, over: Iterable[Override] = (), cwd: Path | None = None
+) -> LoadedPreset:
     """Read, extend, override and check. `cwd` is where paths in `over` start.
 
     Raises SetupError naming the file, the key, the line, what was found and what would be right.
@@ -86,7 +88,7 @@ def load(wanted: str, home: Home, over: Iterable[Override] = (), cwd: Path | Non
     document = _layers(source, home)
     document = merge(document, overrides.document(over, cwd or Path.cwd()))
     document.values.setdefault("name", source.stem)
-    return Loaded(_checked(document, home), source, _origins(document))
+    return LoadedPreset(_checked(document, home), source, _origins(document))
 
 
 def read_resolved(path: Path) -> Preset:
@@ -97,10 +99,10 @@ def read_resolved(path: Path) -> Preset:
         raise SetupError(f"the resolved preset {path} cannot be read: {why}") from why
 
 
-def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> Document:
+def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> SourcedDocument:
     document = read_yaml(source)
     base = document.values.pop("extends", None)
-    mark = document.marks.pop(("extends",), None)
+    mark = document.locations.pop(("extends",), None)
     _refuse_unknown(document)
     if base is None:
         return document
@@ -113,57 +115,59 @@ def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> Document:
     return merge(_without_name(_layers(below, home, (*seen, source))), document)
 
 
-def _base_of(base: str, mark: Mark | None, home: Home) -> Path:
+def _base_of(base: str, mark: SourceLocation | None, home: Home) -> Path:
     try:
         return find(from_anywhere(base, mark.folder if mark is not None else None), home)
     except SetupError as why:
         raise SetupError(f"{mark}: {why.message}") from why
 
 
-def _without_name(document: Document) -> Document:
+def _without_name(document: SourcedDocument) -> SourcedDocument:
     values = {key: value for key, value in document.values.items() if key != "name"}
-    marks = {keys: mark for keys, mark in document.marks.items() if keys != ("name",)}
-    return Document(values, marks)
+    marks = {keys: mark for keys, mark in document.locations.items() if keys != ("name",)}
+    return SourcedDocument(values, marks)
 
 
-def _refuse_unknown(document: Document) -> None:
+def _refuse_unknown(document: SourcedDocument) -> None:
     for keys in shape.unknown(document.values):
         section = shape.at(keys[:-1])
         known = shape.children(section) if section is not None else {}
         top = {"extends": None} if len(keys) == 1 else {}
         near = shape.suggestion(str(keys[-1]), [*known, *top])
-        raise SetupError(f"{document.mark(keys)}: unknown key `{dotted(keys)}`{near}")
+        raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
 
 
-def _checked(document: Document, home: Home) -> Preset:
+def _checked(document: SourcedDocument, home: Home) -> Preset:
     for keys in shape.endless(document.values):
         value = shape.shown(_value(document.values, keys))
-        raise SetupError(f"{document.mark(keys)}: {dotted(keys)} is {value}, but must be finite")
+        raise SetupError(
+            f"{document.location(keys)}: {dotted(keys)} is {value}, but must be finite"
+        )
     try:
         preset = msgspec.convert(document.values, Preset)
     except msgspec.ValidationError as why:
         raise SetupError(_complaint(document, str(why))) from why
     if not NAME.fullmatch(preset.name):
         raise SetupError(
-            f"{document.mark(('name',))}: name is `{preset.name}`, but must be 1 to 64 letters, "
+            f"{document.location(('name',))}: name is `{preset.name}`, but must be 1 to 64 letters, "
             "digits, dots, dashes or underscores, the first a letter or digit"
         )
-    for keys, problem in rules.broken(preset):
-        raise SetupError(f"{document.mark(keys)}: {dotted(keys)} {problem}")
+    for keys, problem in rules.violations(preset):
+        raise SetupError(f"{document.location(keys)}: {dotted(keys)} {problem}")
     return places.absolute(preset, document, home)
 
 
-def _complaint(document: Document, message: str) -> str:
+def _complaint(document: SourcedDocument, message: str) -> str:
     what, _, where = message.partition(" - at `$")
     keys = _keys(where)
     missing = re.search(r"missing required field `(.+)`", what)
     if missing:
         keys = (*keys, missing[1])
         right = shape.meaning(shape.at(keys))
-        return f"{document.mark(keys)}: `{dotted(keys)}` is missing; it must be {right}"
+        return f"{document.location(keys)}: `{dotted(keys)}` is missing; it must be {right}"
     shown = shape.shown(_value(document.values, keys))
     right = shape.meaning(shape.at(keys))
-    return f"{document.mark(keys)}: {dotted(keys)} is {shown}, but must be {right}"
+    return f"{document.location(keys)}: {dotted(keys)} is {shown}, but must be {right}"
 
 
 def _keys(where: str) -> Keys:
@@ -177,9 +181,9 @@ def _value(values: Any, keys: Keys) -> Any:
     return values
 
 
-def _origins(document: Document) -> dict[str, str]:
+def _origins(document: SourcedDocument) -> dict[str, str]:
     return {
         dotted(keys): str(mark)
-        for keys, mark in document.marks.items()
+        for keys, mark in document.locations.items()
         if keys and not isinstance(_value(document.values, keys), dict)
     }

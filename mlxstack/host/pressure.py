@@ -36,7 +36,7 @@ PRESSURE_LEVEL = b"kern.memorystatus_vm_pressure_level"
 MAC_LEVELS = {1: 0, 2: 1, 4: 2}
 
 
-class Level(IntEnum):
+class PressureLevel(IntEnum):
     """CALM, HIGH: cold things should go, CRITICAL: everything that may."""
 
     CALM = 0
@@ -44,20 +44,20 @@ class Level(IntEnum):
     CRITICAL = 2
 
 
-def level() -> Level:
+def pressure_level() -> PressureLevel:
     """The kernel's verdict; by the share of memory in use where the kernel gives none."""
     verdict = of_mac(sysctl(PRESSURE_LEVEL)) if sys.platform == "darwin" else of_psi(_psi())
     return of_share(psutil.virtual_memory().percent / 100) if verdict is None else verdict
 
 
-def of_share(used: float) -> Level:
+def of_share(used: float) -> PressureLevel:
     """From the share of memory in use, 0 to 1."""
     if used >= CROWDED:
-        return Level.CRITICAL
-    return Level.HIGH if used >= FULL else Level.CALM
+        return PressureLevel.CRITICAL
+    return PressureLevel.HIGH if used >= FULL else PressureLevel.CALM
 
 
-def of_psi(text: str) -> Level | None:
+def of_psi(text: str) -> PressureLevel | None:
     """From the text of /proc/pressure/memory; None when it has no averages of ten seconds."""
     stalled: dict[str, float] = {}
     for line in text.splitlines():
@@ -66,14 +66,14 @@ def of_psi(text: str) -> Level | None:
     if not stalled:
         return None
     if stalled.get("full", 0.0) >= ALL_STALLED:
-        return Level.CRITICAL
-    return Level.HIGH if stalled.get("some", 0.0) >= SOME_STALLED else Level.CALM
+        return PressureLevel.CRITICAL
+    return PressureLevel.HIGH if stalled.get("some", 0.0) >= SOME_STALLED else PressureLevel.CALM
 
 
-def of_mac(value: int | None) -> Level | None:
+def of_mac(value: int | None) -> PressureLevel | None:
     """From kern.memorystatus_vm_pressure_level; None for a value that is none of its levels."""
     known = None if value is None else MAC_LEVELS.get(value)
-    return None if known is None else Level(known)
+    return None if known is None else PressureLevel(known)
 
 
 def sysctl(name: bytes) -> int | None:

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from mlxstack.host.state import Patience
+from mlxstack.host.state import RestartPolicy
 
 LOADING = "Loading model"
 """llama-server's words, and ours, for a model that is not there yet; that may take hours."""
 
 
-class Beat(Struct, frozen=True):
+class HealthProbe(Struct, frozen=True):
     """One look at /health: `is_well` is no status of 500 or more, except 503 while loading.
 
     `said` is its complaint; None when it did not answer at all. Who refuses us is alive too.
@@ -23,31 +23,31 @@ class Beat(Struct, frozen=True):
     said: str | None = None
 
 
-def look(url: str, timeout_s: float) -> Beat:
+def probe(url: str, timeout_s: float) -> HealthProbe:
     """Ask a worker how it is, waiting at most `timeout_s` for each part of its answer."""
     try:
         with closing(HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)) as caller:
             caller.request("GET", "/health")
             answer = caller.getresponse()
             said = _complaint(answer.read())
-            return Beat(answer.status < 500 or said == LOADING, said)
+            return HealthProbe(answer.status < 500 or said == LOADING, said)
     except (OSError, HTTPException):
-        return Beat()
+        return HealthProbe()
 
 
-class Pulse:
+class LivenessMonitor:
     """The looks at one worker, one every `look_s` seconds.
 
     Looks are counted instead of seconds: while the whole computer sleeps nobody is stuck.
     """
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RestartPolicy) -> None:
         self._patience = patience
         self._has_spoken = False
         self._n_silent = 0
         self._n_ill = 0
 
-    def feel(self, beat: Beat) -> str | None:
+    def observe(self, beat: HealthProbe) -> str | None:
         """Why the worker counts as stuck after this look, None while there is hope."""
         is_silent = beat.said is None
         self._has_spoken = self._has_spoken or not is_silent

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from mlxstack.core.preset import Preset, WarmPrefix
 from mlxstack.host.marked import Keys
 
-Broken = tuple[Keys, str]
+Violation = tuple[Keys, str]
 
 DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 
-def broken(preset: Preset) -> Iterator[Broken]:
+def violations(preset: Preset) -> Iterator[Violation]:
     """Key paths with what is wrong there, worded to follow the key."""
     yield from _model(preset)
     yield from _kv(preset)
@@ -21,7 +21,7 @@ def broken(preset: Preset) -> Iterator[Broken]:
     yield from _server(preset)
 
 
-def _model(preset: Preset) -> Iterator[Broken]:
+def _model(preset: Preset) -> Iterator[Violation]:
     if preset.model.draft is not None:
         yield (
             ("model", "draft"),
@@ -30,7 +30,7 @@ def _model(preset: Preset) -> Iterator[Broken]:
         )
 
 
-def _kv(preset: Preset) -> Iterator[Broken]:
+def _kv(preset: Preset) -> Iterator[Violation]:
     kv = preset.kv
     if kv.bits not in {4, 8, 16}:
         yield ("kv", "bits"), f"is {kv.bits}, but must be 4, 8 or 16 (16 is the model's own)"
@@ -38,7 +38,7 @@ def _kv(preset: Preset) -> Iterator[Broken]:
         yield ("kv", "group_size"), f"is {kv.group_size}, but must be 32, 64 or 128"
 
 
-def _sizes(preset: Preset) -> Iterator[Broken]:
+def _sizes(preset: Preset) -> Iterator[Violation]:
     n_ctx, block = preset.slots.n_ctx, preset.prefix_cache.block_size
     if block % 16:
         yield ("prefix_cache", "block_size"), f"is {block}, but must be a multiple of 16"
@@ -54,7 +54,7 @@ def _sizes(preset: Preset) -> Iterator[Broken]:
         yield ("sampling", "max_tokens"), f"is {n_max}, but a slot holds {n_ctx} tokens"
 
 
-def _warm(preset: Preset) -> Iterator[Broken]:
+def _warm(preset: Preset) -> Iterator[Violation]:
     names: set[str] = set()
     for at, prefix in enumerate(preset.prefix_cache.warm_prefixes):
         keys: Keys = ("prefix_cache", "warm_prefixes", at)
@@ -88,7 +88,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _server(preset: Preset) -> Iterator[Broken]:
+def _server(preset: Preset) -> Iterator[Violation]:
     if not preset.server.host.strip():
         yield ("server", "host"), "is empty, but must be an address such as 127.0.0.1"
     if not (is_loopback(preset.server.host) or preset.server.api_keys or preset.server.without_key):

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from mlxstack.core.errors import Taken
+from mlxstack.core.errors import SlotTaken
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
 from mlxstack.host.state import (
-    Plan,
-    State,
+    ServiceSpec,
+    ServiceState,
     clear,
     locked,
     mark_stopped,
@@ -25,7 +25,7 @@ def names(home: Home) -> list[str]:
     return sorted(file.name.removesuffix(".json") for file in home.run.glob("[!.]*.json"))
 
 
-def running(home: Home) -> list[State]:
+def running(home: Home) -> list[ServiceState]:
     """The services whose supervisor is alive."""
     return [state for name in names(home) if (state := owner(home, name)) is not None]
 
@@ -57,11 +57,13 @@ def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
         try:
             held.enter_context(locked(home.start_file(name), waits))
         except BlockingIOError:
-            raise Taken(f"`{name}` is being started by another command; wait for that") from None
+            raise SlotTaken(
+                f"`{name}` is being started by another command; wait for that"
+            ) from None
         yield
 
 
-def start(plan: Plan) -> "subprocess.Popen[bytes]":
+def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
     """Start a supervisor in the background, in a session of its own."""
     home = plan.home
     write_json(home.plan_file(plan.name), plan)
@@ -79,7 +81,7 @@ def start(plan: Plan) -> "subprocess.Popen[bytes]":
         )
 
 
-def stop(home: Home, state: State, patience_s: float) -> bool:
+def stop(home: Home, state: ServiceState, patience_s: float) -> bool:
     """End a running service; whether force was needed.
 
     The supervisor is asked, and lets the worker drain. After `patience_s` seconds both are killed.
@@ -91,7 +93,7 @@ def stop(home: Home, state: State, patience_s: float) -> bool:
     return True
 
 
-def finish(home: Home, state: State) -> None:
+def finish(home: Home, state: ServiceState) -> None:
     """End both processes by force, and write that down."""
     for process in (state.worker, state.supervisor):
         if process is not None:

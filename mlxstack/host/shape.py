@@ -10,7 +10,7 @@ import msgspec.json
 import yaml
 
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.host.marked import UNBUILT, Keys, Loader
+from mlxstack.host.marked import UNBUILT, Keys, PlainYamlLoader
 from mlxstack.host.meanings import MEANINGS
 
 PRESET = mi.type_info(Preset)
@@ -121,7 +121,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
     if isinstance(shape, mi.StrType | mi.EnumType):
         return raw
     try:
-        return yaml.load(raw, Loader)
+        return yaml.load(raw, PlainYamlLoader)
     except (yaml.YAMLError, RecursionError, *UNBUILT):
         return raw
 

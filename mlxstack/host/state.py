@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.errors import Taken
+from mlxstack.core.errors import SlotTaken
 from mlxstack.host.paths import Home
 from mlxstack.host.process import ProcessId, is_alive
 
@@ -30,7 +30,7 @@ class Phase(StrEnum):
     CRASHED = "crashed"
 
 
-class Patience(Struct, frozen=True):
+class RestartPolicy(Struct, frozen=True):
     """How often a worker may die, and how long it may be stuck. Times in seconds.
 
     A dead worker starts again after `first_s`, doubling up to `longest_s`. `n_deaths` within
@@ -42,7 +42,7 @@ class Patience(Struct, frozen=True):
 
     first_s: float = 0.5
     longest_s: float = 30.0
-    n_deaths: int = 5
+    max_crashes: int = 5
     window_s: float = 600.0
     grace_s: float = 12.0
     look_s: float = 5.0
@@ -50,7 +50,7 @@ class Patience(Struct, frozen=True):
     stuck_s: float = 150.0
 
 
-class Plan(Struct, frozen=True):
+class ServiceSpec(Struct, frozen=True):
     """What a supervisor is asked to run: the `worker` command, with `env` added to its own.
 
     `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
@@ -67,7 +67,7 @@ class Plan(Struct, frozen=True):
     cwd: str = ""
     n_slots: int = 0
     n_ctx: int = 0
-    patience: Patience = Patience()
+    patience: RestartPolicy = RestartPolicy()
 
     @property
     def home(self) -> Home:
@@ -75,22 +75,22 @@ class Plan(Struct, frozen=True):
         return Home(Path(self.root))
 
 
-class State(Struct, frozen=True):
+class ServiceState(Struct, frozen=True):
     """What the supervisor last said. `since` is seconds since the epoch, of the last start.
 
     `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal);
     `died_how` tells its end in words: "was killed by SIGKILL".
     """
 
-    plan: Plan
+    plan: ServiceSpec
     phase: Phase
     supervisor: ProcessId
     worker: ProcessId | None = None
     since: float = 0.0
-    n_deaths: int = 0
+    n_crashes: int = 0
     exit_code: int | None = None
-    died_how: str = ""
-    last_words: tuple[str, ...] = ()
+    exit_summary: str = ""
+    last_log_lines: tuple[str, ...] = ()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -122,12 +122,12 @@ def read_json(path: Path, kind: type[T]) -> T | None:
         return None
 
 
-def read_state(home: Home, name: str) -> State | None:
+def read_state(home: Home, name: str) -> ServiceState | None:
     """What is known of a service; None when nothing is."""
-    return read_json(home.state_file(name), State)
+    return read_json(home.state_file(name), ServiceState)
 
 
-def owner(home: Home, name: str) -> State | None:
+def owner(home: Home, name: str) -> ServiceState | None:
     """The state of a service whose supervisor is alive.
 
     The PID file and the state must name the same process, born when the state says: a number
@@ -143,13 +143,13 @@ def owner(home: Home, name: str) -> State | None:
     return state
 
 
-def claim(state: State) -> None:
+def claim(state: ServiceState) -> None:
     """Take the name of the service for the supervisor in `state`. Raises Taken if owned."""
     home, name = state.plan.home, state.plan.name
     with _ours(home):
         other = owner(home, name)
         if other is not None:
-            raise Taken(
+            raise SlotTaken(
                 f"`{name}` is already running: pid {other.supervisor.pid}, "
                 f"preset {other.plan.preset}, {other.plan.url}"
             )
@@ -171,7 +171,7 @@ def clear(home: Home, name: str) -> bool:
     return is_stale
 
 
-def mark_stopped(home: Home, state: State) -> None:
+def mark_stopped(home: Home, state: ServiceState) -> None:
     """Write for the dead supervisor what it could not write itself, unless there is a new one."""
     name = state.plan.name
     with _ours(home):

@@ -14,12 +14,20 @@ import msgspec
 
 from mlxstack.core.errors import StackError
 from mlxstack.host.lifeline import VARIABLE
-from mlxstack.host.logs import Journal
+from mlxstack.host.logs import RotatingLog
 from mlxstack.host.process import ProcessId, identify
-from mlxstack.host.pulse import Pulse, look
-from mlxstack.host.state import Phase, Plan, State, claim, read_json, release, write_json
+from mlxstack.host.pulse import LivenessMonitor, probe
+from mlxstack.host.state import (
+    Phase,
+    ServiceSpec,
+    ServiceState,
+    claim,
+    read_json,
+    release,
+    write_json,
+)
 
-HOPELESS = 78
+EX_CONFIG = 78
 """Exit code of a worker that a restart cannot help (EX_CONFIG of sysexits.h)."""
 
 N_LAST_WORDS = 20
@@ -28,11 +36,13 @@ N_LAST_WORDS = 20
 class Supervisor:
     """One service from its first start to its end. `echo` gets each line of the log too."""
 
-    def __init__(self, plan: Plan, echo: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: ServiceSpec, echo: Callable[[str], None] | None = None) -> None:
         me = identify(os.getpid())
         assert me is not None
         self._plan = plan
-        self._state = State(plan=plan, phase=Phase.STARTING, supervisor=me, since=time.time())
+        self._state = ServiceState(
+            plan=plan, phase=Phase.STARTING, supervisor=me, since=time.time()
+        )
         self._echo = echo
         self._stop = asyncio.Event()
         self._deaths: list[float] = []
@@ -47,7 +57,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
         try:
-            with closing(Journal(self._plan.home.log_file(self._plan.name))) as self._journal:
+            with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._journal:
                 end = await self._keep_alive()
                 self._tell(phase=end, worker=None)
         finally:
@@ -59,14 +69,14 @@ class Supervisor:
             code = await self._one_life()
             if self._stop.is_set() or code == 0:
                 break
-            if code == HOPELESS:
+            if code == EX_CONFIG:
                 self._say("the worker says that a restart cannot help; giving up")
                 return Phase.CRASHED
             delay = self._next_delay(time.monotonic())
             if delay is None:
                 patience = self._plan.patience
                 self._say(
-                    f"the worker died {patience.n_deaths} times within {patience.window_s:g} s; "
+                    f"the worker died {patience.max_crashes} times within {patience.window_s:g} s; "
                     "giving up. Read the lines above, then start it again"
                 )
                 return Phase.CRASHED
@@ -96,15 +106,15 @@ class Supervisor:
         await self._drain(pump)
         code = await ending
         if not self._stop.is_set():
-            self._mourn(process.pid, code, how)
+            self._record_exit(process.pid, code, how)
         return code
 
     async def _until_stuck(self) -> str:
         """Look at the worker again and again; in words, why it counts as stuck."""
-        every, pulse = self._plan.patience.look_s, Pulse(self._plan.patience)
+        every, pulse = self._plan.patience.look_s, LivenessMonitor(self._plan.patience)
         while True:
             await asyncio.sleep(every)
-            why = pulse.feel(await asyncio.to_thread(look, self._plan.url, every))
+            why = pulse.observe(await asyncio.to_thread(probe, self._plan.url, every))
             if why is not None:
                 return why
 
@@ -145,7 +155,7 @@ class Supervisor:
         for task in pending:
             task.cancel()
 
-    def _mourn(self, pid: int, code: int, stuck: str | None) -> None:
+    def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         words = tuple(self._journal.last_lines)[-N_LAST_WORDS:]
         self._say(f"worker {pid} {how}")
@@ -154,14 +164,14 @@ class Supervisor:
             exit_code=code,
             died_how=f"{stuck} and {how}" if stuck else how,
             last_words=words,
-            n_deaths=self._state.n_deaths + 1,
+            n_deaths=self._state.n_crashes + 1,
         )
 
     def _next_delay(self, now: float) -> float | None:
         """Seconds until the next start, or None when there were too many deaths."""
         patience = self._plan.patience
         self._deaths = [at for at in self._deaths if now - at < patience.window_s] + [now]
-        if len(self._deaths) >= patience.n_deaths:
+        if len(self._deaths) >= patience.max_crashes:
             return None
         return min(patience.first_s * 2.0 ** (len(self._deaths) - 1), patience.longest_s)
 
@@ -203,7 +213,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 def main() -> int:
     """`python -m mlxstack.host.supervise PLAN`: what `up` leaves behind."""
     os.umask(0o077)
-    plan = read_json(Path(sys.argv[1]), Plan)
+    plan = read_json(Path(sys.argv[1]), ServiceSpec)
     if plan is None:
         sys.stderr.write(f"{sys.argv[1]} is not a plan\n")
         return 1

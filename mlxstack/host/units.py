@@ -22,7 +22,7 @@ LABEL = "mlx-stack"
 RETRY_S = 30
 
 
-class Job(Struct, frozen=True):
+class LoginJob(Struct, frozen=True):
     """What is to run at login: `command` in folder `cwd` with `env`; `stop_s` seconds to drain.
 
     `log` takes what is said outside of the service's own log.
@@ -36,7 +36,7 @@ class Job(Struct, frozen=True):
     stop_s: float
 
 
-class Unit(Struct, frozen=True):
+class ServiceUnit(Struct, frozen=True):
     """A file for the system's own supervisor, and the commands that start and end the service.
 
     `stop` may return while the service still drains; then `probe` succeeds until it has ended.
@@ -51,7 +51,7 @@ class Unit(Struct, frozen=True):
     remark: str = ""
 
 
-def unit_of(job: Job, env: Mapping[str, str], platform: str = sys.platform) -> Unit:
+def unit_of(job: LoginJob, env: Mapping[str, str], platform: str = sys.platform) -> ServiceUnit:
     """The unit of a job on this system. Raises SetupError where there is no kind for it."""
     if platform == "darwin":
         return launchd(job, Path(env.get("HOME") or "~").expanduser(), os.getuid())
@@ -61,7 +61,7 @@ def unit_of(job: Job, env: Mapping[str, str], platform: str = sys.platform) -> U
     raise SetupError(f"services are installed on macOS and Linux, not on {platform}")
 
 
-def launchd(job: Job, home: Path, user: int) -> Unit:
+def launchd(job: LoginJob, home: Path, user: int) -> ServiceUnit:
     """A launchd agent. `Interactive` keeps macOS from slowing it down as a background job."""
     label = f"{LABEL}.{job.name}"
     path = home / "Library" / "LaunchAgents" / f"{label}.plist"
@@ -81,7 +81,7 @@ def launchd(job: Job, home: Path, user: int) -> Unit:
         "StandardErrorPath": job.log,
     }
     domain = f"gui/{user}"
-    return Unit(
+    return ServiceUnit(
         name=job.name,
         path=path,
         text=plistlib.dumps(content, sort_keys=False).decode(),
@@ -101,7 +101,7 @@ def exit_timeout_s(unit: Path) -> float:
     return float(found) if isinstance(found, int) else LAUNCHD_EXIT_S
 
 
-def systemd(job: Job, config: Path) -> Unit:
+def systemd(job: LoginJob, config: Path) -> ServiceUnit:
     """A systemd user unit. Only the supervisor gets SIGTERM, so that it drains its worker."""
     name = f"{LABEL}-{job.name}.service"
     lines = [
@@ -127,7 +127,7 @@ def systemd(job: Job, config: Path) -> Unit:
         "WantedBy=default.target",
     ]
     control = ("systemctl", "--user")
-    return Unit(
+    return ServiceUnit(
         name=job.name,
         path=config / "systemd" / "user" / name,
         text="\n".join(lines) + "\n",

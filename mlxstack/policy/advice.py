@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.policy.capacity import Load, fits, max_agents, max_ctx, need
+from mlxstack.policy.capacity import ServiceLoad, fits, max_agents, max_ctx, need
 from mlxstack.policy.geometry import QUANTIZED_BITS, quantized
 
 ROUND_TOKENS = 1024
@@ -17,7 +17,7 @@ MOST_BUDGET_PCT = 90
 """Largest `prefix_cache.memory_budget_pct` that a preset may have."""
 
 
-class Option(Struct, frozen=True):
+class CapacityOption(Struct, frozen=True):
     """Settings with which a load would fit: slots, tokens per slot, KV bits.
 
     `budget_pct` is the share of the memory that KV then needs; None where the present one is
@@ -30,15 +30,15 @@ class Option(Struct, frozen=True):
     budget_pct: float | None = None
 
 
-class Wish(Struct, frozen=True):
+class CapacityRequest(Struct, frozen=True):
     """A model that could carry the load; `n_trained` tokens of context, 0 when unknown."""
 
     name: str
-    load: Load
+    load: ServiceLoad
     n_trained: int = 0
 
 
-class Verdict(IntEnum):
+class FitLevel(IntEnum):
     """How well a model serves a wish; lower is better."""
 
     FITS = 0
@@ -54,12 +54,12 @@ class Advice(Struct, frozen=True):
     """
 
     name: str
-    verdict: Verdict
-    load: Load
+    verdict: FitLevel
+    load: ServiceLoad
     n_agents: int
 
 
-def precisions(load: Load) -> Iterator[Load]:
+def precisions(load: ServiceLoad) -> Iterator[ServiceLoad]:
     """The load as it is, then with KV of fewer bits, as far as its heads can be quantised."""
     yield load
     for bits in sorted(QUANTIZED_BITS, reverse=True):
@@ -71,7 +71,7 @@ def precisions(load: Load) -> Iterator[Load]:
             yield replace(load, geometry=geometry)
 
 
-def nearest(load: Load, memory: int) -> tuple[Option, ...]:
+def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
     """One change that makes it fit, the least painful first; if none does, both sizes at once.
 
     Where only the KV budget is too small, the first is a larger one. Where the memory is, each
@@ -86,16 +86,16 @@ def nearest(load: Load, memory: int) -> tuple[Option, ...]:
     return tuple(one for one in options if (one.budget_pct or 0) <= MOST_BUDGET_PCT)
 
 
-def option(load: Load) -> Option:
+def option(load: ServiceLoad) -> CapacityOption:
     """The settings of a load, and a larger share of the memory where its KV needs one."""
     pct = None
     if load.budget is not None:
         larger = load.budget.holding(need(load).kv)
         pct = None if larger == load.budget else larger.pct
-    return Option(load.n_slots, load.n_ctx, load.geometry.bits, pct)
+    return CapacityOption(load.n_slots, load.n_ctx, load.geometry.bits, pct)
 
 
-def _smaller(load: Load, memory: int) -> list[Load]:
+def _smaller(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
     found = [other for other in precisions(load) if fits(other, memory)]
     n_slots = min(max_agents(load, memory), load.n_slots)
     if n_slots:
@@ -103,7 +103,7 @@ def _smaller(load: Load, memory: int) -> list[Load]:
     return found + _shorter(load, memory)
 
 
-def advise(wishes: Sequence[Wish], memory: int) -> tuple[Advice, ...]:
+def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]:
     """The wishes in order of preference: what fits first, and of that the largest weights.
 
     8-bit KV counts as good as 16-bit, 4-bit does not.
@@ -112,19 +112,19 @@ def advise(wishes: Sequence[Wish], memory: int) -> tuple[Advice, ...]:
     return tuple(sorted(found, key=lambda one: (one.verdict, -one.load.weights, one.name)))
 
 
-def _shorter(load: Load, memory: int) -> list[Load]:
+def _shorter(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
     n_ctx = min(max_ctx(load, memory), load.n_ctx) // ROUND_TOKENS * ROUND_TOKENS
     return [replace(load, n_ctx=n_ctx)] if n_ctx >= LEAST_TOKENS else []
 
 
-def _last_resort(load: Load, memory: int) -> list[Load]:
+def _last_resort(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
     for other in precisions(replace(load, n_slots=1)):
         if found := _shorter(other, memory):
             return found
     return []
 
 
-def _advice(wish: Wish, memory: int) -> Advice:
+def _advice(wish: CapacityRequest, memory: int) -> Advice:
     wished = replace(wish.load, budget=None)
     best = next((one for one in precisions(wished) if fits(one, memory)), None)
     load = best or wished
@@ -132,9 +132,9 @@ def _advice(wish: Wish, memory: int) -> Advice:
     return Advice(wish.name, _verdict(wish, best), replace(load, budget=wish.load.budget), n_agents)
 
 
-def _verdict(wish: Wish, best: Load | None) -> Verdict:
+def _verdict(wish: CapacityRequest, best: ServiceLoad | None) -> FitLevel:
     if best is None:
-        return Verdict.TOO_LARGE
+        return FitLevel.TOO_LARGE
     if 0 < wish.n_trained < wish.load.n_ctx:
-        return Verdict.NOT_TRAINED
-    return Verdict.NEEDS_4_BIT if best.geometry.bits == min(QUANTIZED_BITS) else Verdict.FITS
+        return FitLevel.NOT_TRAINED
+    return FitLevel.NEEDS_4_BIT if best.geometry.bits == min(QUANTIZED_BITS) else FitLevel.FITS

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-from mlxstack.policy.index import Index
-from mlxstack.policy.owners import Owners
-from mlxstack.policy.records import Checkpoint, Node, Place, Segment, Totals, check_fit
+from mlxstack.policy.index import PrefixIndex
+from mlxstack.policy.owners import Retention
+from mlxstack.policy.records import CheckpointMeta, IndexEntry, SegmentMeta, Tier, Totals, check_fit
 
 
-def totals(index: Index) -> Totals:
+def totals(index: PrefixIndex) -> Totals:
     """Bytes by place, and counts. O(records); `index.memory_bytes` is always at hand."""
-    memory = [n for n in index.nodes.values() if Place.MEMORY in n.places]
-    disk = [n for n in index.nodes.values() if Place.DISK in n.places]
-    n_segments = sum(isinstance(n.record, Segment) for n in memory)
+    memory = [n for n in index.nodes.values() if Tier.MEMORY in n.tiers]
+    disk = [n for n in index.nodes.values() if Tier.DISK in n.tiers]
+    n_segments = sum(isinstance(n.record, SegmentMeta) for n in memory)
     return Totals(_bytes(memory), _bytes(disk), n_segments)
 
 
-def check(index: Index, owners: Owners | None = None) -> None:
+def check_index(index: PrefixIndex, owners: Retention | None = None) -> None:
     """Assert every invariant of the index, and of its owners. O(records + blocks)."""
     for key, node in index.nodes.items():
         _check_node(index, key, node)
@@ -25,21 +25,21 @@ def check(index: Index, owners: Owners | None = None) -> None:
         assert keys, "a block is known by nobody"
         assert block not in index.forgotten, "a known block counts as forgotten"
     records = [node.record for node in index.nodes.values()]
-    assert n_blocks == sum(len(r.blocks) for r in records if isinstance(r, Segment))
-    assert len(index.states) == sum(isinstance(r, Checkpoint) for r in records)
+    assert n_blocks == sum(len(r.blocks) for r in records if isinstance(r, SegmentMeta))
+    assert len(index.states) == sum(isinstance(r, CheckpointMeta) for r in records)
     assert index.memory_bytes == totals(index).memory, "the bytes in memory do not add up"
     if owners is not None:
         _check_owners(index, owners)
 
 
-def _bytes(nodes: Sequence[Node]) -> int:
+def _bytes(nodes: Sequence[IndexEntry]) -> int:
     return sum(node.record.n_bytes for node in nodes)
 
 
-def _check_node(index: Index, key: str, node: Node) -> None:
+def _check_node(index: PrefixIndex, key: str, node: IndexEntry) -> None:
     record = node.record
     assert record.key == key
-    assert node.places, f"{key} lies nowhere"
+    assert node.tiers, f"{key} lies nowhere"
     assert node.refs >= 0, f"{key} was let go of too often"
     parent = None
     if record.parent is not None:
@@ -50,14 +50,14 @@ def _check_node(index: Index, key: str, node: Node) -> None:
     for child in node.children:
         assert child in index.nodes, f"{key} has a child that is gone"
         assert index.nodes[child].record.parent == key, f"{child} belongs to another"
-    if isinstance(record, Checkpoint):
+    if isinstance(record, CheckpointMeta):
         assert index.states[record.state] == key, f"{key} cannot be found"
         assert not node.children, f"{key} has children"
     else:
         assert all(key in index.blocks[block] for block in record.blocks), f"{key} is hidden"
 
 
-def _check_owners(index: Index, owners: Owners) -> None:
+def _check_owners(index: PrefixIndex, owners: Retention) -> None:
     claimed: dict[str, set[str]] = {}
     for agent, keys in owners.claims:
         for key in keys:
@@ -66,5 +66,5 @@ def _check_owners(index: Index, owners: Owners) -> None:
         for key in name.keys:
             claimed.setdefault(key, set()).add(name.name)
     for key, node in index.nodes.items():
-        holders = node.agents | node.pins | node.guards
+        holders = node.agents | node.pins | node.soft_pins
         assert holders <= claimed.get(key, set()), f"{key} is held by a stranger"

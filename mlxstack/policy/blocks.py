@@ -14,7 +14,7 @@ from msgspec import Struct
 TOKEN_BYTES = 4
 
 
-class Chain(Struct, frozen=True):
+class BlockHashes(Struct, frozen=True):
     """The keys of all full blocks of a token list, and the tokens after the last one.
 
     `keys[i]` names the tokens [0, (i + 1) * block_size). Extending hashes only what is new.
@@ -31,7 +31,7 @@ class Chain(Struct, frozen=True):
         return len(self.keys) * self.block_size + len(self.tail) // TOKEN_BYTES
 
     @property
-    def state(self) -> bytes:
+    def head(self) -> bytes:
         """Names exactly all tokens so far; the last block's key when the tail is empty."""
         last = self.keys[-1] if self.keys else self.root
         return _next(last, self.tail) if self.tail else last
@@ -42,12 +42,12 @@ def salt(identity: str, tenant: str = "") -> bytes:
     return f"{identity}\n{tenant}".encode()
 
 
-def start(salt: bytes, block_size: int) -> Chain:
+def start(salt: bytes, block_size: int) -> BlockHashes:
     """The chain of no tokens."""
-    return Chain(block_size=block_size, root=hashlib.sha256(salt).digest())
+    return BlockHashes(block_size=block_size, root=hashlib.sha256(salt).digest())
 
 
-def extend(chain: Chain, tokens: Sequence[int]) -> Chain:
+def extend(chain: BlockHashes, tokens: Sequence[int]) -> BlockHashes:
     """`chain` and the tokens after it; O(new tokens + number of keys)."""
     data = memoryview(chain.tail + pack(tokens))
     width = chain.block_size * TOKEN_BYTES
@@ -58,15 +58,15 @@ def extend(chain: Chain, tokens: Sequence[int]) -> Chain:
         last = _next(last, data[at : at + width])
         keys.append(last)
     tail = bytes(data[n_full * width :])
-    return Chain(chain.block_size, chain.root, tuple(keys), tail)
+    return BlockHashes(chain.block_size, chain.root, tuple(keys), tail)
 
 
-def chain(salt: bytes, tokens: Sequence[int], block_size: int) -> tuple[bytes, ...]:
+def hash_blocks(salt: bytes, tokens: Sequence[int], block_size: int) -> tuple[bytes, ...]:
     """Keys of all full blocks of `tokens`; 100k tokens take milliseconds."""
     return extend(start(salt, block_size), tokens).keys
 
 
-def state_at(chain: Chain, tokens: Sequence[int], position: int) -> bytes:
+def hash_at(chain: BlockHashes, tokens: Sequence[int], position: int) -> bytes:
     """Names exactly the first `position` of `tokens`, of which `chain` is the chain."""
     n_full = position // chain.block_size
     last = chain.keys[n_full - 1] if n_full else chain.root

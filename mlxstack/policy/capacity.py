@@ -35,7 +35,7 @@ class Budget(Struct, frozen=True):
         return larger if n_bytes <= larger.n_bytes else replace(self, pct=pct + 1)
 
 
-class Load(Struct, frozen=True):
+class ServiceLoad(Struct, frozen=True):
     """What a service wants to hold: bytes of `weights` and `workspace`, slots, tokens per slot.
 
     `bite` is the longest piece of prompt prefilled at once; windows are larger while it runs.
@@ -51,7 +51,7 @@ class Load(Struct, frozen=True):
     budget: Budget | None = None
 
 
-class Need(Struct, frozen=True):
+class MemoryNeed(Struct, frozen=True):
     """Bytes by cause. `kv_full` grows with the context, `kv_state` has an upper bound."""
 
     weights: int
@@ -71,7 +71,7 @@ class Need(Struct, frozen=True):
         return self.weights + self.kv + self.workspace + self.margin
 
 
-class Row(Struct, frozen=True):
+class ContextRow(Struct, frozen=True):
     """One line of the table: KV of one context of `n_ctx` tokens, and what of it fits.
 
     `n_agents` are live contexts beside each other, `disk` is one saved agent.
@@ -83,11 +83,11 @@ class Row(Struct, frozen=True):
     disk: int
 
 
-def need(load: Load) -> Need:
+def need(load: ServiceLoad) -> MemoryNeed:
     """The most bytes this load can take: all slots full, one of them in prefill."""
     settled = load.geometry.peak_state_bytes(load.n_ctx, 1)
     in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.bite)
-    return Need(
+    return MemoryNeed(
         weights=load.weights,
         kv_full=load.geometry.peak_full_bytes(load.n_ctx) * load.n_slots,
         kv_state=settled * (load.n_slots - 1) + in_prefill,
@@ -100,13 +100,13 @@ def kv_budget(limit: int, weights: int, workspace: int) -> int:
     return limit - weights - workspace - MARGIN_BYTES
 
 
-def fits(load: Load, memory: int) -> bool:
+def fits(load: ServiceLoad, memory: int) -> bool:
     """Whether `memory` usable bytes and the KV budget hold this load."""
     parts = need(load)
     return parts.total <= memory and (load.budget is None or parts.kv <= load.budget.n_bytes)
 
 
-def max_agents(load: Load, memory: int) -> int:
+def max_agents(load: ServiceLoad, memory: int) -> int:
     """How many slots of `load.n_ctx` tokens fit, 0 if none. `load.n_slots` is ignored."""
     one, two = need(replace(load, n_slots=1)), need(replace(load, n_slots=2))
     found = _more(one.total, two.total, memory)
@@ -122,7 +122,7 @@ def _more(one: int, two: int, bound: int) -> int:
     return 1 + (bound - one) // (two - one) if two > one else 1
 
 
-def max_ctx(load: Load, memory: int) -> int:
+def max_ctx(load: ServiceLoad, memory: int) -> int:
     """The most tokens per slot that fit `load.n_slots` slots, 0 if none; binary search."""
     low, high = 0, 1 << 24
     while low < high:
@@ -144,10 +144,10 @@ def disk_bytes(geometry: Geometry, n_tokens: int, n_checkpoints: int = 1) -> int
     return geometry.full_bytes(n_tokens) + states + n_files * HEADER_BYTES
 
 
-def table(load: Load, memory: int, contexts: Sequence[int]) -> tuple[Row, ...]:
+def table(load: ServiceLoad, memory: int, contexts: Sequence[int]) -> tuple[ContextRow, ...]:
     """One row per context length, in the order given."""
     return tuple(
-        Row(
+        ContextRow(
             n_ctx=n_ctx,
             kv=load.geometry.n_bytes(n_ctx),
             n_agents=max_agents(replace(load, n_ctx=n_ctx), memory),

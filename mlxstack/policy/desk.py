@@ -8,7 +8,7 @@ from msgspec import Struct
 from mlxstack.core.ask import Priority
 
 
-class SeatState(StrEnum):
+class SlotState(StrEnum):
     """What happens in a slot.
 
     LOADING: KV for its prompt is read from disk. HELD: a save, restore or erase is at work.
@@ -21,16 +21,16 @@ class SeatState(StrEnum):
     HELD = "held"
 
 
-ACTIVE = frozenset((SeatState.LOADING, SeatState.PREFILLING, SeatState.RUNNING))
+ACTIVE = frozenset((SlotState.LOADING, SlotState.PREFILLING, SlotState.RUNNING))
 
 
-class Ticket(Struct, frozen=True):
+class QueuedRequest(Struct, frozen=True):
     """An ask that waits. `pin` is the slot it insists on; `agent` an explicit agent.
 
     `name` is what people see of it. `n_bytes` of live KV is what it is expected to need.
     """
 
-    ask: str
+    request: str
     n_prompt: int
     arrived: float
     priority: Priority = Priority.NORMAL
@@ -41,7 +41,7 @@ class Ticket(Struct, frozen=True):
     name: str | None = None
 
 
-class Errand(Struct, frozen=True):
+class SlotAction(Struct, frozen=True):
     """A slot action that waits until its slot is idle."""
 
     id: str
@@ -49,7 +49,7 @@ class Errand(Struct, frozen=True):
     arrived: float
 
 
-class Seat(Struct, frozen=True):
+class Slot(Struct, frozen=True):
     """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context.
 
     An idle seat remembers `n_prompt`: how many of its tokens were the last prompt, 0 if unknown,
@@ -58,8 +58,8 @@ class Seat(Struct, frozen=True):
     """
 
     id: int
-    state: SeatState = SeatState.IDLE
-    ticket: Ticket | None = None
+    state: SlotState = SlotState.IDLE
+    queued: QueuedRequest | None = None
     n_tokens: int = 0
     position: int = 0
     n_prompt: int = 0
@@ -73,138 +73,138 @@ class Seat(Struct, frozen=True):
         return max(0, self.n_prompt - 1 - self.position)
 
 
-class Desk(Struct, frozen=True):
+class SchedulerState(Struct, frozen=True):
     """Everything the scheduler knows."""
 
-    seats: tuple[Seat, ...]
-    waiting: tuple[Ticket, ...] = ()
-    errands: tuple[Errand, ...] = ()
+    slots: tuple[Slot, ...]
+    waiting: tuple[QueuedRequest, ...] = ()
+    actions: tuple[SlotAction, ...] = ()
 
-    def seat(self, slot: int) -> Seat:
+    def slot(self, slot: int) -> Slot:
         """The seat of this slot id."""
-        return self.seats[slot]
+        return self.slots[slot]
 
-    def find(self, ask: str) -> Seat | None:
+    def find(self, ask: str) -> Slot | None:
         """The seat in which this ask is being served, if any."""
-        return next((s for s in self.seats if s.ticket and s.ticket.ask == ask), None)
+        return next((s for s in self.slots if s.queued and s.queued.request == ask), None)
 
     @property
     def active_bytes(self) -> int:
         """Live KV that the asks in the seats are expected to need."""
-        return sum(s.ticket.n_bytes for s in self.seats if s.ticket and s.state in ACTIVE)
+        return sum(s.queued.n_bytes for s in self.slots if s.queued and s.state in ACTIVE)
 
     @property
     def n_active(self) -> int:
         """How many seats prefill or decode."""
-        return sum(seat.state in ACTIVE for seat in self.seats)
+        return sum(seat.state in ACTIVE for seat in self.slots)
 
 
-def idle_slots(desk: Desk) -> list[int]:
+def idle_slots(desk: SchedulerState) -> list[int]:
     """Slots that are idle but not empty, the longest unused first."""
-    idle = [s for s in desk.seats if s.state is SeatState.IDLE and s.n_tokens]
+    idle = [s for s in desk.slots if s.state is SlotState.IDLE and s.n_tokens]
     return [seat.id for seat in sorted(idle, key=lambda seat: seat.last_used)]
 
 
-def empty_desk(n_slots: int) -> Desk:
+def initial_state(n_slots: int) -> SchedulerState:
     """A desk of `n_slots` idle, empty seats."""
-    return Desk(seats=tuple(Seat(id=i) for i in range(n_slots)))
+    return SchedulerState(slots=tuple(Slot(id=i) for i in range(n_slots)))
 
 
-def arrive(desk: Desk, ticket: Ticket) -> Desk:
+def enqueue(desk: SchedulerState, ticket: QueuedRequest) -> SchedulerState:
     """The ticket joins the queue."""
     return msgspec.structs.replace(desk, waiting=(*desk.waiting, ticket))
 
 
-def request(desk: Desk, errand: Errand) -> Desk:
+def enqueue_action(desk: SchedulerState, errand: SlotAction) -> SchedulerState:
     """The errand joins the errands of its slot."""
-    return msgspec.structs.replace(desk, errands=(*desk.errands, errand))
+    return msgspec.structs.replace(desk, actions=(*desk.actions, errand))
 
 
-def dismiss(desk: Desk, errand: Errand) -> Desk:
+def drop_action(desk: SchedulerState, errand: SlotAction) -> SchedulerState:
     """The errand waits no longer."""
-    rest = tuple(e for e in desk.errands if e.id != errand.id)
-    return msgspec.structs.replace(desk, errands=rest)
+    rest = tuple(e for e in desk.actions if e.id != errand.id)
+    return msgspec.structs.replace(desk, actions=rest)
 
 
-def leave_queue(desk: Desk, ask: str) -> Desk:
+def dequeue(desk: SchedulerState, ask: str) -> SchedulerState:
     """The ask waits no longer; unchanged if it did not wait."""
-    return msgspec.structs.replace(desk, waiting=tuple(t for t in desk.waiting if t.ask != ask))
+    return msgspec.structs.replace(desk, waiting=tuple(t for t in desk.waiting if t.request != ask))
 
 
-def sit(desk: Desk, ticket: Ticket, slot: int) -> Desk:
+def assign_slot(desk: SchedulerState, ticket: QueuedRequest, slot: int) -> SchedulerState:
     """The ticket takes the idle seat and begins to prefill at position 0."""
-    seat = desk.seat(slot)
-    assert seat.state is SeatState.IDLE, f"slot {slot} is {seat.state}, not idle"
+    seat = desk.slot(slot)
+    assert seat.state is SlotState.IDLE, f"slot {slot} is {seat.state}, not idle"
     taken = msgspec.structs.replace(
-        seat, state=SeatState.PREFILLING, ticket=ticket, position=0, n_prompt=ticket.n_prompt
+        seat, state=SlotState.PREFILLING, queued=ticket, position=0, n_prompt=ticket.n_prompt
     )
-    return leave_queue(_with_seat(desk, taken), ticket.ask)
+    return dequeue(_with_slot(desk, taken), ticket.request)
 
 
-def load(desk: Desk, slot: int) -> Desk:
+def start_loading(desk: SchedulerState, slot: int) -> SchedulerState:
     """The prefilling seat waits for the disk; others get the bites meanwhile."""
-    seat = desk.seat(slot)
-    assert seat.state is SeatState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
-    return _with_seat(desk, msgspec.structs.replace(seat, state=SeatState.LOADING))
+    seat = desk.slot(slot)
+    assert seat.state is SlotState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
+    return _with_slot(desk, msgspec.structs.replace(seat, state=SlotState.LOADING))
 
 
-def loaded(desk: Desk, slot: int) -> Desk:
+def finish_loading(desk: SchedulerState, slot: int) -> SchedulerState:
     """What the seat waited for is there, or lost for good."""
-    seat = desk.seat(slot)
-    assert seat.state is SeatState.LOADING, f"slot {slot} is {seat.state}, not loading"
-    return _with_seat(desk, msgspec.structs.replace(seat, state=SeatState.PREFILLING))
+    seat = desk.slot(slot)
+    assert seat.state is SlotState.LOADING, f"slot {slot} is {seat.state}, not loading"
+    return _with_slot(desk, msgspec.structs.replace(seat, state=SlotState.PREFILLING))
 
 
-def advance(desk: Desk, slot: int, position: int) -> Desk:
+def advance(desk: SchedulerState, slot: int, position: int) -> SchedulerState:
     """Prefill reached `position`; the seat runs once only the last prompt token is left."""
-    seat = desk.seat(slot)
-    assert seat.state is SeatState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
+    seat = desk.slot(slot)
+    assert seat.state is SlotState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
     moved = msgspec.structs.replace(seat, position=position)
     if moved.n_left == 0:
-        moved = msgspec.structs.replace(moved, state=SeatState.RUNNING)
-    return _with_seat(desk, moved)
+        moved = msgspec.structs.replace(moved, state=SlotState.RUNNING)
+    return _with_slot(desk, moved)
 
 
-def pass_over(desk: Desk, slot: int) -> Desk:
+def skip(desk: SchedulerState, slot: int) -> SchedulerState:
     """The bite of this turn goes to `slot`: everyone else who prefills was passed over again."""
     seats = tuple(
         msgspec.structs.replace(s, n_passed=0 if s.id == slot else s.n_passed + 1)
-        if s.state is SeatState.PREFILLING
+        if s.state is SlotState.PREFILLING
         else s
-        for s in desk.seats
+        for s in desk.slots
     )
-    return msgspec.structs.replace(desk, seats=seats)
+    return msgspec.structs.replace(desk, slots=seats)
 
 
-def hold(desk: Desk, errand: Errand) -> Desk:
+def reserve_slot(desk: SchedulerState, errand: SlotAction) -> SchedulerState:
     """The errand starts in its idle seat."""
-    seat = desk.seat(errand.slot)
-    assert seat.state is SeatState.IDLE, f"slot {errand.slot} is {seat.state}, not idle"
-    held = msgspec.structs.replace(seat, state=SeatState.HELD)
-    return _with_seat(dismiss(desk, errand), held)
+    seat = desk.slot(errand.slot)
+    assert seat.state is SlotState.IDLE, f"slot {errand.slot} is {seat.state}, not idle"
+    held = msgspec.structs.replace(seat, state=SlotState.HELD)
+    return _with_slot(drop_action(desk, errand), held)
 
 
-def release(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
+def release_slot(desk: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
     """The seat is idle again, with `n_tokens` of what was said in it.
 
     Who only waited for the disk has not used it; how its context began is unknown now.
     """
-    seat = desk.seat(slot)
-    if seat.state is SeatState.LOADING:
-        before = Seat(slot, n_tokens=n_tokens, last_used=seat.last_used, name=seat.name)
-        return _with_seat(desk, before)
+    seat = desk.slot(slot)
+    if seat.state is SlotState.LOADING:
+        before = Slot(slot, n_tokens=n_tokens, last_used=seat.last_used, name=seat.name)
+        return _with_slot(desk, before)
     n_prompt = min(seat.n_prompt, n_tokens)
-    name = seat.ticket.name if seat.ticket else seat.name
-    return _with_seat(
-        desk, Seat(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
+    name = seat.queued.name if seat.queued else seat.name
+    return _with_slot(
+        desk, Slot(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
     )
 
 
-def renew(desk: Desk, slot: int, n_tokens: int, now: float) -> Desk:
+def reset_slot(desk: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
     """The seat is idle again, with another context of `n_tokens`, unknown where it is from."""
-    return _with_seat(desk, Seat(slot, n_tokens=n_tokens, last_used=now))
+    return _with_slot(desk, Slot(slot, n_tokens=n_tokens, last_used=now))
 
 
-def _with_seat(desk: Desk, seat: Seat) -> Desk:
-    seats = (*desk.seats[: seat.id], seat, *desk.seats[seat.id + 1 :])
-    return msgspec.structs.replace(desk, seats=seats)
+def _with_slot(desk: SchedulerState, seat: Slot) -> SchedulerState:
+    seats = (*desk.slots[: seat.id], seat, *desk.slots[seat.id + 1 :])
+    return msgspec.structs.replace(desk, slots=seats)

@@ -13,14 +13,14 @@ from math import log2
 from msgspec import Struct
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.index import Index
-from mlxstack.policy.records import Node, Place, Segment
+from mlxstack.policy.index import PrefixIndex
+from mlxstack.policy.records import IndexEntry, SegmentMeta, Tier
 
 BOOST_S = 600.0
 """Seconds by which every doubling of its hits makes a record look later used."""
 
 
-class Pressure(IntEnum):
+class MemoryPressure(IntEnum):
     """CALM frees what is asked; HIGH drops everything cold; CRITICAL the shared heads too."""
 
     CALM = 0
@@ -28,7 +28,7 @@ class Pressure(IntEnum):
     CRITICAL = 2
 
 
-class Rank(IntEnum):
+class EvictionClass(IntEnum):
     """Classes of records, the first to go first."""
 
     SUPERSEDED = 0
@@ -36,11 +36,15 @@ class Rank(IntEnum):
     SHARED = 2
 
 
-DROPPED = {Pressure.CALM: 0, Pressure.HIGH: Rank.SHARED, Pressure.CRITICAL: Rank.SHARED + 1}
+DROPPED = {
+    MemoryPressure.CALM: 0,
+    MemoryPressure.HIGH: EvictionClass.SHARED,
+    MemoryPressure.CRITICAL: EvictionClass.SHARED + 1,
+}
 """Ranks below this go under pressure, whether asked or not."""
 
 
-class Entry(Struct, frozen=True):
+class EvictionCandidate(Struct, frozen=True):
     """A record as eviction sees it. `needs` is the entry that must outlive it.
 
     `is_entry` counts towards `max_entries`; `is_fixed` may not go now.
@@ -51,24 +55,24 @@ class Entry(Struct, frozen=True):
     needs: str | None = None
     hits: int = 0
     used_at: float = 0.0
-    rank: Rank = Rank.COLD
+    rank: EvictionClass = EvictionClass.COLD
     is_fixed: bool = False
     is_entry: bool = True
 
 
-class Goal(Struct, frozen=True):
+class EvictionGoal(Struct, frozen=True):
     """What must be reached: `n_bytes` freed, and at most `max_entries` left."""
 
     n_bytes: int = 0
     max_entries: int | None = None
     policy: EvictionPolicy = EvictionPolicy.LRU_FREQUENCY
-    pressure: Pressure = Pressure.CALM
+    pressure: MemoryPressure = MemoryPressure.CALM
 
 
-def entries(index: Index, place: Place = Place.MEMORY) -> tuple[Entry, ...]:
+def entries(index: PrefixIndex, place: Tier = Tier.MEMORY) -> tuple[EvictionCandidate, ...]:
     """What lies in `place`. A node also needed by records that lie elsewhere only is fixed."""
     return tuple(
-        Entry(
+        EvictionCandidate(
             key=key,
             n_bytes=node.record.n_bytes,
             needs=node.record.parent,
@@ -76,14 +80,14 @@ def entries(index: Index, place: Place = Place.MEMORY) -> tuple[Entry, ...]:
             used_at=node.used_at,
             rank=_rank(node),
             is_fixed=_is_fixed(index, node, place),
-            is_entry=isinstance(node.record, Segment),
+            is_entry=isinstance(node.record, SegmentMeta),
         )
         for key, node in index.nodes.items()
-        if place in node.places
+        if place in node.tiers
     )
 
 
-def plan(entries: Iterable[Entry], goal: Goal) -> tuple[str, ...]:
+def plan(entries: Iterable[EvictionCandidate], goal: EvictionGoal) -> tuple[str, ...]:
     """Keys to drop, in order; fewer than asked when the rest may not go. O(n log n).
 
     Ask for some more bytes than needed at once, rather than for a few at every turn.
@@ -106,7 +110,7 @@ def plan(entries: Iterable[Entry], goal: Goal) -> tuple[str, ...]:
 class _Leaves:
     """Entries that nothing needs, the first to go first; taking one may bare another."""
 
-    def __init__(self, entries: Iterable[Entry], policy: EvictionPolicy) -> None:
+    def __init__(self, entries: Iterable[EvictionCandidate], policy: EvictionPolicy) -> None:
         self._known = {entry.key: entry for entry in entries}
         self._policy = policy
         self._needed = Counter(entry.needs for entry in self._known.values())
@@ -115,11 +119,11 @@ class _Leaves:
         for entry in self._known.values():
             self._offer(entry)
 
-    def first(self) -> Entry | None:
+    def first(self) -> EvictionCandidate | None:
         """The next to go, or None."""
         return self._known[self._heap[0][2]] if self._heap else None
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: EvictionCandidate) -> None:
         """`entry`, the first, goes; what it needed may follow."""
         heappop(self._heap)
         self._needed[entry.needs] -= 1
@@ -127,25 +131,25 @@ class _Leaves:
         if parent is not None:
             self._offer(parent)
 
-    def _offer(self, entry: Entry) -> None:
+    def _offer(self, entry: EvictionCandidate) -> None:
         if not (self._needed[entry.key] or entry.is_fixed):
             heappush(self._heap, (*_order(entry, self._policy), entry.key))
 
 
-def _order(entry: Entry, policy: EvictionPolicy) -> tuple[int, float]:
+def _order(entry: EvictionCandidate, policy: EvictionPolicy) -> tuple[int, float]:
     """Smaller goes first: the rank, then the last use, which hits make look later."""
     boost = BOOST_S * log2(1 + entry.hits) if policy is EvictionPolicy.LRU_FREQUENCY else 0.0
     return int(entry.rank), entry.used_at + boost
 
 
-def _rank(node: Node) -> Rank:
+def _rank(node: IndexEntry) -> EvictionClass:
     if node.is_shared:
-        return Rank.SHARED
-    return Rank.SUPERSEDED if node.is_superseded else Rank.COLD
+        return EvictionClass.SHARED
+    return EvictionClass.SUPERSEDED if node.is_superseded else EvictionClass.COLD
 
 
-def _is_fixed(index: Index, node: Node, place: Place) -> bool:
+def _is_fixed(index: PrefixIndex, node: IndexEntry, place: Tier) -> bool:
     if node.refs or node.is_writing or node.pins:
         return True
-    is_last_place = len(node.places) == 1
-    return is_last_place and any(place not in index.nodes[child].places for child in node.children)
+    is_last_place = len(node.tiers) == 1
+    return is_last_place and any(place not in index.nodes[child].tiers for child in node.children)

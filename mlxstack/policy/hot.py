@@ -12,32 +12,34 @@ MAX_KEYS = 65_536
 """Blocks that are remembered; the least recently seen go first."""
 
 
-class Hot(Struct, frozen=True):
+class SharedPrefix(Struct, frozen=True):
     """A head that became hot: its last block's key, and how many blocks it has."""
 
     key: bytes
     n_blocks: int
 
 
-class Heads:
+class SharedPrefixDetector:
     """Who began with what. Changed by one thread only.
 
     `need` different conversations make a head hot; shorter ones than `min_blocks` never are.
     `known` are heads learned before a restart.
     """
 
-    def __init__(self, need: int = 3, min_blocks: int = 1, known: Iterable[Hot] = ()) -> None:
+    def __init__(
+        self, need: int = 3, min_blocks: int = 1, known: Iterable[SharedPrefix] = ()
+    ) -> None:
         self._need = need
         self._min_blocks = min_blocks
         self._seen: OrderedDict[bytes, set[str]] = OrderedDict()
         self._hot = {head.key: head for head in known}
 
     @property
-    def hot(self) -> tuple[Hot, ...]:
+    def hot(self) -> tuple[SharedPrefix, ...]:
         """All heads that became hot, oldest first."""
         return tuple(self._hot.values())
 
-    def observe(self, conversation: str, keys: Sequence[bytes]) -> Hot | None:
+    def observe(self, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
         """A prompt with these block keys arrived; the head it makes hot, if any. O(blocks).
 
         The longest head that enough conversations share is reported, once.
@@ -49,7 +51,7 @@ class Heads:
         self._shrink()
         if n_shared < self._min_blocks or keys[n_shared - 1] in self._hot:
             return None
-        head = Hot(keys[n_shared - 1], n_shared)
+        head = SharedPrefix(keys[n_shared - 1], n_shared)
         self._hot[head.key] = head
         return head
 

@@ -10,18 +10,18 @@ One owner, no clock: `now` is an argument, in seconds.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from mlxstack.policy.records import Checkpoint, Node, Place, Record, check_fit
+from mlxstack.policy.records import CheckpointMeta, IndexEntry, Record, Tier, check_fit
 
 MAX_FORGOTTEN = 16_384
 """Block keys of evicted segments that are remembered, to explain misses."""
 
 
-class Index:
+class PrefixIndex:
     """All records and their nodes. Changed by one thread only."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, IndexEntry] = {}
         self._blocks: dict[bytes, dict[str, None]] = {}
         self._states: dict[bytes, str] = {}
         self._forgotten: dict[bytes, None] = {}
@@ -29,7 +29,7 @@ class Index:
         self.memory_bytes = 0
 
     @property
-    def nodes(self) -> Mapping[str, Node]:
+    def nodes(self) -> Mapping[str, IndexEntry]:
         """All nodes by key, to look at."""
         return MappingProxyType(self._nodes)
 
@@ -48,17 +48,17 @@ class Index:
         """The last block keys that were evicted, to look at."""
         return MappingProxyType(self._forgotten)
 
-    def insert(self, record: Record, place: Place, now: float) -> bool:
+    def insert(self, record: Record, place: Tier, now: float) -> bool:
         """Add a record, or a place to a known one; False when nothing was new. O(blocks).
 
         A known checkpoint keeps its first parent.
         """
         node = self._nodes.get(record.key)
-        if node is not None and place in node.places:
+        if node is not None and place in node.tiers:
             return False
         if node is None:
             node = self._add(record, now)
-        node.places.add(place)
+        node.tiers.add(place)
         self._count(record, place, 1)
         return True
 
@@ -86,33 +86,33 @@ class Index:
         """Whether the writer holds the bytes; until it is done they stay in memory."""
         self._nodes[key].is_writing = is_writing
 
-    def can_drop(self, key: str, place: Place) -> bool:
+    def can_drop(self, key: str, place: Tier) -> bool:
         """Whether `place` may give up this record: unused, and nothing left that needs it."""
         node = self._nodes[key]
-        if place not in node.places or node.refs or node.is_writing:
+        if place not in node.tiers or node.refs or node.is_writing:
             return False
-        if len(node.places) == 1:
+        if len(node.tiers) == 1:
             return not (node.children or node.pins)
-        return place is Place.DISK or not node.pins
+        return place is Tier.DISK or not node.pins
 
-    def drop(self, key: str, place: Place) -> None:
+    def drop(self, key: str, place: Tier) -> None:
         """Forget the bytes in `place`, and the record with its last place. O(blocks)."""
         assert self.can_drop(key, place), f"{key} cannot leave {place}"
         node = self._nodes[key]
-        node.places.discard(place)
+        node.tiers.discard(place)
         self._count(node.record, place, -1)
         self.n_evicted += 1
-        if not node.places:
+        if not node.tiers:
             self._remove(node.record)
 
-    def _add(self, record: Record, now: float) -> Node:
+    def _add(self, record: Record, now: float) -> IndexEntry:
         parent = None if record.parent is None else self._nodes[record.parent]
         check_fit(record, parent.record if parent else None, self.block_size)
-        node = Node(record=record, places=set(), born_at=now, used_at=now)
+        node = IndexEntry(record=record, tiers=set(), born_at=now, used_at=now)
         self._nodes[record.key] = node
         if parent is not None:
             parent.children.add(record.key)
-        if isinstance(record, Checkpoint):
+        if isinstance(record, CheckpointMeta):
             self._states[record.state] = record.key
             return node
         for block in record.blocks:
@@ -120,15 +120,15 @@ class Index:
             self._forgotten.pop(block, None)
         return node
 
-    def _count(self, record: Record, place: Place, sign: int) -> None:
-        if place is Place.MEMORY:
+    def _count(self, record: Record, place: Tier, sign: int) -> None:
+        if place is Tier.MEMORY:
             self.memory_bytes += sign * record.n_bytes
 
     def _remove(self, record: Record) -> None:
         del self._nodes[record.key]
         if record.parent is not None:
             self._nodes[record.parent].children.discard(record.key)
-        if isinstance(record, Checkpoint):
+        if isinstance(record, CheckpointMeta):
             del self._states[record.state]
             return
         for block in record.blocks:

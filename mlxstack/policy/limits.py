@@ -2,24 +2,24 @@
 
 from mlxstack.core.preset import Preset
 from mlxstack.policy.architectures import MAX_SCORE_BYTES
-from mlxstack.policy.pacing import Pace
-from mlxstack.policy.scheduler import Limits
+from mlxstack.policy.pacing import PrefillPolicy
+from mlxstack.policy.scheduler import SchedulerLimits
 
 
-def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> Limits:
+def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> SchedulerLimits:
     """The scheduler's limits as the preset states them; `budget` is bytes of KV, or none.
 
     `score_bytes` is what unfused attention stores per query token and context token.
     """
     block = preset.prefix_cache.block_size
-    pace = Pace(
+    pace = PrefillPolicy(
         max_stall_s=preset.pace.max_stall_ms / 1000,
-        max_bite=preset.pace.max_bite,
+        max_chunk=preset.pace.max_bite,
         block=block,
         score_bytes=score_bytes,
         max_score_bytes=MAX_SCORE_BYTES,
     )
-    return Limits(
+    return SchedulerLimits(
         max_active=preset.batch.max_size if preset.batch.enabled else 1,
         max_waiting=preset.queue.max_waiting,
         max_bytes=budget,

@@ -14,7 +14,7 @@ N_STEPS = 3600
 """Steps in which a window forgets: one second for an hour."""
 
 
-class Tally(Struct, frozen=True):
+class RequestSums(Struct, frozen=True):
     """Sums over requests. `n_cached` of `n_prompt` tokens were reused in `n_hits` requests.
 
     `saved_s` is the time to first token that reuse saved, `ttft_s` the time that was left.
@@ -27,24 +27,24 @@ class Tally(Struct, frozen=True):
     ttft_s: float = 0.0
     saved_s: float = 0.0
 
-    def plus(self, other: "Tally") -> "Tally":
+    def plus(self, other: "RequestSums") -> "RequestSums":
         """Both together."""
-        return Tally(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return RequestSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def minus(self, other: "Tally") -> "Tally":
+    def minus(self, other: "RequestSums") -> "RequestSums":
         """This without `other`, which is a part of it."""
-        return Tally(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return RequestSums(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-class Window:
+class SlidingWindow:
     """A sum that forgets what is older than `span_s`, in steps of a 3,600th of it."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._parts: deque[tuple[float, Tally]] = deque()
-        self._sum = Tally()
+        self._parts: deque[tuple[float, RequestSums]] = deque()
+        self._sum = RequestSums()
 
-    def add(self, now: float, tally: Tally) -> None:
+    def add(self, now: float, tally: RequestSums) -> None:
         """Count `tally` at `now`. O(1)."""
         self._sum = self._sum.plus(tally)
         if self._parts and now - self._parts[-1][0] < self._span_s / N_STEPS:
@@ -53,32 +53,32 @@ class Window:
         self._parts.append((now, tally))
         self.total(now)
 
-    def total(self, now: float) -> Tally:
+    def total(self, now: float) -> RequestSums:
         """The sum of the last `span_s` seconds. O(1) on average."""
         while self._parts and self._parts[0][0] <= now - self._span_s:
             self._sum = self._sum.minus(self._parts.popleft()[1])
         if not self._parts:
-            self._sum = Tally()
+            self._sum = RequestSums()
         return self._sum
 
 
 class Rates(Struct, frozen=True):
     """The same sums over the last minute, the last hour, and since the start."""
 
-    minute: Tally
-    hour: Tally
-    whole: Tally
+    minute: RequestSums
+    hour: RequestSums
+    whole: RequestSums
 
 
-class Meters:
+class CacheStats:
     """All counters of the memory. Changed by one thread only."""
 
     def __init__(self) -> None:
-        self._minute = Window(MINUTE_S)
-        self._hour = Window(HOUR_S)
-        self._whole = Tally()
+        self._minute = SlidingWindow(MINUTE_S)
+        self._hour = SlidingWindow(HOUR_S)
+        self._whole = RequestSums()
 
-    def add(self, now: float, tally: Tally) -> None:
+    def add(self, now: float, tally: RequestSums) -> None:
         """Count one request, or a part of one, at `now`."""
         self._minute.add(now, tally)
         self._hour.add(now, tally)

@@ -6,14 +6,14 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Now(StrEnum):
+class ServiceCondition(StrEnum):
     """A service before the switch. STALE: it runs with other settings, or does not answer."""
 
     RIGHT = "right"
     STALE = "stale"
 
 
-class Change(Struct, frozen=True):
+class ModeChange(Struct, frozen=True):
     """Names of services: first all of `stop` end, then `start` begin one after another."""
 
     stop: tuple[str, ...]
@@ -21,10 +21,10 @@ class Change(Struct, frozen=True):
     keep: tuple[str, ...]
 
 
-def difference(running: Mapping[str, Now], wanted: Sequence[str]) -> Change:
+def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -> ModeChange:
     """The least change from what runs to what is wanted, in the order of `wanted`."""
-    keep = tuple(name for name in wanted if running.get(name) is Now.RIGHT)
-    return Change(
+    keep = tuple(name for name in wanted if running.get(name) is ServiceCondition.RIGHT)
+    return ModeChange(
         stop=tuple(name for name in running if name not in keep),
         start=tuple(name for name in wanted if name not in keep),
         keep=keep,

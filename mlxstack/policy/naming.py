@@ -27,7 +27,7 @@ IMPLICIT = re.compile(
 """What `Names` makes: a client of which there are hints, or "chat", and what was said first."""
 
 
-class Known(Struct, frozen=True):
+class KnownConversation(Struct, frozen=True):
     """A named conversation: digests of the first of its `n_told` turns, and its client's hint."""
 
     name: str
@@ -36,11 +36,11 @@ class Known(Struct, frozen=True):
     hint: str | None = None
 
 
-class Names:
+class ConversationNamer:
     """One owner. The same conversations arriving in the same order get the same names."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._known: OrderedDict[str, KnownConversation] = OrderedDict()
 
     def name(self, told: tuple[str, ...], hint: str | None) -> str:
         """The name of the conversation that these turns continue, or begin. O(known)."""
@@ -50,7 +50,7 @@ class Names:
         if found and found.n_told > n_told:
             told, n_told = found.told, found.n_told
         hint = hint or (found.hint if found else None)
-        self._known[name] = Known(name, told[:MOST_TOLD], n_told, hint)
+        self._known[name] = KnownConversation(name, told[:MOST_TOLD], n_told, hint)
         self._known.move_to_end(name)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
@@ -61,7 +61,7 @@ class Names:
         found = self._find(told, hint)
         return found.name if found else None
 
-    def _find(self, told: tuple[str, ...], hint: str | None) -> Known | None:
+    def _find(self, told: tuple[str, ...], hint: str | None) -> KnownConversation | None:
         return max(
             (one for one in self._known.values() if _goes_on(one, told, hint)),
             key=lambda one: (hint is not None and one.hint == hint, one.n_told),
@@ -82,7 +82,7 @@ def is_implicit(name: str) -> bool:
     return IMPLICIT.fullmatch(name) is not None
 
 
-def told(conversation: Conversation, salt: str = "") -> tuple[str, ...]:
+def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, ...]:
     """Digests of what the model was told, the head up to the first user turn as one.
 
     Under another salt they are others, and so is the name: nobody guesses it from the words.
@@ -103,7 +103,7 @@ def told(conversation: Conversation, salt: str = "") -> tuple[str, ...]:
     return tuple(turns) or (head.hexdigest(),)
 
 
-def _goes_on(one: Known, told: tuple[str, ...], hint: str | None) -> bool:
+def _goes_on(one: KnownConversation, told: tuple[str, ...], hint: str | None) -> bool:
     """Whether these turns are the conversation again, grown or, by the same client, cut back."""
     n = min(len(one.told), len(told))
     if one.told[:n] != told[:n]:

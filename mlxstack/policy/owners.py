@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from mlxstack.policy.index import Index
+from mlxstack.policy.index import PrefixIndex
 from mlxstack.policy.matching import last_checkpoint, reach
-from mlxstack.policy.records import Node, Segment, end_of
+from mlxstack.policy.records import IndexEntry, SegmentMeta, end_of
 
 
-class Name(Struct, frozen=True):
+class PinnedPrefixName(Struct, frozen=True):
     """A named prefix: the segments it keeps, and the last checkpoint on them if there is any.
 
     A name given by a person pins its records; a learned one only protects them.
@@ -22,7 +22,7 @@ class Name(Struct, frozen=True):
     is_learned: bool = False
 
 
-class Prefix(Struct, frozen=True):
+class PrefixStats(Struct, frozen=True):
     """One line of "top prefixes": `age_s` since it was stored.
 
     `key` is the name, or that of its last record when it has none.
@@ -37,16 +37,16 @@ class Prefix(Struct, frozen=True):
     is_pinned: bool
 
 
-class Owners:
+class Retention:
     """Claims of agents and names on the records of one index. Changed with the index."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._claims: dict[str, tuple[str, ...]] = {}
-        self._names: dict[str, Name] = {}
+        self._names: dict[str, PinnedPrefixName] = {}
 
     @property
-    def names(self) -> tuple[Name, ...]:
+    def names(self) -> tuple[PinnedPrefixName, ...]:
         """All named prefixes, oldest first."""
         return tuple(self._names.values())
 
@@ -74,12 +74,12 @@ class Owners:
             node.agents.discard(agent)
             node.was_left = True
 
-    def pin(self, name: Name) -> None:
+    def pin(self, name: PinnedPrefixName) -> None:
         """Keep, or protect when learned, the records of `name`; an older `name` is replaced."""
         self.unpin(name.name)
         self._names[name.name] = name
         for node in self._existing(name.keys):
-            (node.guards if name.is_learned else node.pins).add(name.name)
+            (node.soft_pins if name.is_learned else node.pins).add(name.name)
 
     def unpin(self, name: str) -> bool:
         """Let go of a named prefix; False when there is none of this name."""
@@ -87,17 +87,17 @@ class Owners:
         if known is None:
             return False
         for node in self._existing(known.keys):
-            node.guards.discard(name)
+            node.soft_pins.discard(name)
             node.pins.discard(name)
         return True
 
-    def lose(self, key: str) -> None:
+    def forget(self, key: str) -> None:
         """What this record holds is gone: no name keeps it."""
         for node in self._existing((key,)):
             node.pins.clear()
-            node.guards.clear()
+            node.soft_pins.clear()
 
-    def top(self, now: float, limit: int = 10) -> tuple[Prefix, ...]:
+    def top(self, now: float, limit: int = 10) -> tuple[PrefixStats, ...]:
         """The most used prefixes, the named ones among them. O(records)."""
         named = [self._named_prefix(name, now) for name in self._names.values()]
         taken = {key for name in self._names.values() for key in name.keys}
@@ -109,15 +109,15 @@ class Owners:
         ranked = sorted(named + others, key=lambda p: (-p.hits, -p.n_tokens, p.name))
         return tuple(ranked[:limit])
 
-    def known(self, key: str) -> Name | None:
+    def known(self, key: str) -> PinnedPrefixName | None:
         """The records under the key of a `Prefix`; None when there are none any more."""
         if key in self._names:
             return self._names[key]
         node = self._index.nodes.get(key)
-        if node is None or not isinstance(node.record, Segment):
+        if node is None or not isinstance(node.record, SegmentMeta):
             return None
         end = end_of(node.record)
-        return Name("", self.held(key, end), end, node.born_at)
+        return PinnedPrefixName("", self.held(key, end), end, node.born_at)
 
     def held(self, leaf: str, n_tokens: int) -> tuple[str, ...]:
         """What it takes to keep so many tokens of the path to `leaf`."""
@@ -126,32 +126,32 @@ class Owners:
         keys = tuple(step.key for step in steps)
         return keys if checkpoint is None else (*keys, checkpoint)
 
-    def _existing(self, keys: Iterable[str]) -> list[Node]:
+    def _existing(self, keys: Iterable[str]) -> list[IndexEntry]:
         return [self._index.nodes[key] for key in keys if key in self._index.nodes]
 
-    def _is_tip(self, node: Node) -> bool:
+    def _is_tip(self, node: IndexEntry) -> bool:
         """Whether a segment was hit more often than anything that continues it."""
-        if not isinstance(node.record, Segment):
+        if not isinstance(node.record, SegmentMeta):
             return False
         children = self._existing(node.children)
-        return all(c.hits < node.hits for c in children if isinstance(c.record, Segment))
+        return all(c.hits < node.hits for c in children if isinstance(c.record, SegmentMeta))
 
-    def _named_prefix(self, name: Name, now: float) -> Prefix:
+    def _named_prefix(self, name: PinnedPrefixName, now: float) -> PrefixStats:
         nodes = self._existing(name.keys)
-        return Prefix(
+        return PrefixStats(
             key=name.name,
             name=name.name,
             n_tokens=name.n_tokens,
             n_bytes=sum(node.record.n_bytes for node in nodes),
-            hits=min((n.hits for n in nodes if isinstance(n.record, Segment)), default=0),
+            hits=min((n.hits for n in nodes if isinstance(n.record, SegmentMeta)), default=0),
             age_s=now - name.since,
             is_pinned=not name.is_learned,
         )
 
-    def _unnamed_prefix(self, key: str, now: float) -> Prefix:
+    def _unnamed_prefix(self, key: str, now: float) -> PrefixStats:
         node = self._index.nodes[key]
         steps = reach(self._index, key, end_of(node.record))
-        return Prefix(
+        return PrefixStats(
             key=key,
             name="",
             n_tokens=end_of(node.record),

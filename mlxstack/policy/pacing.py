@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from mlxstack.core.ask import Priority
-from mlxstack.policy.desk import Seat
-from mlxstack.policy.speed import Speed, tokens_within
+from mlxstack.policy.desk import Slot
+from mlxstack.policy.speed import ThroughputModel, tokens_within
 
 FINEST = 16
 """Bites shorter than a block end on multiples of this, in tokens."""
@@ -16,7 +16,7 @@ HEADROOM = 0.9
 """Share of the bound that is aimed at: the next step may have one row more than the last."""
 
 
-class Pace(Struct, frozen=True):
+class PrefillPolicy(Struct, frozen=True):
     """The bounds of a bite.
 
     `max_stall_s` is the longest silence of a decoding agent; `patience_s` the longest bite when
@@ -28,14 +28,14 @@ class Pace(Struct, frozen=True):
 
     max_stall_s: float = 0.25
     patience_s: float = 1.0
-    max_bite: int = 2048
+    max_chunk: int = 2048
     block: int = 128
     max_passed: int = 3
     score_bytes: int = 0
     max_score_bytes: int = 0
 
 
-def next_to_prefill(seats: Sequence[Seat], pace: Pace) -> Seat:
+def next_to_prefill(seats: Sequence[Slot], pace: PrefillPolicy) -> Slot:
     """The more urgent first, then the shortest remaining prompt; the oldest gets its share.
 
     So every prompt ends: the one that came first gets one bite of `max_passed + 1`, then another
@@ -47,7 +47,7 @@ def next_to_prefill(seats: Sequence[Seat], pace: Pace) -> Seat:
     return min(seats, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
 
 
-def bite(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
+def chunk_size(seat: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
     """Tokens to prefill now for this seat, ending on a block boundary whenever that is near.
 
     With someone decoding, bite plus decode step stay inside `max_stall_s` at measured speed.
@@ -62,7 +62,7 @@ def bite(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
     return aligned - seat.position
 
 
-def _budget(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
+def _budget(seat: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
     most = tokens_within_scores(seat.position, pace)
     if speed.prefill_tps == 0:
         return min(pace.block, most)
@@ -71,18 +71,18 @@ def _budget(seat: Seat, n_decoding: int, speed: Speed, pace: Pace) -> int:
     return max(FINEST, min(most, tokens_within(speed, seat.position, seconds)))
 
 
-def tokens_within_scores(position: int, pace: Pace) -> int:
+def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
     """Tokens from `position` on whose attention scores stay within `max_score_bytes`."""
     if not pace.score_bytes:
-        return pace.max_bite
+        return pace.max_chunk
     pairs = pace.max_score_bytes / pace.score_bytes
     n_tokens = int((math.sqrt(position * position + 4 * pairs) - position) / 2)
-    return max(FINEST, min(pace.max_bite, n_tokens))
+    return max(FINEST, min(pace.max_chunk, n_tokens))
 
 
-def _priority(seat: Seat) -> int:
-    return seat.ticket.priority if seat.ticket else Priority.NORMAL
+def _priority(seat: Slot) -> int:
+    return seat.queued.priority if seat.queued else Priority.NORMAL
 
 
-def _arrival(seat: Seat) -> tuple[float, int]:
-    return seat.ticket.arrived if seat.ticket else 0.0, seat.id
+def _arrival(seat: Slot) -> tuple[float, int]:
+    return seat.queued.arrived if seat.queued else 0.0, seat.id

@@ -11,14 +11,14 @@ CUT = 512
 """Tokens at whose multiples contexts are cut: one piece is packed between two decode steps."""
 
 
-class Place(StrEnum):
+class Tier(StrEnum):
     """Where bytes lie, nearest first."""
 
     MEMORY = "memory"
     DISK = "disk"
 
 
-class Segment(Struct, frozen=True):
+class SegmentMeta(Struct, frozen=True):
     """KV of the tokens [start, end) for the layers that can be cut, end - start <= 2,048.
 
     It continues `parent` from `start`, which may lie anywhere inside the parent. `blocks` are
@@ -33,7 +33,7 @@ class Segment(Struct, frozen=True):
     blocks: tuple[bytes, ...] = ()
 
 
-class Checkpoint(Struct, frozen=True):
+class CheckpointMeta(Struct, frozen=True):
     """State of the layers that cannot be cut, after exactly `position` tokens.
 
     `parent` is the segment that holds token `position` - 1; `state` names the tokens
@@ -47,10 +47,10 @@ class Checkpoint(Struct, frozen=True):
     state: bytes
 
 
-Record = Segment | Checkpoint
+Record = SegmentMeta | CheckpointMeta
 
 
-class Node(Struct):
+class IndexEntry(Struct):
     """A record and what changes about it. Only the index and the owners change a node.
 
     `refs` counts users: a used node stays. `pins` are names that keep it, `guards` learned
@@ -58,13 +58,13 @@ class Node(Struct):
     """
 
     record: Record
-    places: set[Place]
+    tiers: set[Tier]
     born_at: float
     used_at: float
     children: set[str] = field(default_factory=set)
     agents: set[str] = field(default_factory=set)
     pins: set[str] = field(default_factory=set)
-    guards: set[str] = field(default_factory=set)
+    soft_pins: set[str] = field(default_factory=set)
     hits: int = 0
     refs: int = 0
     is_writing: bool = False
@@ -73,15 +73,15 @@ class Node(Struct):
     @property
     def is_superseded(self) -> bool:
         """An agent left it for a newer state, and nobody has used or held it since."""
-        return self.was_left and not (self.agents or self.pins or self.guards)
+        return self.was_left and not (self.agents or self.pins or self.soft_pins)
 
     @property
     def is_shared(self) -> bool:
         """A head of several conversations: two agents', or one with a learned name."""
-        return len(self.agents) > 1 or bool(self.guards)
+        return len(self.agents) > 1 or bool(self.soft_pins)
 
 
-class Step(Struct, frozen=True):
+class PathStep(Struct, frozen=True):
     """One segment of a path, used from its start up to the token position `upto`."""
 
     key: str
@@ -91,7 +91,7 @@ class Step(Struct, frozen=True):
     is_parked: bool
 
 
-class Found(Struct, frozen=True):
+class FoundCheckpoint(Struct, frozen=True):
     """A checkpoint that lies on a path."""
 
     key: str
@@ -100,26 +100,26 @@ class Found(Struct, frozen=True):
     is_parked: bool
 
 
-class Cut(Struct, frozen=True):
+class CheckpointCandidate(Struct, frozen=True):
     """A token position of a prompt, and the name of the tokens before it."""
 
     position: int
     state: bytes
 
 
-class Trail(Struct, frozen=True):
+class KnownPrefix(Struct, frozen=True):
     """The last segment of a context whose tokens are known, and how many a prompt shares."""
 
     leaf: str
     n_common: int
 
 
-class Match(Struct, frozen=True):
+class PrefixMatch(Struct, frozen=True):
     """The longest known prefix of a prompt: `covered` tokens along `path`, root first."""
 
     covered: int = 0
-    path: tuple[Step, ...] = ()
-    checkpoints: tuple[Found, ...] = ()
+    path: tuple[PathStep, ...] = ()
+    checkpoints: tuple[FoundCheckpoint, ...] = ()
 
 
 class Totals(Struct, frozen=True):
@@ -132,13 +132,13 @@ class Totals(Struct, frozen=True):
 
 def end_of(record: Record) -> int:
     """The token position after the last token of a record."""
-    return record.end if isinstance(record, Segment) else record.position
+    return record.end if isinstance(record, SegmentMeta) else record.position
 
 
 def check_fit(record: Record, parent: Record | None, block_size: int) -> None:
     """Assert that `record` may hang on `parent`: no gap, no overlap from the parent's start."""
-    if isinstance(record, Checkpoint):
-        assert isinstance(parent, Segment)
+    if isinstance(record, CheckpointMeta):
+        assert isinstance(parent, SegmentMeta)
         assert parent.start < record.position <= parent.end, f"{record.key} is off its segment"
         return
     assert 0 < record.end - record.start <= MAX_SEGMENT, f"{record.key} has a bad length"
@@ -147,5 +147,5 @@ def check_fit(record: Record, parent: Record | None, block_size: int) -> None:
     if parent is None:
         assert record.start == 0, f"{record.key} starts at {record.start} without a parent"
     else:
-        assert isinstance(parent, Segment)
+        assert isinstance(parent, SegmentMeta)
         assert parent.start < record.start <= parent.end, f"{record.key} leaves a gap"

@@ -7,7 +7,7 @@ from msgspec import Struct
 from mlxstack.core.ask import Priority
 
 
-class Sample(Struct, frozen=True):
+class SimulatedRequest(Struct, frozen=True):
     """One answered ask: seconds until it had a seat, and until its first token."""
 
     priority: Priority
@@ -17,7 +17,7 @@ class Sample(Struct, frozen=True):
     n_generated: int
 
 
-class Spread(Struct, frozen=True):
+class Percentiles(Struct, frozen=True):
     """Median, 95th percentile and maximum, in seconds."""
 
     p50: float = 0.0
@@ -30,11 +30,11 @@ class Waits(Struct, frozen=True):
 
     priority: Priority
     n_asks: int
-    waited: Spread
-    ttft: Spread
+    waited: Percentiles
+    ttft: Percentiles
 
 
-class Report(Struct, frozen=True):
+class SimulationReport(Struct, frozen=True):
     """A simulation of `span_s` seconds, during `busy_s` of which the machine worked.
 
     `longest_silence_s` is the longest time between two tokens of one answer. `n_refused` counts
@@ -59,9 +59,9 @@ class Report(Struct, frozen=True):
         return self.n_generated / self.busy_s if self.busy_s else 0.0
 
 
-def report_of(samples: Sequence[Sample], **measured: float) -> Report:
+def report_of(samples: Sequence[SimulatedRequest], **measured: float) -> SimulationReport:
     """Sum up the samples; `measured` are the other fields of Report."""
-    return Report(
+    return SimulationReport(
         waits=tuple(w for p in Priority if (w := _waits(samples, p)).n_asks),
         n_asks=len(samples),
         n_prompt=sum(s.n_prompt for s in samples),
@@ -70,15 +70,15 @@ def report_of(samples: Sequence[Sample], **measured: float) -> Report:
     )
 
 
-def _waits(samples: Sequence[Sample], priority: Priority) -> Waits:
+def _waits(samples: Sequence[SimulatedRequest], priority: Priority) -> Waits:
     mine = [s for s in samples if s.priority is priority]
     waited, ttft = _spread([s.waited_s for s in mine]), _spread([s.ttft_s for s in mine])
     return Waits(priority, len(mine), waited, ttft)
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _spread(values: Sequence[float]) -> Percentiles:
     if not values:
-        return Spread()
+        return Percentiles()
     ordered = sorted(values)
     at = len(ordered) - 1
-    return Spread(ordered[at // 2], ordered[at * 95 // 100], ordered[-1])
+    return Percentiles(ordered[at // 2], ordered[at * 95 // 100], ordered[-1])

@@ -10,21 +10,21 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.event import Miss, Source
+from mlxstack.core.event import CacheMiss, KVSource
 from mlxstack.policy.matching import cut_path
-from mlxstack.policy.records import Match, Step
+from mlxstack.policy.records import PathStep, PrefixMatch
 
-COST = {Source.SLOT: 0, Source.FORK: 1, Source.PARKED: 2, Source.DISK: 3, Source.NONE: 4}
+COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}
 
 
-class State(Struct, frozen=True):
+class RestorePoint(Struct, frozen=True):
     """A position at which the uncuttable layers exist; no `checkpoint` means the live state."""
 
     position: int
     checkpoint: str | None = None
 
 
-class Option(Struct, frozen=True):
+class ReuseSource(Struct, frozen=True):
     """One place to restore from, of which the prompt shares the first `covered` tokens.
 
     Positions in [`free_from`, covered] need no checkpoint: 0 when all layers can be cut, None
@@ -32,21 +32,21 @@ class Option(Struct, frozen=True):
     beside them. `slot` for live contexts, `path` for parked and stored ones.
     """
 
-    source: Source
+    source: KVSource
     covered: int
     free_from: int | None = 0
-    states: tuple[State, ...] = ()
+    states: tuple[RestorePoint, ...] = ()
     slot: int | None = None
-    path: tuple[Step, ...] = ()
+    path: tuple[PathStep, ...] = ()
 
 
-class Plan(Struct, frozen=True):
+class ReusePlan(Struct, frozen=True):
     """Take `position` tokens from `source`; compute the rest."""
 
-    source: Source = Source.NONE
+    source: KVSource = KVSource.NONE
     position: int = 0
     slot: int | None = None
-    path: tuple[Step, ...] = ()
+    path: tuple[PathStep, ...] = ()
     checkpoint: str | None = None
 
     @property
@@ -56,7 +56,7 @@ class Plan(Struct, frozen=True):
         return path if self.checkpoint is None else (*path, self.checkpoint)
 
 
-class Reason(StrEnum):
+class MissReason(StrEnum):
     """Why less was reused than could have been."""
 
     COLD = "cold"
@@ -68,7 +68,7 @@ class Reason(StrEnum):
     DISABLED = "disabled"
 
 
-class Clues(Struct, frozen=True):
+class MissContext(Struct, frozen=True):
     """What is known about a prompt beside the options, in tokens.
 
     `n_previous` is the prompt length of the nearest context whose tokens are known (the agent's
@@ -86,30 +86,34 @@ class Clues(Struct, frozen=True):
     n_evicted: int = 0
 
 
-def live(source: Source, slot: int, n_common: int, states: Sequence[State]) -> Option:
+def live(source: KVSource, slot: int, n_common: int, states: Sequence[RestorePoint]) -> ReuseSource:
     """A live context with uncuttable layers; the caller lists its own length among `states`."""
-    return Option(source, n_common, free_from=None, states=tuple(states), slot=slot)
+    return ReuseSource(source, n_common, free_from=None, states=tuple(states), slot=slot)
 
 
-def stored(match: Match, is_sliceable: bool) -> tuple[Option, ...]:
+def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
     """What memory alone offers, and memory with the disk where that is more or other."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
     free_from = 0 if is_sliceable else None
-    states = tuple(State(f.position, f.key) for f in match.checkpoints)
-    parked = tuple(State(f.position, f.key) for f in match.checkpoints if f.is_parked)
+    states = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints)
+    parked = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints if f.is_parked)
     return (
-        Option(Source.PARKED, n_parked, free_from, parked, path=cut_path(match.path, n_parked)),
-        Option(Source.DISK, match.covered, free_from, states, path=match.path),
+        ReuseSource(
+            KVSource.PARKED, n_parked, free_from, parked, path=cut_path(match.path, n_parked)
+        ),
+        ReuseSource(KVSource.DISK, match.covered, free_from, states, path=match.path),
     )
 
 
-def plan(n_prompt: int, options: Sequence[Option]) -> Plan:
+def plan(n_prompt: int, options: Sequence[ReuseSource]) -> ReusePlan:
     """The best of the options, or a Plan from NONE at 0. O(options x states)."""
     plans = [made for option in options if (made := _best(n_prompt, option)).position]
-    return min(plans, key=lambda p: (-p.position, COST[p.source]), default=Plan())
+    return min(plans, key=lambda p: (-p.position, COST[p.source]), default=ReusePlan())
 
 
-def why(chosen: Plan, options: Sequence[Option], clues: Clues) -> Miss | None:
+def explain_miss(
+    chosen: ReusePlan, options: Sequence[ReuseSource], clues: MissContext
+) -> CacheMiss | None:
     """Why `chosen` reuses less than it could have; None when nothing was lost.
 
     When the prompt diverged and a checkpoint was missing too, the larger loss is named.
@@ -120,24 +124,24 @@ def why(chosen: Plan, options: Sequence[Option], clues: Clues) -> Miss | None:
     diverged = min(clues.n_previous, limit) - common
     is_near = common - at < clues.block_size
     losses = (
-        (not clues.is_enabled, Miss(Reason.DISABLED)),
-        (clues.is_foreign and not at, Miss(Reason.MODEL)),
-        (0 < diverged >= covered - at, Miss(Reason.DIVERGED, clues.n_common)),
-        (at < covered, Miss(Reason.NO_CHECKPOINT, at)),
-        (at < common and is_near, Miss(Reason.UNALIGNED, at)),
-        (at < max(common, min(clues.n_evicted, limit)), Miss(Reason.EVICTED, at)),
-        (not at, Miss(Reason.COLD)),
+        (not clues.is_enabled, CacheMiss(MissReason.DISABLED)),
+        (clues.is_foreign and not at, CacheMiss(MissReason.MODEL)),
+        (0 < diverged >= covered - at, CacheMiss(MissReason.DIVERGED, clues.n_common)),
+        (at < covered, CacheMiss(MissReason.NO_CHECKPOINT, at)),
+        (at < common and is_near, CacheMiss(MissReason.UNALIGNED, at)),
+        (at < max(common, min(clues.n_evicted, limit)), CacheMiss(MissReason.EVICTED, at)),
+        (not at, CacheMiss(MissReason.COLD)),
     )
     return next((miss for is_so, miss in losses if is_so), None)
 
 
-def _best(n_prompt: int, option: Option) -> Plan:
+def _best(n_prompt: int, option: ReuseSource) -> ReusePlan:
     end = min(option.covered, n_prompt - 1)
     usable = [s for s in option.states if s.position <= end]
-    best = max(usable, key=lambda s: s.position, default=State(0))
+    best = max(usable, key=lambda s: s.position, default=RestorePoint(0))
     if option.free_from is not None and option.free_from <= end and best.position < end:
-        best = State(end)
-    return Plan(
+        best = RestorePoint(end)
+    return ReusePlan(
         source=option.source,
         position=best.position,
         slot=option.slot,

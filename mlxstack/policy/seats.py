@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from mlxstack.policy.desk import Desk, Seat, SeatState, Ticket
+from mlxstack.policy.desk import QueuedRequest, SchedulerState, Slot, SlotState
 
-Match = Callable[[str, int], int]
+OverlapFn = Callable[[str, int], int]
 """(ask, slot) -> how many first tokens of the ask's prompt the slot's context shares."""
 
-Promise = Callable[[str, str], int]
+SharedPrefillFn = Callable[[str, str], int]
 """(ask, other ask) -> up to where the prefill of the other does the ask's work too, or 0."""
 
-PROMISING = frozenset((SeatState.LOADING, SeatState.PREFILLING))
+COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
 
 KEEP = 0.5
 """With no empty seat left, an ask takes a context of which it keeps at least this share."""
@@ -19,7 +19,9 @@ SLACK = 32
 """Tokens of the last prompt that a known follow-up may lose: templates rewrite the very end."""
 
 
-def choose(desk: Desk, ticket: Ticket, match: Match, barred: frozenset[int]) -> int | None:
+def select_slot(
+    desk: SchedulerState, ticket: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+) -> int | None:
     """The slot for this ticket now, or None: wait. `barred` slots are not to be given away.
 
     A follow-up is of the same conversation and repeats the last prompt of its seat. A title
@@ -27,11 +29,11 @@ def choose(desk: Desk, ticket: Ticket, match: Match, barred: frozenset[int]) -> 
     empty seat rather than destroy the rest; the engine forks the prefix from there. Slots that
     others wait for by pin are taken last.
     """
-    idle = [s for s in desk.seats if s.state is SeatState.IDLE and s.id not in barred]
+    idle = [s for s in desk.slots if s.state is SlotState.IDLE and s.id not in barred]
     if ticket.pin is not None:
         return ticket.pin if any(s.id == ticket.pin for s in idle) else None
     wanted = {t.pin for t in desk.waiting}
-    shared = {s.id: match(ticket.ask, s.id) if s.n_tokens else 0 for s in idle}
+    shared = {s.id: match(ticket.request, s.id) if s.n_tokens else 0 for s in idle}
     own = [s for s in idle if _continues(s, ticket, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
@@ -42,21 +44,23 @@ def choose(desk: Desk, ticket: Ticket, match: Match, barred: frozenset[int]) -> 
     return least_missed.id if least_missed else None
 
 
-def no_promise(_ask: str, _other: str) -> int:
+def no_shared_prefill(_ask: str, _other: str) -> int:
     """Nobody computes what another one waits for."""
     return 0
 
 
-def is_awaiting(desk: Desk, ticket: Ticket, promise: Promise) -> bool:
+def should_wait_for_prefix(
+    desk: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn
+) -> bool:
     """Whether a slot is just computing what this ticket would compute next: wait, then fork."""
     return any(
-        seat.position < promise(ticket.ask, seat.ticket.ask)
-        for seat in desk.seats
-        if seat.state in PROMISING and seat.ticket
+        seat.position < promise(ticket.request, seat.queued.request)
+        for seat in desk.slots
+        if seat.state in COMPUTING and seat.queued
     )
 
 
-def _continues(seat: Seat, ticket: Ticket, n_shared: int) -> bool:
+def _continues(seat: Slot, ticket: QueuedRequest, n_shared: int) -> bool:
     """Whether the prompt goes on with the conversation of this seat, as far as can be known.
 
     Short user messages make the prompts of two conversations alike but for their last tokens:
@@ -71,5 +75,5 @@ def _continues(seat: Seat, ticket: Ticket, n_shared: int) -> bool:
     return n_shared > 0 and n_prompt - n_shared <= slack
 
 
-def _worth(seat: Seat) -> tuple[bool, float, int]:
+def _worth(seat: Slot) -> tuple[bool, float, int]:
     return seat.n_tokens > 0, seat.last_used, seat.id

@@ -8,14 +8,21 @@ from msgspec import Struct
 
 from mlxstack.policy import desk as desks
 from mlxstack.policy import waiting
-from mlxstack.policy.desk import SeatState, Ticket
-from mlxstack.policy.report import Report, Sample, report_of
-from mlxstack.policy.scheduler import Give, Limits, Prefill, choose_bite, decide, is_full
-from mlxstack.policy.speed import Speed, observe_decode, observe_prefill
-from mlxstack.policy.workload import Agent, FutureAsk
+from mlxstack.policy.desk import QueuedRequest, SlotState
+from mlxstack.policy.report import SimulatedRequest, SimulationReport, report_of
+from mlxstack.policy.scheduler import (
+    AssignSlot,
+    PrefillChunk,
+    SchedulerLimits,
+    is_full,
+    next_prefill_chunk,
+    schedule,
+)
+from mlxstack.policy.speed import ThroughputModel, observe_decode, observe_prefill
+from mlxstack.policy.workload import PlannedRequest, SimulatedAgent
 
 
-class Machine(Struct, frozen=True):
+class SimulatedMachine(Struct, frozen=True):
     """A machine and its slots.
 
     Prefill runs at `prefill_tps` tokens per second at position 0; each token before a token makes
@@ -28,7 +35,7 @@ class Machine(Struct, frozen=True):
     step_s: float = 0.020
     row_s: float = 0.002
 
-    def bite_s(self, start: int, n_tokens: int) -> float:
+    def chunk_s(self, start: int, n_tokens: int) -> float:
         """Seconds to prefill `n_tokens` from position `start` on."""
         middle = start + n_tokens / 2
         return n_tokens / self.prefill_tps * (1.0 + self.slowdown * middle)
@@ -38,22 +45,24 @@ class Machine(Struct, frozen=True):
         return self.step_s + self.row_s * n_rows
 
 
-def simulate(agents: Iterable[Agent], machine: Machine, limits: Limits) -> Report:
+def simulate(
+    agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
+) -> SimulationReport:
     """Let all agents ask until everyone was answered, and tell how long they waited.
 
     Takes the turns of the engine: seat, choose a bite, decode, prefill. Refused asks come back
     when they were told to.
     """
-    play = _Play(agents, machine, limits)
+    play = _Simulation(agents, machine, limits)
     while play.has_work:
         play.turn()
     return play.report()
 
 
-class _Live:
+class _SimulatedRequest:
     """An ask under way. Times are simulated seconds."""
 
-    def __init__(self, agent: Agent, index: int, now: float) -> None:
+    def __init__(self, agent: SimulatedAgent, index: int, now: float) -> None:
         self.agent = agent
         self.index = index
         self.id = f"{agent.name}/{index}"
@@ -64,22 +73,24 @@ class _Live:
         self.n_left = self.plan.n_answer
 
     @property
-    def plan(self) -> FutureAsk:
+    def plan(self) -> PlannedRequest:
         return self.agent.asks[self.index]
 
 
-class _Play:
-    def __init__(self, agents: Iterable[Agent], machine: Machine, limits: Limits) -> None:
+class _Simulation:
+    def __init__(
+        self, agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
+    ) -> None:
         self._machine = machine
         self._limits = limits
         self._now = 0.0
-        self._desk = desks.empty_desk(machine.n_slots)
-        self._speed = Speed()
-        self._coming: list[tuple[float, str, _Live]] = []
-        self._live: dict[str, _Live] = {}
-        self._rows: dict[int, _Live] = {}
+        self._desk = desks.initial_state(machine.n_slots)
+        self._speed = ThroughputModel()
+        self._coming: list[tuple[float, str, _SimulatedRequest]] = []
+        self._live: dict[str, _SimulatedRequest] = {}
+        self._rows: dict[int, _SimulatedRequest] = {}
         self._context: dict[int, str] = {}
-        self._samples: list[Sample] = []
+        self._samples: list[SimulatedRequest] = []
         self._is_settled = False
         self._silence = self._busy = 0.0
         self._ask_s = 1.0
@@ -99,14 +110,14 @@ class _Play:
         if not self._is_settled:
             self._seat()
         began = self._now
-        self._desk, bite = choose_bite(self._desk, self._speed, self._limits.pace)
+        self._desk, bite = next_prefill_chunk(self._desk, self._speed, self._limits.pace)
         if self._rows:
             self._decode(1 if bite else self._n_uneventful())
         if bite:
             self._prefill(bite)
         self._busy += self._now - began
 
-    def report(self) -> Report:
+    def report(self) -> SimulationReport:
         """What came out of it."""
         return report_of(
             self._samples,
@@ -118,39 +129,41 @@ class _Play:
             n_computed=self._n_computed,
         )
 
-    def _plan(self, agent: Agent, index: int) -> None:
+    def _plan(self, agent: SimulatedAgent, index: int) -> None:
         if index < len(agent.asks):
-            live = _Live(agent, index, self._now + agent.asks[index].after_s)
+            live = _SimulatedRequest(agent, index, self._now + agent.asks[index].after_s)
             heapq.heappush(self._coming, (live.arrived, live.id, live))
 
     def _listen(self) -> None:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, live = heapq.heappop(self._coming)
             agent = live.agent
-            ticket = Ticket(live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name)
+            ticket = QueuedRequest(
+                live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
+            )
             if is_full(self._desk, ticket, self._now, self._limits):
                 again = self._now + waiting.retry_after(self._desk, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
                 continue
             self._live[live.id] = live
-            self._desk = desks.arrive(self._desk, ticket)
+            self._desk = desks.enqueue(self._desk, ticket)
             self._is_settled = False
 
     def _seat(self) -> None:
         """Deciding twice without an arrival or an end changes nothing, so it is spared."""
         self._is_settled = True
-        self._desk, actions = decide(self._desk, self._now, self._limits, self._match)
+        self._desk, actions = schedule(self._desk, self._now, self._limits, self._match)
         for action in actions:
-            assert isinstance(action, Give)
-            self._sit(self._live[action.ticket.ask], action.slot)
+            assert isinstance(action, AssignSlot)
+            self._sit(self._live[action.queued.request], action.slot)
 
     def _match(self, ask: str, slot: int) -> int:
         live = self._live[ask]
         is_own = self._context.get(slot) == live.agent.name
-        return min(self._desk.seat(slot).n_tokens, live.plan.n_prompt - 1) if is_own else 0
+        return min(self._desk.slot(slot).n_tokens, live.plan.n_prompt - 1) if is_own else 0
 
-    def _sit(self, live: _Live, slot: int) -> None:
+    def _sit(self, live: _SimulatedRequest, slot: int) -> None:
         live.seated = self._now
         shared = self._match(live.id, slot)
         self._n_warm += shared > 0
@@ -159,9 +172,9 @@ class _Play:
         self._context[slot] = live.agent.name
         self._reach(live, slot, n_cached)
 
-    def _reach(self, live: _Live, slot: int, position: int) -> None:
+    def _reach(self, live: _SimulatedRequest, slot: int, position: int) -> None:
         self._desk = desks.advance(self._desk, slot, position)
-        if self._desk.seat(slot).state is SeatState.RUNNING:
+        if self._desk.slot(slot).state is SlotState.RUNNING:
             self._rows[slot] = live
 
     def _n_uneventful(self) -> int:
@@ -187,22 +200,22 @@ class _Play:
             if live.n_left <= 0:
                 self._end(live, slot)
 
-    def _prefill(self, bite: Prefill) -> None:
-        seat = self._desk.seat(bite.slot)
-        assert seat.ticket is not None
-        seconds = self._machine.bite_s(seat.position, bite.n_tokens)
+    def _prefill(self, bite: PrefillChunk) -> None:
+        seat = self._desk.slot(bite.slot)
+        assert seat.queued is not None
+        seconds = self._machine.chunk_s(seat.position, bite.n_tokens)
         self._now += seconds
         self._speed = observe_prefill(self._speed, seat.position, bite.n_tokens, seconds)
-        self._reach(self._live[seat.ticket.ask], bite.slot, seat.position + bite.n_tokens)
+        self._reach(self._live[seat.queued.request], bite.slot, seat.position + bite.n_tokens)
 
-    def _end(self, live: _Live, slot: int) -> None:
+    def _end(self, live: _SimulatedRequest, slot: int) -> None:
         plan = live.plan
         del self._rows[slot], self._live[live.id]
-        self._desk = desks.release(self._desk, slot, plan.n_prompt + plan.n_answer, self._now)
+        self._desk = desks.release_slot(self._desk, slot, plan.n_prompt + plan.n_answer, self._now)
         self._is_settled = False
         self._ask_s = 0.8 * self._ask_s + 0.2 * (self._now - live.seated)
         self._samples.append(
-            Sample(
+            SimulatedRequest(
                 priority=live.agent.priority,
                 waited_s=live.seated - live.arrived,
                 ttft_s=(live.first_token or self._now) - live.arrived,

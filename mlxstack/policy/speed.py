@@ -11,7 +11,7 @@ MEMORY = 0.95
 """How much the older bites still count for the slowdown when another one is measured."""
 
 
-class Trend(Struct, frozen=True):
+class RegressionSums(Struct, frozen=True):
     """Fading sums over bites: tokens, and per token position, cost in seconds, and products."""
 
     n: float = 0.0
@@ -21,7 +21,7 @@ class Trend(Struct, frozen=True):
     xy: float = 0.0
 
 
-class Speed(Struct, frozen=True):
+class ThroughputModel(Struct, frozen=True):
     """Measured: prefill tokens per second at position 0, and seconds of a decode step.
 
     Each token before a token makes it slower by the share `slowdown`: attention looks back at
@@ -31,10 +31,12 @@ class Speed(Struct, frozen=True):
     prefill_tps: float = 0.0
     decode_s: float = 0.0
     slowdown: float = 0.0
-    trend: Trend = Trend()
+    trend: RegressionSums = RegressionSums()
 
 
-def observe_prefill(speed: Speed, start: int, n_tokens: int, seconds: float) -> Speed:
+def observe_prefill(
+    speed: ThroughputModel, start: int, n_tokens: int, seconds: float
+) -> ThroughputModel:
     """The speed after a bite from `start` on; the level follows at once, the slowdown slowly."""
     if n_tokens < FEWEST or seconds <= 0:
         return speed
@@ -44,31 +46,31 @@ def observe_prefill(speed: Speed, start: int, n_tokens: int, seconds: float) -> 
     measured = n_tokens / seconds
     expected = speed.prefill_tps / (1 + speed.slowdown * middle) or measured
     level = 0.5 * (measured + expected) * (1 + slowdown * middle)
-    return Speed(level, speed.decode_s, slowdown, trend)
+    return ThroughputModel(level, speed.decode_s, slowdown, trend)
 
 
-def observe_decode(speed: Speed, seconds: float) -> Speed:
+def observe_decode(speed: ThroughputModel, seconds: float) -> ThroughputModel:
     """The speed after a decode step; slower steps count at once, faster ones by and by."""
     decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
-    return Speed(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
+    return ThroughputModel(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
 
 
-def prefill_s(speed: Speed, start: int, n_tokens: int) -> float:
+def prefill_s(speed: ThroughputModel, start: int, n_tokens: int) -> float:
     """Seconds that `n_tokens` from position `start` on will take; 0 when nothing is known."""
     if not speed.prefill_tps:
         return 0.0
     return n_tokens * (1 + speed.slowdown * (start + n_tokens / 2)) / speed.prefill_tps
 
 
-def tokens_within(speed: Speed, start: int, seconds: float) -> int:
+def tokens_within(speed: ThroughputModel, start: int, seconds: float) -> int:
     """How many tokens from position `start` on take at most `seconds`: `prefill_s` solved."""
     work = max(0.0, seconds) * speed.prefill_tps
     first = 1 + speed.slowdown * start
     return int(2 * work / (first + math.sqrt(first * first + 2 * speed.slowdown * work)))
 
 
-def _add(trend: Trend, n: int, x: float, y: float) -> Trend:
-    return Trend(
+def _add(trend: RegressionSums, n: int, x: float, y: float) -> RegressionSums:
+    return RegressionSums(
         MEMORY * trend.n + n,
         MEMORY * trend.x + n * x,
         MEMORY * trend.y + n * y,
@@ -77,7 +79,7 @@ def _add(trend: Trend, n: int, x: float, y: float) -> Trend:
     )
 
 
-def _slowdown(trend: Trend) -> float:
+def _slowdown(trend: RegressionSums) -> float:
     """Slope over intercept of the line of least squares; 0 while all bites lie together."""
     x, y = trend.x / trend.n, trend.y / trend.n
     spread = trend.xx / trend.n - x * x

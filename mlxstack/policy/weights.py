@@ -28,14 +28,14 @@ VOCABULARY = {"gemma3": 262208, "gemma3_text": 262144}
 """What mlx-lm takes where the config is silent."""
 
 
-class Matrix(Struct, frozen=True):
+class WeightMatrix(Struct, frozen=True):
     """`n_params` numbers of all modules whose path ends with `name`."""
 
     name: str
     n_params: int
 
 
-class Precision(Struct, frozen=True):
+class WeightPrecision(Struct, frozen=True):
     """`bits` per number, and one scale per group: `n_scales` of them, floats or bytes."""
 
     bits: int
@@ -73,11 +73,11 @@ def _text(config: Config, kind: str) -> dict[str, Any]:
     return {"vocab_size": VOCABULARY.get(kind), **architectures.DEFAULTS.get(kind, {}), **given}
 
 
-def _matrices(kind: str, text: Config, geometry: Geometry) -> Iterator[Matrix]:
+def _matrices(kind: str, text: Config, geometry: Geometry) -> Iterator[WeightMatrix]:
     hidden = int(text["hidden_size"])
-    yield Matrix("embed_tokens", int(text["vocab_size"]) * hidden)
+    yield WeightMatrix("embed_tokens", int(text["vocab_size"]) * hidden)
     if not text.get("tie_word_embeddings", kind not in UNTIED):
-        yield Matrix("lm_head", int(text["vocab_size"]) * hidden)
+        yield WeightMatrix("lm_head", int(text["vocab_size"]) * hidden)
     for layer in geometry.layers:
         if layer.kind not in KINDS:
             raise Unsupported(f"layers of kind {layer.kind} are not estimated", "model_type")
@@ -85,32 +85,32 @@ def _matrices(kind: str, text: Config, geometry: Geometry) -> Iterator[Matrix]:
         yield from _mlp(kind, text, hidden)
 
 
-def _attention(text: Config, layer: Layer, hidden: int) -> Iterator[Matrix]:
+def _attention(text: Config, layer: Layer, hidden: int) -> Iterator[WeightMatrix]:
     heads = int(text["num_attention_heads"])
     is_one = bool(text.get("attention_k_eq_v")) and layer.kind is LayerKind.FULL
-    yield Matrix("q_proj", hidden * heads * layer.k_dim)
-    yield Matrix("k_proj", hidden * layer.k_heads * layer.k_dim)
-    yield Matrix("v_proj", 0 if is_one else hidden * layer.v_heads * layer.v_dim)
-    yield Matrix("o_proj", hidden * heads * layer.v_dim)
+    yield WeightMatrix("q_proj", hidden * heads * layer.k_dim)
+    yield WeightMatrix("k_proj", hidden * layer.k_heads * layer.k_dim)
+    yield WeightMatrix("v_proj", 0 if is_one else hidden * layer.v_heads * layer.v_dim)
+    yield WeightMatrix("o_proj", hidden * heads * layer.v_dim)
 
 
-def _mlp(kind: str, text: Config, hidden: int) -> Iterator[Matrix]:
+def _mlp(kind: str, text: Config, hidden: int) -> Iterator[WeightMatrix]:
     n_experts = _n_experts(text) if kind in MIXED else 0
     inner = int(text["intermediate_size"])
     if not n_experts or kind.startswith("gemma4"):
         for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-            yield Matrix(name, hidden * inner)
+            yield WeightMatrix(name, hidden * inner)
     if n_experts:
         inner = int(text.get("moe_intermediate_size") or inner)
-        yield Matrix("experts.gate_proj", 3 * n_experts * hidden * inner)
-        yield Matrix("router.proj", n_experts * hidden)
+        yield WeightMatrix("experts.gate_proj", 3 * n_experts * hidden * inner)
+        yield WeightMatrix("router.proj", n_experts * hidden)
 
 
 def _n_experts(text: Config) -> int:
     return int(text.get("num_experts") or text.get("num_local_experts") or 0)
 
 
-def _stored(matrix: Matrix, config: Config) -> Weights:
+def _stored(matrix: WeightMatrix, config: Config) -> Weights:
     precision = _precision(matrix.name, config)
     n = matrix.n_params
     if precision is None:
@@ -123,7 +123,7 @@ def _stored(matrix: Matrix, config: Config) -> Weights:
     return Weights(packed=packed + n_groups)
 
 
-def _precision(name: str, config: Config) -> Precision | None:
+def _precision(name: str, config: Config) -> WeightPrecision | None:
     """Of `quantization` and its exceptions by path, as mlx-lm writes them; None: not quantised."""
     table = config.get("quantization")
     if not isinstance(table, Mapping):
@@ -132,7 +132,7 @@ def _precision(name: str, config: Config) -> Precision | None:
     if not isinstance(found, Mapping):
         return None
     default_mode = table.get("mode", "affine") if found is table else "affine"
-    return Precision(
+    return WeightPrecision(
         bits=int(found.get("bits", 4)),
         group_size=int(found.get("group_size", 64)),
         mode=str(found.get("mode", default_mode)),

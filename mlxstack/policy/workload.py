@@ -8,7 +8,7 @@ from msgspec import Struct
 from mlxstack.core.ask import Priority
 
 
-class FutureAsk(Struct, frozen=True):
+class PlannedRequest(Struct, frozen=True):
     """Asked `after_s` seconds after the agent's last answer ended.
 
     `n_cached` prompt tokens are found outside the agent's own seat (a shared head, parked, disk).
@@ -20,11 +20,11 @@ class FutureAsk(Struct, frozen=True):
     n_cached: int = 0
 
 
-class Agent(Struct, frozen=True):
+class SimulatedAgent(Struct, frozen=True):
     """One after another, an agent asks its `asks`; `pin` is the slot it insists on."""
 
     name: str
-    asks: tuple[FutureAsk, ...]
+    asks: tuple[PlannedRequest, ...]
     priority: Priority = Priority.NORMAL
     pin: int | None = None
 
@@ -49,22 +49,22 @@ class Workload(Struct, frozen=True):
     low: float = 0.3
 
 
-def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[Agent, ...]:
+def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[SimulatedAgent, ...]:
     """Agents as `workload` describes them; `samples` are endless and even in [0, 1)."""
     return tuple(_agent(f"agent-{n}", workload, samples) for n in range(workload.n_agents))
 
 
-def _agent(name: str, workload: Workload, samples: Iterator[float]) -> Agent:
-    asks: list[FutureAsk] = []
+def _agent(name: str, workload: Workload, samples: Iterator[float]) -> SimulatedAgent:
+    asks: list[PlannedRequest] = []
     after, n_history = next(samples) * workload.span_s, 0
     for _ in range(_between(workload.n_asks, samples)):
         n_cached = workload.n_head + int(workload.cached_share * n_history)
         n_history += _between(workload.n_new, samples)
         n_answer = _between(workload.n_answer, samples)
-        asks.append(FutureAsk(after, workload.n_head + n_history, n_answer, n_cached))
+        asks.append(PlannedRequest(after, workload.n_head + n_history, n_answer, n_cached))
         n_history += n_answer
         after = -math.log(1.0 - next(samples)) * workload.pause_s
-    return Agent(name, tuple(asks), _priority(workload, next(samples)))
+    return SimulatedAgent(name, tuple(asks), _priority(workload, next(samples)))
 
 
 def _priority(workload: Workload, sample: float) -> Priority:

@@ -8,24 +8,24 @@ from msgspec import Struct
 from mlxstack.core.ask import Priority
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import StackError
-from mlxstack.service.library import Library
-from mlxstack.service.roster import Record, Roster, Sums
+from mlxstack.service.library import AgentStore
+from mlxstack.service.roster import AgentRecord, AgentRegistry, AgentSums
 from mlxstack.store.history import History
 
 log = logging.getLogger("mlxstack.agents")
 
 
-class Facts(Struct, frozen=True):
+class AgentFacts(Struct, frozen=True):
     """What history.json says of an agent beside its messages; `used_at` is Unix seconds."""
 
     priority: Priority = Priority.NORMAL
     is_pinned: bool = False
-    sums: Sums = Sums()
+    sums: AgentSums = AgentSums()
     used_at: float = 0.0
     tools: tuple[Tool, ...] = ()
 
 
-def load(library: Library, roster: Roster) -> None:
+def load(library: AgentStore, roster: AgentRegistry) -> None:
     """Before anything is served. What is damaged is named in the log, and its agent is known."""
     library.survey()
     for agent in library.agents():
@@ -39,15 +39,15 @@ def load(library: Library, roster: Roster) -> None:
         record.sums, record.used_at = facts.sums, facts.used_at
 
 
-def facts_about(record: Record, tools: tuple[Tool, ...]) -> Facts:
+def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:
     """What is to be kept of an account."""
-    return Facts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
+    return AgentFacts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
 
 
-def facts_of(history: History) -> Facts:
+def facts_of(history: History) -> AgentFacts:
     """Facts that make no sense are as none."""
     try:
-        return msgspec.convert(history.facts, Facts)
+        return msgspec.convert(history.facts, AgentFacts)
     except msgspec.ValidationError as error:
         log.warning("the facts of a stored history are ignored: %s", error)
-        return Facts()
+        return AgentFacts()

@@ -44,7 +44,7 @@ async def writing(service: Service, agent: str) -> AsyncIterator[None]:
 
     Raises Conflict when another process holds its lock for longer than a write can take.
     """
-    async with service.lines.pen(agent):
+    async with service.lines.write_lock(agent):
         try:
             async with asyncio.timeout(WRITE_S):
                 held = await _patiently(agent, service.library.lock_history)

@@ -10,15 +10,22 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.act import LetGo, Locate, PinAgent, Unpin, Vacate, pin_of
+from mlxstack.core.act import (
+    EvictAgentFromSlot,
+    LocateAgentKV,
+    PinAgent,
+    ReleaseAgentKV,
+    UnpinPrefix,
+    pin_of,
+)
 from mlxstack.core.ask import Priority
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.frame import AgentView
 from mlxstack.service import agent_locks, dialogue
 from mlxstack.service.accounts import facts_about, facts_of
-from mlxstack.service.parts import Spoken
-from mlxstack.service.roster import Record, views
+from mlxstack.service.parts import SpokenPart
+from mlxstack.service.roster import AgentRecord, views
 from mlxstack.service.service import Service
 from mlxstack.service.threads import in_thread
 from mlxstack.store.history import History
@@ -29,14 +36,14 @@ MOST_AGENTS = 10_000
 """Explicit agents stay until they are deleted; each is a folder, and a line of every list."""
 
 
-class Past(Struct, frozen=True):
+class AgentHistory(Struct, frozen=True):
     """What an agent said and heard so far, and the tools it had."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
 
 
-class Portrait(Struct, frozen=True):
+class AgentDetails(Struct, frozen=True):
     """An agent as people see it, and the bytes of its KV for the model that is served.
 
     Live, parked and stored bytes may be the same KV in several places; others may share them.
@@ -49,7 +56,7 @@ class Portrait(Struct, frozen=True):
     disk_bytes: int = 0
 
 
-class Wanted(Struct, frozen=True):
+class AgentChanges(Struct, frozen=True):
     """Changes to an agent; None leaves as it is."""
 
     priority: Priority | None = None
@@ -58,46 +65,46 @@ class Wanted(Struct, frozen=True):
 
 def check_room(service: Service, agent: str) -> None:
     """Raises Conflict for a new agent when there are too many already."""
-    n_agents = service.roster.n_agents
-    if n_agents >= MOST_AGENTS and service.roster.find(agent) is None:
+    n_agents = service.agent_registry.n_agents
+    if n_agents >= MOST_AGENTS and service.agent_registry.find(agent) is None:
         raise Conflict(
             f"there are {n_agents} agents, and no new one is kept; delete those that are over "
             "(DELETE /v1/agents/{id})"
         )
 
 
-async def everyone(service: Service) -> tuple[Portrait, ...]:
+async def everyone(service: Service) -> tuple[AgentDetails, ...]:
     """All agents, those without an explicit name too, the last used first."""
-    return await _portraits(service, service.roster.latest)
+    return await _portraits(service, service.agent_registry.latest)
 
 
-async def one(service: Service, agent: str) -> Portrait:
+async def one(service: Service, agent: str) -> AgentDetails:
     """Raises NotFound."""
     return (await _portraits(service, (_record(service, agent),)))[0]
 
 
-async def create(service: Service, agent: str, past: Past) -> Portrait:
+async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
     """An agent with this past. Raises Conflict when there is one of this id."""
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.library.has, agent):
             raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
-        service.roster.record(agent, is_explicit=True)
+        service.agent_registry.record(agent, is_explicit=True)
         await _write(service, agent, past)
         return await one(service, agent)
 
 
-async def past(service: Service, agent: str) -> Past:
+async def past(service: Service, agent: str) -> AgentHistory:
     """The history. Raises NotFound, or Conflict when its file is damaged."""
     try:
         found = await asyncio.to_thread(service.library.read, agent)
         messages = tuple(dialogue.read(message) for message in found.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
-    return Past(messages, facts_of(found).tools)
+    return AgentHistory(messages, facts_of(found).tools)
 
 
-async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
+async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDetails:
     """Priority and pin, from the next request on, also while it answers. Raises NotFound."""
     record = _record(service, agent)
     if wanted.priority is not None:
@@ -111,7 +118,7 @@ async def change(service: Service, agent: str, wanted: Wanted) -> Portrait:
     return await one(service, agent)
 
 
-async def fork(service: Service, agent: str, other: str) -> Portrait:
+async def fork(service: Service, agent: str, other: str) -> AgentDetails:
     """`other` goes on from where `agent` is; nothing but names and words is copied.
 
     Raises NotFound, or Conflict when there is an `other` or the history is damaged.
@@ -121,12 +128,12 @@ async def fork(service: Service, agent: str, other: str) -> Portrait:
     check_room(service, other)
     async with _editing(service, other):
         await in_thread(service.library.copy, agent, other)
-        service.roster.record(other, is_explicit=True)
+        service.agent_registry.record(other, is_explicit=True)
         await _write(service, other, await past(service, other))
         return await one(service, other)
 
 
-async def rewind(service: Service, agent: str, n_messages: int) -> Portrait:
+async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
     """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
     async with _editing(service, agent):
         found = await past(service, agent)
@@ -156,11 +163,11 @@ async def delete(service: Service, agent: str) -> None:
         async with agent_locks.writing(service, agent):
             with suppress(NotFound):
                 await in_thread(service.library.remove, agent)
-        service.roster.forget(agent)
+        service.agent_registry.forget(agent)
 
 
-async def heard(
-    service: Service, agent: str, conversation: Conversation, spoken: Sequence[Spoken]
+async def record_turn(
+    service: Service, agent: str, conversation: Conversation, spoken: Sequence[SpokenPart]
 ) -> None:
     """A turn is over: what was said is in the history before the client sees the end of it.
 
@@ -173,15 +180,15 @@ async def heard(
         begun = messages[-1]
         reply = replace(reply, text=begun.text + reply.text)
         messages = messages[:-1]
-    past = Past((*messages, reply), conversation.tools)
+    past = AgentHistory((*messages, reply), conversation.tools)
     try:
         await _write(service, agent, past)
     except StackError as error:
         log.warning("the history of agent %s was not written: %s", agent, error)
-        service.library.hold(agent, _history(service, agent, past))
-    record = service.roster.record(agent, is_explicit=True)
+        service.library.reserve(agent, _history(service, agent, past))
+    record = service.agent_registry.record(agent, is_explicit=True)
     if record.is_pinned:
-        service.engine.tend(PinAgent(agent))
+        service.engine.run_cache_command(PinAgent(agent))
 
 
 @asynccontextmanager
@@ -192,31 +199,31 @@ async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
             yield
 
 
-async def _write(service: Service, agent: str, past: Past) -> None:
+async def _write(service: Service, agent: str, past: AgentHistory) -> None:
     """Replace the history, after those that were to be written before."""
     async with agent_locks.writing(service, agent):
         await _replace(service, agent, past)
 
 
-async def _replace(service: Service, agent: str, past: Past) -> None:
+async def _replace(service: Service, agent: str, past: AgentHistory) -> None:
     await in_thread(service.library.write, agent, _history(service, agent, past))
 
 
-def _history(service: Service, agent: str, past: Past) -> History:
-    record = service.roster.record(agent, is_explicit=True)
+def _history(service: Service, agent: str, past: AgentHistory) -> History:
+    record = service.agent_registry.record(agent, is_explicit=True)
     facts = facts_about(record, past.tools)
     messages = tuple(dialogue.written(message) for message in past.messages)
     return History(messages, msgspec.to_builtins(facts))
 
 
-async def _portraits(service: Service, records: Sequence[Record]) -> tuple[Portrait, ...]:
+async def _portraits(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
-    kept = await _tend(service, Locate(tuple(record.name for record in records)))
+    kept = await _tend(service, LocateAgentKV(tuple(record.name for record in records)))
     found = {one.agent: one for one in kept}
     drawn = views(records, snapshot, service.name, found, service.library.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
     return tuple(
-        Portrait(
+        AgentDetails(
             view=view,
             is_explicit=record.is_explicit,
             live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
@@ -231,29 +238,29 @@ async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:
     n_tokens = 0
     for slot in service.engine.snapshot().slots:
         if slot.agent == agent:
-            done: Any = await service.act(Vacate(slot.id, agent, is_kept))
+            done: Any = await service.run_slot_command(EvictAgentFromSlot(slot.id, agent, is_kept))
             n_tokens += done.n_erased
-    await _tend(service, LetGo(agent, is_kept))
+    await _tend(service, ReleaseAgentKV(agent, is_kept))
     return n_tokens
 
 
-async def _pin(service: Service, record: Record) -> None:
+async def _pin(service: Service, record: AgentRecord) -> None:
     if record.is_pinned:
         await _tend(service, PinAgent(record.name))
     else:
         with suppress(NotFound):
-            await _tend(service, Unpin(pin_of(record.name)))
+            await _tend(service, UnpinPrefix(pin_of(record.name)))
 
 
 async def _tend(service: Service, chore: Any) -> Any:
     service.require()
-    done = await asyncio.wrap_future(service.engine.tend(chore))
-    service.n_tended += not isinstance(chore, Locate)
+    done = await asyncio.wrap_future(service.engine.run_cache_command(chore))
+    service.n_tended += not isinstance(chore, LocateAgentKV)
     return done
 
 
-def _record(service: Service, agent: str) -> Record:
-    record = service.roster.find(agent)
+def _record(service: Service, agent: str) -> AgentRecord:
+    record = service.agent_registry.find(agent)
     if record is None:
         raise NotFound(f"there is no agent {agent}")
     return record

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from mlxstack.core.preset import Preset
-from mlxstack.service.library import Library
-from mlxstack.service.outbox import Outbox
+from mlxstack.service.library import AgentStore
+from mlxstack.service.outbox import EventDispatcher
 from mlxstack.service.service import Service
-from mlxstack.service.supply import Supply
+from mlxstack.service.supply import EngineFactory
 from mlxstack.store.agent_locks import AgentLocks
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.vault import DiskKVStore
 
 
 def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
@@ -18,6 +18,6 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     Raises SetupError when a folder cannot be made.
     """
     folders = AgentFolders(home / "agents")
-    outbox, library = Outbox(), Library(folders, AgentLocks(home / "locks"))
-    supply = Supply(home, DiskVault(home / "kv"), outbox, library, source)
+    outbox, library = EventDispatcher(), AgentStore(folders, AgentLocks(home / "locks"))
+    supply = EngineFactory(home, DiskKVStore(home / "kv"), outbox, library, source)
     return Service(preset, outbox, supply.engine(preset), library, supply)

@@ -8,14 +8,14 @@ from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError, Unsupported
 from mlxstack.core.model import Weights
-from mlxstack.core.preset import Kind, ModelSpec, Preset
+from mlxstack.core.preset import ModelSpec, Preset, ServiceKind
 from mlxstack.host import models, presets
 from mlxstack.host.models import ModelFiles
 from mlxstack.host.overrides import Override
 from mlxstack.host.paths import Home
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.policy import architectures, weights
-from mlxstack.policy.capacity import Budget, Load
+from mlxstack.policy.capacity import Budget, ServiceLoad
 from mlxstack.policy.geometry import Geometry, quantized
 
 SINGLE = 4
@@ -48,7 +48,7 @@ class Candidate(Struct, frozen=True):
             found = msgspec.structs.replace(found, element_bytes=SINGLE)
         return quantized(found, bits, self.preset.kv.group_size)
 
-    def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> Load:
+    def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
         """What a service of this preset holds; its KV budget is a share of `total_bytes`.
 
         Raises Unsupported.
@@ -64,7 +64,7 @@ class Candidate(Struct, frozen=True):
                 workspace += architectures.peak_score_bytes(config, bits, bite, slots.n_ctx)
         except KeyError as missing:
             raise Unsupported(f"config.json lacks {missing}, which its workspace needs") from None
-        return Load(
+        return ServiceLoad(
             geometry=geometry,
             weights=self.weights.n_bytes(half_bytes),
             workspace=workspace,
@@ -76,7 +76,7 @@ class Candidate(Struct, frozen=True):
 
     def _budget(self, total_bytes: int | None) -> Budget | None:
         """KV budget of the engine; an embedding model has none."""
-        if total_bytes is None or self.preset.kind is Kind.EMBEDDING:
+        if total_bytes is None or self.preset.kind is ServiceKind.EMBEDDING:
             return None
         return Budget(total_bytes, self.preset.prefix_cache.memory_budget_pct)
 
@@ -118,7 +118,7 @@ def shipped(home: Home) -> list[Candidate]:
     for name in sorted(presets.listed(home)):
         try:
             preset = presets.load(name, home).preset
-            if preset.kind is Kind.CHAT and preset.model.id not in {*found, BUILTIN_MODEL}:
+            if preset.kind is ServiceKind.CHAT and preset.model.id not in {*found, BUILTIN_MODEL}:
                 found[preset.model.id] = of_preset(preset)
         except (SetupError, BadRequest):
             continue

@@ -6,8 +6,8 @@ from typing import Any
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import Damaged
-from mlxstack.service.parts import Called, Content, Reasoning, Spoken
-from mlxstack.text.normal import text_of
+from mlxstack.service.parts import ContentPart, ReasoningPart, SpokenPart, ToolCallPart
+from mlxstack.text.normal import plain_text
 
 
 def written(message: Message) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def read(found: Mapping[str, Any]) -> Message:
         return Message(
             role=role,
             # Joined as the doors do it: what is warmed shall be what is asked.
-            text=text_of(found.get("content"), "" if role is Role.SYSTEM else "\n"),
+            text=plain_text(found.get("content"), "" if role is Role.SYSTEM else "\n"),
             reasoning=found.get("reasoning_content"),
             tool_calls=tuple(_read_call(call) for call in found.get("tool_calls") or ()),
             tool_call_id=found.get("tool_call_id"),
@@ -43,14 +43,14 @@ def read(found: Mapping[str, Any]) -> Message:
         raise Damaged(f"a stored message makes no sense: {error!r}") from None
 
 
-def answer(spoken: Iterable[Spoken]) -> Message:
+def answer(spoken: Iterable[SpokenPart]) -> Message:
     """What was said in reply, as the assistant's message."""
     parts = tuple(spoken)
-    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    calls = (part for part in parts if isinstance(part, Called))
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    calls = (part for part in parts if isinstance(part, ToolCallPart))
     return Message(
         role=Role.ASSISTANT,
-        text="".join(part.text for part in parts if isinstance(part, Content)),
+        text="".join(part.text for part in parts if isinstance(part, ContentPart)),
         reasoning=reasoning or None,
         tool_calls=tuple(ToolCall(call.id, call.name, call.arguments) for call in calls),
     )

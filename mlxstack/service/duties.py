@@ -6,17 +6,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from mlxstack.core.act import Relieve, Sweep
+from mlxstack.core.act import CollectGarbage, ReclaimMemory
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Loading, StackError
-from mlxstack.core.preset import Kind, WarmPrefix
+from mlxstack.core.preset import ServiceKind, WarmPrefix
 from mlxstack.host import pressure
 from mlxstack.host.heap import trim_heap
-from mlxstack.host.pressure import Level
+from mlxstack.host.pressure import PressureLevel
 from mlxstack.service import dialogue, memory
 from mlxstack.service.service import Service
-from mlxstack.service.words import Words
-from mlxstack.text.prompt import Spelling
+from mlxstack.service.words import TextProcessor
+from mlxstack.text.prompt import TokenizeOptions
 
 log = logging.getLogger("mlxstack.duties")
 
@@ -26,13 +26,15 @@ SAMPLE_S = 1.0
 REST_S = 10.0
 
 
-async def do(service: Service, level: Callable[[], Level] = pressure.level) -> None:
+async def run_tasks(
+    service: Service, level: Callable[[], PressureLevel] = pressure.pressure_level
+) -> None:
     """Until cancelled. `level` tells how short of memory the computer is."""
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
         group.create_task(return_memory(service, REST_S))
-        if service.preset.kind is Kind.EMBEDDING:
+        if service.preset.kind is ServiceKind.EMBEDDING:
             return
         if spec.warm_on_startup:
             group.create_task(warm_all(service))
@@ -46,7 +48,7 @@ async def warm_all(service: Service) -> None:
     """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
-            words = service.words
+            words = service.text_processor
             made = memory.Prefix(await _tokens(words, prefix), words)
             pinned = await memory.pin(service, prefix.name, made)
             log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
@@ -100,7 +102,9 @@ async def return_memory(service: Service, interval_s: float) -> None:
     await _every(interval_s, "the return of memory", trim)
 
 
-async def watch_memory(service: Service, level: Callable[[], Level], interval_s: float) -> None:
+async def watch_memory(
+    service: Service, level: Callable[[], PressureLevel], interval_s: float
+) -> None:
     """When the computer runs short of memory, cold KV goes first, pinned KV never."""
     await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
 
@@ -127,19 +131,19 @@ async def _every(interval_s: float, what: str, deed: Callable[[], Awaitable[None
 async def _sweep(service: Service) -> None:
     disk = service.preset.prefix_cache.disk
     if disk.max_bytes is not None or disk.max_age_s is not None:
-        await asyncio.wrap_future(service.engine.sweep(Sweep()))
+        await asyncio.wrap_future(service.engine.sweep(CollectGarbage()))
 
 
-async def _relieve(service: Service, level: Callable[[], Level]) -> None:
+async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None:
     now = await asyncio.to_thread(level)
-    if now is Level.CALM:
+    if now is PressureLevel.CALM:
         return
-    freed = await asyncio.wrap_future(service.engine.tend(Relieve(now)))
+    freed = await asyncio.wrap_future(service.engine.run_cache_command(ReclaimMemory(now)))
     if freed.n_bytes:
         log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
 
 
-async def _tokens(words: Words, prefix: WarmPrefix) -> tuple[int, ...]:
+async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.tokens_file is not None:
         tokens = json.loads(await _read(prefix.tokens_file))
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
@@ -148,7 +152,7 @@ async def _tokens(words: Words, prefix: WarmPrefix) -> tuple[int, ...]:
         return tuple(tokens)
     if prefix.text_file is not None:
         text = await _read(prefix.text_file)
-        return await words.tokenize(text, Spelling(add_special=False))
+        return await words.tokenize(text, TokenizeOptions(add_special=False))
     messages = json.loads(await _read(prefix.messages_file or ""))
     if not isinstance(messages, list):
         raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")

@@ -7,12 +7,12 @@ from math import sqrt
 
 from msgspec import Struct
 
-from mlxstack.core.act import Embed
+from mlxstack.core.act import EmbedTexts
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.engine.embed import Tokens, batches
 from mlxstack.service.service import Service
-from mlxstack.service.words import Words
-from mlxstack.text.prompt import Spelling
+from mlxstack.service.words import TextProcessor
+from mlxstack.text.prompt import TokenizeOptions
 
 MOST_TEXTS = 2048
 """As OpenAI's."""
@@ -20,21 +20,21 @@ MOST_TEXTS = 2048
 Text = str | Sequence[int]
 
 
-class Embedded(Struct, frozen=True):
+class EmbeddingResult(Struct, frozen=True):
     """Vectors of length one, little-endian float32, and how many tokens they took."""
 
     vectors: tuple[bytes, ...]
     n_tokens: int
 
 
-async def embed(service: Service, texts: Sequence[Text], dimensions: int | None) -> Embedded:
+async def embed(service: Service, texts: Sequence[Text], dimensions: int | None) -> EmbeddingResult:
     """One vector per text; of the first `dimensions` numbers, made to length one again.
 
     Raises BadRequest and TooLong for what cannot be embedded, Unsupported on a chat model.
     """
     if not 0 < len(texts) <= MOST_TEXTS:
         raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
-    words = service.words
+    words = service.text_processor
     tokens = tuple([await _tokens(service, words, text) for text in texts])
     vectors = await _vectors(service, words, tokens)
     n_numbers = len(vectors[0]) // 4
@@ -42,7 +42,7 @@ async def embed(service: Service, texts: Sequence[Text], dimensions: int | None)
         raise BadRequest(f"dimensions is {dimensions}; this model has {n_numbers}", "dimensions")
     if dimensions is not None:
         vectors = tuple(shortened(vector, dimensions) for vector in vectors)
-    return Embedded(vectors, sum(len(one) for one in tokens))
+    return EmbeddingResult(vectors, sum(len(one) for one in tokens))
 
 
 def numbers(vector: bytes) -> list[float]:
@@ -57,21 +57,23 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
     return array("f", [x / length for x in kept]).tobytes()
 
 
-async def _vectors(service: Service, words: Words, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+async def _vectors(
+    service: Service, words: TextProcessor, texts: Sequence[Tokens]
+) -> tuple[bytes, ...]:
     """Batch by batch, so that other requests come between, and nothing is done for who left."""
     vectors: dict[int, bytes] = {}
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):
             service.require_model(words)
-            chore = Embed(tuple(texts[at] for at in batch))
-            made = await asyncio.wrap_future(service.engine.tend(chore))
+            chore = EmbedTexts(tuple(texts[at] for at in batch))
+            made = await asyncio.wrap_future(service.engine.run_cache_command(chore))
             vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 
 
-async def _tokens(service: Service, words: Words, text: Text) -> Tokens:
+async def _tokens(service: Service, words: TextProcessor, text: Text) -> Tokens:
     if isinstance(text, str):
-        spelling = Spelling(add_special=True, parse_special=False)
+        spelling = TokenizeOptions(add_special=True, parse_special=False)
         tokens = await words.tokenize(text, spelling)
     else:
         words.check(text, "input")

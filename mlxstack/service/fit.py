@@ -8,12 +8,12 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
 from mlxstack.host.machine import amount
-from mlxstack.host.memory import VARIABLE, Memory
+from mlxstack.host.memory import VARIABLE, MemoryBudget
 from mlxstack.host.paths import Home
 from mlxstack.host.process import held_bytes
-from mlxstack.host.state import State, read_json
-from mlxstack.policy.advice import Option, nearest
-from mlxstack.policy.capacity import Load, Need, fits, need
+from mlxstack.host.state import ServiceState, read_json
+from mlxstack.policy.advice import CapacityOption, nearest
+from mlxstack.policy.capacity import MemoryNeed, ServiceLoad, fits, need
 from mlxstack.policy.geometry import Geometry, LayerKind, uncapped
 from mlxstack.service.candidate import Candidate, of_preset
 
@@ -21,18 +21,18 @@ OPTION = "--set "
 BUDGET_KEY = "prefix_cache.memory_budget_pct"
 
 
-class Tenant(Struct, frozen=True):
+class MemoryUser(Struct, frozen=True):
     """A service of ours that runs already, and the bytes that it may take."""
 
     name: str
     n_bytes: int
 
 
-class Room(Struct, frozen=True):
+class MemoryRoom(Struct, frozen=True):
     """The memory of this computer, and who has some of it already."""
 
-    memory: Memory
-    others: tuple[Tenant, ...]
+    memory: MemoryBudget
+    others: tuple[MemoryUser, ...]
 
     @property
     def free(self) -> int:
@@ -40,14 +40,16 @@ class Room(Struct, frozen=True):
         return self.memory.usable - sum(one.n_bytes for one in self.others)
 
 
-def room_in(home: Home, memory: Memory, but: str | None = None) -> Room:
+def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
     """Beside the services that run, but for the one called `but` and for this process itself."""
     running = [state for state in services.running(home) if state.plan.name != but]
     others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
-    return Room(memory, tuple(Tenant(one.plan.name, _taken(home, one, memory)) for one in others))
+    return MemoryRoom(
+        memory, tuple(MemoryUser(one.plan.name, _taken(home, one, memory)) for one in others)
+    )
 
 
-def refuse_if_too_big(found: Candidate, room: Room, option: str = OPTION) -> str | None:
+def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
     """Raises SetupError with the sum and with what would fit, each key after `option`.
 
     Of a model whose caches are unknown only the weights are counted; then a word on why.
@@ -59,7 +61,7 @@ def refuse_if_too_big(found: Candidate, room: Room, option: str = OPTION) -> str
         if (why.param or "").startswith("kv."):
             raise SetupError(f"{why.param}: {why.message}") from why
         refuse_whole_windows(found.preset)
-        load = Load(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
+        load = ServiceLoad(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
         unknown = why.message
     refuse_whole_windows(found.preset, load)
     if not fits(load, room.free):
@@ -67,7 +69,7 @@ def refuse_if_too_big(found: Candidate, room: Room, option: str = OPTION) -> str
     return unknown
 
 
-def refuse_whole_windows(preset: Preset, load: Load | None = None) -> None:
+def refuse_whole_windows(preset: Preset, load: ServiceLoad | None = None) -> None:
     """Raises SetupError where `kv.swa_full` would cost something; the price, if `load` is known."""
     if not preset.kv.swa_full:
         return
@@ -87,7 +89,7 @@ def refuse_whole_windows(preset: Preset, load: Load | None = None) -> None:
     )
 
 
-def settings(option: Option, load: Load, before: str = OPTION) -> str:
+def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:
     """What of an option differs from `load`, each key with `before` before it."""
     changes = [
         (key, new)
@@ -104,9 +106,9 @@ def settings(option: Option, load: Load, before: str = OPTION) -> str:
     return " ".join(told)
 
 
-def _breakdown(load: Load, is_measured: bool) -> list[tuple[str, int, str]]:
+def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
     """What takes how many bytes, and a word on each."""
-    parts: Need = need(load)
+    parts: MemoryNeed = need(load)
     n_slots, n_ctx, geometry = load.n_slots, load.n_ctx, load.geometry
     return [
         ("weights", parts.weights, "measured" if is_measured else "estimated"),
@@ -117,7 +119,7 @@ def _breakdown(load: Load, is_measured: bool) -> list[tuple[str, int, str]]:
     ]
 
 
-def _refusal(found: Candidate, load: Load, room: Room, option: str) -> str:
+def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
     memory = room.memory
     lines = _breakdown(load, found.is_measured)
     lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
@@ -134,7 +136,7 @@ def _refusal(found: Candidate, load: Load, room: Room, option: str) -> str:
     )
 
 
-def over_budget(load: Load) -> str:
+def over_budget(load: ServiceLoad) -> str:
     """By how much live KV exceeds the budget of the engine; "" where it does not."""
     budget, kv = load.budget, need(load).kv
     if budget is None or kv <= budget.n_bytes:
@@ -146,7 +148,7 @@ def over_budget(load: Load) -> str:
     )
 
 
-def _way_out(load: Load, room: Room, option: str) -> str:
+def _way_out(load: ServiceLoad, room: MemoryRoom, option: str) -> str:
     ways = [way for one in nearest(load, room.free) if (way := settings(one, load, option))]
     ways += [f"mlx-stack down {one.name}" for one in room.others]
     if not ways:
@@ -157,7 +159,7 @@ def _way_out(load: Load, room: Room, option: str) -> str:
     return "what would help: " + ", or ".join(ways)
 
 
-def _taken(home: Home, state: State, memory: Memory) -> int:
+def _taken(home: Home, state: ServiceState, memory: MemoryBudget) -> int:
     preset = read_json(home.preset_file(state.plan.name), Preset)
     if preset is not None:
         try:

@@ -7,32 +7,32 @@ from concurrent.futures import Future
 from msgspec.structs import replace
 
 from mlxstack import __version__
-from mlxstack.core.act import Kept, Locate, Look
-from mlxstack.core.frame import AgentView, CacheView, Frame, RequestView, ServiceFacts
+from mlxstack.core.act import AgentKVLocation, GetCacheStats, LocateAgentKV
+from mlxstack.core.frame import AgentView, CacheView, RequestView, ServiceFacts, StatusFrame
 from mlxstack.core.snapshot import Counters
 from mlxstack.service.roster import views
-from mlxstack.service.service import Health, Service
+from mlxstack.service.service import Service, ServiceHealth
 
 MOST_PREFIXES = 20
 MOST_REQUESTS = 50
 MOST_AGENTS = 64
 MOST_TURNS = 16
-NOWHERE: Mapping[str, Kept] = {}
+NOWHERE: Mapping[str, AgentKVLocation] = {}
 LOOK_S = 2.0
 REST_S = 15.0
 
 
 def frame_of(
-    service: Service, memory: CacheView | None = None, kept: Mapping[str, Kept] = NOWHERE
-) -> Frame:
+    service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
+) -> StatusFrame:
     """Cheap, and possible at any time, also while the model loads or after it broke.
 
     `memory` and `kept` are the latest answers of the KV memory.
     """
     snapshot = service.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
-    requests = service.journal.requests()
-    return Frame(
+    requests = service.request_log.requests()
+    return StatusFrame(
         at=time.time(),
         service=_facts(service),
         snapshot=snapshot,
@@ -40,18 +40,18 @@ def frame_of(
         cache=None if memory is None else _with_misses(memory, requests),
         agents=_agents(service, kept),
         requests=requests[:MOST_REQUESTS],
-        n_agents=service.roster.n_agents,
+        n_agents=service.agent_registry.n_agents,
     )
 
 
-def _agents(service: Service, kept: Mapping[str, Kept]) -> tuple[AgentView, ...]:
+def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
     """The last used ones, with few turns each: a frame is sent several times per second."""
-    records, snapshot = service.roster.latest[:MOST_AGENTS], service.snapshot()
+    records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
     found = views(records, snapshot, service.name, kept, service.library.stored)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
 
 
-class Sight:
+class StatusFeed:
     """What one watcher sees. The KV memory is looked at rarely: that takes a turn of the engine.
 
     Nothing waits for the answer, so that a stuck engine is seen as stuck.
@@ -60,14 +60,14 @@ class Sight:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._memory: CacheView | None = None
-        self._kept: Mapping[str, Kept] = {}
-        self._coming: tuple[Future[CacheView], Future[tuple[Kept, ...]]] | None = None
+        self._kept: Mapping[str, AgentKVLocation] = {}
+        self._coming: tuple[Future[CacheView], Future[tuple[AgentKVLocation, ...]]] | None = None
         self._asked_at = -REST_S
         self._done = (Counters(), 0)
         self._has_past = False
         self._mode = ""
 
-    def frame(self) -> Frame:
+    def frame(self) -> StatusFrame:
         """The frame of now, with the latest answer of the KV memory; the first tells the past."""
         self._take()
         frame = frame_of(self._service, self._memory, self._kept)
@@ -77,9 +77,9 @@ class Sight:
             self._has_past = True
             frame = replace(frame, past=tuple(self._service.samples))
         if self._coming is None and self._is_due(time.monotonic()):
-            tend = self._service.engine.tend
+            tend = self._service.engine.run_cache_command
             names = tuple(agent.id for agent in frame.agents or ())
-            self._coming = tend(Look(MOST_PREFIXES)), tend(Locate(names))
+            self._coming = tend(GetCacheStats(MOST_PREFIXES)), tend(LocateAgentKV(names))
             self._look_up_mode()
         return frame
 
@@ -100,7 +100,7 @@ class Sight:
     def _is_due(self, now: float) -> bool:
         done = self._service.snapshot().counters, self._service.n_tended
         pause_s = REST_S if done == self._done else LOOK_S
-        if self._service.health is not Health.OK or now < self._asked_at + pause_s:
+        if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
             return False
         self._asked_at, self._done = now, done
         return True
@@ -113,7 +113,7 @@ def _with_misses(memory: CacheView, requests: tuple[RequestView, ...]) -> CacheV
 
 def _facts(service: Service) -> ServiceFacts:
     preset, health = service.preset, service.health
-    is_loaded = health in (Health.OK, Health.STALLED)
+    is_loaded = health in (ServiceHealth.OK, ServiceHealth.STALLED)
     return ServiceFacts(
         model=service.name,
         architecture=service.facts.architecture if is_loaded else "",

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from mlxstack.core.errors import StackError
 
 
-class Gate:
+class SwapGate:
     """Belongs to the event loop. `n_entered` requests passed; `n_inside` are not over yet."""
 
     def __init__(self) -> None:

@@ -10,26 +10,26 @@ from msgspec.structs import replace
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Conflict, NotFound
 from mlxstack.service import agent_locks, agents
-from mlxstack.service.agents import Past
-from mlxstack.service.chat import Order, admit, reply
-from mlxstack.service.options import Options
-from mlxstack.service.parts import Part, Quiet
+from mlxstack.service.agents import AgentHistory
+from mlxstack.service.chat import AdmittedRequest, admit, stream_response
+from mlxstack.service.options import GenerationOptions
+from mlxstack.service.parts import KeepAlive, ResponsePart
 from mlxstack.service.service import Service
 
 
-class Wish(Struct, frozen=True):
+class AgentTurnRequest(Struct, frozen=True):
     """`conversation` is the whole one, or what `is_added` to the stored one.
 
     `is_patient` waits in line instead of being refused.
     """
 
     conversation: Conversation
-    options: Options
+    options: GenerationOptions
     is_added: bool = False
     is_patient: bool = False
 
 
-async def order(service: Service, agent: str, wish: Wish) -> Order:
+async def order(service: Service, agent: str, wish: AgentTurnRequest) -> AdmittedRequest:
     """The admitted request, when it is the agent's turn. Raises as `admit` and `agents.past` do."""
     conversation = wish.conversation
     if wish.is_added:
@@ -43,8 +43,8 @@ async def order(service: Service, agent: str, wish: Wish) -> Order:
 
 
 async def parts(
-    service: Service, agent: str, wish: Wish, first_s: float, beat_s: float
-) -> AsyncGenerator[Order | Part, None]:
+    service: Service, agent: str, wish: AgentTurnRequest, first_s: float, beat_s: float
+) -> AsyncGenerator[AdmittedRequest | ResponsePart, None]:
     """The order as soon as it is the agent's turn, and then the reply; Quiet while it waits.
 
     Raises Conflict when the agent is busy and the wish is not patient.
@@ -53,19 +53,19 @@ async def parts(
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
-    words = service.words
+    words = service.text_processor
     with service.lines.joined(agent):
         entering = asyncio.create_task(_enter(service, agent, wish))
         try:
             patience_s = first_s
             while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
-                yield Quiet(0, 0)
+                yield KeepAlive(0, 0)
                 patience_s = beat_s
             entering.result()
             service.require_model(words)
             admitted = await order(service, agent, wish)
             yield admitted
-            async with aclosing(reply(service, admitted, first_s, beat_s)) as rest:
+            async with aclosing(stream_response(service, admitted, first_s, beat_s)) as rest:
                 async for part in rest:
                     yield part
         finally:
@@ -74,7 +74,7 @@ async def parts(
                 entering.result().close()
 
 
-async def _enter(service: Service, agent: str, wish: Wish) -> ExitStack:
+async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitStack:
     """Wait for the agent's turn, in this process and then among the services of its home.
 
     Closing the result ends the turn. Raises Conflict when another service has the turn and the
@@ -88,9 +88,9 @@ async def _enter(service: Service, agent: str, wish: Wish) -> ExitStack:
         return held.pop_all()
 
 
-async def _past(service: Service, agent: str) -> Past:
+async def _past(service: Service, agent: str) -> AgentHistory:
     """Whoever is not known yet has no past."""
     try:
         return await agents.past(service, agent)
     except NotFound:
-        return Past()
+        return AgentHistory()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import Event, Failed, Finished, Miss, Seated
+from mlxstack.core.ask import Request
+from mlxstack.core.event import CacheMiss, Event, RequestFailed, RequestFinished, SlotAssigned
 from mlxstack.core.frame import MissView, RequestView
-from mlxstack.service.roster import Roster
+from mlxstack.service.roster import AgentRegistry
 
 log = logging.getLogger("mlxstack.requests")
 
@@ -23,7 +23,7 @@ AROUND = 24
 Decode = Callable[[Sequence[int]], str]
 
 
-class Entry(Struct, frozen=True):
+class LoggedRequest(Struct, frozen=True):
     """A finished request; `at` is Unix seconds, the miss with its text if it had one."""
 
     view: RequestView
@@ -31,30 +31,30 @@ class Entry(Struct, frozen=True):
     miss: MissView | None = None
 
 
-class Journal:
+class RequestLog:
     """Fed with every event on the event loop; keeps the last requests, newest last.
 
     `roster` keeps account of who made them.
     """
 
     def __init__(self) -> None:
-        self._asks: OrderedDict[str, Ask] = OrderedDict()
-        self._seats: dict[str, Seated] = {}
-        self._done: deque[Entry] = deque(maxlen=MOST_REQUESTS)
-        self.roster = Roster()
+        self._asks: OrderedDict[str, Request] = OrderedDict()
+        self._seats: dict[str, SlotAssigned] = {}
+        self._done: deque[LoggedRequest] = deque(maxlen=MOST_REQUESTS)
+        self.roster = AgentRegistry()
         self.decode: Decode | None = None
 
-    def begin(self, ask: Ask) -> None:
+    def begin(self, ask: Request) -> None:
         """The ask was submitted."""
         self._asks[ask.id] = ask
 
     def note(self, event: Event) -> None:
         """An event happened."""
-        if isinstance(event, Seated):
-            self._seats[event.ask] = event
-        elif isinstance(event, Finished | Failed):
-            ask = self._asks.pop(event.ask, None)
-            seat = self._seats.pop(event.ask, None)
+        if isinstance(event, SlotAssigned):
+            self._seats[event.request] = event
+        elif isinstance(event, RequestFinished | RequestFailed):
+            ask = self._asks.pop(event.request, None)
+            seat = self._seats.pop(event.request, None)
             if ask is not None:
                 entry = self._entry(ask, seat, event)
                 self._done.append(entry)
@@ -74,15 +74,17 @@ class Journal:
         """The newest request with this id, or of this agent."""
         return next((r for r in self.requests() if name in (r.id, r.agent)), None)
 
-    def _entry(self, ask: Ask, seat: Seated | None, end: Finished | Failed) -> Entry:
+    def _entry(
+        self, ask: Request, seat: SlotAssigned | None, end: RequestFinished | RequestFailed
+    ) -> LoggedRequest:
         view = RequestView(
             id=ask.id,
-            agent=ask.name,
+            agent=ask.display_name,
             n_prompt=len(ask.tokens),
-            ended=end.reason.value if isinstance(end, Finished) else "failed",
+            ended=end.reason.value if isinstance(end, RequestFinished) else "failed",
         )
-        if isinstance(end, Finished):
-            work = end.work
+        if isinstance(end, RequestFinished):
+            work = end.timings
             view = replace(
                 view,
                 n_cached=work.n_cached,
@@ -94,13 +96,13 @@ class Journal:
                 saved_s=work.saved_s,
             )
         if seat is None:
-            return Entry(view, time.time())
+            return LoggedRequest(view, time.time())
         view = replace(view, slot=seat.slot, source=seat.source)
         miss = None if seat.miss is None else self._miss(ask, seat.miss)
-        return Entry(view, time.time(), miss)
+        return LoggedRequest(view, time.time(), miss)
 
-    def _miss(self, ask: Ask, miss: Miss) -> MissView:
-        shown = MissView(reason=miss.reason, at=miss.at, ask=ask.id, agent=ask.name)
+    def _miss(self, ask: Request, miss: CacheMiss) -> MissView:
+        shown = MissView(reason=miss.reason, at=miss.at, ask=ask.id, agent=ask.display_name)
         if miss.at is None or self.decode is None:
             return shown
         return replace(
@@ -111,12 +113,12 @@ class Journal:
         )
 
 
-def _log(ask: Ask, view: RequestView) -> None:
+def _log(ask: Request, view: RequestView) -> None:
     """One line of `name=value`; nothing of what was said, and nobody's name unquoted."""
     log.info(
         "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
         "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",
-        ask.request or "-", view.id, json.dumps(view.agent),
+        ask.request_id or "-", view.id, json.dumps(view.agent),
         "-" if view.slot is None else view.slot,
         ask.priority.name.lower(), view.n_prompt, view.n_cached, view.n_generated,
         1000 * view.queued_s, 1000 * view.ttft_s, 1000 * view.decode_s, view.ended,

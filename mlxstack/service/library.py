@@ -18,7 +18,7 @@ MOST_GONE = 1000
 """Names of forgotten agents; more than there are writes that can still wait for the disk."""
 
 
-class Stored(Struct, frozen=True):
+class StoredKV(Struct, frozen=True):
     """What of an agent is on disk for one model."""
 
     model: str
@@ -26,7 +26,7 @@ class Stored(Struct, frozen=True):
     n_bytes: int
 
 
-class Library:
+class AgentStore:
     """Callable from any thread. Without folders, and for agents that are never written, it
     keeps histories as long as the process lives. `model` is what the served one is called.
     `locks` keep the other services of a home from changing a history meanwhile."""
@@ -45,7 +45,7 @@ class Library:
         self._loose: dict[str, History] = {}
         self._gone: dict[str, None] = {}
         self._keeping = Lock()
-        self._stored: dict[str, dict[str, Stored]] = {}
+        self._stored: dict[str, dict[str, StoredKV]] = {}
 
     def lock_turn(self, agent: str) -> AgentLock | None:
         """As `AgentLocks.turn`; a history that only this process knows needs no lock."""
@@ -89,7 +89,7 @@ class Library:
         self._loose.pop(agent, None)
         self._gone.pop(agent, None)
 
-    def hold(self, agent: str, history: History) -> None:
+    def reserve(self, agent: str, history: History) -> None:
         """Keep what the disk refused, until a later one is written or the process ends."""
         self._loose[agent] = history
 
@@ -108,7 +108,7 @@ class Library:
                 if not is_loose:
                     raise
 
-    def keep(self, agent: str, manifest: Manifest) -> None:
+    def put(self, agent: str, manifest: Manifest) -> None:
         """What is saved of an agent, for the model of the manifest. Raises StackError."""
         if self._folders is None or not self.is_writing:
             return
@@ -119,7 +119,7 @@ class Library:
                 self._folders.write_manifest(agent, manifest.identity, named)
                 self._note(agent, named)
 
-    def stored(self, agent: str) -> tuple[Stored, ...]:
+    def stored(self, agent: str) -> tuple[StoredKV, ...]:
         """What of it is on disk, a line per model."""
         return tuple(self._stored.get(agent, {}).values())
 
@@ -164,12 +164,12 @@ class Library:
         for file in self._folders.manifests():
             if file.agent == agent:
                 with suppress(StackError):
-                    self.keep(other, self._folders.peek_manifest(agent, file.model))
+                    self.put(other, self._folders.peek_manifest(agent, file.model))
 
     @property
     def _shared_locks(self) -> AgentLocks | None:
         return self._locks if self.is_writing else None
 
     def _note(self, agent: str, manifest: Manifest) -> None:
-        shown = Stored(manifest.model, len(manifest.tokens), manifest.n_bytes)
+        shown = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)
         self._stored.setdefault(agent, {})[manifest.identity] = shown

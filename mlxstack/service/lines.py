@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from mlxstack.core.errors import Conflict
 
 
-class Lines:
+class AgentLocks:
     """Belongs to the event loop.
 
     A turn adds to the history that is kept here and waits in line for it; an ask brings its own
@@ -75,7 +75,7 @@ class Lines:
                 self._acting.discard(agent)
                 self._changed.set()
 
-    def pen(self, agent: str) -> asyncio.Lock:
+    def write_lock(self, agent: str) -> asyncio.Lock:
         """Whoever holds it writes the history; it goes round in the order of asking."""
         return self._pens.setdefault(agent, asyncio.Lock())
 

@@ -9,33 +9,33 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.act import (
-    Chore,
-    Clear,
-    Freed,
-    Look,
-    Pin,
-    PinKnown,
-    Pinned,
-    Protect,
-    Recall,
-    Sweep,
-    Swept,
-    Unpin,
+    CacheCommand,
+    ClearCache,
+    CollectGarbage,
+    FreedBytes,
+    GCResult,
+    GetCacheStats,
+    ListSharedPrefixes,
+    PinKnownPrefix,
+    PinnedPrefix,
+    PinPrefix,
+    RetainPrefix,
+    UnpinPrefix,
 )
-from mlxstack.core.ask import Ask, Priority
+from mlxstack.core.ask import Priority, Request
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.event import Finished
+from mlxstack.core.event import RequestFinished
 from mlxstack.core.frame import CacheView
 from mlxstack.service.service import Service
-from mlxstack.service.words import Words
+from mlxstack.service.words import TextProcessor
 
 PATIENCE_S = 600.0
 
 
 async def look(service: Service, limit: int = 20) -> CacheView:
     """The KV memory now, with the last misses."""
-    view: CacheView = await _tend(service, Look(limit))
-    misses = (request.miss for request in service.journal.requests())
+    view: CacheView = await _tend(service, GetCacheStats(limit))
+    misses = (request.miss for request in service.request_log.requests())
     return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
 
 
@@ -43,11 +43,11 @@ class Prefix(Struct, frozen=True):
     """Tokens made with `words`, the text tools of one model; their KV lies under `salt`."""
 
     tokens: tuple[int, ...]
-    words: Words
+    words: TextProcessor
     salt: str = ""
 
 
-async def pin(service: Service, name: str, prefix: Prefix) -> Pinned:
+async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
     """Compute what is not known of the prefix, then keep it under this name.
 
     Raises BadRequest when it is shorter than a block, or does not fit a slot, and as `warm` does.
@@ -62,57 +62,57 @@ async def pin(service: Service, name: str, prefix: Prefix) -> Pinned:
         )
     await warm(service, prefix)
     service.require_model(prefix.words)
-    pinned: Pinned = await _tend(service, Pin(name, tokens, prefix.salt))
+    pinned: PinnedPrefix = await _tend(service, PinPrefix(name, tokens, prefix.salt))
     return pinned
 
 
-async def pin_known(service: Service, name: str, key: str) -> Pinned:
+async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
     """Keep a prefix that the cache holds under this name. Raises BadRequest, or NotFound."""
     _check_name(name)
-    pinned: Pinned = await _tend(service, PinKnown(name, key))
+    pinned: PinnedPrefix = await _tend(service, PinKnownPrefix(name, key))
     return pinned
 
 
 async def warm(service: Service, prefix: Prefix) -> None:
     """Prefill a prefix, behind everybody else. Raises Busy when it is of another model."""
     tokens = prefix.tokens
-    ask = Ask(
+    ask = Request(
         id=f"warm-{uuid.uuid4().hex}",
         tokens=tokens,
         max_tokens=1,
         priority=Priority.LOW,
-        cuts=(len(tokens) - 1,),
+        checkpoint_positions=(len(tokens) - 1,),
         salt=prefix.salt,
         arrived=time.monotonic(),
     )
     with service.open(ask, prefix.words) as ticket:
-        while not isinstance(await ticket.next(PATIENCE_S), Finished):
+        while not isinstance(await ticket.next(PATIENCE_S), RequestFinished):
             pass
 
 
 async def warm_learned(service: Service) -> int:
     """Compute again what several conversations began with before the restart; how many heads."""
-    words = service.words
-    heads: tuple[tuple[int, ...], ...] = await _tend(service, Recall())
+    words = service.text_processor
+    heads: tuple[tuple[int, ...], ...] = await _tend(service, ListSharedPrefixes())
     fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
     for tokens in fitting:
         await warm(service, Prefix(tokens, words))
-        await _tend(service, Protect(tokens))
+        await _tend(service, RetainPrefix(tokens))
     return len(fitting)
 
 
 async def unpin(service: Service, name: str) -> None:
     """Let go of a named prefix. Raises NotFound."""
-    await _tend(service, Unpin(name))
+    await _tend(service, UnpinPrefix(name))
 
 
-async def clear(service: Service) -> Freed:
+async def clear(service: Service) -> FreedBytes:
     """Forget what is parked in memory and neither in use nor pinned."""
-    freed: Freed = await _tend(service, Clear())
+    freed: FreedBytes = await _tend(service, ClearCache())
     return freed
 
 
-async def sweep(service: Service, wanted: Sweep) -> Swept:
+async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
     """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
     service.require()
     swept = await asyncio.wrap_future(service.engine.sweep(wanted))
@@ -127,8 +127,8 @@ def _check_name(name: str) -> None:
         raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
 
 
-async def _tend(service: Service, chore: Chore) -> Any:
+async def _tend(service: Service, chore: CacheCommand) -> Any:
     service.require()
-    done = await asyncio.wrap_future(service.engine.tend(chore))
-    service.n_tended += not isinstance(chore, Look)
+    done = await asyncio.wrap_future(service.engine.run_cache_command(chore))
+    service.n_tended += not isinstance(chore, GetCacheStats)
     return done

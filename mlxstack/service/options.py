@@ -5,11 +5,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from mlxstack.core.ask import Priority, Sampling
+from mlxstack.core.ask import Priority, SamplingParams
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
-from mlxstack.text.shape import Shape
+from mlxstack.text.shape import ResponseConstraint
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ UNLIMITED = -1
 LEAST_TOP_P = 1e-6
 
 
-class Wish(Struct, frozen=True):
+class SamplingOverrides(Struct, frozen=True):
     """The sampling fields of a request; None where it says nothing.
 
     `bias_texts` are biases of each token of a text, beside `logit_bias` of token ids.
@@ -41,7 +41,7 @@ class Wish(Struct, frozen=True):
     top_logprobs: int | None = None
 
 
-class Calling(StrEnum):
+class ToolChoiceMode(StrEnum):
     """Whether tools may, must not, or must be called. The prompt is the same for all three."""
 
     AUTO = "auto"
@@ -49,7 +49,7 @@ class Calling(StrEnum):
     REQUIRED = "required"
 
 
-class Options(Struct, frozen=True):
+class GenerationOptions(Struct, frozen=True):
     """Everything about a request that is not its words.
 
     `called` is the tool that a required call must name, `shape` what the answer must look like,
@@ -64,17 +64,17 @@ class Options(Struct, frozen=True):
 
     id: str
     max_tokens: int | None = None
-    wish: Wish = Wish()
+    sampling: SamplingOverrides = SamplingOverrides()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     slot: int | None = None
     agent: str | None = None
-    hint: str | None = None
-    name: str | None = None
+    session_hint: str | None = None
+    display_name: str | None = None
     use_cache: bool = True
-    calling: Calling = Calling.AUTO
-    called: str | None = None
-    shape: Shape | None = None
+    tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
+    forced_tool: str | None = None
+    response_format: ResponseConstraint | None = None
     thinking_budget: int | None = None
     call_prefix: str = "call_"
     is_one_call: bool = False
@@ -84,7 +84,7 @@ class Options(Struct, frozen=True):
     request: str = ""
 
 
-class Bounds(Struct, frozen=True):
+class ServiceBounds(Struct, frozen=True):
     """What this service can do: tokens per slot, slots, and the size of the vocabulary."""
 
     n_ctx: int
@@ -92,19 +92,21 @@ class Bounds(Struct, frozen=True):
     n_vocab: int
 
 
-def sampling(wish: Wish, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int) -> Sampling:
+def sampling(
+    wish: SamplingOverrides, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int
+) -> SamplingParams:
     """The request's word counts, then the preset's, then the model's, then neutral.
 
     As for llama-server, penalties look at the whole context for a window of -1, and are off
     for one of 0.
     """
-    window = Sampling().window if wish.window is None else wish.window
+    window = SamplingParams().window if wish.window is None else wish.window
     has_penalties = window != 0
     repetition = _first(
         wish.repetition_penalty, preset.repetition_penalty, model.repetition_penalty, 1.0
     )
     top_p = _first(wish.top_p, preset.top_p, model.top_p, 1.0)
-    return Sampling(
+    return SamplingParams(
         temperature=max(
             0.0, _first(wish.temperature, preset.temperature, model.temperature, TEMPERATURE)
         ),
@@ -121,7 +123,7 @@ def sampling(wish: Wish, preset: SamplingSpec, model: SamplingDefaults, n_ctx: i
     )
 
 
-def check(options: Options, bounds: Bounds) -> None:
+def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
     """Raises BadRequest for what cannot work, before anything is computed."""
     if options.slot is not None and not 0 <= options.slot < bounds.n_slots:
         raise BadRequest(
@@ -129,7 +131,7 @@ def check(options: Options, bounds: Bounds) -> None:
             f"{bounds.n_slots - 1}; -1 takes any",
             "id_slot",
         )
-    for token, _ in options.wish.logit_bias:
+    for token, _ in options.sampling.logit_bias:
         if not 0 <= token < bounds.n_vocab:
             raise BadRequest(f"token {token} is not in the vocabulary", "logit_bias")
 

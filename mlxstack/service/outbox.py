@@ -4,21 +4,21 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from mlxstack.core.ask import Ask
+from mlxstack.core.ask import Request
 from mlxstack.core.errors import StackError
-from mlxstack.core.event import Event, Failed
-from mlxstack.service.journal import Journal
+from mlxstack.core.event import Event, RequestFailed
+from mlxstack.service.journal import RequestLog
 
 log = logging.getLogger(__name__)
 
 
-class Outbox:
+class EventDispatcher:
     """One wake-up of the event loop per engine turn, however many asks it served."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
-        self.journal = Journal()
+        self.journal = RequestLog()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Events go to this loop from now on."""
@@ -32,7 +32,7 @@ class Outbox:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._fan_out, events)
 
-    def open(self, ask: Ask) -> asyncio.Queue[Event]:
+    def open(self, ask: Request) -> asyncio.Queue[Event]:
         """The queue of one ask."""
         self.journal.begin(ask)
         self._queues[ask.id] = asyncio.Queue()
@@ -44,7 +44,7 @@ class Outbox:
 
     def fail_all(self, error: StackError) -> int:
         """Tell every waiter that the engine failed; how many there were."""
-        self._fan_out(tuple(Failed(ask, error) for ask in self._queues))
+        self._fan_out(tuple(RequestFailed(ask, error) for ask in self._queues))
         return len(self._queues)
 
     def _fan_out(self, events: tuple[Event, ...]) -> None:
@@ -52,7 +52,7 @@ class Outbox:
             try:
                 self.journal.note(event)
             except Exception:  # an account that was not kept must not cost an answer
-                log.exception("an event of %s was not noted", event.ask)
-            queue = self._queues.get(event.ask)
+                log.exception("an event of %s was not noted", event.request)
+            queue = self._queues.get(event.request)
             if queue is not None:
                 queue.put_nowait(event)

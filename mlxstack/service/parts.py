@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.event import Miss, Source, Work
+from mlxstack.core.event import CacheMiss, KVSource, RequestTimings
 
 
-class Note(Struct, frozen=True):
+class TokenLogprob(Struct, frozen=True):
     """A chosen token; its logprob and the best (token, logprob) pairs only when asked for."""
 
     token: int
@@ -17,17 +17,17 @@ class Note(Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Started(Struct, frozen=True):
+class GenerationStarted(Struct, frozen=True):
     """The ask sits in `slot`, and `n_cached` of its `n_prompt` tokens need not be computed."""
 
     slot: int
     n_prompt: int
     n_cached: int
-    source: Source = Source.NONE
-    miss: Miss | None = None
+    source: KVSource = KVSource.NONE
+    miss: CacheMiss | None = None
 
 
-class Progressed(Struct, frozen=True):
+class PrefillProgressed(Struct, frozen=True):
     """`n_done` of `n_prompt` tokens are in the KV cache, `elapsed_ms` after the seat was taken."""
 
     n_done: int
@@ -36,28 +36,28 @@ class Progressed(Struct, frozen=True):
     elapsed_ms: int
 
 
-class Quiet(Struct, frozen=True):
+class KeepAlive(Struct, frozen=True):
     """Nothing happened for a while; a dialect sends its heartbeat."""
 
     n_done: int
     n_prompt: int
 
 
-class Reasoning(Struct, frozen=True):
+class ReasoningPart(Struct, frozen=True):
     """A stretch of thinking."""
 
     text: str
-    notes: tuple[Note, ...] = ()
+    notes: tuple[TokenLogprob, ...] = ()
 
 
-class Content(Struct, frozen=True):
+class ContentPart(Struct, frozen=True):
     """A stretch of the answer."""
 
     text: str
-    notes: tuple[Note, ...] = ()
+    notes: tuple[TokenLogprob, ...] = ()
 
 
-class Called(Struct, frozen=True):
+class ToolCallPart(Struct, frozen=True):
     """A complete tool call."""
 
     id: str
@@ -65,7 +65,7 @@ class Called(Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class Ending(StrEnum):
+class FinishCause(StrEnum):
     """Why the reply ended. WORD is a stop string of the request."""
 
     EOS = "eos"
@@ -74,61 +74,63 @@ class Ending(StrEnum):
     CONTEXT = "context"
 
 
-class Ended(Struct, frozen=True):
+class GenerationFinished(Struct, frozen=True):
     """The last part. `word` is the stop string that was met; `notes` are left-over tokens.
 
     `n_unparsed` counts tool calls that made no sense and became text.
     """
 
-    ending: Ending
-    work: Work
+    ending: FinishCause
+    work: RequestTimings
     slot: int
     n_reasoning: int = 0
-    word: str | None = None
-    notes: tuple[Note, ...] = ()
+    stop_string: str | None = None
+    notes: tuple[TokenLogprob, ...] = ()
     n_unparsed: int = 0
 
 
-Spoken = Reasoning | Content | Called
-Part = Started | Progressed | Quiet | Spoken | Ended
+SpokenPart = ReasoningPart | ContentPart | ToolCallPart
+ResponsePart = GenerationStarted | PrefillProgressed | KeepAlive | SpokenPart | GenerationFinished
 
 
-class Reply(Struct, frozen=True):
+class CollectedResponse(Struct, frozen=True):
     """A whole reply: sorted by kind, and as `spoken` in the order in which it was said."""
 
-    started: Started
-    ended: Ended
+    started: GenerationStarted
+    ended: GenerationFinished
     reasoning: str = ""
     content: str = ""
-    calls: tuple[Called, ...] = ()
-    notes: tuple[Note, ...] = ()
-    spoken: tuple[Spoken, ...] = ()
+    calls: tuple[ToolCallPart, ...] = ()
+    notes: tuple[TokenLogprob, ...] = ()
+    spoken: tuple[SpokenPart, ...] = ()
 
 
-async def gather(parts: AsyncIterable[Part]) -> Reply:
+async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
     """The whole reply, once its last part has come."""
-    started: Started | None = None
-    spoken: list[Spoken] = []
+    started: GenerationStarted | None = None
+    spoken: list[SpokenPart] = []
     async for part in parts:
         match part:
-            case Started():
+            case GenerationStarted():
                 started = part
-            case Reasoning() | Content() | Called():
+            case ReasoningPart() | ContentPart() | ToolCallPart():
                 spoken.append(part)
-            case Ended():
+            case GenerationFinished():
                 assert started is not None
                 return _whole(started, spoken, part)
     raise AssertionError("a reply always ends with Ended or with an error")
 
 
-def _whole(started: Started, spoken: list[Spoken], ended: Ended) -> Reply:
-    noted = [part for part in spoken if not isinstance(part, Called)]
-    return Reply(
+def _whole(
+    started: GenerationStarted, spoken: list[SpokenPart], ended: GenerationFinished
+) -> CollectedResponse:
+    noted = [part for part in spoken if not isinstance(part, ToolCallPart)]
+    return CollectedResponse(
         started=started,
         ended=ended,
-        reasoning="".join(part.text for part in noted if isinstance(part, Reasoning)),
-        content="".join(part.text for part in noted if isinstance(part, Content)),
-        calls=tuple(part for part in spoken if isinstance(part, Called)),
+        reasoning="".join(part.text for part in noted if isinstance(part, ReasoningPart)),
+        content="".join(part.text for part in noted if isinstance(part, ContentPart)),
+        calls=tuple(part for part in spoken if isinstance(part, ToolCallPart)),
         notes=tuple(note for part in (*noted, ended) for note in part.notes),
         spoken=tuple(spoken),
     )

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.act import Kept
+from mlxstack.core.act import AgentKVLocation
 from mlxstack.core.ask import Priority
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.frame import AgentView, MissView, RequestView, StateView, TurnView
-from mlxstack.core.snapshot import AskState, SlotView, Snapshot
-from mlxstack.policy.naming import Names, told
-from mlxstack.service.library import Stored
+from mlxstack.core.frame import AgentKVView, AgentView, MissView, RequestView, TurnView
+from mlxstack.core.snapshot import RequestPhase, SlotView, Snapshot
+from mlxstack.policy.naming import ConversationNamer, user_turn_digests
+from mlxstack.service.library import StoredKV
 
 MOST_AGENTS = 1000
 MOST_TURNS = 50
-BUSY = frozenset({AskState.PREFILLING, AskState.RUNNING})
+BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
 
 
-class Sums(Struct, frozen=True):
+class AgentSums(Struct, frozen=True):
     """What all requests of an agent came to; `n_tokens` after the latest one."""
 
     n_requests: int = 0
@@ -31,14 +31,14 @@ class Sums(Struct, frozen=True):
     n_tokens: int = 0
 
 
-class Turn(Struct, frozen=True):
+class AgentTurn(Struct, frozen=True):
     """One finished request; `at` is Unix seconds."""
 
     view: TurnView
     at: float
 
 
-class Record:
+class AgentRecord:
     """One agent."""
 
     def __init__(self, name: str, *, is_explicit: bool) -> None:
@@ -46,16 +46,16 @@ class Record:
         self.is_explicit = is_explicit
         self.priority = Priority.NORMAL
         self.is_pinned = False
-        self.sums = Sums()
+        self.sums = AgentSums()
         self.used_at = time.time()
         self.miss: MissView | None = None
         self.missed_at = 0.0
-        self.turns: deque[Turn] = deque(maxlen=MOST_TURNS)
+        self.turns: deque[AgentTurn] = deque(maxlen=MOST_TURNS)
 
     def count(self, view: RequestView, at: float) -> None:
         """A request of this agent has ended."""
         sums = self.sums
-        self.sums = Sums(
+        self.sums = AgentSums(
             n_requests=sums.n_requests + 1,
             n_prompt=sums.n_prompt + view.n_prompt,
             n_cached=sums.n_cached + view.n_cached,
@@ -73,34 +73,34 @@ class Record:
             ttft_s=view.ttft_s,
             reason=view.miss.reason if view.miss else None,
         )
-        self.turns.append(Turn(turn, at))
+        self.turns.append(AgentTurn(turn, at))
 
 
-class Roster:
+class AgentRegistry:
     """Fed on the event loop; the least recently used go first, without a folder or a pin."""
 
     def __init__(self) -> None:
-        self._records: OrderedDict[str, Record] = OrderedDict()
-        self._names = Names()
+        self._records: OrderedDict[str, AgentRecord] = OrderedDict()
+        self._names = ConversationNamer()
 
     def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
         """What people see of a conversation that belongs to no explicit agent."""
-        return self._names.name(told(conversation, salt), hint)
+        return self._names.name(user_turn_digests(conversation, salt), hint)
 
     def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
         """The name that `name` would give again, None for a new conversation."""
-        return self._names.find(told(conversation, salt), hint)
+        return self._names.find(user_turn_digests(conversation, salt), hint)
 
-    def record(self, name: str, *, is_explicit: bool) -> Record:
+    def record(self, name: str, *, is_explicit: bool) -> AgentRecord:
         """The account of an agent, opened when it is not known yet."""
         record = self._records.get(name)
         if record is None:
             self._make_room()
-            record = self._records[name] = Record(name, is_explicit=is_explicit)
+            record = self._records[name] = AgentRecord(name, is_explicit=is_explicit)
         record.is_explicit |= is_explicit
         return record
 
-    def find(self, name: str) -> Record | None:
+    def find(self, name: str) -> AgentRecord | None:
         """The account of an agent, if there is one."""
         return self._records.get(name)
 
@@ -121,7 +121,7 @@ class Roster:
         return len(self._records)
 
     @property
-    def latest(self) -> tuple[Record, ...]:
+    def latest(self) -> tuple[AgentRecord, ...]:
         """All accounts, the last used first."""
         return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
 
@@ -139,11 +139,11 @@ class Roster:
 
 
 def views(
-    records: Iterable[Record],
+    records: Iterable[AgentRecord],
     snapshot: Snapshot,
     model: str,
-    kept: Mapping[str, Kept],
-    stored: Callable[[str], Iterable[Stored]],
+    kept: Mapping[str, AgentKVLocation],
+    stored: Callable[[str], Iterable[StoredKV]],
 ) -> tuple[AgentView, ...]:
     """The agents as people see them.
 
@@ -155,7 +155,10 @@ def views(
         _view(
             one,
             _states(
-                seats.get(one.name), model, kept.get(one.name, Kept(one.name)), stored(one.name)
+                seats.get(one.name),
+                model,
+                kept.get(one.name, AgentKVLocation(one.name)),
+                stored(one.name),
             ),
             seats,
             now,
@@ -172,10 +175,10 @@ def _seats(snapshot: Snapshot) -> dict[str, SlotView]:
 
 
 def _view(
-    one: Record, states: tuple[StateView, ...], seats: Mapping[str, SlotView], now: float
+    one: AgentRecord, states: tuple[AgentKVView, ...], seats: Mapping[str, SlotView], now: float
 ) -> AgentView:
     seat = seats.get(one.name)
-    here = states[0] if states else StateView("")
+    here = states[0] if states else AgentKVView("")
     sums = one.sums
     is_busy = seat is not None and seat.state in BUSY
     return AgentView(
@@ -199,14 +202,14 @@ def _view(
 
 
 def _states(
-    seat: SlotView | None, model: str, kept: Kept, stored: Iterable[Stored]
-) -> tuple[StateView, ...]:
+    seat: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
+) -> tuple[AgentKVView, ...]:
     """The state for the model that is served first, then those of other models on disk."""
-    found = {s.model: StateView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
+    found = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if seat is not None:
-        found[model] = StateView(model, seat.n_tokens, seat.n_bytes, "live")
+        found[model] = AgentKVView(model, seat.n_tokens, seat.n_bytes, "live")
     elif kept.memory_bytes:
-        found[model] = StateView(model, kept.n_tokens, kept.memory_bytes, "memory")
+        found[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
     elif kept.disk_bytes:
-        found[model] = StateView(model, kept.n_tokens, kept.disk_bytes, "disk")
+        found[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
     return tuple(sorted(found.values(), key=lambda state: state.model != model))

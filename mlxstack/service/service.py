@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.act import Act, Done, Restored, Saved
-from mlxstack.core.ask import Ask
+from mlxstack.core.act import SlotCommand, SlotCommandResult, SlotRestoreResult, SlotSaveResult
+from mlxstack.core.ask import Request
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
-from mlxstack.core.event import Seated
-from mlxstack.core.frame import Sample
+from mlxstack.core.event import SlotAssigned
+from mlxstack.core.frame import ThroughputSample
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.service import accounts
-from mlxstack.service.gate import Gate
-from mlxstack.service.journal import Journal
-from mlxstack.service.library import Library
-from mlxstack.service.lines import Lines
-from mlxstack.service.outbox import Outbox
-from mlxstack.service.roster import Roster
-from mlxstack.service.ticket import Engine, Ticket
-from mlxstack.service.words import CHANGED, Words
+from mlxstack.service.gate import SwapGate
+from mlxstack.service.journal import RequestLog
+from mlxstack.service.library import AgentStore
+from mlxstack.service.lines import AgentLocks
+from mlxstack.service.outbox import EventDispatcher
+from mlxstack.service.roster import AgentRegistry
+from mlxstack.service.ticket import Engine, RequestStream
+from mlxstack.service.words import CHANGED, TextProcessor
 
 if TYPE_CHECKING:
-    from mlxstack.service.supply import Supply
+    from mlxstack.service.supply import EngineFactory
 
 log = logging.getLogger("mlxstack.service")
 
@@ -49,7 +49,7 @@ MOST_SAMPLES = 301
 """Five minutes, at one per second."""
 
 
-class Health(StrEnum):
+class ServiceHealth(StrEnum):
     """How the service is."""
 
     LOADING = "loading"
@@ -83,7 +83,7 @@ class Change(Struct, frozen=True):
         )
 
 
-class Moved(Struct, frozen=True):
+class SlotIOBytes(Struct, frozen=True):
     """Bytes that saving slots wrote anew, and restoring them read."""
 
     n_saved: int = 0
@@ -104,35 +104,35 @@ class Service:
     def __init__(
         self,
         preset: Preset,
-        outbox: Outbox,
+        outbox: EventDispatcher,
         engine: Engine,
-        library: Library | None = None,
-        supply: "Supply | None" = None,
+        library: AgentStore | None = None,
+        supply: "EngineFactory | None" = None,
     ) -> None:
         self.preset = preset
         self.engine = engine
         self.started_at = time.time()
-        self.last_in_slot: dict[int, Ask] = {}
+        self.last_in_slot: dict[int, Request] = {}
         self.n_unparsed = 0
-        self.moved = Moved()
+        self.slot_io_bytes = SlotIOBytes()
         self.n_tended = 0
-        self.library = library or Library(None)
+        self.library = library or AgentStore(None)
         self.library.model = self.name
         self.supply = supply
-        self.lines = Lines()
-        self.gate = Gate()
+        self.lines = AgentLocks()
+        self.gate = SwapGate()
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.bytes_before_load = 0
         self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
-        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
         self._past = Counters()
         self._outbox = outbox
         self._facts: ModelFacts | None = None
-        self._words: Words | None = None
-        self._health = Health.LOADING
+        self._words: TextProcessor | None = None
+        self._health = ServiceHealth.LOADING
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -141,12 +141,12 @@ class Service:
         return name_of(self.preset)
 
     @property
-    def journal(self) -> Journal:
+    def request_log(self) -> RequestLog:
         """The last requests and misses."""
         return self._outbox.journal
 
     @property
-    def roster(self) -> Roster:
+    def agent_registry(self) -> AgentRegistry:
         """The agents of this service."""
         return self._outbox.journal.roster
 
@@ -169,37 +169,37 @@ class Service:
         return self._facts
 
     @property
-    def words(self) -> Words:
+    def text_processor(self) -> TextProcessor:
         """The text tools of the loaded model. Raises as `facts` does."""
         self.require()
         assert self._words is not None
         return self._words
 
     @property
-    def health(self) -> Health:
+    def health(self) -> ServiceHealth:
         """LOADING, OK, STALLED after ten silent seconds with work, SWAPPING, BROKEN, STOPPING."""
-        if self._health is Health.OK and self.gate.is_closed:
-            return Health.SWAPPING
-        if self._health is Health.OK and self.engine.stalled_s() > STALLED_S:
-            return Health.STALLED
+        if self._health is ServiceHealth.OK and self.gate.is_closed:
+            return ServiceHealth.SWAPPING
+        if self._health is ServiceHealth.OK and self.engine.stalled_s() > STALLED_S:
+            return ServiceHealth.STALLED
         return self._health
 
     async def start(self) -> ModelFacts:
         """Load the model on the MLX thread. Raises what made the load fail."""
         self._outbox.bind(asyncio.get_running_loop())
-        await asyncio.to_thread(accounts.load, self.library, self.roster)
+        await asyncio.to_thread(accounts.load, self.library, self.agent_registry)
         try:
             return await self._begin()
         except StackError as error:
-            self._health, self.trouble = Health.BROKEN, error.message
+            self._health, self.trouble = ServiceHealth.BROKEN, error.message
             raise
 
-    async def part(self, limit_s: float) -> None:
+    async def unload_model(self, limit_s: float) -> None:
         """End the engine, and let go of everything that came from its model.
 
         One that does not end within `limit_s` is given up: raises Broken.
         """
-        self._health = Health.SWAPPING
+        self._health = ServiceHealth.SWAPPING
         if self._watch is not None:
             self._watch.cancel()
         if not await ended(self.engine, limit_s):
@@ -210,10 +210,10 @@ class Service:
         self._outbox.fail_all(gone)
         if self._words is not None:
             self._words.close(gone)
-        self._facts = self._words = self.journal.decode = None
+        self._facts = self._words = self.request_log.decode = None
         self.last_in_slot.clear()
 
-    async def take(self, preset: Preset, engine: Engine) -> ModelFacts:
+    async def load_model(self, preset: Preset, engine: Engine) -> ModelFacts:
         """Serve this preset by this engine from now on. Raises what made the load fail."""
         self._past = self._past.plus(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
@@ -222,7 +222,7 @@ class Service:
 
     def give_up(self, why: str) -> None:
         """There is no engine any more, and none to be had."""
-        self._health, self.trouble = Health.BROKEN, why
+        self._health, self.trouble = ServiceHealth.BROKEN, why
         self._fail_all(why)
         self.died.set()
 
@@ -242,11 +242,13 @@ class Service:
             self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
-        words = await asyncio.to_thread(Words, self.engine.tokenizer, self.preset, facts.n_vocab)
+        words = await asyncio.to_thread(
+            TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
+        )
         self._facts, self._words = facts, words
-        self.journal.decode = words.decode
-        if self._health in (Health.LOADING, Health.SWAPPING):
-            self._health = Health.OK
+        self.request_log.decode = words.decode
+        if self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
+            self._health = ServiceHealth.OK
         self._watch = asyncio.create_task(self._watch_engine())
         return facts
 
@@ -257,8 +259,8 @@ class Service:
         has PARKING_S more to end its step and park. One that is still loading, or stuck, is left
         behind: its thread is a daemon.
         """
-        was_loading = self._health in (Health.LOADING, Health.SWAPPING)
-        self._health = Health.STOPPING
+        was_loading = self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING)
+        self._health = ServiceHealth.STOPPING
         if self._watch is not None:
             self._watch.cancel()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
@@ -279,13 +281,13 @@ class Service:
         self.gate.interrupt(reason)
 
     @contextmanager
-    def open(self, ask: Ask, words: Words) -> Iterator[Ticket]:
+    def open(self, ask: Request, words: TextProcessor) -> Iterator[RequestStream]:
         """Submit an ask made with `words`; leaving before its end cancels it.
 
         Raises as `require_model` does.
         """
         self.require_model(words)
-        ticket = Ticket(ask, self._outbox.open(ask), self.engine)
+        ticket = RequestStream(ask, self._outbox.open(ask), self.engine)
         line = self.lines.asking(ask.agent) if ask.agent is not None else nullcontext()
         with line, self.sleep.request():
             try:
@@ -295,38 +297,44 @@ class Service:
                 self._outbox.close(ask.id)
                 ticket.cancel()
 
-    async def act(self, act: Act) -> Done:
+    async def run_slot_command(self, act: SlotCommand) -> SlotCommandResult:
         """Save, restore or erase, once the slot is idle."""
         self.require()
-        done = await asyncio.wrap_future(self.engine.act(act))
-        if isinstance(done, Saved):
-            self.moved = replace(self.moved, n_saved=self.moved.n_saved + done.n_written)
-        elif isinstance(done, Restored):
-            self.moved = replace(self.moved, n_restored=self.moved.n_restored + done.n_read)
+        done = await asyncio.wrap_future(self.engine.run_slot_command(act))
+        if isinstance(done, SlotSaveResult):
+            self.slot_io_bytes = replace(
+                self.slot_io_bytes, n_saved=self.slot_io_bytes.n_saved + done.n_written
+            )
+        elif isinstance(done, SlotRestoreResult):
+            self.slot_io_bytes = replace(
+                self.slot_io_bytes, n_restored=self.slot_io_bytes.n_restored + done.n_read
+            )
         return done
 
-    def remember(self, seated: Seated, ask: Ask) -> None:
+    def remember(self, seated: SlotAssigned, ask: Request) -> None:
         """Keep what a slot was last asked, for people who look at it."""
         self.last_in_slot[seated.slot] = ask
 
     def sample(self) -> None:
         """Keep what was done so far, for those who come later and ask for the last minutes."""
         now = self.snapshot().counters
-        self.samples.append(Sample(time.time(), now.n_prompt_tokens, now.n_generated_tokens))
+        self.samples.append(
+            ThroughputSample(time.time(), now.n_prompt_tokens, now.n_generated_tokens)
+        )
 
     def require(self) -> None:
         """Raises Loading until the model is there, Broken when it never will be."""
         match self._health:
-            case Health.LOADING:
+            case ServiceHealth.LOADING:
                 raise Loading("Loading model")
-            case Health.SWAPPING:
+            case ServiceHealth.SWAPPING:
                 raise Loading("the model is being changed; try again in a moment")
-            case Health.BROKEN:
+            case ServiceHealth.BROKEN:
                 raise Broken(f"{self.trouble}; see the service log")
-            case Health.STOPPING:
+            case ServiceHealth.STOPPING:
                 raise Loading(LEAVING)
 
-    def require_model(self, words: Words) -> None:
+    def require_model(self, words: TextProcessor) -> None:
         """Raise Busy when tokens made with `words` are of a model that is served no more."""
         self.require()
         if words is not self._words:

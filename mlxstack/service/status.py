@@ -2,20 +2,20 @@
 
 from msgspec import Struct
 
-from mlxstack.core.ask import Ask
-from mlxstack.core.snapshot import AskState, Counters, SlotView, Snapshot
-from mlxstack.service.parts import Part, Started
+from mlxstack.core.ask import Request
+from mlxstack.core.snapshot import Counters, RequestPhase, SlotView, Snapshot
+from mlxstack.service.parts import GenerationStarted, ResponsePart
 from mlxstack.service.service import Service
 
 START = Counters()
-BUSY = frozenset({AskState.PREFILLING, AskState.RUNNING})
+BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
 
 
 class SlotStatus(Struct, frozen=True):
     """A slot as the engine sees it, and the last ask that sat in it."""
 
     view: SlotView
-    last: Ask | None
+    last: Request | None
 
     @property
     def is_processing(self) -> bool:
@@ -48,7 +48,7 @@ def decode_rate(now: Counters, before: Counters = START) -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
-def saved_s(snapshot: Snapshot, part: Part) -> float:
+def saved_s(snapshot: Snapshot, part: ResponsePart) -> float:
     """Seconds of prefill that the reused tokens would have cost at the speed so far."""
     rate = prompt_rate(snapshot.counters)
-    return part.n_cached / rate if isinstance(part, Started) and rate > 0 else 0.0
+    return part.n_cached / rate if isinstance(part, GenerationStarted) and rate > 0 else 0.0

@@ -11,11 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
-from mlxstack.core.preset import Kind, ModelSpec, Persist, Preset
+from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import footprint, loader
-from mlxstack.engine.embed import Embedder
+from mlxstack.engine.embed import EmbeddingEngine
 from mlxstack.engine.template_check import check_template
-from mlxstack.engine.thread import Engine
+from mlxstack.engine.thread import EngineCore
 from mlxstack.host import modes, presets, shape
 from mlxstack.host.memory import this_memory
 from mlxstack.host.models import read_config
@@ -23,15 +23,15 @@ from mlxstack.host.paths import Home
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.service.candidate import Candidate
 from mlxstack.service.fit import refuse_if_too_big, room_in
-from mlxstack.service.library import Library
-from mlxstack.service.outbox import Outbox
+from mlxstack.service.library import AgentStore
+from mlxstack.service.outbox import EventDispatcher
 from mlxstack.store import shelves
-from mlxstack.store.bounded import BoundedVault
+from mlxstack.store.bounded import QuotaKVStore
 from mlxstack.store.disk import Disk
-from mlxstack.store.durable import write_durably
+from mlxstack.store.durable import write_atomic
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 
 log = logging.getLogger("mlxstack.swap")
 
@@ -40,18 +40,23 @@ HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
-class Checked(Struct, frozen=True):
+class CheckedModel(Struct, frozen=True):
     """A model that is here: its folder, and the bytes of its weights in memory, 0 if unknown."""
 
     path: str
     n_bytes: int
 
 
-class Supply:
+class EngineFactory:
     """`source` is the file from which the worker is started again; what runs is written there."""
 
     def __init__(
-        self, home: Path, vault: DiskVault, outbox: Outbox, library: Library, source: Path | None
+        self,
+        home: Path,
+        vault: DiskKVStore,
+        outbox: EventDispatcher,
+        library: AgentStore,
+        source: Path | None,
     ) -> None:
         self._home = home
         self._vault = vault
@@ -59,17 +64,17 @@ class Supply:
         self._library = library
         self._source = source
 
-    def engine(self, preset: Preset) -> Engine | Embedder:
+    def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """An engine that is not started. Raises SetupError when a folder cannot be made."""
-        if preset.kind is Kind.EMBEDDING:
-            return Embedder(preset, self._outbox.deliver)
+        if preset.kind is ServiceKind.EMBEDDING:
+            return EmbeddingEngine(preset, self._outbox.deliver)
         self._library.is_writing = preset.agents.persist is not Persist.NEVER
-        shelf = SlotShelf(slots_folder(preset, self._home))
+        shelf = SlotFileFolder(slots_folder(preset, self._home))
         shelves.note(self._vault.root, shelf.directory)
-        vault = BoundedVault(
+        vault = QuotaKVStore(
             self._vault, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
         )
-        return Engine(
+        return EngineCore(
             preset,
             vault,
             shelf,
@@ -131,7 +136,7 @@ class Supply:
             _refuse_folder(model)
         return replace(running, model=ModelSpec(id=model))
 
-    def check(self, preset: Preset) -> Checked:
+    def check(self, preset: Preset) -> CheckedModel:
         """Fetch what is not here yet; check that it is whole, fits, and has a template that ends.
 
         Raises SetupError.
@@ -144,7 +149,7 @@ class Supply:
         found = Candidate(preset, files, files.weights, is_measured=True)
         refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
         check_template(path)
-        return Checked(str(path), files.weights.n_bytes(memory.half_bytes))
+        return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:
         """The mode that this computer was switched to, if this service belongs to it; else ""."""
@@ -154,7 +159,7 @@ class Supply:
     def keep(self, preset: Preset) -> None:
         """A worker that is started again serves this preset."""
         if self._source is not None:
-            write_durably(self._source, [msgspec.json.encode(preset)], Disk())
+            write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
 
     def active_bytes(self) -> int:
         """What MLX holds in memory now."""
@@ -162,7 +167,7 @@ class Supply:
 
 
 def _served_like(preset: Preset, running: Preset) -> Preset:
-    if preset.kind is not Kind.CHAT:
+    if preset.kind is not ServiceKind.CHAT:
         raise BadRequest(f"the preset {preset.name} is no chat model", "preset")
     return replace(preset, server=running.server)
 

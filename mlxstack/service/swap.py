@@ -7,11 +7,11 @@ import time
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, in_words
+from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, describe_error
 from mlxstack.core.preset import Preset
 from mlxstack.service import duties
-from mlxstack.service.service import Change, Health, Service, ended, name_of
-from mlxstack.service.supply import Checked, Supply
+from mlxstack.service.service import Change, Service, ServiceHealth, ended, name_of
+from mlxstack.service.supply import CheckedModel, EngineFactory
 
 log = logging.getLogger("mlxstack.swap")
 
@@ -19,7 +19,7 @@ STOP_S = 30.0
 """Seconds in which a load that took too long may still come to its end, to make room."""
 
 
-class Step(Struct, frozen=True):
+class SwapStep(Struct, frozen=True):
     """What was done, in milliseconds and bytes.
 
     drain: `count` requests were finished. park: `count` contexts, bytes newly written. unload:
@@ -32,22 +32,22 @@ class Step(Struct, frozen=True):
     count: int = 0
 
 
-class Timeline(Struct, frozen=True):
+class SwapReport(Struct, frozen=True):
     """A change of models. What MLX held: before the old model was loaded, and without it."""
 
     before: str
     after: str
-    steps: tuple[Step, ...]
+    steps: tuple[SwapStep, ...]
     bytes_before_load: int
     bytes_after_unload: int
 
 
-async def prepare(service: Service, wanted: Preset) -> Checked:
+async def prepare(service: Service, wanted: Preset) -> CheckedModel:
     """Fetch and check the next model while this one answers. Raises SetupError."""
     return await asyncio.to_thread(supply_of(service).check, wanted)
 
 
-async def swap(service: Service, wanted: Preset, drain_s: float) -> Timeline:
+async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
     """Serve `wanted` from now on. Requests that come meanwhile wait before the gate.
 
     Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when
@@ -69,41 +69,43 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> Timeline:
         service.gate.open()
 
 
-def supply_of(service: Service) -> Supply:
+def supply_of(service: Service) -> EngineFactory:
     """Raises Unsupported when this service has but one model."""
     if service.supply is None:
         raise Unsupported("this service cannot change its model")
     return service.supply
 
 
-async def _change(service: Service, supply: Supply, wanted: Preset, drain_s: float) -> Timeline:
+async def _change(
+    service: Service, supply: EngineFactory, wanted: Preset, drain_s: float
+) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
     held = service.bytes_before_load
     _begin(service, wanted, "drain", drain_s + limit_s)
     steps = [await _drain(service, drain_s)]
     _begin(service, wanted, "park", limit_s)
     steps.append(await _park(service, limit_s))
-    if service.health is Health.STOPPING:
+    if service.health is ServiceHealth.STOPPING:
         raise Loading("the service is shutting down; the model was not changed")
     _begin(service, wanted, "unload", limit_s)
     unload, free = await _unload(service, supply, limit_s)
     began = time.perf_counter()
     if failure := await _try(service, supply, wanted):
         await _go_back(service, supply, old, failure)
-    load = Step("load", _ms(began), service.facts.n_bytes)
+    load = SwapStep("load", _ms(began), service.facts.n_bytes)
     # The engine of a warm-up that does not go on is found out by the watch over engines.
     _begin(service, wanted, "warm", math.inf)
     steps += [unload, load, await _warm(service)]
     await _keep(service, supply)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
-    return Timeline(name, service.name, tuple(steps), held, free)
+    return SwapReport(name, service.name, tuple(steps), held, free)
 
 
 def _begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
     service.change = Change(name_of(wanted), step, time.monotonic(), limit_s)
 
 
-async def _keep(service: Service, supply: Supply) -> None:
+async def _keep(service: Service, supply: EngineFactory) -> None:
     """The change is done, and answers, also where it cannot be written down."""
     try:
         await asyncio.to_thread(supply.keep, service.preset)
@@ -111,15 +113,15 @@ async def _keep(service: Service, supply: Supply) -> None:
         log.warning("after a restart the old model will be served: %s", error.message)
 
 
-async def _drain(service: Service, drain_s: float) -> Step:
+async def _drain(service: Service, drain_s: float) -> SwapStep:
     began, n_before = time.perf_counter(), service.gate.n_inside
     n_left = await service.gate.emptied(drain_s)
     if n_left:
         log.warning("%d requests were not over after %.1f s and fail", n_left, drain_s)
-    return Step("drain", _ms(began), count=n_before - n_left)
+    return SwapStep("drain", _ms(began), count=n_before - n_left)
 
 
-async def _park(service: Service, limit_s: float) -> Step:
+async def _park(service: Service, limit_s: float) -> SwapStep:
     """Raises Broken when it takes too long; nothing is unloaded by then."""
     began = time.perf_counter()
     try:
@@ -130,19 +132,19 @@ async def _park(service: Service, limit_s: float) -> Step:
             f"the KV of {service.name} was not parked within {limit_s:g} s; the model was not "
             "changed"
         ) from None
-    return Step("park", _ms(began), parked.n_bytes, parked.n_contexts)
+    return SwapStep("park", _ms(began), parked.n_bytes, parked.n_contexts)
 
 
-async def _unload(service: Service, supply: Supply, limit_s: float) -> tuple[Step, int]:
+async def _unload(service: Service, supply: EngineFactory, limit_s: float) -> tuple[SwapStep, int]:
     """The step, and what MLX still holds after it."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
-    await service.part(limit_s)
+    await service.unload_model(limit_s)
     free = await asyncio.to_thread(supply.active_bytes)
-    return Step("unload", _ms(began), max(0, before - free)), free
+    return SwapStep("unload", _ms(began), max(0, before - free)), free
 
 
-async def _try(service: Service, supply: Supply, preset: Preset) -> str:
+async def _try(service: Service, supply: EngineFactory, preset: Preset) -> str:
     """Load; "" or why it failed. Nothing keeps the failed model alive after this.
 
     Raises Broken, and gives the service up, when the load took too long and does not end.
@@ -152,16 +154,16 @@ async def _try(service: Service, supply: Supply, preset: Preset) -> str:
     try:
         engine = supply.engine(preset)
     except Exception as error:
-        return in_words(error, "a new engine").message
+        return describe_error(error, "a new engine").message
     try:
         async with asyncio.timeout(limit_s):
-            await service.take(preset, engine)
+            await service.load_model(preset, engine)
     except TimeoutError:
         failure = (
             f"{name_of(preset)} was not loaded within {limit_s:g} s (server.startup_timeout_s)"
         )
     except Exception as error:
-        failure = in_words(error, "loading").message
+        failure = describe_error(error, "loading").message
     else:
         return ""
     if not await ended(engine, STOP_S):
@@ -171,7 +173,7 @@ async def _try(service: Service, supply: Supply, preset: Preset) -> str:
     return failure
 
 
-async def _go_back(service: Service, supply: Supply, old: Preset, failure: str) -> None:
+async def _go_back(service: Service, supply: EngineFactory, old: Preset, failure: str) -> None:
     """Raises Broken, whatever comes of it."""
     wanted = service.name
     log.error("%s; going back to the model before", failure)
@@ -183,11 +185,13 @@ async def _go_back(service: Service, supply: Supply, old: Preset, failure: str) 
     raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
 
 
-async def _warm(service: Service) -> Step:
+async def _warm(service: Service) -> SwapStep:
     began, spec = time.perf_counter(), service.preset.prefix_cache
     if spec.warm_on_startup:
         await duties.warm_all(service)
-    return Step("warm", _ms(began), count=len(spec.warm_prefixes) if spec.warm_on_startup else 0)
+    return SwapStep(
+        "warm", _ms(began), count=len(spec.warm_prefixes) if spec.warm_on_startup else 0
+    )
 
 
 def _refuse_if_closed(service: Service) -> None:
@@ -199,5 +203,5 @@ def _ms(began: float) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def _line(steps: list[Step]) -> str:
+def _line(steps: list[SwapStep]) -> str:
     return ", ".join(f"{step.name} {step.ms:.0f} ms {step.n_bytes} bytes" for step in steps)

@@ -5,9 +5,16 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
-from mlxstack.core.act import Act, Chore, Done, Parked, Sweep, Swept
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import Event, Failed, Finished
+from mlxstack.core.act import (
+    CacheCommand,
+    CollectGarbage,
+    FlushResult,
+    GCResult,
+    SlotCommand,
+    SlotCommandResult,
+)
+from mlxstack.core.ask import Request
+from mlxstack.core.event import Event, RequestFailed, RequestFinished
 from mlxstack.core.model import ModelFacts
 from mlxstack.core.snapshot import Snapshot
 
@@ -18,22 +25,22 @@ class Engine(Protocol):
     tokenizer: Any
 
     def start(self) -> Future[ModelFacts]: ...
-    def submit(self, ask: Ask) -> None: ...
+    def submit(self, ask: Request) -> None: ...
     def cancel(self, ask_id: str) -> None: ...
-    def act(self, act: Act) -> Future[Done]: ...
-    def tend(self, chore: Chore) -> Future[Any]: ...
-    def park(self) -> Future[Parked]: ...
-    def sweep(self, wanted: Sweep) -> Future[Swept]: ...
+    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]: ...
+    def run_cache_command(self, chore: CacheCommand) -> Future[Any]: ...
+    def park(self) -> Future[FlushResult]: ...
+    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]: ...
     def snapshot(self) -> Snapshot: ...
     def stalled_s(self) -> float: ...
     def is_alive(self) -> bool: ...
     def stop(self, drain_s: float) -> Future[None]: ...
 
 
-class Ticket:
+class RequestStream:
     """One ask under way: its events in order."""
 
-    def __init__(self, ask: Ask, queue: asyncio.Queue[Event], engine: Engine) -> None:
+    def __init__(self, ask: Request, queue: asyncio.Queue[Event], engine: Engine) -> None:
         self.ask = ask
         self.is_over = False
         self._is_cancelled = False
@@ -49,10 +56,10 @@ class Ticket:
     async def next(self, patience_s: float) -> Event | None:
         """The next event, or None after `patience_s` of silence. Raises what failed the ask."""
         event = await self._within(patience_s)
-        if isinstance(event, Failed):
+        if isinstance(event, RequestFailed):
             self.is_over = True
             raise event.error
-        self.is_over = isinstance(event, Finished)
+        self.is_over = isinstance(event, RequestFinished)
         return event
 
     async def _within(self, patience_s: float) -> Event | None:

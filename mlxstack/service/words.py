@@ -10,12 +10,12 @@ from llguidance import LLMatcher
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
 from mlxstack.core.preset import Preset
-from mlxstack.text.forced import Calls, call_grammars
-from mlxstack.text.grammars import Grammars
-from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
+from mlxstack.text.forced import ForcedCalls, call_grammars
+from mlxstack.text.grammars import GrammarCompiler
+from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.replay import NAMELESS, Scope
-from mlxstack.text.shape import Shape, grammars
-from mlxstack.text.voice import Voice
+from mlxstack.text.shape import ResponseConstraint, grammars
+from mlxstack.text.voice import OutputFormat
 
 T = TypeVar("T")
 
@@ -24,17 +24,17 @@ CHANGED = "the model was changed while this request was prepared; send it again"
 N_COMPILERS = 2
 
 
-class Words:
+class TextProcessor:
     """Prompts, tokens and pieces of one model. Everything may be called from the event loop."""
 
     def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
-        self.voice = Voice(tokenizer)
+        self.voice = OutputFormat(tokenizer)
         self.n_vocab = n_vocab
         self._n_ctx = n_ctx
-        self._grammars = Grammars(tokenizer, n_vocab)
+        self._grammars = GrammarCompiler(tokenizer, n_vocab)
         self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
         self._reason: StackError | None = None
         # Slow grammars delay neither prompts nor the grammars that are known to be quick.
@@ -63,15 +63,15 @@ class Words:
         self.check(tokens, "prompt")
         return self.maker.given(tokens)
 
-    async def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
+    async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text."""
         return await self._run(lambda: self.maker.tokenize(text, spelling))
 
-    async def shape_rules(self, shape: Shape) -> LLMatcher | None:
+    async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
         """The rules of a shape; None if this tokenizer cannot be guided. Raises BadRequest."""
         return await self._compile(lambda: grammars(shape), shape.param)
 
-    async def call_rules(self, calls: Calls) -> LLMatcher | None:
+    async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
         """The same for tool calls."""
         return await self._compile(lambda: call_grammars(calls), "tools")
 

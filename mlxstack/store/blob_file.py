@@ -23,7 +23,7 @@ import xxhash
 from msgspec import Meta, Struct
 
 from mlxstack.core.errors import Damaged, UnknownVersion
-from mlxstack.core.ports import Blob, BlobHead, Plane
+from mlxstack.core.ports import KVFile, KVFileHeader, TensorBytes
 
 FORMAT = "mlx-stack.kv"
 VERSION = "1"
@@ -40,7 +40,7 @@ ITEM_BYTES = {
 }
 
 
-class Source(Protocol):
+class ReadableFile(Protocol):
     """What `pour` needs of an open file."""
 
     def readinto(self, row: memoryview) -> int | None: ...
@@ -64,7 +64,7 @@ class Metadata(Struct, frozen=True, forbid_unknown_fields=True):
     meta: str
 
 
-class PlaneSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor of the header; `data_offsets` count from the start of the payload."""
 
     dtype: str
@@ -72,9 +72,9 @@ class PlaneSpec(Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[Natural, Natural]
 
 
-def encode(blob: Blob) -> list[bytes | memoryview]:
+def encode(blob: KVFile) -> list[bytes | memoryview]:
     """The file as chunks, the planes uncopied. Raises ValueError on an impossible plane."""
-    payload = [_as_bytes(plane) for plane in blob.planes]
+    payload = [_as_bytes(plane) for plane in blob.tensors]
     header = bytearray(_header(blob))
     digest = xxhash.xxh3_128(header)
     for data in payload:
@@ -83,12 +83,12 @@ def encode(blob: Blob) -> list[bytes | memoryview]:
     return [bytes(header), *payload]
 
 
-def head_of(blob: Blob) -> BlobHead:
+def head_of(blob: KVFile) -> KVFileHeader:
     """What `read_head` finds in the file of this blob."""
-    return _head(blob.key, blob.kind, (blob.start, blob.end), blob.meta, [*_specs(blob.planes)])
+    return _head(blob.key, blob.kind, (blob.start, blob.end), blob.meta, [*_specs(blob.tensors)])
 
 
-def decode(data: bytes) -> Blob:
+def decode(data: bytes) -> KVFile:
     """The blob, its planes as views into `data`.
 
     Raises Damaged saying what is wrong, or UnknownVersion.
@@ -97,13 +97,13 @@ def decode(data: bytes) -> Blob:
     _check_sizes(specs, payload.nbytes)
     _check_digest(data)
     planes = tuple(
-        Plane(spec.dtype, spec.shape, payload[slice(*spec.data_offsets)]) for spec in specs
+        TensorBytes(spec.dtype, spec.shape, payload[slice(*spec.data_offsets)]) for spec in specs
     )
     span = int(metadata.start), int(metadata.end)
-    return Blob(metadata.key, metadata.kind, metadata.identity, *span, planes, metadata.meta)
+    return KVFile(metadata.key, metadata.kind, metadata.identity, *span, planes, metadata.meta)
 
 
-def read_head(file: BinaryIO) -> BlobHead:
+def read_head(file: BinaryIO) -> KVFileHeader:
     """What the header of an open file claims; nothing else is read.
 
     Raises Damaged or UnknownVersion.
@@ -115,7 +115,7 @@ def read_head(file: BinaryIO) -> BlobHead:
     return _head(metadata.key, metadata.kind, span, metadata.meta, specs)
 
 
-def pour(file: Source, rows: Iterable[memoryview]) -> tuple[str, str]:
+def read_into(file: ReadableFile, rows: Iterable[memoryview]) -> tuple[str, str]:
     """Read the payload of an open file into `rows`; identity and key.
 
     Raises Damaged or UnknownVersion.
@@ -145,14 +145,14 @@ def pour(file: Source, rows: Iterable[memoryview]) -> tuple[str, str]:
 
 
 def _head(
-    key: str, kind: str, span: tuple[int, int], meta: str, specs: list[PlaneSpec]
-) -> BlobHead:
+    key: str, kind: str, span: tuple[int, int], meta: str, specs: list[TensorSpec]
+) -> KVFileHeader:
     n_bytes = max((spec.data_offsets[1] for spec in specs), default=0)
     shapes = tuple((spec.dtype, spec.shape) for spec in specs)
-    return BlobHead(key, kind, *span, n_bytes, meta, shapes)
+    return KVFileHeader(key, kind, *span, n_bytes, meta, shapes)
 
 
-def _fill(file: Source, row: memoryview) -> None:
+def _fill(file: ReadableFile, row: memoryview) -> None:
     while row.nbytes:
         n_read = file.readinto(row)
         if not n_read:
@@ -160,7 +160,7 @@ def _fill(file: Source, row: memoryview) -> None:
         row = row[n_read:]
 
 
-def _header(blob: Blob) -> bytes:
+def _header(blob: KVFile) -> bytes:
     metadata = Metadata(
         format=FORMAT,
         version=VERSION,
@@ -173,7 +173,7 @@ def _header(blob: Blob) -> bytes:
         meta=blob.meta,
     )
     fields: dict[str, Any] = {"__metadata__": metadata}
-    for number, spec in enumerate(_specs(blob.planes)):
+    for number, spec in enumerate(_specs(blob.tensors)):
         fields[str(number)] = spec
     text = msgspec.json.encode(fields)
     text += b" " * (-len(text) % 8)
@@ -181,15 +181,15 @@ def _header(blob: Blob) -> bytes:
     return len(text).to_bytes(LENGTH, "little") + text
 
 
-def _specs(planes: tuple[Plane, ...]) -> Iterator[PlaneSpec]:
+def _specs(planes: tuple[TensorBytes, ...]) -> Iterator[TensorSpec]:
     at = 0
     for plane in planes:
         end = at + ITEM_BYTES[plane.dtype] * math.prod(plane.shape)
-        yield PlaneSpec(plane.dtype, plane.shape, (at, end))
+        yield TensorSpec(plane.dtype, plane.shape, (at, end))
         at = end
 
 
-def _as_bytes(plane: Plane) -> memoryview:
+def _as_bytes(plane: TensorBytes) -> memoryview:
     view = memoryview(plane.data)
     view = view.cast("B") if view.nbytes else memoryview(b"")
     if plane.dtype not in ITEM_BYTES:
@@ -199,7 +199,7 @@ def _as_bytes(plane: Plane) -> memoryview:
     return view
 
 
-def _parse(data: bytes) -> tuple[Metadata, list[PlaneSpec], memoryview]:
+def _parse(data: bytes) -> tuple[Metadata, list[TensorSpec], memoryview]:
     body = LENGTH + int.from_bytes(data[:LENGTH], "little")
     if len(data) < DIGITS.stop or body > len(data):
         raise Damaged(f"it is truncated or no KV file: {len(data)} bytes, header up to {body}")
@@ -208,7 +208,7 @@ def _parse(data: bytes) -> tuple[Metadata, list[PlaneSpec], memoryview]:
         _check_format(fields)
         metadata = msgspec.json.decode(fields.pop("__metadata__"), type=Metadata)
         specs = [
-            msgspec.json.decode(fields.pop(str(number)), type=PlaneSpec)
+            msgspec.json.decode(fields.pop(str(number)), type=TensorSpec)
             for number in range(len(fields))
         ]
     except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
@@ -226,7 +226,7 @@ def _check_format(fields: dict[str, msgspec.Raw]) -> None:
         )
 
 
-def _check_sizes(specs: list[PlaneSpec], n_payload: int) -> None:
+def _check_sizes(specs: list[TensorSpec], n_payload: int) -> None:
     ends = [0, *(spec.data_offsets[1] for spec in specs)]
     if ends[-1] != n_payload:
         raise Damaged(f"it is cut or stretched: {n_payload} of {ends[-1]} payload bytes")

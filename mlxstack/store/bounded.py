@@ -5,25 +5,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mlxstack.core.act import Scope, Sweep, Swept, Victim
+from mlxstack.core.act import CollectGarbage, GCItem, GCResult, GCScope
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.ports import BlobHead
+from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import shelves
 from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.stock import take_stock
+from mlxstack.store.stock import scan_disk
 from mlxstack.store.sweep import (
-    Plan,
+    DiskInventory,
+    GCPlan,
+    GCRules,
     Ref,
-    Rules,
-    Stock,
     carry_out,
     check_room,
     of_agent,
     plan,
 )
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.vault import DiskKVStore
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ SAVING_S = 10.0
 Clock = Callable[[], float]
 
 
-class BoundedVault:
+class QuotaKVStore:
     """A `core.ports.Vault` over `vault`, whose files the slot files and `agents` share.
 
     `clock` tells Unix seconds.
     """
 
     def __init__(
-        self, vault: DiskVault, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
+        self, vault: DiskKVStore, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
     ) -> None:
         self._vault = vault
         self._agents = agents
@@ -54,7 +54,7 @@ class BoundedVault:
         self.write = vault.write
         self.read = vault.read
         self.head = vault.head
-        self.pour = vault.pour
+        self.read_into = vault.read_into
         self.note = vault.note
         self.noted = vault.noted
 
@@ -63,11 +63,11 @@ class BoundedVault:
         """Where the files are."""
         return self._vault.root
 
-    def heads(self, identity: str) -> Iterator[BlobHead]:
+    def heads(self, identity: str) -> Iterator[KVFileHeader]:
         """As the vault's."""
         return self._vault.heads(identity)
 
-    def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> Swept:
+    def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:
         """Room for `n_bytes` more under `max_bytes`. Nothing goes when even that is not enough.
 
         Raises DiskFull. The files are counted only when the room seems to be short.
@@ -76,54 +76,56 @@ class BoundedVault:
         limit = self._spec.max_bytes
         if limit is None or (self._n_bytes is not None and self._n_bytes + n_bytes <= limit):
             self._n_bytes = None if limit is None else (self._n_bytes or 0) + n_bytes
-            return Swept()
+            return GCResult()
         now = self._clock()
-        decided = plan(self._stock(in_use, Scope.ALL), Rules(limit, None, n_bytes, SAVING_S), now)
+        decided = plan(
+            self._scan(in_use, GCScope.ALL), GCRules(limit, None, n_bytes, SAVING_S), now
+        )
         check_room(decided)
         swept = _carry_out(decided, self._vault.disk)
         self._n_bytes = swept.n_after + n_bytes
         return swept
 
-    def sweep(self, wanted: Sweep, in_use: frozenset[Ref]) -> Swept:
+    def sweep(self, wanted: CollectGarbage, in_use: frozenset[Ref]) -> GCResult:
         """Delete by age and bytes; the preset's bounds where `wanted` has none of its own.
 
         Raises BadRequest when there is no bound at all, Conflict when a slot folder is missing.
         """
-        rules = Rules(wanted.max_bytes, wanted.max_age_s, grace_s=GRACE_S)
+        rules = GCRules(wanted.max_bytes, wanted.max_age_s, grace_s=GRACE_S)
         if wanted.max_bytes is None and wanted.max_age_s is None and wanted.agent is None:
-            rules = Rules(self._spec.max_bytes, self._spec.max_age_s, grace_s=GRACE_S)
+            rules = GCRules(self._spec.max_bytes, self._spec.max_age_s, grace_s=GRACE_S)
         if rules.max_bytes is None and rules.max_age_s is None:
             raise BadRequest(
                 "nothing bounds the disk; give --max-bytes or --older-than, "
                 "or prefix_cache.disk.max_bytes in the preset"
             )
-        stock = self._stock(in_use, wanted.scope)
+        stock = self._scan(in_use, wanted.scope)
         if wanted.agent is not None:
             stock = of_agent(stock, wanted.agent)
         decided = plan(stock, rules, self._clock())
         if wanted.is_dry:
-            return Swept(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
+            return GCResult(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
         self._n_bytes = None
         return _carry_out(decided, self._vault.disk)
 
-    def _stock(self, in_use: frozenset[Ref], scope: Scope) -> Stock:
-        stock = take_stock(self._vault, shelves.known(self.root), self._agents, in_use)
-        if scope is Scope.ALL:
+    def _scan(self, in_use: frozenset[Ref], scope: GCScope) -> DiskInventory:
+        stock = scan_disk(self._vault, shelves.known(self.root), self._agents, in_use)
+        if scope is GCScope.ALL:
             return stock
         spared = frozenset(context.path for context in stock.contexts)
-        return Stock(stock.blobs, stock.contexts, in_use, spared)
+        return DiskInventory(stock.files, stock.contexts, in_use, spared)
 
 
-def _carry_out(decided: Plan, disk: Disk) -> Swept:
+def _carry_out(decided: GCPlan, disk: Disk) -> GCResult:
     done = carry_out(decided, disk)
     if done.n_files:
         log.info("disk: %d files of %d bytes deleted", done.n_files, done.n_bytes)
     gone = tuple(v for v in _victims(decided) if not Path(v.path).exists())
-    return Swept(gone, decided.n_before, decided.n_before - done.n_bytes, done.skipped)
+    return GCResult(gone, decided.n_before, decided.n_before - done.n_bytes, done.skipped)
 
 
-def _victims(decided: Plan) -> tuple[Victim, ...]:
+def _victims(decided: GCPlan) -> tuple[GCItem, ...]:
     return tuple(
-        Victim(doomed.title, doomed.path, doomed.n_bytes, doomed.reason.value, doomed.ref)
-        for doomed in decided.doomed
+        GCItem(doomed.title, doomed.path, doomed.n_bytes, doomed.reason.value, doomed.ref)
+        for doomed in decided.files
     )

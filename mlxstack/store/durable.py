@@ -41,7 +41,7 @@ def make_private(directory: Path, disk: Disk) -> None:
     sync_directory(directory.parent, disk)
 
 
-def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> int:
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> int:
     """Replace `path` (0600) by the bytes of `chunks`; how many they were.
 
     After a crash at any point the old file is there, or the new one.
@@ -66,7 +66,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) 
     return n_bytes
 
 
-def remove_durably(path: Path, disk: Disk) -> None:
+def remove_synced(path: Path, disk: Disk) -> None:
     """Remove a file, or a folder with all in it, wholly or not at all. Raises OSError."""
     if path.is_dir():
         doomed = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))

@@ -28,9 +28,9 @@ from mlxstack.store.durable import (
     clear_leftovers,
     open_private,
     read_whole,
-    remove_durably,
+    remove_synced,
     touch,
-    write_durably,
+    write_atomic,
 )
 from mlxstack.store.folder_name import folder_of, is_agent, name_of
 from mlxstack.store.manifest_file import from_json, parse_json, to_json
@@ -99,7 +99,7 @@ class AgentFolders:
         """Replace the history atomically and durably; bytes. Raises StackError."""
         about = HistoryFile(VERSION, agent, history.facts, history.messages)
         text = msgspec.json.format(msgspec.json.encode(about), indent=2)
-        return write_durably(self._history(agent), [text, b"\n"], self._disk)
+        return write_atomic(self._history(agent), [text, b"\n"], self._disk)
 
     def read(self, agent: str) -> History:
         """Raises NotFound or Damaged."""
@@ -114,7 +114,7 @@ class AgentFolders:
 
     def write_manifest(self, agent: str, model: str, manifest: Manifest) -> int:
         """Replace the manifest atomically and durably; bytes. Raises StackError."""
-        return write_durably(self._manifest(agent, model), [to_json(manifest)], self._disk)
+        return write_atomic(self._manifest(agent, model), [to_json(manifest)], self._disk)
 
     def read_manifest(self, agent: str, model: str) -> Manifest:
         """The manifest, marked as used now. Raises NotFound or Damaged."""
@@ -152,7 +152,7 @@ class AgentFolders:
     def remove(self, agent: str) -> None:
         """Forget an agent at once: its history and its manifests. Raises NotFound or StackError."""
         try:
-            remove_durably(self._folder(agent), self._disk)
+            remove_synced(self._folder(agent), self._disk)
         except FileNotFoundError:
             raise NotFound(f"there is no agent {agent}") from None
         except OSError as error:

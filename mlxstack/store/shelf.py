@@ -16,9 +16,9 @@ from mlxstack.store.durable import (
     clear_leftovers,
     open_private,
     read_whole,
-    remove_durably,
+    remove_synced,
     touch,
-    write_durably,
+    write_atomic,
 )
 from mlxstack.store.filename import check_filename, folded, normalized
 from mlxstack.store.manifest_file import MAGIC, pack, unpack
@@ -33,7 +33,7 @@ class SlotFile(Struct, frozen=True):
     used_at: float
 
 
-class SlotShelf:
+class SlotFileFolder:
     """A `core.ports.Shelf`. Raises SetupError when `directory` cannot be created.
 
     The folder may be the user's own: files that are not slot files are never listed, removed
@@ -66,7 +66,7 @@ class SlotShelf:
         differs only for a volume that ignores case, or StackError when the disk refuses.
         """
         self.check_replaceable(name)
-        return write_durably(self._path_to_write(name), pack(manifest), self._disk)
+        return write_atomic(self._path_to_write(name), pack(manifest), self._disk)
 
     def read(self, name: str) -> Manifest:
         """The manifest, marked as used now. Raises BadRequest, NotFound or Damaged."""
@@ -101,7 +101,7 @@ class SlotShelf:
         if slot_file is None:
             raise NotFound(f"there is no slot file {name}")
         try:
-            remove_durably(Path(slot_file.path), self._disk)
+            remove_synced(Path(slot_file.path), self._disk)
         except FileNotFoundError:
             raise NotFound(f"there is no slot file {name}") from None
         except OSError as error:

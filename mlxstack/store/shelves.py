@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mlxstack.core.errors import Conflict, NotFound, Unreadable
 from mlxstack.store.disk import Disk
-from mlxstack.store.durable import children, open_private, read_whole, write_durably
-from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.durable import children, open_private, read_whole, write_atomic
+from mlxstack.store.shelf import SlotFileFolder
 
 FOLDER = "shelves"
 NOTE = re.compile("[0-9a-f]{32}")
@@ -27,10 +27,10 @@ def note(root: Path, directory: Path, disk: Disk | None = None) -> None:
     open_private(root / FOLDER, disk)
     file = root / FOLDER / hashlib.sha256(path).hexdigest()[:32]
     if not file.exists():
-        write_durably(file, [path], disk)
+        write_atomic(file, [path], disk)
 
 
-def known(root: Path) -> tuple[SlotShelf, ...]:
+def known(root: Path) -> tuple[SlotFileFolder, ...]:
     """All of them that are there.
 
     Raises Conflict when one may be on a drive that is not, or when that cannot be read now.
@@ -40,7 +40,9 @@ def known(root: Path) -> tuple[SlotShelf, ...]:
         named = [(note, Path(os.fsdecode(read_whole(note, Disk())))) for note in notes]
     except (NotFound, Unreadable) as error:
         raise Conflict(f"nothing was deleted: {error.message}") from error
-    return tuple(SlotShelf(directory) for note, directory in named if _is_there(directory, note))
+    return tuple(
+        SlotFileFolder(directory) for note, directory in named if _is_there(directory, note)
+    )
 
 
 def _is_there(directory: Path, note: Path) -> bool:

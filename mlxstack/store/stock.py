@@ -6,18 +6,18 @@ from functools import partial
 from mlxstack.core.errors import Conflict, Damaged, NotFound, UnknownVersion, Unreadable
 from mlxstack.core.ports import Manifest
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.sweep import Context, Ref, Stock
-from mlxstack.store.vault import DiskVault, Entry
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.sweep import DiskInventory, Ref, StoredContext
+from mlxstack.store.vault import DiskKVStore, KVFileEntry
 
 
-def take_stock(
-    vault: DiskVault,
-    shelves: Iterable[SlotShelf],
+def scan_disk(
+    vault: DiskKVStore,
+    shelves: Iterable[SlotFileFolder],
     agents: AgentFolders,
     in_use: frozenset[Ref] = frozenset(),
     spared: frozenset[str] = frozenset(),
-) -> Stock:
+) -> DiskInventory:
     """What lies there now. `shelves` must be all that share the vault.
 
     A KV file that only a forgotten shelf names would look unnamed. Damaged files are contexts
@@ -40,17 +40,19 @@ def take_stock(
     opaque = {identity for _, identity in saved if identity is not None}
     kept = {c.path for c in contexts if any(identity in opaque for identity, _ in c.refs)}
     kept |= {c.path for c, identity in saved if identity is not None}
-    return Stock(blobs, contexts, in_use, spared | kept)
+    return DiskInventory(blobs, contexts, in_use, spared | kept)
 
 
-def _slots(shelf: SlotShelf) -> Iterator[Context]:
+def _slots(shelf: SlotFileFolder) -> Iterator[StoredContext]:
     for file in shelf.list():
         title = f"slot file {file.name}"
         refs = _refs(title, partial(shelf.peek, file.name))
-        yield Context(title, file.path, file.n_bytes, file.used_at, refs)
+        yield StoredContext(title, file.path, file.n_bytes, file.used_at, refs)
 
 
-def _agents(agents: AgentFolders, blobs: tuple[Entry, ...]) -> Iterator[tuple[Context, str | None]]:
+def _agents(
+    agents: AgentFolders, blobs: tuple[KVFileEntry, ...]
+) -> Iterator[tuple[StoredContext, str | None]]:
     """Saved contexts; with each the identity whose KV it may name, if that cannot be read here."""
     for file in agents.manifests():
         title, opaque = f"agent {file.agent} ({file.model[:8]})", None
@@ -59,7 +61,7 @@ def _agents(agents: AgentFolders, blobs: tuple[Entry, ...]) -> Iterator[tuple[Co
         except UnknownVersion:
             opaque = file.model
             refs = frozenset((b.identity, b.key) for b in blobs if b.identity == opaque)
-        found = Context(title, file.path, file.n_bytes, file.used_at, refs, file.agent)
+        found = StoredContext(title, file.path, file.n_bytes, file.used_at, refs, file.agent)
         yield found, opaque
 
 

@@ -15,19 +15,19 @@ from msgspec import Struct
 from mlxstack.core.errors import DiskFull
 from mlxstack.store.disk import Disk, because
 from mlxstack.store.durable import sync_directory
-from mlxstack.store.vault import Entry
+from mlxstack.store.vault import KVFileEntry
 
 Ref = tuple[str, str]
 
 
-class Reason(StrEnum):
+class GCReason(StrEnum):
     """Why a file goes."""
 
     AGE = "age"
     BYTES = "bytes"
 
 
-class Context(Struct, frozen=True):
+class StoredContext(Struct, frozen=True):
     """A slot file or an agent's manifest; `refs` are the (identity, key) of its KV files."""
 
     title: str
@@ -38,16 +38,16 @@ class Context(Struct, frozen=True):
     agent: str | None = None
 
 
-class Stock(Struct, frozen=True):
+class DiskInventory(Struct, frozen=True):
     """What is on disk, and what of it must stay: KV files by ref, contexts by path."""
 
-    blobs: tuple[Entry, ...]
-    contexts: tuple[Context, ...] = ()
+    files: tuple[KVFileEntry, ...]
+    contexts: tuple[StoredContext, ...] = ()
     in_use: frozenset[Ref] = frozenset()
-    spared: frozenset[str] = frozenset()
+    protected: frozenset[str] = frozenset()
 
 
-class Rules(Struct, frozen=True):
+class GCRules(Struct, frozen=True):
     """None is no bound. `n_wanted` bytes are about to be written and must fit too.
 
     What was used in the last `grace_s` seconds never goes: another process may be saving it.
@@ -59,28 +59,28 @@ class Rules(Struct, frozen=True):
     grace_s: float = 300.0
 
 
-class Doomed(Struct, frozen=True):
+class CollectedFile(Struct, frozen=True):
     """One file to delete, unless it was used since `used_at`. `ref` None is a context."""
 
     title: str
     path: str
     n_bytes: int
     used_at: float
-    reason: Reason
+    reason: GCReason
     ref: Ref | None = None
     refs: frozenset[Ref] = frozenset()
 
 
-class Plan(Struct, frozen=True):
+class GCPlan(Struct, frozen=True):
     """What goes, contexts first; afterwards `n_after` bytes remain, `n_over` too many."""
 
-    doomed: tuple[Doomed, ...] = ()
+    files: tuple[CollectedFile, ...] = ()
     n_before: int = 0
     n_after: int = 0
     n_over: int = 0
 
 
-class Swept(Struct, frozen=True):
+class GCTotals(Struct, frozen=True):
     """What a plan came to; `skipped` are paths with the reason."""
 
     n_files: int = 0
@@ -88,9 +88,9 @@ class Swept(Struct, frozen=True):
     skipped: tuple[str, ...] = ()
 
 
-def plan(stock: Stock, rules: Rules, now: float) -> Plan:
+def plan(stock: DiskInventory, rules: GCRules, now: float) -> GCPlan:
     """Decide; nothing is touched. `now` is Unix seconds."""
-    sweep = _Sweep(stock, now - rules.grace_s)
+    sweep = _Collection(stock, now - rules.grace_s)
     if rules.max_age_s is not None:
         sweep.drop_older(now - rules.max_age_s)
     limit = sweep.n_bytes
@@ -99,20 +99,20 @@ def plan(stock: Stock, rules: Rules, now: float) -> Plan:
         sweep.drop_beyond(limit)
     doomed = (*sweep.contexts_gone.values(), *sweep.blobs_gone.values())
     n_after = sweep.n_bytes
-    return Plan(doomed, sweep.n_before, n_after, max(0, n_after - limit))
+    return GCPlan(doomed, sweep.n_before, n_after, max(0, n_after - limit))
 
 
-def of_agent(stock: Stock, agent: str) -> Stock:
+def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
     """What `agent` saved, and the KV files that nobody else's saved context names."""
     mine = tuple(context for context in stock.contexts if context.agent == agent)
     named = frozenset[Ref]().union(*(context.refs for context in mine))
     others = (context.refs for context in stock.contexts if context.agent != agent)
     alone = named.difference(*others)
-    blobs = tuple(blob for blob in stock.blobs if (blob.identity, blob.key) in alone)
-    return Stock(blobs, mine, stock.in_use, stock.spared)
+    blobs = tuple(blob for blob in stock.files if (blob.identity, blob.key) in alone)
+    return DiskInventory(blobs, mine, stock.in_use, stock.protected)
 
 
-def check_room(decided: Plan) -> None:
+def check_room(decided: GCPlan) -> None:
     """Raises DiskFull when even this plan does not make the room that was wanted."""
     if decided.n_over:
         raise DiskFull(
@@ -121,25 +121,25 @@ def check_room(decided: Plan) -> None:
         )
 
 
-def carry_out(decided: Plan, disk: Disk) -> Swept:
+def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
     """Delete what the plan says; what was used since, or cannot be deleted, is skipped.
 
     KV goes only when the end of what named it is certain to outlive a loss of power.
     """
-    contexts = [doomed for doomed in decided.doomed if doomed.ref is None]
+    contexts = [doomed for doomed in decided.files if doomed.ref is None]
     skipped = {doomed.path: why for doomed in contexts if (why := _delete(doomed))}
     staying = [doomed for doomed in contexts if doomed.path in skipped]
     unsettled = _unsettled({Path(c.path).parent for c in contexts if c not in staying}, disk)
     staying += [doomed for doomed in contexts if Path(doomed.path).parent in unsettled]
     named = frozenset[Ref]().union(*(doomed.refs for doomed in staying))
-    for doomed in decided.doomed:
+    for doomed in decided.files:
         if doomed.ref is not None:
             why = "its context stays" if doomed.ref in named else _delete(doomed)
             if why:
                 skipped[doomed.path] = why
-    gone = [doomed for doomed in decided.doomed if doomed.path not in skipped]
+    gone = [doomed for doomed in decided.files if doomed.path not in skipped]
     reasons = tuple(f"{path}: {why}" for path, why in skipped.items())
-    return Swept(len(gone), sum(doomed.n_bytes for doomed in gone), reasons)
+    return GCTotals(len(gone), sum(doomed.n_bytes for doomed in gone), reasons)
 
 
 def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
@@ -153,46 +153,46 @@ def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
     return found
 
 
-class _Sweep:
+class _Collection:
     """What remains while a plan is made. Only what was last used before `young` may go."""
 
-    def __init__(self, stock: Stock, young: float) -> None:
-        self.n_before = sum(blob.n_bytes for blob in stock.blobs)
+    def __init__(self, stock: DiskInventory, young: float) -> None:
+        self.n_before = sum(blob.n_bytes for blob in stock.files)
         self.n_before += sum(context.n_bytes for context in stock.contexts)
         self.n_bytes = self.n_before
-        self.contexts_gone: dict[str, Doomed] = {}
-        self.blobs_gone: dict[Ref, Doomed] = {}
+        self.contexts_gone: dict[str, CollectedFile] = {}
+        self.blobs_gone: dict[Ref, CollectedFile] = {}
         self._names = Counter(ref for context in stock.contexts for ref in context.refs)
         self._contexts = sorted(
-            (c for c in stock.contexts if c.path not in stock.spared and c.used_at < young),
+            (c for c in stock.contexts if c.path not in stock.protected and c.used_at < young),
             key=lambda context: context.used_at,
         )
         self._blobs = {
             (blob.identity, blob.key): blob
-            for blob in sorted(stock.blobs, key=_warmth)
+            for blob in sorted(stock.files, key=_warmth)
             if (blob.identity, blob.key) not in stock.in_use and blob.used_at < young
         }
 
     def drop_older(self, moment: float) -> None:
         for context in self._contexts:
             if context.used_at < moment:
-                self._drop_context(context, Reason.AGE)
+                self._drop_context(context, GCReason.AGE)
         for ref in self._unnamed(self._blobs):
             if self._blobs[ref].used_at < moment:
-                self._drop_blob(ref, Reason.AGE)
+                self._drop_blob(ref, GCReason.AGE)
 
     def drop_beyond(self, limit: int) -> None:
         contexts = [c for c in self._contexts if c.path not in self.contexts_gone]
         for victim in self._victims(contexts):
             if self.n_bytes <= limit:
                 break
-            if isinstance(victim, Context):
-                self._drop_context(victim, Reason.BYTES)
+            if isinstance(victim, StoredContext):
+                self._drop_context(victim, GCReason.BYTES)
             else:
-                self._drop_blob(victim, Reason.BYTES)
+                self._drop_blob(victim, GCReason.BYTES)
         self._spare(contexts, limit)
 
-    def _victims(self, contexts: list[Context]) -> Iterator[Ref | Context]:
+    def _victims(self, contexts: list[StoredContext]) -> Iterator[Ref | StoredContext]:
         yield from self._unnamed(self._blobs)
         for context in contexts:
             yield context
@@ -202,7 +202,7 @@ class _Sweep:
     def _unnamed(self, refs: Iterable[Ref]) -> list[Ref]:
         return [ref for ref in refs if not self._names[ref] and ref not in self.blobs_gone]
 
-    def _spare(self, contexts: list[Context], limit: int) -> None:
+    def _spare(self, contexts: list[StoredContext], limit: int) -> None:
         """Take back contexts whose end freed no KV, the last used ones first."""
         for context in reversed(contexts):
             is_gone = context.path in self.contexts_gone
@@ -211,10 +211,10 @@ class _Sweep:
                 del self.contexts_gone[context.path]
                 self.n_bytes += context.n_bytes
 
-    def _drop_context(self, context: Context, reason: Reason) -> None:
+    def _drop_context(self, context: StoredContext, reason: GCReason) -> None:
         self._names.subtract(context.refs)
         self.n_bytes -= context.n_bytes
-        self.contexts_gone[context.path] = Doomed(
+        self.contexts_gone[context.path] = CollectedFile(
             context.title,
             context.path,
             context.n_bytes,
@@ -223,20 +223,20 @@ class _Sweep:
             refs=context.refs,
         )
 
-    def _drop_blob(self, ref: Ref, reason: Reason) -> None:
+    def _drop_blob(self, ref: Ref, reason: GCReason) -> None:
         blob = self._blobs[ref]
         self.n_bytes -= blob.n_bytes
-        self.blobs_gone[ref] = Doomed(
+        self.blobs_gone[ref] = CollectedFile(
             f"KV {blob.key}", blob.path, blob.n_bytes, blob.used_at, reason, ref=ref
         )
 
 
-def _warmth(blob: Entry) -> tuple[float, float, str]:
+def _warmth(blob: KVFileEntry) -> tuple[float, float, str]:
     # A chain is read from its head within moments, and is worthless without it: tail first.
     return blob.used_at // 60, -blob.used_at, blob.key
 
 
-def _delete(doomed: Doomed) -> str:
+def _delete(doomed: CollectedFile) -> str:
     path = Path(doomed.path)
     try:
         if path.lstat().st_mtime != doomed.used_at:

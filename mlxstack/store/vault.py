@@ -10,10 +10,10 @@ from threading import Lock
 
 from msgspec import Struct
 
-from mlxstack.core.act import Sweep, Swept
+from mlxstack.core.act import CollectGarbage, GCResult
 from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion
-from mlxstack.core.ports import Blob, BlobHead
-from mlxstack.store.blob_file import decode, encode, head_of, pour, read_head
+from mlxstack.core.ports import KVFile, KVFileHeader
+from mlxstack.store.blob_file import decode, encode, head_of, read_head, read_into
 from mlxstack.store.disk import Disk, refused
 from mlxstack.store.durable import (
     TEMPORARY,
@@ -22,7 +22,7 @@ from mlxstack.store.durable import (
     opened,
     read_whole,
     touch,
-    write_durably,
+    write_atomic,
 )
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ NOTE = "note"
 KEY = re.compile(r"[0-9a-z][0-9a-z._-]{1,127}")
 
 
-class Entry(Struct, frozen=True):
+class KVFileEntry(Struct, frozen=True):
     """One file of the vault; `used_at` is Unix seconds of the last write, read or question."""
 
     identity: str
@@ -44,7 +44,7 @@ class Entry(Struct, frozen=True):
     used_at: float
 
 
-class DiskVault:
+class DiskKVStore:
     """A `core.ports.Vault`. Raises SetupError when `root` cannot be created.
 
     Any number of threads and processes may share one root.
@@ -66,7 +66,7 @@ class DiskVault:
         """
         return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
 
-    def write(self, blob: Blob) -> int:
+    def write(self, blob: KVFile) -> int:
         """Store durably, at most once per key; bytes newly written, 0 if it was there.
 
         A file that says something else of itself than `blob` is replaced: what it continues
@@ -81,9 +81,9 @@ class DiskVault:
         with self._writing:
             if self._has_same(blob):
                 return 0
-            return write_durably(path, encode(blob), self.disk)
+            return write_atomic(path, encode(blob), self.disk)
 
-    def read(self, identity: str, key: str) -> Blob:
+    def read(self, identity: str, key: str) -> KVFile:
         """The blob, checked; its planes are views. Raises NotFound or Damaged.
 
         A file with a wrong content is set aside until the next start, so that the next
@@ -100,20 +100,20 @@ class DiskVault:
         touch(path)
         return blob
 
-    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> Swept:
+    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Nothing goes: this vault has no bound but the disk's own. Raises DiskFull."""
         try:
             n_free = shutil.disk_usage(self.root).free
         except OSError:
-            return Swept()
+            return GCResult()
         if n_bytes > n_free:
             raise DiskFull(
                 f"not saved: {n_bytes} bytes are to be written and the disk has {n_free} left; "
                 "free some space or run `mlx-stack cache gc`"
             )
-        return Swept()
+        return GCResult()
 
-    def sweep(self, wanted: Sweep, in_use: frozenset[tuple[str, str]]) -> Swept:
+    def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Raises Conflict: who names the files of this vault is not known here."""
         raise Conflict("this vault is not swept")
 
@@ -121,7 +121,7 @@ class DiskVault:
         """Replace the note beside the blobs of this identity. Raises StackError."""
         if not _is_key(identity):
             raise ValueError(f"no folder can be called {identity!r}")
-        write_durably(self.root / identity / NOTE, [data], self.disk)
+        write_atomic(self.root / identity / NOTE, [data], self.disk)
 
     def noted(self, identity: str) -> bytes | None:
         """The note; None when there is none that can be read."""
@@ -131,7 +131,7 @@ class DiskVault:
             return read_whole(self.root / identity / NOTE, self.disk)
         return None
 
-    def head(self, identity: str, key: str) -> BlobHead:
+    def head(self, identity: str, key: str) -> KVFileHeader:
         """What the file claims to hold, not checked. Raises NotFound or Damaged."""
         if not _is_key(identity) or not _is_key(key):
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
@@ -139,14 +139,14 @@ class DiskVault:
         with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
             return read_head(file)
 
-    def pour(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
+    def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
         """Read all planes into `rows`, and check them as `read` does. Raises NotFound, Damaged."""
         path = self._path(identity, key)
         with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
-            _check_name(pour(file, rows), (identity, key))
+            _check_name(read_into(file, rows), (identity, key))
         touch(path)
 
-    def heads(self, identity: str) -> Iterator[BlobHead]:
+    def heads(self, identity: str) -> Iterator[KVFileHeader]:
         """The heads of all blobs of one identity, not checked; what is no head is left out.
 
         It is told in the log; damaged files are set aside as `head` does.
@@ -161,13 +161,13 @@ class DiskVault:
             except Damaged as error:
                 log.warning("%s", error)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[KVFileEntry]:
         """Every file, in no order; those that vanish meanwhile are left out."""
         for found in self.root.glob(f"*/*/*{SUFFIX}"):
             with suppress(FileNotFoundError):
                 about = found.stat(follow_symlinks=False)
                 key, identity = found.name.removesuffix(SUFFIX), found.parent.parent.name
-                yield Entry(identity, key, str(found), about.st_size, about.st_mtime)
+                yield KVFileEntry(identity, key, str(found), about.st_size, about.st_mtime)
 
     def remove(self, identity: str, key: str) -> int:
         """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
@@ -183,7 +183,7 @@ class DiskVault:
             raise refused(f"{path.name} was not removed", error) from error
         return n_bytes
 
-    def _has_same(self, blob: Blob) -> bool:
+    def _has_same(self, blob: KVFile) -> bool:
         """Whether its file is there and says of itself what `blob` does."""
         with suppress(NotFound, Damaged):
             is_there = self.has(blob.identity, blob.key)

@@ -13,14 +13,14 @@ from mlxstack.store.disk import refused
 T = TypeVar("T")
 
 
-class Bound(Struct, frozen=True):
+class WriterBound(Struct, frozen=True):
     """How much may wait to be written."""
 
     n_jobs: int = 256
     n_bytes: int = 1 << 30
 
 
-class Writer:
+class BackgroundWriter:
     """Runs jobs one after another, in the order of submission. Callable from any thread.
 
     `submit` never blocks: beyond the bound it raises Busy, and the caller keeps its bytes and
@@ -29,9 +29,9 @@ class Writer:
     """
 
     def __init__(
-        self, bound: Bound | None = None, eased: Callable[[], None] = lambda: None
+        self, bound: WriterBound | None = None, eased: Callable[[], None] = lambda: None
     ) -> None:
-        self._bound = bound or Bound()
+        self._bound = bound or WriterBound()
         self._eased = eased
         self._state = Condition()
         self._n_jobs = 0

@@ -8,8 +8,8 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.kinds import declared
 from mlxstack.text.normal import parse_arguments, writable
 
-Shapes = list[dict[str, Any]]
-Parser = Callable[[str, Shapes], Any]
+ToolSchemas = list[dict[str, Any]]
+Parser = Callable[[str, ToolSchemas], Any]
 # What parsers raise for text that is no call: `float` and `int` of huge numbers, too.
 UNREADABLE = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
@@ -17,7 +17,7 @@ UNREADABLE = (
 )  # fmt: skip
 
 
-def tool_shapes(tools: Iterable[Tool]) -> Shapes:
+def tool_schemas(tools: Iterable[Tool]) -> ToolSchemas:
     """Tools in OpenAI's form, which the parsers need to know the types of arguments."""
     return [
         {
@@ -32,7 +32,7 @@ def tool_shapes(tools: Iterable[Tool]) -> Shapes:
     ]
 
 
-def parse_calls(parser: Parser, text: str, shapes: Shapes) -> tuple[ToolCall, ...]:
+def parse_calls(parser: Parser, text: str, shapes: ToolSchemas) -> tuple[ToolCall, ...]:
     """The calls in the text between two markers; none when it makes no sense.
 
     `id` is the model's own where it wrote one, else "".
@@ -46,7 +46,7 @@ def parse_calls(parser: Parser, text: str, shapes: Shapes) -> tuple[ToolCall, ..
     return tuple(call for call in calls if call is not None) if all(calls) else ()
 
 
-def _call(parsed: Any, shapes: Shapes) -> ToolCall | None:
+def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall | None:
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
     name, own_id = writable(parsed["name"]), parsed.get("id")
@@ -61,7 +61,7 @@ def _call(parsed: Any, shapes: Shapes) -> ToolCall | None:
     return ToolCall(writable(own_id) if isinstance(own_id, str) else "", name, known)
 
 
-def _nullable(name: str, shapes: Shapes) -> frozenset[str]:
+def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
     """The arguments that are text or null; parsers that look at `type` alone say "null"."""
     for shape in shapes:
         function = shape["function"]

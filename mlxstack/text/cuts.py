@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from mlxstack.text.tokens import Encoded, Encoder
+from mlxstack.text.tokens import CachedTokenizer, Encoded
 
 MAX_TURN_ENDS = 4
 LEAST_GAP = 8
@@ -23,7 +23,7 @@ def common_length(a: str, b: str) -> int:
     return low
 
 
-def head_end(encoder: Encoder, encoded: Encoded, char: int) -> int:
+def head_end(encoder: CachedTokenizer, encoded: Encoded, char: int) -> int:
     """The token where a shared head that reaches to `char` ends.
 
     It is the beginning of the next turn, where that is near, so that prompts which go on

@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.forms import Form
-from mlxstack.text.pen import Pen
+from mlxstack.text.forms import ToolCallFormat
+from mlxstack.text.pen import LarkBuilder
 from mlxstack.text.shape import JSON_OPTIONS, LENIENT, bound
 
 
-class Marks(Struct, frozen=True):
+class CallDelimiters(Struct, frozen=True):
     """How one model calls tools: what opens and closes a call, and the form of what is between.
 
     `special` are the tokens without text of their own, by name.
@@ -21,19 +21,19 @@ class Marks(Struct, frozen=True):
 
     opens: str
     closes: str
-    form: Form
+    form: ToolCallFormat
     special: Mapping[str, int]
 
 
-class Calls(Struct, frozen=True):
+class ForcedCalls(Struct, frozen=True):
     """Calls of these tools, after the mark that opens the first one; just one if `is_single`."""
 
     tools: tuple[Tool, ...]
-    marks: Marks
+    marks: CallDelimiters
     is_single: bool
 
 
-def call_grammars(calls: Calls) -> tuple[str, ...]:
+def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
     """The grammar, and another that leaves out what cannot be enforced.
 
     A tool that the model has no words for is left out; raises BadRequest if that is every one.
@@ -41,8 +41,8 @@ def call_grammars(calls: Calls) -> tuple[str, ...]:
     return tuple(_grammar(calls, options) for options in (JSON_OPTIONS, LENIENT))
 
 
-def _grammar(calls: Calls, options: Mapping[str, Any]) -> str:
-    pen = Pen(calls.marks.special, options)
+def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
+    pen = LarkBuilder(calls.marks.special, options)
     found = [calls.marks.form.call(tool, pen) for tool in calls.tools]
     known = [pen.rule(one) for one in found if one is not None]
     if not known:
@@ -52,17 +52,17 @@ def _grammar(calls: Calls, options: Mapping[str, Any]) -> str:
     return LLMatcher.grammar_from_lark(grammar)
 
 
-def _start(calls: Calls, call: str, pen: Pen) -> str:
+def _start(calls: ForcedCalls, call: str, pen: LarkBuilder) -> str:
     marks, form = calls.marks, calls.marks.form
     line = '"\\n"?' if marks.closes else ""
     some = call
     if form.between is not None and not calls.is_single:
-        some = f"{call} ({pen.said(form.between)} {call})*"
-    inside = f"{pen.said(form.opens)} {some} {pen.said(form.closes)}"
-    whole = pen.rule(f"{line} {inside} {line} {pen.said(marks.closes)}")
+        some = f"{call} ({pen.literal(form.between)} {call})*"
+    inside = f"{pen.literal(form.opens)} {some} {pen.literal(form.closes)}"
+    whole = pen.rule(f"{line} {inside} {line} {pen.literal(marks.closes)}")
     if calls.is_single or form.between is not None or form.is_last:
         return whole
-    return f"{whole} ({line} {pen.said(marks.opens)} {whole})*"
+    return f"{whole} ({line} {pen.literal(marks.opens)} {whole})*"
 
 
 def _unspeakable(tools: Iterable[Tool]) -> BadRequest:

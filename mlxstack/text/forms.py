@@ -10,14 +10,14 @@ from collections.abc import Callable, Container
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.pen import Pen, quoted
+from mlxstack.text.pen import LarkBuilder, quoted
 from mlxstack.text.spoken import function_gemma_call, gemma_call, python_call
-from mlxstack.text.tagged import EDGE_SPACES, NULL, Tags, tagged
+from mlxstack.text.tagged import EDGE_SPACES, NULL, TagFormat, tagged
 
-Writer = Callable[[Tool, Pen], str | None]
+Writer = Callable[[Tool, LarkBuilder], str | None]
 
 
-class Form(Struct, frozen=True):
+class ToolCallFormat(Struct, frozen=True):
     """`call` writes one call of a tool; it gives None if the family has no words for it.
 
     `between` stands between calls that share a pair of marks; None: each has marks of its own.
@@ -35,23 +35,23 @@ class Form(Struct, frozen=True):
 def json_call(before: str, after: str, names: str = ".+") -> Writer:
     """The writer of calls with JSON between `before`, which holds `{name}`, and `after`."""
 
-    def call(tool: Tool, pen: Pen) -> str | None:
+    def call(tool: Tool, pen: LarkBuilder) -> str | None:
         if not re.fullmatch(names, tool.name):
             return None
         arguments = pen.json({"type": "object", **tool.parameters}, {})
-        return f"{pen.opening(before, tool.name)} {arguments} {pen.said(after)}"
+        return f"{pen.call_opening(before, tool.name)} {arguments} {pen.literal(after)}"
 
     return call
 
 
-def json_object(tool: Tool, pen: Pen) -> str:
+def json_object(tool: Tool, pen: LarkBuilder) -> str:
     """A call as one JSON object."""
     named = {"type": "object", **tool.parameters}
     head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
     return f'{quoted(head)} {pen.json(named, {})} "}}"'
 
 
-GLM = Tags(
+GLM = TagFormat(
     opens="{name}\n",
     argument="<arg_key>{key}</arg_key>\n<arg_value>",
     argument_closes="</arg_value>\n",
@@ -60,10 +60,10 @@ GLM = Tags(
     avoided=(),
 )
 FORMS = {
-    "json_tools": Form(json_object),
-    "qwen3_coder": Form(
+    "json_tools": ToolCallFormat(json_object),
+    "qwen3_coder": ToolCallFormat(
         tagged(
-            Tags(
+            TagFormat(
                 opens="<function={name}>\n",
                 argument="<parameter={key}>\n",
                 argument_closes="\n</parameter>\n",
@@ -73,11 +73,11 @@ FORMS = {
             )
         )
     ),
-    "glm47": Form(tagged(GLM)),
-    "laguna": Form(tagged(GLM)),
-    "longcat": Form(
+    "glm47": ToolCallFormat(tagged(GLM)),
+    "laguna": ToolCallFormat(tagged(GLM)),
+    "longcat": ToolCallFormat(
         tagged(
-            Tags(
+            TagFormat(
                 opens="{name}\n",
                 argument="<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>",
                 argument_closes="</longcat_arg_value>\n",
@@ -87,9 +87,9 @@ FORMS = {
             )
         )
     ),
-    "minimax_m2": Form(
+    "minimax_m2": ToolCallFormat(
         tagged(
-            Tags(
+            TagFormat(
                 opens='<invoke name="{name}">\n',
                 argument='<parameter name="{key}">',
                 argument_closes="</parameter>\n",
@@ -100,9 +100,9 @@ FORMS = {
         ),
         between="\n",
     ),
-    "minicpm5": Form(
+    "minicpm5": ToolCallFormat(
         tagged(
-            Tags(
+            TagFormat(
                 opens='"{name}">',
                 argument='<param name="{key}">',
                 argument_closes="</param>",
@@ -112,9 +112,9 @@ FORMS = {
             )
         )
     ),
-    "muse_spark": Form(
+    "muse_spark": ToolCallFormat(
         tagged(
-            Tags(
+            TagFormat(
                 opens='<atem:invoke name="{name}">\n',
                 argument='<atem:parameter name="{key}">',
                 argument_closes="</atem:parameter>\n",
@@ -125,7 +125,7 @@ FORMS = {
         ),
         between="\n",
     ),
-    "kimi_k2": Form(
+    "kimi_k2": ToolCallFormat(
         json_call(
             "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
             "<|tool_call_end|>",
@@ -133,9 +133,9 @@ FORMS = {
         ),
         between="",
     ),
-    "kimi_k3": Form(
+    "kimi_k3": ToolCallFormat(
         tagged(
-            Tags(
+            TagFormat(
                 opens='<|open|>call tool="{name}" index="{index}"<|sep|>',
                 argument='<|open|>argument key="{key}" type="{type}"<|sep|>',
                 argument_closes="<|close|>argument<|sep|>",
@@ -146,18 +146,18 @@ FORMS = {
         ),
         between="",
     ),
-    "mistral": Form(json_call("{name}[ARGS]", "", r"[\w-]+"), between="[TOOL_CALLS]"),
-    "pythonic": Form(python_call, between=", ", opens="[", closes="]"),
-    "function_gemma": Form(function_gemma_call),
-    "gemma4": Form(gemma_call),
-    "harmony": Form(
+    "mistral": ToolCallFormat(json_call("{name}[ARGS]", "", r"[\w-]+"), between="[TOOL_CALLS]"),
+    "pythonic": ToolCallFormat(python_call, between=", ", opens="[", closes="]"),
+    "function_gemma": ToolCallFormat(function_gemma_call),
+    "gemma4": ToolCallFormat(gemma_call),
+    "harmony": ToolCallFormat(
         json_call("{name} <|constrain|>json<|message|>", "", r"[^\s<>]+"), is_last=True
     ),
 }
-OLD_MISTRAL = Form(json_object, between=", ", opens="[", closes="]")
+OLD_MISTRAL = ToolCallFormat(json_object, between=", ", opens="[", closes="]")
 
 
-def form_of(parser: str, vocabulary: Container[str]) -> Form | None:
+def format_of(parser: str, vocabulary: Container[str]) -> ToolCallFormat | None:
     """The form that a parser reads, None if we know none; `vocabulary` tells old from new."""
     if parser == "mistral" and "[ARGS]" not in vocabulary:
         return OLD_MISTRAL

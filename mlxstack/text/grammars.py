@@ -30,7 +30,7 @@ class Compiled(Struct, frozen=True):
     n_bytes: int
 
 
-class Grammars:
+class GrammarCompiler:
     """Callable by any thread; compiling lets the others run.
 
     llguidance bounds the work of most grammars, when they are compiled and for every token. The

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 # A noncharacter: Unicode reserves it for internal use, so no honest text contains it.
-MARK = "\ufdd0"
+ESCAPE_CHAR = "\ufdd0"
 _CLOSING = re.compile(r"[^\w\s]+\Z")
 
 
-class Guard:
+class SpecialTokenEscaper:
     """Breaks the spellings of `structure`, the special tokens of a template, in any text.
 
     `normalize` is what the tokenizer does to a text before it looks for them, if anything.
@@ -38,10 +38,12 @@ class Guard:
 
     def text(self, text: str) -> str:
         """`text` with a mark inside every special token it spells."""
-        text = self._break(text.replace(MARK, "") if MARK in text else text)
+        text = self._break(text.replace(ESCAPE_CHAR, "") if ESCAPE_CHAR in text else text)
         if self._normalize is None:
             return text
-        return MARK.join(self._as_seen(part, self._normalize) for part in text.split(MARK))
+        return ESCAPE_CHAR.join(
+            self._as_seen(part, self._normalize) for part in text.split(ESCAPE_CHAR)
+        )
 
     def value(self, value: Any) -> Any:
         """A JSON value with all its strings guarded, keys included."""
@@ -67,9 +69,9 @@ def _broken(match: re.Match[str]) -> str:
     spelling = match[0]
     closing = _CLOSING.search(spelling)
     at = closing.start() if closing and closing.start() > 0 else 1
-    return spelling[:at] + MARK + spelling[at:]
+    return spelling[:at] + ESCAPE_CHAR + spelling[at:]
 
 
-def unmarked(text: str) -> str:
+def unescape(text: str) -> str:
     """The text as people wrote it."""
-    return text.replace(MARK, "")
+    return text.replace(ESCAPE_CHAR, "")

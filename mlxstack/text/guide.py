@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import BadRequest
 
 
-class Passage(Struct, frozen=True):
+class ConstraintLayout(Struct, frozen=True):
     """How an answer comes to its grammar, in tokens.
 
     `opens` begin a thought, which `closes` ends; `escapes` begin something that no grammar
@@ -37,25 +37,25 @@ class Passage(Struct, frozen=True):
     before: tuple[int, ...] = ()
 
 
-class Guide:
+class GrammarConstraint:
     """What one request asked for; every choice of it starts afresh. `rules` None rules nothing."""
 
-    def __init__(self, passage: Passage, rules: LLMatcher | None = None) -> None:
+    def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None = None) -> None:
         self._passage = passage
         self._rules = rules
 
     @property
-    def has_rules(self) -> bool:
+    def has_grammar(self) -> bool:
         """Whether the answer has a grammar, which also says where it ends."""
         return self._rules is not None
 
-    def start(self) -> "Walk":
+    def start(self) -> "GrammarState":
         """At the first token of an answer."""
         rules = None if self._rules is None else self._rules.deep_copy()
-        return Walk(self._passage, rules)
+        return GrammarState(self._passage, rules)
 
 
-class At(Enum):
+class Phase(Enum):
     """Where an answer stands."""
 
     HEADER = auto()
@@ -65,10 +65,10 @@ class At(Enum):
     FREE = auto()
 
 
-class Walk:
+class GrammarState:
     """One answer on its way. Used by one thread at a time."""
 
-    def __init__(self, passage: Passage, rules: LLMatcher | None) -> None:
+    def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None) -> None:
         self._passage = passage
         self._rules = rules
         self._at = _first(passage)
@@ -79,34 +79,34 @@ class Walk:
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
-        if self._at is At.HEADER:
+        if self._at is Phase.HEADER:
             return self._header_mask()
-        if self._at is At.THINKING:
+        if self._at is Phase.THINKING:
             return self._permitted(self._thinking_mask())
-        if self._at is At.FREE or self._rules is None:
+        if self._at is Phase.FREE or self._rules is None:
             return self._permitted(None)
         mask = self._rules.compute_bitmask()
         if self._rules.is_error():
             raise BadRequest(f"the grammar cannot be followed: {self._rules.get_error()}")
-        if self._at is At.BEGINNING:
+        if self._at is Phase.BEGINNING:
             return _with(mask, self._passage.opens | self._passage.escapes)
         return mask
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """The answer goes on with `token`. Raises BadRequest when the grammar is left."""
         if self._n_recent:
             self._recent = (*self._recent, token)[-self._n_recent :]
         match self._at:
-            case At.HEADER:
+            case Phase.HEADER:
                 self._open(token)
-            case At.THINKING:
+            case Phase.THINKING:
                 self._think(token)
-            case At.BEGINNING if token in self._passage.opens:
-                self._at = At.THINKING
-            case At.BEGINNING if token in self._passage.escapes or self._rules is None:
-                self._at = At.FREE
-            case At.BEGINNING | At.RULED:
-                self._at = At.RULED
+            case Phase.BEGINNING if token in self._passage.opens:
+                self._at = Phase.THINKING
+            case Phase.BEGINNING if token in self._passage.escapes or self._rules is None:
+                self._at = Phase.FREE
+            case Phase.BEGINNING | Phase.RULED:
+                self._at = Phase.RULED
                 self._follow(token)
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
@@ -128,7 +128,7 @@ class Walk:
         self._tail = (*self._tail, token)
         if self._tail in self._passage.headers:
             is_answer = self._tail == self._passage.closes and self._rules is not None
-            self._at = At.BEGINNING if is_answer else At.FREE
+            self._at = Phase.BEGINNING if is_answer else Phase.FREE
 
     def _header_mask(self) -> bytes:
         n = len(self._tail)
@@ -140,7 +140,7 @@ class Walk:
         self._n_thoughts += 1
         self._tail = (*self._tail, token)[-len(self._passage.closes) or None :]
         if self._tail == self._passage.closes:
-            self._at = At.FREE if self._rules is None else At.BEGINNING
+            self._at = Phase.FREE if self._rules is None else Phase.BEGINNING
             self._passage = _thought(self._passage)
 
     def _thinking_mask(self) -> bytes | None:
@@ -158,13 +158,13 @@ class Walk:
         return closes[n]
 
 
-def _first(passage: Passage) -> At:
+def _first(passage: ConstraintLayout) -> Phase:
     if passage.headers:
-        return At.HEADER
-    return At.THINKING if passage.is_in_thinking else At.BEGINNING
+        return Phase.HEADER
+    return Phase.THINKING if passage.is_in_thinking else Phase.BEGINNING
 
 
-def closed(passage: Passage, tokens: Sequence[int]) -> bool:
+def closed(passage: ConstraintLayout, tokens: Sequence[int]) -> bool:
     """Whether the end of a thought is among the last `tokens`."""
     n = len(passage.closes)
     return n > 0 and any(
@@ -172,7 +172,7 @@ def closed(passage: Passage, tokens: Sequence[int]) -> bool:
     )
 
 
-def _thought(passage: Passage) -> Passage:
+def _thought(passage: ConstraintLayout) -> ConstraintLayout:
     """There is one thought only."""
     return replace(passage, is_in_thinking=False, opens=frozenset(), budget=None, may_end=False)
 

@@ -16,7 +16,7 @@ COMBINED = ("anyOf", "oneOf")
 MAX_SEEN = 100
 
 
-class Kinds(Struct, frozen=True):
+class SchemaTypes(Struct, frozen=True):
     """The schemas of an argument as text, and as anything else; one of them must hold."""
 
     texts: tuple[Schema, ...] = ()
@@ -28,18 +28,18 @@ class Kinds(Struct, frozen=True):
         return bool(self.texts) and all(one.get("type") == "null" for one in self.others)
 
 
-def kinds(schema: Any, root: Schema) -> Kinds:
+def schema_types(schema: Any, root: Schema) -> SchemaTypes:
     """Of the schema of an argument; `root` is what its references look into."""
     return _kinds(schema, root, set())
 
 
-def _kinds(schema: Any, root: Schema, seen: set[str]) -> Kinds:
+def _kinds(schema: Any, root: Schema, seen: set[str]) -> SchemaTypes:
     """`seen` are references that count already; a second time they add nothing."""
     if not isinstance(schema, dict) or len(seen) > MAX_SEEN:
-        return Kinds(({"type": "string"},), ({"type": list(OTHERS)},))
+        return SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
     reference = str(schema.get("$ref", ""))
     if reference in seen:
-        return Kinds()
+        return SchemaTypes()
     seen |= {reference} - {""}
     meant = _meant(schema, root)
     if meant is not None:
@@ -47,7 +47,7 @@ def _kinds(schema: Any, root: Schema, seen: set[str]) -> Kinds:
     for key in COMBINED:
         if isinstance(schema.get(key), list):
             parts = [_kinds(part, root, seen) for part in schema[key]]
-            return Kinds(
+            return SchemaTypes(
                 tuple(text for part in parts for text in part.texts),
                 tuple(other for part in parts for other in part.others),
             )
@@ -88,28 +88,28 @@ def declared(parameters: Mapping[str, Any]) -> Schema:
 def _plain(schema: Any, root: Schema) -> Any:
     if isinstance(schema, dict) and isinstance(schema.get("type"), str):
         return schema
-    found = kinds(schema, root)
+    found = schema_types(schema, root)
     if not found.is_text:
         return {"type": "object"}
     return {"type": "string", "nullable": bool(found.others)}
 
 
-def _typed(schema: Schema) -> Kinds:
+def _typed(schema: Schema) -> SchemaTypes:
     named = schema.get("type", ["string", *OTHERS])
     types = named if isinstance(named, list) else [named]
     others = [name for name in types if name != "string"]
     wanted: Any = others[0] if len(others) == 1 else others
-    return Kinds(
+    return SchemaTypes(
         ({**schema, "type": "string"},) if "string" in types else (),
         ({**schema, "type": wanted},) if others else (),
     )
 
 
-def _listed(values: list[Any]) -> Kinds:
+def _listed(values: list[Any]) -> SchemaTypes:
     texts = [value for value in values if isinstance(value, str)]
     others = [value for value in values if not isinstance(value, str)]
     is_null = others == [None]
-    return Kinds(
+    return SchemaTypes(
         ({"enum": texts},) if texts else (),
         ({"type": "null"} if is_null else {"enum": others},) if others else (),
     )

@@ -6,7 +6,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 
-class Markup(Struct, frozen=True):
+class SpecialTokens(Struct, frozen=True):
     """What a tokenizer treats as more than text.
 
     `structure`: the tokens that make turns and markers; nobody may spell them in a message.
@@ -22,7 +22,7 @@ class Markup(Struct, frozen=True):
     normalize: Callable[[str], str] | None = None
 
 
-def markup_of(tokenizer: Any) -> Markup:
+def special_tokens_of(tokenizer: Any) -> SpecialTokens:
     """Read it off a mlx-lm TokenizerWrapper."""
     added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
     markers = markers_of(tokenizer)
@@ -30,7 +30,7 @@ def markup_of(tokenizer: Any) -> Markup:
     structure = {t.content for t in added if _is_structure(t, markers, template)}
     anchors = {t.content for t in added if t.content in structure and _is_anchor(t)}
     others = {t.content for t in added} - anchors
-    return Markup(
+    return SpecialTokens(
         structure=frozenset(structure),
         calls=frozenset(markers_of_calls(tokenizer)),
         anchors=frozenset(anchors),

@@ -25,7 +25,7 @@ def drop_billing(text: str) -> str:
     return _BILLING.sub("", text, count=1)
 
 
-def text_of(content: Any, joint: str = "") -> str:
+def plain_text(content: Any, joint: str = "") -> str:
     """The text of a `content` field: None, a string, or a list of text parts (C-2, C-3, O-1).
 
     Other keys of a part, such as cache_control, are ignored. Raises Unsupported for a part
@@ -125,7 +125,7 @@ def result_text(content: Any, tools: Definitions) -> str:
     Parts are joined by line breaks. Raises Unsupported for a part that is not text.
     """
     if not isinstance(content, list):
-        return text_of(content)
+        return plain_text(content)
     names = [part["tool_name"] for part in content if _is_reference(part)]
     texts = [_part_text(part) for part in content if not _is_reference(part)]
     return "\n".join([*texts, tools.text(names)] if names else texts)
@@ -135,7 +135,7 @@ def _is_reference(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "tool_reference" and "tool_name" in part
 
 
-def user_turn(results: Iterable[Message], text: str) -> tuple[Message, ...]:
+def user_message(results: Iterable[Message], text: str) -> tuple[Message, ...]:
     """The tool results of a user message, in order, then what the user said (A-10)."""
     spoken = (Message(Role.USER, text),) if text else ()
     return (*results, *spoken)

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.calls import Parser, Shapes
+from mlxstack.text.calls import Parser, ToolSchemas
 
 TEXT_TYPES = frozenset({"string", "str", "text", "varchar", "char", "enum"})
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -82,7 +82,7 @@ def parser_for(name: str, published: Parser) -> Parser:
     if own is None:
         return published
 
-    def parse(text: str, shapes: Shapes) -> Any:
+    def parse(text: str, shapes: ToolSchemas) -> Any:
         found = own(text, shapes)
         return published(text, shapes) if found is None else found
 
@@ -97,8 +97,8 @@ def is_inside_argument(name: str, text: str) -> bool:
     return bool(opens) and text.rfind(opens) > text.rfind(closes)
 
 
-def _tagged(form: TagFormat) -> Callable[[str, Shapes], list[dict[str, Any]] | None]:
-    def parse(text: str, shapes: Shapes) -> list[dict[str, Any]] | None:
+def _tagged(form: TagFormat) -> Callable[[str, ToolSchemas], list[dict[str, Any]] | None]:
+    def parse(text: str, shapes: ToolSchemas) -> list[dict[str, Any]] | None:
         """The calls in a text that holds nothing else, else None."""
         calls: list[dict[str, Any]] = []
         at = 0
@@ -123,7 +123,7 @@ def _tagged(form: TagFormat) -> Callable[[str, Shapes], list[dict[str, Any]] | N
     return parse
 
 
-def _mistral(text: str, _: Shapes) -> list[dict[str, Any]] | None:
+def _mistral(text: str, _: ToolSchemas) -> list[dict[str, Any]] | None:
     """Calls `name[CALL_ID]id[ARGS]{...}`; None if the text has no call id."""
     if "[CALL_ID]" not in text:
         return None
@@ -136,7 +136,7 @@ def _mistral(text: str, _: Shapes) -> list[dict[str, Any]] | None:
     return calls
 
 
-def _properties(name: str, shapes: Shapes) -> dict[str, Any]:
+def _properties(name: str, shapes: ToolSchemas) -> dict[str, Any]:
     for shape in shapes:
         if shape["function"]["name"] == name:
             found = shape["function"]["parameters"].get("properties")
@@ -178,7 +178,7 @@ def _number(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-PARSERS: dict[str, Callable[[str, Shapes], list[dict[str, Any]] | None]] = {
+PARSERS: dict[str, Callable[[str, ToolSchemas], list[dict[str, Any]] | None]] = {
     "glm47": _tagged(GLM),
     "laguna": _tagged(GLM),
     "qwen3_coder": _tagged(QWEN_CODER),

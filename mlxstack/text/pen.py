@@ -16,7 +16,7 @@ MAX_RULES = 5000
 INDEX = "/[0-9]{1,3}/"
 
 
-class Pen:
+class LarkBuilder:
     """Collects rules. `special` are the tokens without text of their own, by name.
 
     `options` go to every JSON schema; those with "lenient" leave out what cannot be enforced.
@@ -46,14 +46,14 @@ class Pen:
         self._rules.append(f"{name}: {body}")
         return name
 
-    def said(self, text: str) -> str:
+    def literal(self, text: str) -> str:
         """Exactly this text, in which the names of special tokens mean those tokens."""
         parts = self._cuts.split(text) if self._cuts else [text]
         return " ".join(self._part(part) for part in parts if part) or '""'
 
-    def opening(self, template: str, name: str) -> str:
+    def call_opening(self, template: str, name: str) -> str:
         """The same with `{name}` filled in, and `{index}`, the number of a call, left open."""
-        parts = [self.said(one) for one in template.replace("{name}", name).split("{index}")]
+        parts = [self.literal(one) for one in template.replace("{name}", name).split("{index}")]
         return f" {INDEX} ".join(parts)
 
     def json(self, schema: Schema, root: Schema) -> str:

@@ -17,7 +17,7 @@ def _byte_of() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-class Pieces:
+class TokenBytes:
     """The bytes of the tokens of a mlx-lm TokenizerWrapper. Callable by any thread."""
 
     def __init__(self, tokenizer: Any) -> None:

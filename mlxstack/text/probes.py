@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.settle import Traits
+from mlxstack.text.settle import TemplateCapabilities
 
 Turn = dict[str, Any]
 USER: Turn = {"role": "user", "content": "first"}
@@ -25,7 +25,7 @@ class Accepts(Protocol):
     def __call__(self, *turns: Turn, tools: tuple[Tool, ...] = ()) -> str | None: ...
 
 
-def find_traits(accepts: Accepts) -> Traits:
+def find_traits(accepts: Accepts) -> TemplateCapabilities:
     """The traits of the template behind `accepts`, `needs_tool_list` left out."""
     answer = _said("assistant", "answer")
     objects = _called(_call("call00001", {"key": "value"}))
@@ -39,7 +39,7 @@ def find_traits(accepts: Accepts) -> Traits:
     with_late = accepts(system, USER, late, second), accepts(system, USER, answer, late, second)
     has_tools = accepts(USER, called, _result("call00001")) is not None
     with_both = {**called, "content": "text", "reasoning_content": "thought"}
-    return Traits(
+    return TemplateCapabilities(
         has_system=with_system is not None and "rules" in with_system,
         has_late_system=all(
             text is not None and _in_order(text, "first", "later", "second") for text in with_late
@@ -59,7 +59,7 @@ def find_traits(accepts: Accepts) -> Traits:
     )
 
 
-def completed(parameters: dict[str, Any], traits: Traits) -> dict[str, Any]:
+def completed(parameters: dict[str, Any], traits: TemplateCapabilities) -> dict[str, Any]:
     """The parameters of a tool with the keys that the template reads without a check."""
     whole = _with_defaults(parameters, traits.schema_keys, SCHEMA_DEFAULTS)
     found = whole.get("properties")

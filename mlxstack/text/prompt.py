@@ -12,19 +12,19 @@ from msgspec import Struct
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.text.cuts import after_turn, common_length, head_end, tidy, turn_ends
-from mlxstack.text.guard import Guard, unmarked
-from mlxstack.text.markup import markup_of
+from mlxstack.text.guard import SpecialTokenEscaper, unescape
+from mlxstack.text.markup import special_tokens_of
 from mlxstack.text.normal import head_tools
-from mlxstack.text.pieces import Pieces
+from mlxstack.text.pieces import TokenBytes
 from mlxstack.text.replay import NAMELESS, Scope
-from mlxstack.text.settle import settle
+from mlxstack.text.settle import adapt_to_template
 from mlxstack.text.splices import Splicer
-from mlxstack.text.template import Scene, Template
-from mlxstack.text.tokens import Encoded, Encoder
+from mlxstack.text.template import ChatTemplate, TemplateInputs
+from mlxstack.text.tokens import CachedTokenizer, Encoded
 from mlxstack.text.voice import accent_of
 
 # Never the beginning of what somebody says, so that a head probed with it ends where it ends.
-STRANGER = Message(Role.USER, "\ufdd1")
+PROBE_CHAR = Message(Role.USER, "\ufdd1")
 N_BEFORE = 8
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
@@ -45,13 +45,13 @@ class Prompt(Struct, frozen=True):
 
     tokens: tuple[int, ...]
     text: str | None = None
-    cuts: tuple[int, ...] = ()
+    checkpoint_positions: tuple[int, ...] = ()
     is_in_thinking: bool = False
     before: tuple[int, ...] = ()
     may_think: bool = True
 
 
-class Spelling(Struct, frozen=True):
+class TokenizeOptions(Struct, frozen=True):
     """`add_special` puts BOS and EOS around; `parse_special` reads special tokens in the text."""
 
     add_special: bool = False
@@ -78,17 +78,17 @@ class PromptMaker:
         self._default = thinking_default
         self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
         self._variables = template_kwargs or {}
-        markup = markup_of(tokenizer)
-        self._guard = Guard(markup.structure, markup.normalize)
-        self._encoder = Encoder(tokenizer, markup)
-        self._template = Template(tokenizer, markup)
+        markup = special_tokens_of(tokenizer)
+        self._guard = SpecialTokenEscaper(markup.structure, markup.normalize)
+        self._encoder = CachedTokenizer(tokenizer, markup)
+        self._template = ChatTemplate(tokenizer, markup)
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self._splicer = Splicer(
             tokenizer, self._template, self._encoder, accent_of(tokenizer), markup
         )
         self.replay = self._splicer.replay
-        self.pieces = Pieces(tokenizer)
+        self.pieces = TokenBytes(tokenizer)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """The prompt of a conversation. Raises BadRequest in the words of the template, TooLong.
@@ -97,7 +97,7 @@ class PromptMaker:
         """
         self._refuse_too_long(_heard(conversation))
         scene = self._scene(conversation)
-        messages = settle(conversation.messages, self._template.traits)
+        messages = adapt_to_template(conversation.messages, self._template.traits)
         marked = self._template.render(messages, scene)
         self._refuse_too_long([marked])
         splices = self._splicer.splices(scope, messages, scene, marked)
@@ -106,8 +106,8 @@ class PromptMaker:
         cuts = self._cuts(conversation, messages, encoded, end)
         return Prompt(
             tokens=encoded.tokens,
-            text=unmarked(marked),
-            cuts=cuts,
+            text=unescape(marked),
+            checkpoint_positions=cuts,
             is_in_thinking=self._is_in_thinking(marked[0 if end is None else end :]),
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
             may_think=self._may_think(conversation),
@@ -116,8 +116,8 @@ class PromptMaker:
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
         self._refuse_too_long(_heard(conversation))
-        messages = settle(conversation.messages, self._template.traits)
-        return unmarked(self._template.render(messages, self._scene(conversation)))
+        messages = adapt_to_template(conversation.messages, self._template.traits)
+        return unescape(self._template.render(messages, self._scene(conversation)))
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
@@ -142,7 +142,7 @@ class PromptMaker:
                 tokens += (self._encoder.encode(part) if at else self.plain(part)).tokens
         return tuple(tokens)
 
-    def tokenize(self, text: str, spelling: Spelling) -> tuple[int, ...]:
+    def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
         """The tokens of a text. Raises TooLong."""
         self._refuse_too_long([text])
         tokens = self._encoder.encode(
@@ -176,7 +176,7 @@ class PromptMaker:
         if n_tokens > self._n_ctx:
             raise TooLong(n_tokens, self._n_ctx)
 
-    def _scene(self, conversation: Conversation) -> Scene:
+    def _scene(self, conversation: Conversation) -> TemplateInputs:
         if (size := len(_spelled(conversation.template))) > MAX_VARIABLES:
             raise BadRequest(
                 f"chat_template_kwargs have {size} bytes of JSON, at most {MAX_VARIABLES} are "
@@ -184,7 +184,7 @@ class PromptMaker:
                 "chat_template_kwargs",
             )
         thinking = self._thinking if conversation.thinking is None else conversation.thinking
-        return Scene(
+        return TemplateInputs(
             tools=head_tools(conversation.tools),
             variables={
                 **self._variables,
@@ -199,22 +199,22 @@ class PromptMaker:
         wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
         return next((wish for wish in wishes if wish is not None), True) is not False
 
-    def _messages_end(self, marked: str, scene: Scene) -> int | None:
+    def _messages_end(self, marked: str, scene: TemplateInputs) -> int | None:
         """The character where the messages end and the opening of the answer begins."""
         if not scene.add_generation_prompt or scene.continue_final:
             return None
         tail = self._tail(scene)
         return len(marked) - len(tail) if marked.endswith(tail) else None
 
-    def _tail(self, scene: Scene) -> str:
+    def _tail(self, scene: TemplateInputs) -> str:
         """What the template writes to open the answer."""
         key = hashlib.blake2b(_spelled(scene.variables), digest_size=16).digest()
         tail = self._tails.get(key)
         if tail is None:
             bare = msgspec.structs.replace(scene, tools=())
-            opened = self._template.render([STRANGER], bare)
+            opened = self._template.render([PROBE_CHAR], bare)
             closed = msgspec.structs.replace(bare, add_generation_prompt=False)
-            tail = opened[common_length(opened, self._template.render([STRANGER], closed)) :]
+            tail = opened[common_length(opened, self._template.render([PROBE_CHAR], closed)) :]
             with self._lock:
                 if len(self._tails) >= MAX_TAILS:
                     self._tails.clear()
@@ -247,7 +247,7 @@ class PromptMaker:
         closed = msgspec.structs.replace(
             self._scene(conversation), add_generation_prompt=False, continue_final=False
         )
-        messages = settle([*head, STRANGER], self._template.traits)
+        messages = adapt_to_template([*head, PROBE_CHAR], self._template.traits)
         return common_length(marked, self._template.render(messages, closed))
 
     def _is_in_thinking(self, tail: str) -> bool:

@@ -64,7 +64,7 @@ class Entry:
         self.n_bytes = 4 * len(block.tokens) + CALL_BYTES * len(block.calls)
 
 
-class Replay:
+class ToolCallReplay:
     """The latest blocks by conversation and first call id. Callable by any thread.
 
     At most `max_bytes` in all; the oldest ones are forgotten.

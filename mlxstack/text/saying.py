@@ -5,7 +5,7 @@ from mlx_lm.generate import TextStateMachine
 from mlxstack.text.voice import stop_state
 
 
-class Edges:
+class WhitespaceTrimmer:
     """Trims line breaks at the beginning, and holds white space back at the end."""
 
     def __init__(self, *, is_open: bool = False) -> None:
@@ -29,7 +29,7 @@ class Edges:
         return held
 
 
-class Saying:
+class StopStringFilter:
     """The answer itself. `stop` is the stop word that was met.
 
     `is_raw` text is not trimmed; `is_open` speech goes on in the middle of a line.
@@ -39,7 +39,7 @@ class Saying:
         self.stop: str | None = None
         self._words = tuple(word for word in stops if word)
         self._state = stop_state(self._words)
-        self._edges = None if is_raw else Edges(is_open=is_open)
+        self._edges = None if is_raw else WhitespaceTrimmer(is_open=is_open)
 
     def push(self, text: str) -> str:
         """What of it can be said now: neither a stop word, nor the beginning of one."""

@@ -12,7 +12,7 @@ from mlxstack.text.normal import drop_billing, parse_arguments
 TURN_JOINT = "\n\n"
 
 
-class Traits(Struct, frozen=True):
+class TemplateCapabilities(Struct, frozen=True):
     """What a chat template accepts, found by trying it.
 
     `has_late_system`: a system message between turns is rendered where it stands (A-12).
@@ -41,7 +41,9 @@ class Traits(Struct, frozen=True):
     property_keys: frozenset[str] = frozenset()
 
 
-def settle(messages: Iterable[Message], traits: Traits) -> tuple[Message, ...]:
+def adapt_to_template(
+    messages: Iterable[Message], traits: TemplateCapabilities
+) -> tuple[Message, ...]:
     """The same conversation for a template with these traits.
 
     Deterministic, and append-only: a message added at the end never changes what the earlier

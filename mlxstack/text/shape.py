@@ -23,7 +23,7 @@ LENIENT = {**JSON_OPTIONS, "lenient": True}
 MAX_CHARS = 1_000_000
 
 
-class Shape(Struct, frozen=True):
+class ResponseConstraint(Struct, frozen=True):
     """A JSON schema, or a grammar in llama.cpp's or Lark's notation, if it is given.
 
     `param` is the field it came in, for errors.
@@ -34,7 +34,7 @@ class Shape(Struct, frozen=True):
     param: str = "response_format"
 
 
-def grammars(shape: Shape) -> tuple[str, ...]:
+def grammars(shape: ResponseConstraint) -> tuple[str, ...]:
     """The grammar, and if there is one, another that ignores what cannot be enforced.
 
     Raises BadRequest for what is no grammar, or is too large.

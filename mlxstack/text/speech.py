@@ -9,45 +9,53 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
 from mlxstack.core.event import FinishReason
-from mlxstack.text.calls import parse_calls, tool_shapes
+from mlxstack.text.calls import parse_calls, tool_schemas
 from mlxstack.text.parsers import is_inside_argument
 from mlxstack.text.replay import Block
-from mlxstack.text.saying import Edges, Saying
-from mlxstack.text.voice import NORMAL, REASONING, TOOL, Manner, Voice
+from mlxstack.text.saying import StopStringFilter, WhitespaceTrimmer
+from mlxstack.text.voice import NORMAL, REASONING, TOOL, OutputFormat, ParseOptions
 
-__all__ = ["Call", "Delta", "Manner", "Speech", "Stop", "Thought", "Words"]
+__all__ = [
+    "Delta",
+    "OutputParser",
+    "ParseOptions",
+    "ReasoningPiece",
+    "StopMatched",
+    "TextPiece",
+    "ToolCallPiece",
+]
 
 
-class Thought(Struct, frozen=True):
+class ReasoningPiece(Struct, frozen=True):
     """A stretch of reasoning."""
 
     text: str
 
 
-class Words(Struct, frozen=True):
+class TextPiece(Struct, frozen=True):
     """A stretch of the answer. `is_unparsed`: a tool call that made no sense, markers included."""
 
     text: str
     is_unparsed: bool = False
 
 
-class Call(Struct, frozen=True):
+class ToolCallPiece(Struct, frozen=True):
     """A complete tool call. The last one of a block has the block, if its tokens are known."""
 
     call: ToolCall
     block: Block | None = None
 
 
-class Stop(Struct, frozen=True):
+class StopMatched(Struct, frozen=True):
     """A stop word of the request is complete; it and what follows are not said."""
 
     word: str
 
 
-Delta = Thought | Words | Call | Stop
+Delta = ReasoningPiece | TextPiece | ToolCallPiece | StopMatched
 
 
-class Speech:
+class OutputParser:
     """Hears one answer, token by token; not to be shared by threads.
 
     `make_id` names a call to which the model gave no id. `n_reasoning` counts tokens spent on
@@ -55,7 +63,9 @@ class Speech:
     was lost to the end of the answer.
     """
 
-    def __init__(self, voice: Voice, manner: Manner, make_id: Callable[[], str]) -> None:
+    def __init__(
+        self, voice: OutputFormat, manner: ParseOptions, make_id: Callable[[], str]
+    ) -> None:
         self.n_reasoning = self.n_calls = self.n_unparsed = 0
         self.is_cut = False
         self._voice = voice
@@ -66,14 +76,14 @@ class Speech:
         self._state = voice.first_state(manner)
         self._at: str = self._state[0]
         is_open = bool(manner.before)
-        self._saying = Saying(manner.stops, is_raw=manner.is_raw, is_open=is_open)
-        self._thoughts = Edges(is_open=is_open)
+        self._saying = StopStringFilter(manner.stops, is_raw=manner.is_raw, is_open=is_open)
+        self._thoughts = WhitespaceTrimmer(is_open=is_open)
         self._call = ""
         # The place of the first closing mark in the call that was read as text of an argument.
         self._first_end: int | None = None
         self._has_inner_ends = bool(voice.accent.call_end)
         self._tokens: list[int] = []
-        self._shapes = tool_shapes(manner.tools)
+        self._shapes = tool_schemas(manner.tools)
         self._letters = voice.tokenizer.detokenizer
         self._known = self._prime(manner.before)
 
@@ -170,10 +180,10 @@ class Speech:
             self._call += text
         elif at == REASONING:
             thought = self._thoughts.push(text)
-            deltas += [Thought(thought)] if thought else []
+            deltas += [ReasoningPiece(thought)] if thought else []
         elif at == NORMAL:
             deltas += _words(self._saying.push(text))
-            deltas += [Stop(self.stop)] if self.stop is not None else []
+            deltas += [StopMatched(self.stop)] if self.stop is not None else []
         return deltas
 
     def _leave(self) -> list[Delta]:
@@ -224,10 +234,10 @@ class Speech:
         self.n_calls += len(calls)
         if not calls:
             self.n_unparsed += 1
-            return [Words(f"{self._accent.call_start}{raw}{end}", is_unparsed=True)]
+            return [TextPiece(f"{self._accent.call_start}{raw}{end}", is_unparsed=True)]
         named = tuple(self._named(call) for call in calls)
         block = self._block(named, f"{self._accent.call_start}{raw}{end}", is_closed=bool(end))
-        return [*(Call(call) for call in named[:-1]), Call(named[-1], block)]
+        return [*(ToolCallPiece(call) for call in named[:-1]), ToolCallPiece(named[-1], block)]
 
     def _block(self, calls: tuple[ToolCall, ...], said: str, *, is_closed: bool) -> Block | None:
         """The tokens of what was `said` last; None if a token reaches over an edge of it."""
@@ -260,7 +270,7 @@ class Speech:
 
 
 def _words(text: str) -> list[Delta]:
-    return [Words(text)] if text else []
+    return [TextPiece(text)] if text else []
 
 
 def _joined(deltas: Iterable[Delta]) -> list[Delta]:
@@ -269,10 +279,10 @@ def _joined(deltas: Iterable[Delta]) -> list[Delta]:
     for delta in deltas:
         last = joined[-1] if joined else None
         match last, delta:
-            case Words(text=a, is_unparsed=False), Words(text=b, is_unparsed=False):
-                joined[-1] = Words(a + b)
-            case Thought(text=a), Thought(text=b):
-                joined[-1] = Thought(a + b)
+            case TextPiece(text=a, is_unparsed=False), TextPiece(text=b, is_unparsed=False):
+                joined[-1] = TextPiece(a + b)
+            case ReasoningPiece(text=a), ReasoningPiece(text=b):
+                joined[-1] = ReasoningPiece(a + b)
             case _:
                 joined.append(delta)
     return joined

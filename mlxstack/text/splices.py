@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.guard import unmarked
-from mlxstack.text.markup import Markup
-from mlxstack.text.pieces import Pieces
-from mlxstack.text.replay import Entry, Replay, Scope, Sketch
-from mlxstack.text.template import Scene, Template
-from mlxstack.text.tokens import Encoded, Encoder, Splice
-from mlxstack.text.voice import Accent
+from mlxstack.text.guard import unescape
+from mlxstack.text.markup import SpecialTokens
+from mlxstack.text.pieces import TokenBytes
+from mlxstack.text.replay import Entry, Scope, Sketch, ToolCallReplay
+from mlxstack.text.template import ChatTemplate, TemplateInputs
+from mlxstack.text.tokens import CachedTokenizer, Encoded, Splice
+from mlxstack.text.voice import ModelMarkers
 
 # Noncharacters, like the guard's mark: no honest text contains them.
 OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"
@@ -51,13 +51,18 @@ class Splicer:
     """Finds the splices of prompts, for one model. Callable by any thread."""
 
     def __init__(
-        self, tokenizer: Any, template: Template, encoder: Encoder, accent: Accent, markup: Markup
+        self,
+        tokenizer: Any,
+        template: ChatTemplate,
+        encoder: CachedTokenizer,
+        accent: ModelMarkers,
+        markup: SpecialTokens,
     ) -> None:
-        self.replay = Replay()
+        self.replay = ToolCallReplay()
         self._template = template
         self._encoder = encoder
         self._accent = accent
-        self._pieces = Pieces(tokenizer)
+        self._pieces = TokenBytes(tokenizer)
         special = getattr(tokenizer, "added_tokens_decoder", {})
         self._eos = [special[at].content for at in tokenizer.eos_token_ids if at in special]
         self._structure = {at for at, token in special.items() if token.content in markup.structure}
@@ -66,7 +71,7 @@ class Splicer:
         }
 
     def splices(
-        self, scope: Scope, messages: Sequence[Message], scene: Scene, marked: str
+        self, scope: Scope, messages: Sequence[Message], scene: TemplateInputs, marked: str
     ) -> tuple[Splice, ...]:
         """The remembered calls in `marked`, which is the rendering of `messages`, in order."""
         turns = [
@@ -92,7 +97,10 @@ class Splicer:
         return tuple(found)
 
     def _probe(
-        self, messages: Sequence[Message], scene: Scene, numbers: Mapping[tuple[int, int], int]
+        self,
+        messages: Sequence[Message],
+        scene: TemplateInputs,
+        numbers: Mapping[tuple[int, int], int],
     ) -> Probe | None:
         """The rendering with sentinels, taken apart; None if the template refuses them."""
         try:
@@ -130,7 +138,7 @@ class Splicer:
         return marked
 
     def _sketches(
-        self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], scene: Scene
+        self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], scene: TemplateInputs
     ) -> dict[int, Sketch]:
         """How the template writes these blocks, leaving out those that say something else."""
         key = _key(calls, scene)
@@ -142,7 +150,7 @@ class Splicer:
         sketches = {first: entry.sketch for first, entry in blocks.items()}
         return {first: one for first, one in sketches.items() if one is not None and one.n_chars}
 
-    def _alone(self, calls: Sequence[ToolCall], scene: Scene) -> Probe | None:
+    def _alone(self, calls: Sequence[ToolCall], scene: TemplateInputs) -> Probe | None:
         """A conversation of nothing but these calls, all of them numbered."""
         results = [Message(Role.TOOL, FILLER, tool_call_id=c.id, name=c.name) for c in calls]
         messages = [
@@ -199,7 +207,7 @@ class Splicer:
     def _words(self, tokens: Sequence[int]) -> Counter[str]:
         said = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
         text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), said.decode(errors="replace"))
-        return Counter(_WORD.findall(unmarked(text).casefold()))
+        return Counter(_WORD.findall(unescape(text).casefold()))
 
 
 def _firsts(turns: Sequence[Turn]) -> list[tuple[Turn, int]]:
@@ -220,7 +228,7 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _key(calls: Sequence[ToolCall], scene: Scene) -> bytes:
+def _key(calls: Sequence[ToolCall], scene: TemplateInputs) -> bytes:
     """What can change how the template writes one of these calls."""
     ids = [call.id for call in calls]
     return _digest(json.dumps([ids, scene.tools, scene.variables], default=str))

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.kinds import Kinds, Schema, kinds, properties
-from mlxstack.text.pen import Pen, containing, listed, quoted
+from mlxstack.text.kinds import Schema, SchemaTypes, properties, schema_types
+from mlxstack.text.pen import LarkBuilder, containing, listed, quoted
 
 SCALARS = frozenset({"number", "integer", "boolean", "null"})
 QUOTE, ESCAPE = '<|"|>', "<escape>"
@@ -17,59 +17,61 @@ COMMA = quoted(",")
 MAX_DEPTH = 12
 
 
-class At(Struct, frozen=True):
+class SchemaPosition(Struct, frozen=True):
     """A schema somewhere in the parameters `root`."""
 
     schema: Any
     root: Schema
     depth: int = 0
 
-    def below(self, schema: Any) -> "At":
+    def below(self, schema: Any) -> "SchemaPosition":
         """A part of it."""
-        return At(schema, self.root, self.depth + 1)
+        return SchemaPosition(schema, self.root, self.depth + 1)
 
     @property
-    def kinds(self) -> Kinds:
+    def kinds(self) -> SchemaTypes:
         """What it may be."""
-        return kinds(self.schema, self.root)
+        return schema_types(self.schema, self.root)
 
 
-class Tongue(Struct, frozen=True):
+class LiteralSyntax(Struct, frozen=True):
     """Between key and value stands `means`. `value` gives no rule for what it cannot write."""
 
     means: str
     is_key: Callable[[str], bool]
-    value: Callable[[At, Pen], str]
+    value: Callable[[SchemaPosition, LarkBuilder], str]
 
 
-def python_call(tool: Tool, pen: Pen) -> str | None:
+def python_call(tool: Tool, pen: LarkBuilder) -> str | None:
     """`name(key=value, ...)`, whose values are JSON."""
     if not all(_is_python_name(part) for part in tool.name.split(".")):
         return None
-    members = _members(At(tool.parameters, tool.parameters), PYTHON, pen)
+    members = _members(SchemaPosition(tool.parameters, tool.parameters), PYTHON, pen)
     if members is None:
         return None
     return f'{quoted(tool.name + "(")} {listed(members, COMMA + " " + quoted(" ") + "?")} ")"'
 
 
-def gemma_call(tool: Tool, pen: Pen) -> str | None:
+def gemma_call(tool: Tool, pen: LarkBuilder) -> str | None:
     """`call:name{key:value,...}`, with marks of its own around text, as deep as need be."""
     return _gemma_call(tool, pen, GEMMA) if re.fullmatch(r"[\w-]+", tool.name) else None
 
 
-def function_gemma_call(tool: Tool, pen: Pen) -> str | None:
+def function_gemma_call(tool: Tool, pen: LarkBuilder) -> str | None:
     """The same with other marks; values are text, numbers, truths and null only."""
     return _gemma_call(tool, pen, FUNCTION_GEMMA) if _is_word(tool.name) else None
 
 
-def _gemma_call(tool: Tool, pen: Pen, tongue: Tongue) -> str | None:
-    members = _members(At(tool.parameters, tool.parameters), tongue, pen)
+def _gemma_call(tool: Tool, pen: LarkBuilder, tongue: LiteralSyntax) -> str | None:
+    members = _members(SchemaPosition(tool.parameters, tool.parameters), tongue, pen)
     if members is None:
         return None
     return f'{quoted(f"call:{tool.name}{{")} {listed(members, COMMA)} "}}"'
 
 
-def _members(at: At, tongue: Tongue, pen: Pen) -> list[tuple[str, bool]] | None:
+def _members(
+    at: SchemaPosition, tongue: LiteralSyntax, pen: LarkBuilder
+) -> list[tuple[str, bool]] | None:
     """Each member and whether it must be there; None if one that must cannot be written."""
     members = []
     for key, (schema, is_required) in properties(at.schema).items():
@@ -81,16 +83,16 @@ def _members(at: At, tongue: Tongue, pen: Pen) -> list[tuple[str, bool]] | None:
     return members
 
 
-def _json(at: At, pen: Pen) -> str:
+def _json(at: SchemaPosition, pen: LarkBuilder) -> str:
     return pen.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
 
 
-def _flat(at: At, pen: Pen) -> str:
+def _flat(at: SchemaPosition, pen: LarkBuilder) -> str:
     texts = [_between(ESCAPE, rule, pen) for rule in _texts(at, ("}", ESCAPE), pen)]
     return _either([*texts, *_scalars(at, pen)], pen)
 
 
-def _deep(at: At, pen: Pen) -> str:
+def _deep(at: SchemaPosition, pen: LarkBuilder) -> str:
     if at.depth > MAX_DEPTH:
         return ""
     found = [_between(QUOTE, rule, pen) for rule in _texts(at, (QUOTE, "\x00"), pen)]
@@ -104,7 +106,7 @@ def _deep(at: At, pen: Pen) -> str:
     return _either(found, pen)
 
 
-def _array(at: At, pen: Pen) -> list[str]:
+def _array(at: SchemaPosition, pen: LarkBuilder) -> list[str]:
     item = _deep(at.below(at.schema.get("items", {})), pen)
     least, most = at.schema.get("minItems", 0), at.schema.get("maxItems")
     if not item or most == 0:
@@ -114,13 +116,13 @@ def _array(at: At, pen: Pen) -> list[str]:
     return [some] if least else ['"[" "]"', some]
 
 
-def _texts(at: At, never: tuple[str, ...], pen: Pen) -> list[str]:
+def _texts(at: SchemaPosition, never: tuple[str, ...], pen: LarkBuilder) -> list[str]:
     avoided = [containing(one) for one in never]
     rules = [pen.text(schema, avoided) for schema in at.kinds.texts]
     return [rule for rule in rules if rule]
 
 
-def _scalars(at: At, pen: Pen) -> list[str]:
+def _scalars(at: SchemaPosition, pen: LarkBuilder) -> list[str]:
     found = []
     for schema in at.kinds.others:
         named = schema.get("type", [])
@@ -133,11 +135,11 @@ def _scalars(at: At, pen: Pen) -> list[str]:
     return found
 
 
-def _between(mark: str, rule: str, pen: Pen) -> str:
-    return f"{pen.said(mark)} {rule} {pen.said(mark)}"
+def _between(mark: str, rule: str, pen: LarkBuilder) -> str:
+    return f"{pen.literal(mark)} {rule} {pen.literal(mark)}"
 
 
-def _either(rules: list[str], pen: Pen) -> str:
+def _either(rules: list[str], pen: LarkBuilder) -> str:
     return pen.rule(" | ".join(rules)) if rules else ""
 
 
@@ -149,6 +151,6 @@ def _is_word(name: str) -> bool:
     return re.fullmatch(r"\w+", name) is not None
 
 
-PYTHON = Tongue("=", _is_python_name, _json)
-GEMMA = Tongue(":", _is_word, _deep)
-FUNCTION_GEMMA = Tongue(":", _is_word, _flat)
+PYTHON = LiteralSyntax("=", _is_python_name, _json)
+GEMMA = LiteralSyntax(":", _is_word, _deep)
+FUNCTION_GEMMA = LiteralSyntax(":", _is_word, _flat)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.kinds import Kinds, Schema, kinds, properties
-from mlxstack.text.pen import ANYTHING, Pen, containing, listed, ways
+from mlxstack.text.kinds import Schema, SchemaTypes, properties, schema_types
+from mlxstack.text.pen import ANYTHING, LarkBuilder, containing, listed, ways
 
 EDGE_SPACES = (rf"\s{ANYTHING}", rf"{ANYTHING}\s")
 NULL = ("(?i:null)",)
@@ -21,7 +21,7 @@ NO_TEXT = (
 )
 
 
-class Tags(Struct, frozen=True):
+class TagFormat(Struct, frozen=True):
     """What stands around a call and around each argument.
 
     `{name}`, `{index}`, `{key}` and `{type}` are filled in; names and keys match `names`. Text
@@ -41,30 +41,32 @@ class Tags(Struct, frozen=True):
     bare: str = ""
 
 
-def tagged(tags: Tags) -> Callable[[Tool, Pen], str | None]:
+def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
     """The writer of such calls."""
 
-    def call(tool: Tool, pen: Pen) -> str | None:
+    def call(tool: Tool, pen: LarkBuilder) -> str | None:
         items = _arguments(tags, tool.parameters, pen)
         if items is None or not re.fullmatch(tags.names, tool.name):
             return None
-        opens = pen.opening(tags.opens, tool.name)
-        closes = pen.said(tags.closes)
+        opens = pen.call_opening(tags.opens, tool.name)
+        closes = pen.literal(tags.closes)
         if not tags.bare:
             return f"{opens} {listed(items, '')} {closes}"
         forms = [f"{opens} {way} {closes}" for way in ways(items, "")]
         if not any(is_required for _, is_required in items):
-            forms.append(pen.said(tags.bare.replace("{name}", json.dumps(tool.name))))
+            forms.append(pen.literal(tags.bare.replace("{name}", json.dumps(tool.name))))
         return " | ".join(forms)
 
     return call
 
 
-def _arguments(tags: Tags, parameters: Schema, pen: Pen) -> list[tuple[str, bool]] | None:
+def _arguments(
+    tags: TagFormat, parameters: Schema, pen: LarkBuilder
+) -> list[tuple[str, bool]] | None:
     """Each argument and whether it must be there; None if one that must cannot be written."""
     items = []
     for key, (schema, is_required) in properties(parameters).items():
-        found = kinds(schema, parameters)
+        found = schema_types(schema, parameters)
         values = _values(tags, found, parameters, pen) if re.fullmatch(tags.names, key) else []
         forms = [_argument(tags, key, value, pen) for value in values]
         if forms:
@@ -74,12 +76,14 @@ def _arguments(tags: Tags, parameters: Schema, pen: Pen) -> list[tuple[str, bool
     return items
 
 
-def _argument(tags: Tags, key: str, value: tuple[str, str], pen: Pen) -> str:
+def _argument(tags: TagFormat, key: str, value: tuple[str, str], pen: LarkBuilder) -> str:
     opens = tags.argument.replace("{key}", key).replace("{type}", value[0])
-    return f"{pen.said(opens)} {value[1]} {pen.said(tags.argument_closes)}"
+    return f"{pen.literal(opens)} {value[1]} {pen.literal(tags.argument_closes)}"
 
 
-def _values(tags: Tags, found: Kinds, root: Schema, pen: Pen) -> list[tuple[str, str]]:
+def _values(
+    tags: TagFormat, found: SchemaTypes, root: Schema, pen: LarkBuilder
+) -> list[tuple[str, str]]:
     """The type and the rule of everything that the argument may be."""
     values = []
     for schema in found.texts:
@@ -94,7 +98,7 @@ def _values(tags: Tags, found: Kinds, root: Schema, pen: Pen) -> list[tuple[str,
     return values
 
 
-def _avoided(tags: Tags, found: Kinds) -> tuple[str, ...]:
+def _avoided(tags: TagFormat, found: SchemaTypes) -> tuple[str, ...]:
     """What text must not be, lest the parser take it for something else."""
     avoided = (*tags.avoided, *(containing(one) for one in tags.never))
     if tags.guesses or (found.others and not found.is_text):

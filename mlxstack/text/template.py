@@ -11,11 +11,11 @@ from msgspec import Struct, field
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.text.guard import Guard
-from mlxstack.text.markup import Markup
+from mlxstack.text.guard import SpecialTokenEscaper
+from mlxstack.text.markup import SpecialTokens
 from mlxstack.text.normal import split_thoughts
 from mlxstack.text.probes import USER, Turn, completed, find_traits
-from mlxstack.text.settle import Traits
+from mlxstack.text.settle import TemplateCapabilities
 
 REFUSALS = (
     jinja2.TemplateError,
@@ -36,7 +36,7 @@ RESERVED = frozenset(
 )  # fmt: skip
 
 
-class Scene(Struct, frozen=True):
+class TemplateInputs(Struct, frozen=True):
     """What a template is given beside the turns."""
 
     tools: tuple[Tool, ...] = ()
@@ -45,18 +45,18 @@ class Scene(Struct, frozen=True):
     continue_final: bool = False
 
 
-class Template:
+class ChatTemplate:
     """The template of a mlx-lm TokenizerWrapper. Callable by any thread."""
 
-    def __init__(self, tokenizer: Any, markup: Markup) -> None:
+    def __init__(self, tokenizer: Any, markup: SpecialTokens) -> None:
         self._tokenizer = tokenizer
-        self._guard = Guard(markup.structure, markup.normalize)
-        self._own_guard = Guard(markup.structure - markup.calls, markup.normalize)
-        self.traits = Traits()
+        self._guard = SpecialTokenEscaper(markup.structure, markup.normalize)
+        self._own_guard = SpecialTokenEscaper(markup.structure - markup.calls, markup.normalize)
+        self.traits = TemplateCapabilities()
         if tokenizer.has_chat_template:
             self.traits = self._find_traits()
 
-    def render(self, messages: Iterable[Message], scene: Scene) -> str:
+    def render(self, messages: Iterable[Message], scene: TemplateInputs) -> str:
         """The prompt text, guard marks included.
 
         Raises BadRequest with the words of a template that refuses, and Unsupported when the
@@ -79,7 +79,7 @@ class Template:
         guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
         return guard.text(message.text)
 
-    def _render(self, turns: list[Turn], scene: Scene) -> str:
+    def _render(self, turns: list[Turn], scene: TemplateInputs) -> str:
         text: str = self._tokenizer.apply_chat_template(
             turns,
             tools=self._tools(scene.tools),
@@ -90,19 +90,21 @@ class Template:
         )
         return text
 
-    def _find_traits(self) -> Traits:
+    def _find_traits(self) -> TemplateCapabilities:
         # Some templates loop over the tools without a check; they accept an empty list.
         if self._accepts(USER) is None:
-            self.traits = Traits(needs_tool_list=True)
+            self.traits = TemplateCapabilities(needs_tool_list=True)
             if self._accepts(USER) is None:
-                self.traits = Traits()
+                self.traits = TemplateCapabilities()
         needs_tool_list = self.traits.needs_tool_list
         found = find_traits(self._accepts)
         return msgspec.structs.replace(found, needs_tool_list=needs_tool_list)
 
     def _accepts(self, *turns: Turn, tools: tuple[Tool, ...] = ()) -> str | None:
         try:
-            return self._render(list(turns), Scene(tools=tools, add_generation_prompt=False))
+            return self._render(
+                list(turns), TemplateInputs(tools=tools, add_generation_prompt=False)
+            )
         except REFUSALS:
             return None
 

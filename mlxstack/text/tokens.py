@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.guard import MARK
-from mlxstack.text.markup import Markup
+from mlxstack.text.guard import ESCAPE_CHAR
+from mlxstack.text.markup import SpecialTokens
 
 COUNTED_CHARS = 32_768
 # Tokens that a part may have more than its share of the whole text, since it is cut anywhere.
@@ -50,7 +50,7 @@ class Splice(Struct, frozen=True):
     tokens: tuple[int, ...]
 
 
-class Memory:
+class TokenCache:
     """The tokens of the pieces used last, at most `max_tokens` in all. Callable by any thread."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -84,18 +84,18 @@ def _weight(tokens: "array[int]") -> int:
     return len(tokens) + 8
 
 
-class Encoder:
+class CachedTokenizer:
     """Encodes the texts of one tokenizer, a mlx-lm TokenizerWrapper. Callable by any thread.
 
     `prefix` and `suffix` are what the tokenizer puts around a plain text (BOS, EOS).
     `n_scratch` counts the characters that were not known yet, roughly when threads meet.
     """
 
-    def __init__(self, tokenizer: Any, markup: Markup, max_tokens: int = 4_000_000) -> None:
+    def __init__(self, tokenizer: Any, markup: SpecialTokens, max_tokens: int = 4_000_000) -> None:
         self.n_scratch = 0
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._memory = Memory(max_tokens)
+        self._memory = TokenCache(max_tokens)
         self._anchors = markup.anchors
         self._backend = self._find_backend()
         self._opening, self._n_opening = "", 0
@@ -131,7 +131,7 @@ class Encoder:
         n_tokens = 0
         for text in texts:
             for start in range(0, len(text), COUNTED_CHARS):
-                part = text[start : start + COUNTED_CHARS].replace(MARK, "")
+                part = text[start : start + COUNTED_CHARS].replace(ESCAPE_CHAR, "")
                 n_tokens += max(0, len(self._scratch(part)) - MOST_SPLIT)
                 if n_tokens > enough:
                     return n_tokens
@@ -186,7 +186,7 @@ class Encoder:
     def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
         """A part of a text that begins at a cut, or continues the piece before it."""
         is_cut = cuts[bisect_right(cuts, start) - 1] == start
-        return self._piece(text[start:end] if is_cut else MARK + text[start:end])
+        return self._piece(text[start:end] if is_cut else ESCAPE_CHAR + text[start:end])
 
     def _cut(self, text: str) -> list[int]:
         cuts = [m.start() for m in self._stops.finditer(text) if m[0] in self._anchors]
@@ -196,7 +196,7 @@ class Encoder:
         known = self._memory.get(piece)
         if known is None:
             self.n_scratch += len(piece)
-            first, *others = piece.split(MARK)
+            first, *others = piece.split(ESCAPE_CHAR)
             known = array("I", self._scratch(first))
             for part in others:
                 known.extend(self._scratch(self._opening + part)[self._n_opening :])

@@ -8,17 +8,17 @@ from msgspec import Struct, field
 from mlxstack.core.conversation import Tool
 from mlxstack.text import harmony
 from mlxstack.text.calls import Parser
-from mlxstack.text.forced import Marks
-from mlxstack.text.forms import form_of
+from mlxstack.text.forced import CallDelimiters
+from mlxstack.text.forms import format_of
 from mlxstack.text.markup import markers_of, nameless
 from mlxstack.text.parsers import format_name, parser_of
-from mlxstack.text.pieces import Pieces
+from mlxstack.text.pieces import TokenBytes
 
 NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
 Transitions = dict[str, list[tuple[str, str]]]
 
 
-class Markers(Struct, frozen=True):
+class TokenizerMarkers(Struct, frozen=True):
     """The attributes of a tokenizer that mlx-lm's text state machine is built from."""
 
     has_thinking: bool = False
@@ -31,7 +31,7 @@ class Markers(Struct, frozen=True):
     response_transitions: Transitions = field(default_factory=dict)
 
 
-class Manner(Struct, frozen=True):
+class ParseOptions(Struct, frozen=True):
     """How an answer is to be heard.
 
     `tools` are all offered tools, deferred ones too; without any, the marks of a tool call are
@@ -47,7 +47,7 @@ class Manner(Struct, frozen=True):
     is_raw: bool = False
 
 
-class Accent(Struct, frozen=True):
+class ModelMarkers(Struct, frozen=True):
     """How one family of models marks what it says; the machines are mlx-lm's.
 
     `format` names the form of the calls, "" if it has none. A block of calls begins with
@@ -67,7 +67,7 @@ class Accent(Struct, frozen=True):
     optional_marks: tuple[str, ...] = ()
 
 
-class Voice:
+class OutputFormat:
     """Made from a mlx-lm TokenizerWrapper, shared by all responses of the model.
 
     `eos` and `hidden` are tokens that never become text; the hidden ones only matter inside a
@@ -80,7 +80,7 @@ class Voice:
         self.n_vocab = len(tokenizer)
         is_harmony = harmony.speaks_harmony(tokenizer)
         self.accent = accent_of(tokenizer)
-        self.pieces = Pieces(tokenizer)
+        self.pieces = TokenBytes(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special = frozenset(at for at, token in added.items() if token.special)
         self.hidden = frozenset(
@@ -123,14 +123,14 @@ class Voice:
         recipient = tuple(encode(f"{harmony.TURN_START} to", add_special_tokens=False))
         return channel, recipient
 
-    def _call_marks(self, special: dict[str, int]) -> Marks | None:
+    def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
-        form = form_of(self.accent.format, self.tokenizer.get_vocab())
+        form = format_of(self.accent.format, self.tokenizer.get_vocab())
         if form is None:
             return None
-        return Marks(self.accent.call_start, self.accent.call_end, form, special)
+        return CallDelimiters(self.accent.call_start, self.accent.call_end, form, special)
 
-    def first_state(self, manner: Manner) -> Any:
+    def first_state(self, manner: ParseOptions) -> Any:
         """The state of mlx-lm's machine at the beginning of an answer."""
         if manner.is_raw:
             return TextStateMachine().make_state(NORMAL)
@@ -141,7 +141,7 @@ class Voice:
         return machine.make_state((not manner.before and self.accent.initial) or NORMAL)
 
 
-def accent_of(tokenizer: Any) -> Accent:
+def accent_of(tokenizer: Any) -> ModelMarkers:
     """The marks of the model, from its mlx-lm TokenizerWrapper."""
     return _harmony() if harmony.speaks_harmony(tokenizer) else _native(tokenizer)
 
@@ -158,8 +158,8 @@ def _single(tokens: Any) -> frozenset[int]:
     return frozenset(tokens) if tokens and len(tokens) == 1 else frozenset()
 
 
-def _harmony() -> Accent:
-    return Accent(
+def _harmony() -> ModelMarkers:
+    return ModelMarkers(
         initial=harmony.HEADER,
         call_start=harmony.CALL_START,
         call_end="",
@@ -173,8 +173,8 @@ def _harmony() -> Accent:
     )
 
 
-def _native(tokenizer: Any) -> Accent:
-    return Accent(
+def _native(tokenizer: Any) -> ModelMarkers:
+    return ModelMarkers(
         initial=tokenizer.response_initial_state,
         call_start=tokenizer.tool_call_start or "",
         call_end=tokenizer.tool_call_end or "",
@@ -186,13 +186,13 @@ def _native(tokenizer: Any) -> Accent:
     )
 
 
-def _silent(tokenizer: Any) -> Markers:
+def _silent(tokenizer: Any) -> TokenizerMarkers:
     """The same tokenizer, if no tools are offered: then a tool call is only text."""
     transitions: Transitions = {
         state: [edge for edge in edges if edge[1] != TOOL]
         for state, edges in tokenizer.response_transitions.items()
     }
-    return Markers(
+    return TokenizerMarkers(
         has_thinking=tokenizer.has_thinking,
         think_start=tokenizer.think_start,
         think_end=tokenizer.think_end,

@@ -13,34 +13,34 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
-from mlxstack.tui.carrying import Errand, carry_out, holder, question
-from mlxstack.tui.deeds import DEEDS, Calls, Deed, Machine, Target, deed_of
+from mlxstack.tui.carrying import PendingAction, holder, question, run_action
+from mlxstack.tui.deeds import DEEDS, Action, ActionTarget, LocalMachine, ServiceCalls, action_of
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
-from mlxstack.tui.model import Model, fold
-from mlxstack.tui.screens.agents import Agents
+from mlxstack.tui.model import DashboardState, reduce
+from mlxstack.tui.screens.agents import AgentsScreen
 from mlxstack.tui.screens.asking import Question
-from mlxstack.tui.screens.board import Board
-from mlxstack.tui.screens.cache import Cache
-from mlxstack.tui.screens.overview import Overview
-from mlxstack.tui.screens.page import Page
+from mlxstack.tui.screens.board import BaseScreen
+from mlxstack.tui.screens.cache import CacheScreen
+from mlxstack.tui.screens.overview import OverviewScreen
+from mlxstack.tui.screens.page import TextPage
 from mlxstack.tui.screens.palette import Palette
-from mlxstack.tui.screens.requests import Requests
-from mlxstack.tui.theme import HOUSE, Look
+from mlxstack.tui.screens.requests import RequestsScreen
+from mlxstack.tui.theme import HOUSE, ThemeChoice
 from mlxstack.tui.views.figures import printable
-from mlxstack.tui.widgets.entry import Entry
+from mlxstack.tui.widgets.entry import TextInput
 from mlxstack.tui.widgets.nav import MODES
-from mlxstack.tui.widgets.section import Section
+from mlxstack.tui.widgets.section import TitledTable
 
-BOARDS: dict[str, type[Board]] = {
-    board.MODE: board for board in (Overview, Cache, Agents, Requests)
+BOARDS: dict[str, type[BaseScreen]] = {
+    board.MODE: board for board in (OverviewScreen, CacheScreen, AgentsScreen, RequestsScreen)
 }
 
 
 class Updated(Message):
     """The model after another frame. A newer one replaces it: stale frames are not drawn."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: DashboardState) -> None:
         super().__init__()
         self.model = model
 
@@ -68,15 +68,23 @@ class Dashboard(App[None]):
     ]
 
     def __init__(
-        self, feed: Feed, calls: Calls | None, look: Look, machine: Machine | None = None
+        self,
+        feed: Feed,
+        calls: ServiceCalls | None,
+        look: ThemeChoice,
+        machine: LocalMachine | None = None,
     ) -> None:
         super().__init__()
         self.register_theme(HOUSE)
         self.theme = look.theme if look.theme in self.available_themes else HOUSE.name
-        self.model = Model()
+        self.model = DashboardState()
         self.calls = calls
         self.machine = machine
-        always = (Target.SERVICE, Target.CACHE, *((Target.MACHINE,) if machine else ()))
+        always = (
+            ActionTarget.SERVICE,
+            ActionTarget.CACHE,
+            *((ActionTarget.MACHINE,) if machine else ()),
+        )
         self.chosen = dict.fromkeys(always, "")
         self._feed = feed
         self._look = look
@@ -105,18 +113,18 @@ class Dashboard(App[None]):
         if event.is_forwarded:
             return False
         self.app_focus, line = True, self.focused
-        if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, Entry)):
+        if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, TextInput)):
             return False
         if isinstance(event, Key) and (found := self.screen.active_bindings.get(event.key)):
             return found.enabled and await self.run_action(found.binding.action, found.node)
-        return isinstance(line, Entry) and line.took(event)
+        return isinstance(line, TextInput) and line.took(event)
 
     async def _follow(self) -> None:
         model = self.model
         try:
             async with aclosing(self._feed.news()) as feed:
                 async for news in feed:
-                    model = fold(model, news)
+                    model = reduce(model, news)
                     self.post_message(Updated(model))
         except OSError as why:  # Services have no such errors: it is the tape's.
             self.exit(return_code=1, message=f"error: the tape cannot be written: {why.strerror}")
@@ -127,7 +135,7 @@ class Dashboard(App[None]):
         with self.batch_update():
             self._hand_over()
 
-    def on_section_chosen(self, message: Section.Chosen) -> None:
+    def on_section_chosen(self, message: TitledTable.RowChosen) -> None:
         """The cursor of some table moved: deeds aim there, from other screens too."""
         if message.key is None:
             self.chosen.pop(message.target, None)
@@ -143,8 +151,8 @@ class Dashboard(App[None]):
 
     def action_explain(self) -> None:
         """What is to be seen here, and what can be done."""
-        if isinstance(self.screen, Board):
-            self.push_screen(Page("Help", help_lines(self.screen.EXPLAINS)))
+        if isinstance(self.screen, BaseScreen):
+            self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS)))
 
     def action_command_palette(self) -> None:
         """All that can be done."""
@@ -153,10 +161,10 @@ class Dashboard(App[None]):
 
     async def action_deed(self, name: str) -> None:
         """Do something to what is chosen, after asking."""
-        deed = deed_of(name)
+        deed = action_of(name)
         await self.perform(deed, self._aim(deed.target))
 
-    async def perform(self, deed: Deed, key: str | None) -> None:
+    async def perform(self, deed: Action, key: str | None) -> None:
         """Returns when the question is on the screen: keys that follow are meant for it.
 
         One question at a time: an answer would answer the next one too.
@@ -167,7 +175,7 @@ class Dashboard(App[None]):
             why_not = _why_not(deed) if self.calls else "a tape cannot be changed"
             self.notify(f"{deed.label}: {why_not}", severity="warning", markup=False)
             return
-        errand = Errand(deed, self.calls, key, holder(self.model, deed, key), self.machine)
+        errand = PendingAction(deed, self.calls, key, holder(self.model, deed, key), self.machine)
         first = question(errand, self.model)
         if first is None:
             self._begin(errand, "")
@@ -180,7 +188,7 @@ class Dashboard(App[None]):
             return not isinstance(self.screen, ModalScreen)
         if action != "deed":
             return True
-        deed = deed_of(str(parameters[0]))
+        deed = action_of(str(parameters[0]))
         can_do = self.calls is not None and self._aim(deed.target) is not None
         return True if can_do else None
 
@@ -201,13 +209,13 @@ class Dashboard(App[None]):
             )
         yield from super().get_system_commands(screen)
 
-    def _aim(self, target: Target) -> str | None:
+    def _aim(self, target: ActionTarget) -> str | None:
         """What the screen is about, or else what was chosen on another one."""
-        boards = (screen for screen in self.screen_stack if isinstance(screen, Board))
+        boards = (screen for screen in self.screen_stack if isinstance(screen, BaseScreen))
         aims = [aim for board in boards if (aim := board.aim(target)) is not None]
         return aims[-1] if aims else self.chosen.get(target)
 
-    def _begin(self, errand: Errand, words: str | None) -> None:
+    def _begin(self, errand: PendingAction, words: str | None) -> None:
         """In the background: the dashboard goes on. What was asked about is what it is done to."""
         if words is None:
             return
@@ -215,15 +223,15 @@ class Dashboard(App[None]):
             told = f"{errand.deed.label}: nothing was done, slot {errand.key} is another's by now"
             self.notify(told, severity="warning", markup=False)
             return
-        self.run_worker(carry_out(self, errand, words))
+        self.run_worker(run_action(self, errand, words))
 
     def _hand_over(self) -> None:
         for screen in self.screen_stack:
-            if isinstance(screen, Board):
+            if isinstance(screen, BaseScreen):
                 screen.model = self.model
 
 
-def _why_not(deed: Deed) -> str:
-    if deed.target is Target.MACHINE:
+def _why_not(deed: Action) -> str:
+    if deed.target is ActionTarget.MACHINE:
         return "this can be done on the computer of the service only"
     return "choose a row first"

@@ -6,14 +6,14 @@ from typing import Protocol
 
 import msgspec
 
-from mlxstack.client import Client, Lost
-from mlxstack.core.frame import Frame
+from mlxstack.client import Client, FeedLost
+from mlxstack.core.frame import StatusFrame
 
 PATH = "/events"
 # The service says something every second, at the least a comment.
 SILENCE_S = 10.0
 
-News = Frame | Lost
+News = StatusFrame | FeedLost
 
 
 class Feed(Protocol):
@@ -37,7 +37,7 @@ class LiveFeed:
         """Frames as they come, and a Lost whenever the feed breaks."""
         async with aclosing(self._client.feed(PATH, SILENCE_S)) as feed:
             async for one in feed:
-                if isinstance(one, Lost):
+                if isinstance(one, FeedLost):
                     yield one
                 elif one.event == "frame":
                     yield frame_in(one.data)
@@ -46,6 +46,6 @@ class LiveFeed:
 def frame_in(data: bytes) -> News:
     """The frame in a message, or a Lost that says why it cannot be read."""
     try:
-        return msgspec.json.decode(data, type=Frame)
+        return msgspec.json.decode(data, type=StatusFrame)
     except (msgspec.DecodeError, UnicodeDecodeError) as why:
-        return Lost(f"this dashboard cannot read what the service says ({why})", 0.0)
+        return FeedLost(f"this dashboard cannot read what the service says ({why})", 0.0)

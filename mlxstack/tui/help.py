@@ -1,7 +1,7 @@
 """What `?` says: the screen in words, its keys, and what can be done from it."""
 
 from mlxstack.tui.deeds import DEEDS
-from mlxstack.tui.views.sheet import Cell, Line, Tone
+from mlxstack.tui.views.sheet import CellStyle, Line, TextCell
 
 KEYS = (
     ("1 2 3 4", "the screens"),
@@ -15,11 +15,11 @@ KEYS = (
 
 def help_lines(explains: str) -> tuple[Line, ...]:
     """A page of text."""
-    words: list[Line] = [(Cell(paragraph),) for paragraph in explains.split("\n")]
+    words: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
     deeds = [_key(deed.key, f"{deed.label}: {deed.help}") for deed in DEEDS]
     keys = [_key(key, told) for key, told in KEYS]
-    return (*words, (), (Cell("Keys", Tone.STRONG),), *keys, *deeds)
+    return (*words, (), (TextCell("Keys", CellStyle.STRONG),), *keys, *deeds)
 
 
 def _key(key: str, told: str) -> Line:
-    return (Cell(f"  {key:<8} ", Tone.BUSY), Cell(told))
+    return (TextCell(f"  {key:<8} ", CellStyle.BUSY), TextCell(told))

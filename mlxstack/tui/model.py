@@ -5,8 +5,8 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.client import Lost
-from mlxstack.core.frame import Frame, Sample
+from mlxstack.client import FeedLost
+from mlxstack.core.frame import StatusFrame, ThroughputSample
 from mlxstack.core.snapshot import Counters
 
 WINDOW_S = 300.0
@@ -30,7 +30,7 @@ class Link(Struct, frozen=True):
     retry_s: float = 0.0
 
 
-class Mark(Struct, frozen=True):
+class CounterSample(Struct, frozen=True):
     """Tokens computed and generated up to `at`, over all restarts of the service."""
 
     at: float
@@ -38,14 +38,14 @@ class Mark(Struct, frozen=True):
     n_generated: float
 
 
-class Model(Struct, frozen=True):
+class DashboardState(Struct, frozen=True):
     """`marks` are about a second apart, the oldest first; `base` counts before a restart."""
 
-    frame: Frame = Frame()
+    frame: StatusFrame = StatusFrame()
     link: Link = Link()
-    marks: tuple[Mark, ...] = ()
-    now: Mark = Mark(0.0, 0.0, 0.0)
-    base: Mark = Mark(0.0, 0.0, 0.0)
+    samples: tuple[CounterSample, ...] = ()
+    now: CounterSample = CounterSample(0.0, 0.0, 0.0)
+    base: CounterSample = CounterSample(0.0, 0.0, 0.0)
 
     @property
     def has_frame(self) -> bool:
@@ -53,67 +53,69 @@ class Model(Struct, frozen=True):
         return self.frame.at > 0
 
 
-def fold(before: Model, news: Frame | Lost) -> Model:
+def reduce(before: DashboardState, news: StatusFrame | FeedLost) -> DashboardState:
     """The model after one more thing came from the feed."""
-    if isinstance(news, Lost):
+    if isinstance(news, FeedLost):
         return replace(before, link=Link(LinkState.LOST, news.reason, news.retry_s))
     base = _base(before, news.snapshot.counters)
     counters = news.snapshot.counters
-    now = Mark(
+    now = CounterSample(
         news.at,
         base.n_prompt + counters.n_prompt_tokens,
         base.n_generated + counters.n_generated_tokens,
     )
     seen = _remembering(before, news.past, base)
-    return Model(replace(news, past=()), Link(LinkState.LIVE), _marks(seen, now), now, base)
+    return DashboardState(
+        replace(news, past=()), Link(LinkState.LIVE), _marks(seen, now), now, base
+    )
 
 
-def prompt_rate(model: Model) -> float:
+def prompt_rate(model: DashboardState) -> float:
     """Prompt tokens computed per second over the last seconds."""
     late = _at(model, model.now.at - RATE_S)
     seconds = model.now.at - late.at
     return (model.now.n_prompt - late.n_prompt) / seconds if seconds > 0 else 0.0
 
 
-def decode_rate(model: Model) -> float:
+def decode_rate(model: DashboardState) -> float:
     """Generated tokens per second of all slots over the last seconds."""
     late = _at(model, model.now.at - RATE_S)
     seconds = model.now.at - late.at
     return (model.now.n_generated - late.n_generated) / seconds if seconds > 0 else 0.0
 
 
-def series(model: Model, n_columns: int) -> tuple[tuple[float | None, float | None], ...]:
+def series(model: DashboardState, n_columns: int) -> tuple[tuple[float | None, float | None], ...]:
     """(prompt, generated) tokens per second in `n_columns` equal parts of the last minutes.
 
     None where nothing was seen. The parts begin at multiples of their length, so that a
     picture moves on by whole columns.
     """
-    if not model.marks or n_columns < 1:
+    if not model.samples or n_columns < 1:
         return ((None, None),) * n_columns
     step = WINDOW_S / n_columns
     last = model.now.at // step
     edges = [(last - n_columns + 1 + i) * step for i in range(n_columns + 1)]
     marks = [_at(model, min(edge, model.now.at)) for edge in edges]
     return tuple(
-        _speed(a, b) if edge > model.marks[0].at else (None, None)
+        _speed(a, b) if edge > model.samples[0].at else (None, None)
         for a, b, edge in zip(marks, marks[1:], edges[1:], strict=False)
     )
 
 
-def _speed(a: Mark, b: Mark) -> tuple[float, float]:
+def _speed(a: CounterSample, b: CounterSample) -> tuple[float, float]:
     seconds = b.at - a.at
     if seconds <= 0:
         return 0.0, 0.0
     return (b.n_prompt - a.n_prompt) / seconds, (b.n_generated - a.n_generated) / seconds
 
 
-def _at(model: Model, at: float) -> Mark:
+def _at(model: DashboardState, at: float) -> CounterSample:
     """The counts at a moment, on a straight line between the marks around it."""
     late = model.now
-    for mark in reversed(model.marks):
+    for mark in reversed(model.samples):
         if mark.at <= at:
             share = (at - mark.at) / (late.at - mark.at) if late.at > mark.at else 0.0
-            return Mark(
+            return CounterSample(
                 at,
                 mark.n_prompt + share * (late.n_prompt - mark.n_prompt),
                 mark.n_generated + share * (late.n_generated - mark.n_generated),
@@ -122,7 +124,7 @@ def _at(model: Model, at: float) -> Mark:
     return late
 
 
-def _base(before: Model, counters: Counters) -> Mark:
+def _base(before: DashboardState, counters: Counters) -> CounterSample:
     """Counters that went back belong to a new process."""
     last = before.frame.snapshot.counters
     went_back = (
@@ -133,22 +135,24 @@ def _base(before: Model, counters: Counters) -> Mark:
     return before.now if went_back else before.base
 
 
-def _remembering(before: Model, past: tuple[Sample, ...], base: Mark) -> Model:
+def _remembering(
+    before: DashboardState, past: tuple[ThroughputSample, ...], base: CounterSample
+) -> DashboardState:
     """With what the service tells of the time in which nobody looked."""
     told = tuple(
-        Mark(one.at, base.n_prompt + one.n_prompt, base.n_generated + one.n_generated)
+        CounterSample(one.at, base.n_prompt + one.n_prompt, base.n_generated + one.n_generated)
         for one in past
-        if not before.marks or one.at > before.now.at
+        if not before.samples or one.at > before.now.at
     )
     if not told:
         return before
-    last = (before.now,) if before.marks and before.now.at > before.marks[-1].at else ()
-    return replace(before, marks=(*before.marks, *last, *told), now=told[-1])
+    last = (before.now,) if before.samples and before.now.at > before.samples[-1].at else ()
+    return replace(before, samples=(*before.samples, *last, *told), now=told[-1])
 
 
-def _marks(before: Model, now: Mark) -> tuple[Mark, ...]:
+def _marks(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
     """Where a silence begins is marked too, so that it is not smeared over what came before."""
-    marks, last = before.marks, before.now
+    marks, last = before.samples, before.now
     if not marks:
         return (now,)
     if now.at < marks[-1].at + MARK_S:

@@ -7,15 +7,15 @@ from msgspec.structs import replace
 from rich.cells import set_cell_size
 
 from mlxstack.tui.feed import Feed
-from mlxstack.tui.model import Model, fold
+from mlxstack.tui.model import DashboardState, reduce
 from mlxstack.tui.views import agents, cache, overview, requests
-from mlxstack.tui.views.sheet import Line, Sheet
+from mlxstack.tui.views.sheet import Line, TableData
 
 GAP = "  "
 MOST_ROWS = 10
 
 
-def page(model: Model, width: int) -> str:
+def page(model: DashboardState, width: int) -> str:
     """What the screens show, as far as the service reports it; of long lists the first rows."""
     told = overview.banner(model)
     parts = [told] if told else []
@@ -35,17 +35,17 @@ def page(model: Model, width: int) -> str:
 
 async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, None]:
     """A page whenever `every_s` seconds passed in the service, or the link came or went."""
-    model, shown = Model(), Model()
+    model, shown = DashboardState(), DashboardState()
     async with aclosing(feed.news()) as stream:
         async for news in stream:
-            model = fold(model, news)
+            model = reduce(model, news)
             is_due = model.frame.at >= shown.frame.at + every_s
             if is_due or model.link.state is not shown.link.state:
                 shown = model
                 yield page(model, width)
 
 
-def _begun(sheet: Sheet) -> Sheet:
+def _begun(sheet: TableData) -> TableData:
     """The keys that a heading names mean nothing here."""
     return replace(sheet, title=sheet.title[:1], rows=sheet.rows[:MOST_ROWS])
 
@@ -54,7 +54,7 @@ def _line(line: Line) -> str:
     return "".join(cell.text for cell in line)
 
 
-def _table(sheet: Sheet) -> str:
+def _table(sheet: TableData) -> str:
     widths = [column.width for column in sheet.columns]
     sides = [column.is_right for column in sheet.columns]
     rows = [[column.title for column in sheet.columns]]

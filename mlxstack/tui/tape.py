@@ -10,21 +10,21 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from mlxstack.client import Lost
+from mlxstack.client import FeedLost
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.frame import Frame
+from mlxstack.core.frame import StatusFrame
 from mlxstack.tui.feed import Feed, News
 
 
-class Entry(Struct, frozen=True, omit_defaults=True):
+class RecordedFrame(Struct, frozen=True, omit_defaults=True):
     """A frame, or the reason why there was none; exactly one of them."""
 
-    frame: Frame | None = None
+    frame: StatusFrame | None = None
     lost: str | None = None
     retry_s: float = 0.0
 
 
-class TapeFeed:
+class RecordingFeed:
     """Replays a tape `speed` times as fast as it was recorded; at 0, without any pause."""
 
     def __init__(self, name: str, tape: Iterable[News], speed: float = 0.0) -> None:
@@ -36,14 +36,14 @@ class TapeFeed:
         """The tape from its beginning to its end."""
         last_at = None
         for one in self._tape:
-            if isinstance(one, Frame):
+            if isinstance(one, StatusFrame):
                 if last_at is not None and self._speed > 0:
                     await asyncio.sleep(max(0.0, one.at - last_at) / self._speed)
                 last_at = one.at
             yield one
 
 
-class Recording:
+class RecordingWriter:
     """Passes a feed on, and writes all of it to a file."""
 
     def __init__(self, feed: Feed, file: BinaryIO) -> None:
@@ -59,12 +59,12 @@ class Recording:
                 yield one
 
 
-def read_tape(path: Path) -> tuple[News, ...]:
+def read_recording(path: Path) -> tuple[News, ...]:
     """Raises BadRequest when the file is not a tape."""
     news = []
     for i, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            news.append(_news(msgspec.json.decode(line, type=Entry)))
+            news.append(_news(msgspec.json.decode(line, type=RecordedFrame)))
         except (msgspec.DecodeError, UnicodeDecodeError) as why:
             raise BadRequest(f"{path} is not a tape: line {i}: {why}") from why
     return tuple(news)
@@ -72,10 +72,10 @@ def read_tape(path: Path) -> tuple[News, ...]:
 
 def ended(tape: tuple[News, ...]) -> tuple[News, ...]:
     """The tape, with a last word that says that it is over."""
-    return (*tape, Lost("The tape has ended", 0.0))
+    return (*tape, FeedLost("The tape has ended", 0.0))
 
 
-def new_tape(path: Path) -> BinaryIO:
+def new_recording(path: Path) -> BinaryIO:
     """An empty file that only its owner may read: frames hold pieces of prompts."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", 0)
     # One that was there before keeps its mode otherwise. A pipe or a device has none of its own.
@@ -84,13 +84,13 @@ def new_tape(path: Path) -> BinaryIO:
     return file
 
 
-def _entry(one: News) -> Entry:
-    if isinstance(one, Lost):
-        return Entry(lost=one.reason, retry_s=one.retry_s)
-    return Entry(frame=one)
+def _entry(one: News) -> RecordedFrame:
+    if isinstance(one, FeedLost):
+        return RecordedFrame(lost=one.reason, retry_s=one.retry_s)
+    return RecordedFrame(frame=one)
 
 
-def _news(entry: Entry) -> News:
+def _news(entry: RecordedFrame) -> News:
     if entry.frame is not None:
         return entry.frame
-    return Lost(entry.lost or "", entry.retry_s)
+    return FeedLost(entry.lost or "", entry.retry_s)

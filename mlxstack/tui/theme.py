@@ -23,7 +23,7 @@ HOUSE = Theme(
 )
 
 
-class Look(Struct):
+class ThemeChoice(Struct):
     """The name of a theme, and the file in which the choice is kept; None keeps nothing."""
 
     theme: str = HOUSE.name
@@ -45,10 +45,10 @@ class _Kept(Struct):
     theme: str = HOUSE.name
 
 
-def look_from(path: Path) -> Look:
+def look_from(path: Path) -> ThemeChoice:
     """The look that was chosen last; the house theme when the file is not there or not sound."""
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError):
         kept = _Kept()
-    return Look(kept.theme, path)
+    return ThemeChoice(kept.theme, path)

@@ -10,11 +10,11 @@ from typing import Any
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
-from mlxstack.api.serve import Server, bind, config, serve
+from mlxstack.api.serve import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service.assemble import assemble
-from mlxstack.service.outbox import Outbox
+from mlxstack.service.outbox import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
 from tests.service.standin import StandIn
@@ -46,7 +46,7 @@ def tiny_preset(folder: Path, **sections: Any) -> Preset:
 
 def standing(server: ServerSpec) -> tuple[Service, StandIn]:
     """A service over a stand-in that is not loaded yet."""
-    outbox, engine = Outbox(), StandIn(load_tokenizer(MODEL_DIR))
+    outbox, engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR))
     engine.deliver = outbox.deliver
     return Service(Preset(model=ModelSpec(id="standin"), server=server), outbox, engine), engine
 
@@ -68,7 +68,7 @@ def serving(service: Service, listener: Any, *, is_loaded: bool = True) -> Itera
 
     async def main() -> int:
         inside["loop"], inside["leaving"] = asyncio.get_running_loop(), asyncio.Event()
-        server = Server(config(service))
+        server = UvicornServer(config(service))
         task = asyncio.create_task(serve(service, server, listener, inside["leaving"]))
         while not server.started or (is_loaded and service.health == "loading"):
             if task.done():

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.choices import interleaved
 from mlxstack.core.errors import Broken
-from mlxstack.service.parts import Content, Part
+from mlxstack.service.parts import ContentPart, ResponsePart
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks, prompt_of
 from tests.api.test_streams import n_busy, until
@@ -22,11 +22,11 @@ DRAWN = {"temperature": 1.5, "seed": 7}
 USAGE = {"stream_options": {"include_usage": True}}
 
 
-async def words(*texts: str, left: list[str]) -> AsyncGenerator[Part, None]:
+async def words(*texts: str, left: list[str]) -> AsyncGenerator[ResponsePart, None]:
     """Parts with a pause after each, that tell when they were left."""
     try:
         for text in texts:
-            yield Content(text)
+            yield ContentPart(text)
             await asyncio.sleep(0)
     finally:
         left.append(texts[0])
@@ -36,7 +36,7 @@ async def test_parts_come_side_by_side_with_their_index() -> None:
     found = [
         (i, part.text)
         async for i, part in interleaved([words("a", "b", left=[]), words("x", "y", left=[])])
-        if isinstance(part, Content)
+        if isinstance(part, ContentPart)
     ]
     assert sorted(found) == [(0, "a"), (0, "b"), (1, "x"), (1, "y")]
     assert [i for i, _ in found] != [0, 0, 1, 1]
@@ -54,8 +54,8 @@ async def test_leaving_leaves_all_of_them() -> None:
 async def test_one_failure_ends_them_all() -> None:
     left: list[str] = []
 
-    async def broken() -> AsyncGenerator[Part, None]:
-        yield Content("fine")
+    async def broken() -> AsyncGenerator[ResponsePart, None]:
+        yield ContentPart("fine")
         raise Broken("no more")
 
     with pytest.raises(Broken):

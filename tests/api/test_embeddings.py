@@ -12,8 +12,8 @@ import openai
 import pytest
 from mlx_lm import load
 
-from mlxstack.core.act import Chore, Embed
-from mlxstack.core.preset import Kind, ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.core.act import CacheCommand, EmbedTexts
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.embed import MOST_TOKENS, batches, embed
 from mlxstack.service.embedding import numbers, shortened
@@ -29,7 +29,7 @@ TEXTS = ["The cat sleeps.", "read_file(path)", "a", "word " * 300]
 def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     preset = Preset(
         model=ModelSpec(id="demo", alias="demo-embedding"),
-        kind=Kind.EMBEDDING,
+        kind=ServiceKind.EMBEDDING,
         slots=SlotSpec(count=1, n_ctx=1024),
         server=ServerSpec(port=0),
     )
@@ -93,10 +93,10 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
     embedding: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, sizes = embedding.service.engine, list[int]()
-    tend, long = engine.tend, {"input": ["word " * 300] * 400}
+    tend, long = engine.run_cache_command, {"input": ["word " * 300] * 400}
 
-    def seen(chore: Chore) -> Future[Any]:
-        assert isinstance(chore, Embed)
+    def seen(chore: CacheCommand) -> Future[Any]:
+        assert isinstance(chore, EmbedTexts)
         sizes.append(sum(len(text) for text in chore.texts))
         return tend(chore)
 

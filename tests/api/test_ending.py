@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.api.serve import Server, config, serve
+from mlxstack.api.serve import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import Service
 from tests.api.running import standing
@@ -23,7 +23,7 @@ class Stage(Struct):
 
     service: Service
     engine: StandIn
-    server: Server
+    server: UvicornServer
     leaving: asyncio.Event
     end: "asyncio.Task[int]"
     url: str
@@ -33,7 +33,7 @@ class Stage(Struct):
 async def stage() -> AsyncIterator[Stage]:
     service, engine = standing(ServerSpec(port=0))
     engine.loading.set_result(FACTS)
-    server, leaving = Server(config(service)), asyncio.Event()
+    server, leaving = UvicornServer(config(service)), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, server, listener, leaving))

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mlxstack.api import answer
-from mlxstack.core.event import Finished, FinishReason, Progress, Work
+from mlxstack.core.event import FinishReason, PrefillProgress, RequestFinished, RequestTimings
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS, StandIn
@@ -41,9 +41,9 @@ def compute(engine: StandIn) -> None:
     """One second of progress, every hundredth of it, and the end."""
     ask = engine.asked[-1]
     for n in range(100):
-        engine.deliver((Progress(ask.id, n, 100),))
+        engine.deliver((PrefillProgress(ask.id, n, 100),))
         time.sleep(0.01)
-    engine.deliver((Finished(ask.id, FinishReason.EOS, Work(n_prompt=100)),))
+    engine.deliver((RequestFinished(ask.id, FinishReason.EOS, RequestTimings(n_prompt=100)),))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.api.hints import MAX_CHARS, hint
-from mlxstack.policy.naming import Names, is_implicit
+from mlxstack.policy.naming import ConversationNamer, is_implicit
 
 UUID = "666f79cf-f11b-4765-854a-1165bd7cdb94"
 CLAUDE = {"x-claude-code-session-id": UUID}
@@ -38,7 +38,7 @@ def test_x30_who_says_what(
     headers: dict[str, str], key: Any, user: Any, expected: str | None
 ) -> None:
     assert hint(headers, key, user) == expected
-    names = [Names().name((digest * 8,), expected) for digest in ("0a1b", "ffff")]
+    names = [ConversationNamer().name((digest * 8,), expected) for digest in ("0a1b", "ffff")]
     assert all(is_implicit(name) for name in names)
 
 

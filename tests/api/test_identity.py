@@ -23,11 +23,11 @@ from mlxstack.api.openai.bodies import ChatBody
 from mlxstack.api.openai.convert import conversation as from_chat
 from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.convert import conversation as from_responses
-from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.api.openai.responses.toolbox import ToolNames
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.frame import Frame
+from mlxstack.core.frame import StatusFrame
 from mlxstack.core.preset import SlotSpec
-from mlxstack.policy.naming import Names, told
+from mlxstack.policy.naming import ConversationNamer, user_turn_digests
 from tests import models
 from tests.api.running import Running, running, tiny_preset
 
@@ -41,13 +41,13 @@ pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 def recorded(file: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The name of every generating request of a recording, and what was told in it."""
-    names = Names()
+    names = ConversationNamer()
     for one in json.loads((Path(FOLDER or "") / file).read_text()):
         body, headers = one["body"], {k.lower(): v for k, v in one["headers"].items()}
         if one["path"].split("?")[0] not in PATHS:
             continue
         owner = (body.get("metadata") or {}).get("user_id")
-        said = told(meant(one["path"], body))
+        said = user_turn_digests(meant(one["path"], body))
         yield names.name(said, hint(headers, body.get("prompt_cache_key"), owner)), said
 
 
@@ -55,7 +55,7 @@ def meant(path: str, body: dict[str, Any]) -> Conversation:
     """The conversation of a recorded body, but for the tools, of which too little was kept."""
     body = {key: value for key, value in body.items() if key != "tools"}
     if path.endswith("responses"):
-        return from_responses(msgspec.convert(body, ResponsesBody), Toolbox())
+        return from_responses(msgspec.convert(body, ResponsesBody), ToolNames())
     if "messages" in path.rsplit("/", 1)[-1]:
         return from_messages(msgspec.convert(body, MessagesBody))
     return from_chat(msgspec.convert(body, ChatBody))
@@ -110,7 +110,7 @@ def test_b9_agents_without_a_name_are_shown_in_slots_and_headers(
     assert other != main
     shown = {slot["agent"] for slot in http.get("/slots").json()}
     assert {main, other} <= shown
-    assert live.service.roster.find(main)
+    assert live.service.agent_registry.find(main)
 
 
 def test_x_31_a_side_request_leaves_the_long_branch_cached(
@@ -154,13 +154,13 @@ def test_the_frame_tells_of_agents(sdk: openai.OpenAI, http: httpx.Client) -> No
     assert {agent.place for agent in live} == {"live"}
 
 
-def until(http: httpx.Client, agent: str, places: frozenset[str]) -> Frame:
+def until(http: httpx.Client, agent: str, places: frozenset[str]) -> StatusFrame:
     """The first frame of the feed in which this agent is in one of these places."""
     seen, end = "", time.monotonic() + PATIENCE_S
     with http.stream("GET", "/events", timeout=PATIENCE_S) as feed:
         for line in feed.iter_lines():
             if line.startswith("data: "):
-                frame = msgspec.json.decode(line[6:], type=Frame)
+                frame = msgspec.json.decode(line[6:], type=StatusFrame)
                 seen = next((a.place for a in frame.agents or () if a.id == agent), "nowhere")
                 if seen in places:
                     return frame

@@ -191,7 +191,7 @@ def test_there_are_only_so_many_agents(
     live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn(http, "hal", user("one"))
-    monkeypatch.setattr(agents, "MOST_AGENTS", live.service.roster.n_agents)
+    monkeypatch.setattr(agents, "MOST_AGENTS", live.service.agent_registry.n_agents)
     said = {"messages": [user("hi")], "max_tokens": 2, "agent": "ida"}
     for path, body in (
         ("/v1/agents", {"id": "ida"}),

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlxstack.api.openai import convert
 from mlxstack.core.preset import ServerSpec
-from mlxstack.service.options import Calling
+from mlxstack.service.options import ToolChoiceMode
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS
 
@@ -97,7 +97,7 @@ def test_tool_choice_none_makes_no_calls(client: openai.OpenAI) -> None:
     assert "<tool_call>" in choice.message.content
 
 
-@pytest.mark.parametrize("calling", list(Calling))
-def test_allowed_tools_follow_their_mode(calling: Calling) -> None:
+@pytest.mark.parametrize("calling", list(ToolChoiceMode))
+def test_allowed_tools_follow_their_mode(calling: ToolChoiceMode) -> None:
     allowed = {"mode": calling.value, "tools": [{"type": "function", "function": {"name": "a"}}]}
-    assert convert.calling({"type": "allowed_tools", "allowed_tools": allowed}) is calling
+    assert convert.tool_choice_mode({"type": "allowed_tools", "allowed_tools": allowed}) is calling

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from mlxstack.api.serve import Server, config, serve
+from mlxstack.api.serve import UvicornServer, config, serve
 from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec, SlotSpec
 from mlxstack.service.assemble import assemble
 from mlxstack.service.service import Service
@@ -48,7 +48,7 @@ async def stage(model_folder: Path, tmp_path: Path) -> AsyncIterator[Stage]:
         server=ServerSpec(port=0, drain_s=0.3),
     )
     service = assemble(preset, tmp_path)
-    server, leaving = Server(config(service)), asyncio.Event()
+    server, leaving = UvicornServer(config(service)), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, server, listener, leaving))
@@ -63,7 +63,7 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     stage: Stage, tmp_path: Path
 ) -> None:
     service, step_ends = stage.service, threading.Event()
-    maker, make = service.words.maker, service.words.maker.make
+    maker, make = service.text_processor.maker, service.text_processor.maker.make
     turn = await stage.http.post(
         "/v1/agents/ann/generate",
         json={"append": [{"role": "user", "content": "good day " * 99}], "max_tokens": 4},

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.api.serve import Server, config, serve
+from mlxstack.api.serve import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
 from mlxstack.service import service as services
@@ -60,7 +60,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     server = ServerSpec(port=0, drain_s=0.3, startup_timeout_s=LIMIT_S)
     preset = tiny_preset(one, slots=SlotSpec(count=1, n_ctx=512), server=server)
     service = assemble(preset, tmp_path)
-    leaving, web = asyncio.Event(), Server(config(service))
+    leaving, web = asyncio.Event(), UvicornServer(config(service))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         end = asyncio.create_task(serve(service, web, listener, leaving))

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec, Preset, ServerSpec, WarmPrefix
-from mlxstack.host.pressure import Level
+from mlxstack.host.pressure import PressureLevel
 from mlxstack.service import duties
 from tests.api.running import Running, running, standing, tiny_preset
 from tests.api.test_swap import until
@@ -112,11 +112,11 @@ async def test_one_duty_that_fails_ends_no_other(
     monkeypatch.setattr(duties, "SAMPLE_S", 0.01)
     looks: list[int] = []
 
-    def level() -> Level:
+    def level() -> PressureLevel:
         looks.append(len(service.samples))
         raise OSError("no such file")
 
-    doing = asyncio.create_task(duties.do(service, level))
+    doing = asyncio.create_task(duties.run_tasks(service, level))
     await until(lambda: len(looks) >= 3 and looks[-1] > looks[0])
     assert not doing.done()
     doing.cancel()

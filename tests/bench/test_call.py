@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mlxstack.bench.call import Timed, timed
+from mlxstack.bench.call import TimedRequest, timed
 from mlxstack.bench.serving import decode_rate
 from mlxstack.cli.main import app
 from mlxstack.core.errors import Broken
@@ -68,14 +68,14 @@ def test_times_are_those_of_the_last_byte() -> None:
 
 
 def test_gaps_within_a_window_are_those_that_touch_it() -> None:
-    found = Timed(0.0, (1.0, 2.0, 4.0, 7.0), 8.0)
+    found = TimedRequest(0.0, (1.0, 2.0, 4.0, 7.0), 8.0)
     assert found.gaps_within(2.5, 3.0) == (2.0,)
     assert found.gaps_within(2.5, 5.0) == (2.0, 3.0)
     assert found.gaps_within(7.5, 9.0) == ()
 
 
 def test_an_answer_without_text_has_its_first_token_at_the_end() -> None:
-    assert Timed(1.0, (), 4.0).ttft_s == 3.0
+    assert TimedRequest(1.0, (), 4.0).ttft_s == 3.0
 
 
 def test_a_stream_of_something_else_is_refused() -> None:
@@ -84,10 +84,10 @@ def test_a_stream_of_something_else_is_refused() -> None:
 
 
 def test_decode_rate_counts_only_while_all_are_answered() -> None:
-    one = Timed(0.0, (1.0, 2.0, 3.0, 4.0), 4.0)
-    late = Timed(0.0, (2.0, 2.5, 3.0, 3.5, 4.0, 9.0), 9.0)
+    one = TimedRequest(0.0, (1.0, 2.0, 3.0, 4.0), 4.0)
+    late = TimedRequest(0.0, (2.0, 2.5, 3.0, 3.5, 4.0, 9.0), 9.0)
     assert decode_rate([one, late]) == (2 + 4) / 2.0
-    assert decode_rate([one, Timed(0.0, (), 1.0)]) == 0.0
+    assert decode_rate([one, TimedRequest(0.0, (), 1.0)]) == 0.0
 
 
 @contextmanager

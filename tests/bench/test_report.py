@@ -7,23 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mlxstack.bench.chart import Bar, Chart, block, draw
+from mlxstack.bench.chart import Bar, BarChart, block, draw
 from mlxstack.bench.markdown import markdown, table
-from mlxstack.bench.report import Conditions, Report, Table, at_most
-from mlxstack.bench.serve import crowd_row, throughput, verdict
+from mlxstack.bench.report import BenchReport, Conditions, ReportTable, at_most
+from mlxstack.bench.serve import crowd_row, summary, throughput
 from mlxstack.bench.serving import ServePlan
 from mlxstack.bench.terminal import show
 
 SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
-TABLE = Table("Speeds", ("What", "How fast"), (("a | b", "1 s"), ("[bold]c", "2 s")), "A note.")
-REPORT = Report(
+TABLE = ReportTable(
+    "Speeds", ("What", "How fast"), (("a | b", "1 s"), ("[bold]c", "2 s")), "A note."
+)
+REPORT = BenchReport(
     name="bench x",
     command="mlx-stack bench x",
     conditions=SAID,
     tables=(TABLE,),
     targets=(at_most("t", 2, 1),),
     raw={"a": (1.0,)},
-    charts=(Chart("Bars", (Bar("one", 1.0, "1 s"), Bar("three", 3.0, "3 s"))),),
+    charts=(BarChart("Bars", (Bar("one", 1.0, "1 s"), Bar("three", 3.0, "3 s"))),),
 )
 
 
@@ -60,7 +62,7 @@ def test_the_terminal_shows_cells_as_they_are() -> None:
 
 
 def test_a_report_survives_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(REPORT), type=Report) == REPORT
+    assert msgspec.json.decode(msgspec.json.encode(REPORT), type=BenchReport) == REPORT
 
 
 def test_k1_a_crowd_sums_up_its_passes() -> None:
@@ -85,4 +87,4 @@ def test_k1_a_crowd_sums_up_its_passes() -> None:
 
 
 def test_k1_verdicts() -> None:
-    assert [verdict(s) for s in (2.0, 1.99, 1.5, 1.49)] == ["meets", "partial", "partial", "below"]
+    assert [summary(s) for s in (2.0, 1.99, 1.5, 1.49)] == ["meets", "partial", "partial", "below"]

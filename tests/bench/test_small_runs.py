@@ -10,34 +10,36 @@ import msgspec
 import pytest
 
 from mlxstack.bench import caching
-from mlxstack.bench.call import Caller, Server
-from mlxstack.bench.report import Report, Table
-from mlxstack.bench.runs import SMALL, Scene, Wanted, report
+from mlxstack.bench.call import Caller, ServerUnderTest
+from mlxstack.bench.report import BenchReport, ReportTable
+from mlxstack.bench.runs import SMALL, BenchContext, BenchRequest, report
 from mlxstack.bench.serving import SCENES, crowds
 from mlxstack.bench.serving import SMALL as SERVE
-from mlxstack.bench.stage import Stage, measure, service, with_model
+from mlxstack.bench.stage import Sandbox, measure, service, with_model
 from mlxstack.bench.workload import Yardstick
 from mlxstack.cli import bench
 from mlxstack.core.errors import BadRequest, Broken
 from mlxstack.core.preset import SlotSpec
-from mlxstack.core.trial import Finding, Floor, Load
+from mlxstack.core.trial import BenchResult, LoadFiles, SingleFloor
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 
 
-def run(name: str, folder: Path, **more: object) -> Report:
-    scene = Scene(folder, dict(os.environ), date(2026, 11, 20), f"bench {name}", lambda _: None)
-    wanted = Wanted(passes=1, is_small=True, **more)  # type: ignore[arg-type]
+def run(name: str, folder: Path, **more: object) -> BenchReport:
+    scene = BenchContext(
+        folder, dict(os.environ), date(2026, 11, 20), f"bench {name}", lambda _: None
+    )
+    wanted = BenchRequest(passes=1, is_small=True, **more)  # type: ignore[arg-type]
     return report(name, wanted, scene)
 
 
-def stage(folder: Path) -> Stage:
-    bare = Stage(folder, dict(os.environ), "", lambda _: None)
+def stage(folder: Path) -> Sandbox:
+    bare = Sandbox(folder, dict(os.environ), "", lambda _: None)
     build = msgspec.structs.replace(SMALL, folder=str(folder / "model"))
     return with_model(bare, "random", build)
 
 
-def column(table: Table, head: str) -> list[str]:
+def column(table: ReportTable, head: str) -> list[str]:
     at = table.heads.index(head)
     return [row[at] for row in table.rows]
 
@@ -129,25 +131,25 @@ async def test_k1_a_sequential_run_has_no_speedup(tmp_path: Path) -> None:
 
 async def test_a_server_that_refuses_is_an_error_in_words(tmp_path: Path) -> None:
     async with service(stage(tmp_path), "x", SlotSpec(count=1, n_ctx=512)) as server:
-        other = Caller(Server("other", server.url + "/nowhere", "m"))
+        other = Caller(ServerUnderTest("other", server.url + "/nowhere", "m"))
         with pytest.raises(Broken, match="other answered HTTP 404"):
             await other.yardstick()
         await other.close()
 
 
 def test_a_child_that_breaks_says_why(tmp_path: Path) -> None:
-    bare = Stage(tmp_path, dict(os.environ), str(tmp_path / "none"), lambda _: None)
+    bare = Sandbox(tmp_path, dict(os.environ), str(tmp_path / "none"), lambda _: None)
     with pytest.raises(Broken, match="there is no folder"):
-        measure(bare, [Floor(1, 2)])
-    assert measure(bare, [Load(str(tmp_path))])[0].of("mx.load", "bytes") == (0.0,)
+        measure(bare, [SingleFloor(1, 2)])
+    assert measure(bare, [LoadFiles(str(tmp_path))])[0].of("mx.load", "bytes") == (0.0,)
     with pytest.raises(KeyError, match="nothing of nobody"):
-        Finding().of("nobody", "nothing")
+        BenchResult().of("nobody", "nothing")
 
 
 def test_the_command_prints_json() -> None:
     command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "text", "--small", "--json"]
     done = subprocess.run([*command, "--passes", "1"], capture_output=True, check=True)
-    (told,) = msgspec.json.decode(done.stdout, type=list[Report])
+    (told,) = msgspec.json.decode(done.stdout, type=list[BenchReport])
     assert told.name == "bench text"
     assert told.command.endswith("bench text --small --json --passes 1")
 

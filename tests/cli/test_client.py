@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from mlxstack.client import Chat, Client, Lost, Message, Unreachable
+from mlxstack.client import ChatResponse, Client, FeedLost, ServerSentEvent, Unreachable
 from mlxstack.core.errors import (
     BadRequest,
     Broken,
@@ -184,7 +184,7 @@ async def test_an_error_inside_a_stream_is_raised() -> None:
     wire = STREAM + chunk("a") + b'data: {"error": {"message": "the engine failed"}}\n\n'
     async for door in served(always(wire)):
         async with Client(door.url) as client:
-            got: list[Chat] = []
+            got: list[ChatResponse] = []
             with pytest.raises(Broken, match="the engine failed"):
                 async for one in client.chat_stream([]):
                     got.append(one)  # noqa: PERF401 - keeps what came before the error
@@ -217,20 +217,20 @@ async def test_the_feed_comes_back_after_a_restart() -> None:
     port = server.sockets[0].getsockname()[1]
     async with Client(door.url) as client:
         feed = client.feed("/events")
-        assert await anext(feed) == Message("frame", b"1\n2")
+        assert await anext(feed) == ServerSentEvent("frame", b"1\n2")
         server.close()
         await server.wait_closed()
         ended = await anext(feed)
-        assert isinstance(ended, Lost) and "ended the feed" in ended.reason
+        assert isinstance(ended, FeedLost) and "ended the feed" in ended.reason
         refused = [await anext(feed), await anext(feed)]
-        assert all(isinstance(one, Lost) and "no answer" in one.reason for one in refused)
+        assert all(isinstance(one, FeedLost) and "no answer" in one.reason for one in refused)
         server = await door.open(port)
         async with server:
-            while isinstance(one := await anext(feed), Lost):
+            while isinstance(one := await anext(feed), FeedLost):
                 pass
-            assert one == Message("frame", b"1\n2")
+            assert one == ServerSentEvent("frame", b"1\n2")
             after = await anext(feed)
-            assert isinstance(after, Lost) and after.retry_s < 0.1
+            assert isinstance(after, FeedLost) and after.retry_s < 0.1
         await feed.aclose()
 
 
@@ -244,5 +244,5 @@ async def test_a_silent_feed_is_lost() -> None:
         async with Client(door.url) as client:
             feed = client.feed("/events", silence_s=0.1)
             lost = await anext(feed)
-            assert isinstance(lost, Lost)
+            assert isinstance(lost, FeedLost)
             await feed.aclose()

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from mlxstack.cli.finding import Verdict
+from mlxstack.cli.finding import CheckLevel
 from mlxstack.cli.model_findings import ceiling, device
 from tests.cli.test_words import run
 
@@ -76,10 +76,10 @@ def test_an_mlx_that_does_not_start_is_bad_and_quoted(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('libmlx.so is of stone')")
     (one,) = device({**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
-    assert one.verdict is Verdict.BAD
+    assert one.verdict is CheckLevel.BAD
     assert one.detail == "MLX does not start: ImportError: libmlx.so is of stone"
 
 
 def test_a_memory_that_makes_no_sense_is_bad() -> None:
     (one,) = ceiling({"MLX_STACK_MEMORY": "plenty"})
-    assert one.verdict is Verdict.BAD and "plenty" in one.detail
+    assert one.verdict is CheckLevel.BAD and "plenty" in one.detail

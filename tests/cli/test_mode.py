@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from mlxstack.cli.switching import parts_of
+from mlxstack.cli.switching import members_of
 from mlxstack.host.paths import Home
 from tests.cli.terminal import Shell, free_port
 
@@ -187,7 +187,7 @@ def test_j3_a_text_that_a_member_sets_is_that_text(shell: Shell, modes: Path) ->
         "members:\n  - preset: chat\n"
         "    set: {name: '123', model.alias: 'a: b', server.host: '::1'}\n"
     )
-    (part,) = parts_of("own", Home(shell.home))
+    (part,) = members_of("own", Home(shell.home))
     assert (part.preset.name, part.preset.model.alias) == ("123", "a: b")
     assert part.preset.server.host == "::1"
 

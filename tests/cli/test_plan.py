@@ -113,15 +113,15 @@ def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     from mlxstack.core.act import SaveSlot
     from mlxstack.policy.capacity import disk_bytes
     from mlxstack.service.candidate import of_preset
-    from mlxstack.store.shelf import SlotShelf
+    from mlxstack.store.shelf import SlotFileFolder
     from tests.engine.harness import preset_of, prompt, running
 
     preset = preset_of(model_of("tiny-swa"))
     with running(preset, tmp_path) as driver:
         driver.answer(prompt(900, seed=5), slot=0)
-        saved = driver.engine.act(SaveSlot(0, "agent.bin")).result(timeout=60)
+        saved = driver.engine.run_slot_command(SaveSlot(0, "agent.bin")).result(timeout=60)
     (folder,) = {file.parent for file in tmp_path.rglob("agent.bin*")}
-    manifest = SlotShelf(folder).read("agent.bin")
+    manifest = SlotFileFolder(folder).read("agent.bin")
     files = [file for file in (tmp_path / "kv").rglob("*.safetensors") if file.is_file()]
     kept = {*manifest.segments, *manifest.checkpoints}
     real = sum(file.stat().st_size for file in files if file.stem in kept)

@@ -122,7 +122,7 @@ def opencode(url: str, home: Path, task: str) -> str:
 
 def asked(live: Running, n_before: int = 0) -> list[RequestView]:
     """The requests with a long prompt, after the first `n_before`, the oldest first."""
-    found = [one for one in live.service.journal.requests() if one.n_prompt > MAIN]
+    found = [one for one in live.service.request_log.requests() if one.n_prompt > MAIN]
     return found[::-1][n_before:]
 
 

@@ -86,7 +86,7 @@ def test_c2_c3_c6_whatever_goes_on_from_an_earlier_request_loses_nothing(
             sent = http.request(request.method, request.path, json=request.body)
             assert sent.status_code in (200, 501), "only an embedding model embeds"
             continue
-        told, tokens = meaning(meant), wide.service.words.maker.make(meant).tokens
+        told, tokens = meaning(meant), wide.service.text_processor.maker.make(meant).tokens
         n_prompt, n_cached = ask(http, request)
         assert n_prompt >= len(tokens), "a forced call adds its opening mark"
         for earlier, before in heard:
@@ -110,11 +110,13 @@ def test_a22_another_conversation_of_the_same_client_reuses_tools_and_system(
     asked["content"] = words if isinstance(asked["content"], str) else [text(asked, words)]
     before, after = (conversation(one) for one in (first, other))
     assert before and after
-    n_head = shared(*(wide.service.words.maker.make(one).tokens for one in (before, after)))
+    n_head = shared(
+        *(wide.service.text_processor.maker.make(one).tokens for one in (before, after))
+    )
     n_prompt, n_cached = ask(http, other)
     assert n_prompt > n_cached >= n_head - BLOCK
     system = [one.text for one in after.messages if one.role == "system"]
-    n_system = sum(len(wide.service.words.tokenizer.encode(one)) for one in system[:1])
+    n_system = sum(len(wide.service.text_processor.tokenizer.encode(one)) for one in system[:1])
     assert n_head >= n_system, "tools and system come before what the user says"
 
 

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.service.chat import admit, reply
-from mlxstack.service.options import Options
-from mlxstack.service.parts import Called, Content, Part, Quiet
+from mlxstack.service.chat import admit, stream_response
+from mlxstack.service.options import GenerationOptions
+from mlxstack.service.parts import ContentPart, KeepAlive, ResponsePart, ToolCallPart
 from tests.api.running import Running
 from tests.clients.lines import CLAUDES, HELLO, PARAMETERS, TOOL
 
@@ -76,16 +76,16 @@ def test_a21u_a32_thoughts_are_signed_and_counted(claude: anthropic.Anthropic) -
 
 
 def test_a35_a_long_call_is_not_silent(stage: Running) -> None:
-    async def parts() -> list[Part]:
+    async def parts() -> list[ResponsePart]:
         said = (Message(Role.USER, "weather in Paris"),)
         conversation = Conversation(said, (Tool("get_weather", "", PARAMETERS),), thinking=False)
-        order = await admit(stage.service, conversation, Options("a35", max_tokens=200))
-        return [part async for part in reply(stage.service, order, 0.0, 0.0)]
+        order = await admit(stage.service, conversation, GenerationOptions("a35", max_tokens=200))
+        return [part async for part in stream_response(stage.service, order, 0.0, 0.0)]
 
     found = asyncio.run_coroutine_threadsafe(parts(), stage.loop).result(60)
-    (called,) = [i for i, part in enumerate(found) if isinstance(part, Called)]
-    assert not any(isinstance(part, Content) for part in found)
-    assert sum(isinstance(part, Quiet) for part in found[:called]) > 3
+    (called,) = [i for i, part in enumerate(found) if isinstance(part, ToolCallPart)]
+    assert not any(isinstance(part, ContentPart) for part in found)
+    assert sum(isinstance(part, KeepAlive) for part in found[:called]) > 3
 
 
 def test_o4_c7_c8_rules_may_come_late_and_twice(gpt: openai.OpenAI, stage: Running) -> None:

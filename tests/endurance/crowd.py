@@ -11,10 +11,10 @@ import mlx.core as mx
 from msgspec import Struct
 
 from mlxstack.core.act import RestoreSlot, SaveSlot
-from mlxstack.core.ask import Sampling
-from mlxstack.core.event import Failed, Finished
+from mlxstack.core.ask import SamplingParams
+from mlxstack.core.event import RequestFailed, RequestFinished
 from mlxstack.core.preset import SlotSpec
-from mlxstack.policy.audit import check
+from mlxstack.policy.audit import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_TOKENS = 10
@@ -50,7 +50,7 @@ def crowd(model: Path, home: Path, seconds: float, seed: int) -> Outcome:
         while time.monotonic() < end:
             play.go_on()
         play.wait_for_all()
-        check(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.seating.memory.index)
         _empty(driver)
         after = mx.get_active_memory()
     return Outcome(play.n_asks, play.n_compared, play.n_cancelled, play.n_saved, before, after)
@@ -82,8 +82,8 @@ class Play:
         """Every answer that is known must be the known one, as far as it went."""
         for ask in asks:
             expected = self._open.pop(ask)
-            end = self._driver.until(ask, (Finished, Failed))
-            assert isinstance(end, Finished), end
+            end = self._driver.until(ask, (RequestFinished, RequestFailed))
+            assert isinstance(end, RequestFinished), end
             self.n_cancelled += end.reason == "cancelled"
             if expected is not None:
                 got = self._driver.tokens(ask)
@@ -97,14 +97,14 @@ class Play:
     def _come(self) -> None:
         tokens, rules = self._random.choice(list(self._alone)), _rules(self._random)
         ask = self._driver.submit(tokens, N_TOKENS, sampling=rules, **_extras(self._random))
-        self._open[ask] = tokens if rules == Sampling() else None
+        self._open[ask] = tokens if rules == SamplingParams() else None
         self.n_asks += 1
 
 
-def _rules(random: Random) -> Sampling:
+def _rules(random: Random) -> SamplingParams:
     if random.random() < 0.7:
-        return Sampling()
-    return Sampling(
+        return SamplingParams()
+    return SamplingParams(
         temperature=random.choice([0.0, 0.7, 1.5]),
         top_p=random.choice([1.0, 0.8]),
         seed=random.choice([None, 1, 2]),
@@ -128,17 +128,17 @@ def _extras(random: Random) -> dict[str, object]:
 
 def _save(driver: Driver, random: Random) -> int:
     slot, name = random.randrange(4), f"{random.randrange(3)}.bin"
-    driver.engine.act(SaveSlot(slot, name)).result(timeout=60)
+    driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
     if random.random() < 0.5:
-        driver.engine.act(RestoreSlot(random.randrange(4), name)).result(timeout=60)
+        driver.engine.run_slot_command(RestoreSlot(random.randrange(4), name)).result(timeout=60)
     return 1
 
 
 def _empty(driver: Driver) -> None:
-    from mlxstack.core.act import Clear, EraseSlot
+    from mlxstack.core.act import ClearCache, EraseSlot
 
     for slot in range(4):
-        driver.engine.act(EraseSlot(slot)).result(timeout=60)
+        driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
     driver.catch_up()
-    driver.engine.tend(Clear()).result(timeout=60)
+    driver.engine.run_cache_command(ClearCache()).result(timeout=60)
     mx.clear_cache()

@@ -13,8 +13,8 @@ from mlxstack.core.errors import DiskFull, NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.engine.harness import preset_of, prompt, running
 from tests.store.power import Medium, Op, Recorder, Survival, everything, nothing, plant, some
 
@@ -84,7 +84,7 @@ def _record(model: Path, home: Path, n_turns: int, random: Random) -> tuple[list
             driver.answer(tokens, 4, agent=f"agent-{agent}")
             slot, name = random.randrange(2), f"{agent}.bin"
             with suppress(DiskFull):
-                driver.engine.act(SaveSlot(slot, name)).result(timeout=60)
+                driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
                 saved.append(Saved(len(ops), name, driver.context(slot)))
             driver.catch_up()
             _age(home)
@@ -101,8 +101,8 @@ def _age(home: Path) -> None:
 def _check(root: Path, saved: list[Saved]) -> int:
     """Every context is whole, and what was said to be saved is not older than that."""
     vault, shelf, agents = (
-        DiskVault(root / "kv"),
-        SlotShelf(root / "slots"),
+        DiskKVStore(root / "kv"),
+        SlotFileFolder(root / "slots"),
         AgentFolders(root / "agents"),
     )
     slots = {file.name: shelf.peek(file.name) for file in shelf.list()}
@@ -116,7 +116,7 @@ def _check(root: Path, saved: list[Saved]) -> int:
     return len(contexts)
 
 
-def _read(vault: DiskVault, context: Manifest) -> None:
+def _read(vault: DiskKVStore, context: Manifest) -> None:
     for key in (*context.segments, *context.checkpoints):
         try:
             vault.read(context.identity, key)
@@ -132,8 +132,8 @@ def _answer(model: Path, root: Path) -> int:
             tokens = prompt(150, seed=agent) + prompt(9, seed=77)
             assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
             n_answered += 1
-        for file in SlotShelf(root / "slots").list():
-            driver.engine.act(RestoreSlot(0, file.name)).result(timeout=60)
+        for file in SlotFileFolder(root / "slots").list():
+            driver.engine.run_slot_command(RestoreSlot(0, file.name)).result(timeout=60)
             held = driver.context(0)[: N_CTX - 40]
             assert driver.answer(held, 4, slot=0) == driver.cold(held, 4, slot=1)
             n_answered += 1

@@ -14,14 +14,14 @@ from mlxstack.core.preset import ModelSpec, Preset, QueueSpec, ServerSpec, SlotS
 from mlxstack.host import services
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import free_port
-from mlxstack.host.state import Patience, Plan, State, read_state, write_json
+from mlxstack.host.state import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
 from tests import models
 
 N_SLOTS = 3
 N_CTX = 2048
 WAIT_S = 120.0
 MODELS = {"a": models.LLAMA, "b": models.HYBRID}
-TIRELESS = Patience(first_s=0.05, longest_s=0.1, n_deaths=10**6, look_s=0.5)
+TIRELESS = RestartPolicy(first_s=0.05, longest_s=0.1, max_crashes=10**6, look_s=0.5)
 
 
 class Household:
@@ -49,7 +49,7 @@ class Household:
         self.url = f"http://127.0.0.1:{server.port}"
         self.n_kills = 0
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._plan = Plan(
+        self._plan = ServiceSpec(
             name="one",
             root=str(self.home.root),
             preset="one",
@@ -98,7 +98,7 @@ class Household:
         found = httpx.get(f"{self.url}/v1/models").raise_for_status().json()
         return str(found["data"][0]["id"])
 
-    def _state(self) -> State | None:
+    def _state(self) -> ServiceState | None:
         return read_state(self.home, "one")
 
     def _worker(self) -> int:

@@ -12,8 +12,8 @@ from mlxstack.core.act import RestoreSlot
 from mlxstack.core.errors import Damaged, NotFound
 from mlxstack.core.preset import SlotSpec
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.endurance.victim import N_CTX
 from tests.engine.harness import preset_of, prompt, running
 
@@ -55,7 +55,7 @@ def _check_files(home: Path) -> int:
 
     Opening the stores sweeps away what was half written.
     """
-    vault, shelf = DiskVault(home / "kv"), SlotShelf(home / "slots")
+    vault, shelf = DiskKVStore(home / "kv"), SlotFileFolder(home / "slots")
     n_files = 0
     for entry in vault.entries():
         vault.read(entry.identity, entry.key)
@@ -78,7 +78,7 @@ def _check_answers(model: Path, home: Path) -> int:
             tokens = prompt(150, seed=agent) + prompt(9, seed=77)
             assert driver.answer(tokens, 4, agent=f"agent-{agent}") == driver.cold(tokens, 4)
             try:
-                driver.engine.act(RestoreSlot(0, f"{agent}.bin")).result(timeout=60)
+                driver.engine.run_slot_command(RestoreSlot(0, f"{agent}.bin")).result(timeout=60)
             except (NotFound, Damaged) as error:
                 assert isinstance(error, NotFound), error
                 continue

@@ -15,13 +15,13 @@ from typing import TypeVar
 import httpx
 from msgspec import Struct
 
-from mlxstack.cli.survey import Condition, Seen, survey
+from mlxstack.cli.survey import ServiceHealthLevel, ServiceStatus, survey
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import services
 from mlxstack.host.machine import for_mlx
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import is_alive
-from mlxstack.host.state import Patience, Plan, State, read_state, write_json
+from mlxstack.host.state import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
 from tests.cli.terminal import free_port
 from tests.endurance.talkers import Talk, Talkers, answer
 
@@ -57,7 +57,7 @@ class House:
             server=server,
         )
         write_json(self.home.preset_file(NAME), preset)
-        self._plan = Plan(
+        self._plan = ServiceSpec(
             name=NAME,
             root=str(self.home.root),
             preset=NAME,
@@ -65,7 +65,7 @@ class House:
             worker=(sys.executable, "-m", "mlxstack.cli.main", "serve",
                     str(self.home.preset_file(NAME))),
             env=for_mlx(os.environ) | {"MLX_STACK_HOME": str(self.home.root)},
-            patience=Patience(0.1, 0.5, n_deaths, 600.0, 4.0, look_s=0.5, silent_s=2.0),
+            patience=RestartPolicy(0.1, 0.5, n_deaths, 600.0, 4.0, look_s=0.5, silent_s=2.0),
         )  # fmt: skip
 
     def start(self) -> None:
@@ -73,21 +73,21 @@ class House:
         self._supervisor = services.start(self._plan)
         self.healthy(n_restarts=0)
 
-    def healthy(self, n_restarts: int) -> Seen:
+    def healthy(self, n_restarts: int) -> ServiceStatus:
         """Wait until `status` calls it healthy after so many restarts."""
 
-        def is_back() -> Seen | None:
+        def is_back() -> ServiceStatus | None:
             one = self.look()
-            is_well = one is not None and one.state is Condition.HEALTHY
+            is_well = one is not None and one.state is ServiceHealthLevel.HEALTHY
             return one if is_well and one and one.n_restarts == n_restarts else None
 
         return self.until(is_back)
 
-    def look(self) -> Seen | None:
+    def look(self) -> ServiceStatus | None:
         """The service as `status` shows it."""
         return next(iter(survey(self.home).services), None)
 
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         """What the supervisor last wrote."""
         state = read_state(self.home, NAME)
         assert state is not None
@@ -148,7 +148,7 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
             for n, blow in enumerate([*[signal.SIGKILL] * (n_blows - 1), signal.SIGSTOP], start=1):
                 time.sleep(random.random())
                 house.strike(blow)
-                house.until(lambda n=n: house.state().n_deaths == n)
+                house.until(lambda n=n: house.state().n_crashes == n)
                 talkers.begin_round()
                 seen = house.healthy(n_restarts=n)
                 assert "was killed by SIGKILL" in seen.detail
@@ -168,7 +168,7 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
 
 def _check_flap(house: House, n_deaths: int) -> None:
     one = house.look()
-    assert one is not None and one.state is Condition.CRASHED
+    assert one is not None and one.state is ServiceHealthLevel.CRASHED
     assert f"gave up after {n_deaths} deaths" in one.detail
     assert f"the worker died {n_deaths} times within 600 s; giving up" in house.log()
 
@@ -188,7 +188,7 @@ def _returns(house: House, talkers: Talkers) -> list[float]:
 
 def _check_no_orphan(house: House) -> None:
     one = house.look()
-    assert one is not None and one.state is Condition.CRASHED
+    assert one is not None and one.state is ServiceHealthLevel.CRASHED
     assert services.running(house.home) == []
     assert services.sweep(house.home, NAME) is not None
     assert house.home.pid_file(NAME).exists() is False

@@ -7,9 +7,9 @@ from random import Random
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.core.act import Look
+from mlxstack.core.act import GetCacheStats
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.policy.audit import check
+from mlxstack.policy.audit import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_SLOTS = 4
@@ -40,7 +40,7 @@ def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
         while play.n_requests < n_requests:
             play.burst()
             play.weigh()
-        check(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.seating.memory.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
         return Outcome(play.n_requests, play.n_checked, play.most, budget, play.worst, share)
@@ -93,7 +93,7 @@ class Play:
         self.n_requests += 1
 
     def _look(self) -> int:
-        view = self._driver.engine.tend(Look(1)).result(timeout=60)
+        view = self._driver.engine.run_cache_command(GetCacheStats(1)).result(timeout=60)
         assert isinstance(view.memory_bytes, int)
         return view.memory_bytes
 

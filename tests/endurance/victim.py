@@ -31,7 +31,7 @@ def main(model: Path, home: Path, seed: int) -> None:
             histories[agent] = grown if len(grown) < N_CTX - 40 else prompt(150, seed=agent)
             with suppress(DiskFull):
                 act = SaveSlot(random.randrange(2), f"{agent}.bin")
-                driver.engine.act(act).result(timeout=60)
+                driver.engine.run_slot_command(act).result(timeout=60)
             print("turn", flush=True)
 
 

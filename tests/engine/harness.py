@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import Chosen, Event, Failed, Finished, Seated
+from mlxstack.core.ask import Request
+from mlxstack.core.event import Event, RequestFailed, RequestFinished, SlotAssigned, TokenSampled
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
-from mlxstack.engine.context import Context
-from mlxstack.engine.thread import Engine
-from mlxstack.service.library import Library
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.thread import EngineCore
+from mlxstack.service.library import AgentStore
 from mlxstack.store import shelves
-from mlxstack.store.bounded import BoundedVault
+from mlxstack.store.bounded import QuotaKVStore
 from mlxstack.store.disk import Disk
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.models import VOCAB
 
 WAIT_S = 60.0
@@ -48,20 +48,20 @@ class Listener:
                 event = self._queue.get(timeout=max(0.01, end - time.monotonic()))
             except Empty:
                 raise AssertionError(f"nothing came; so far {self.events}") from None
-            self.events.setdefault(event.ask, []).append(event)
+            self.events.setdefault(event.request, []).append(event)
             self.log.append(event)
 
 
 class Driver:
     """Short words for long scenes."""
 
-    def __init__(self, engine: Engine, listener: Listener) -> None:
+    def __init__(self, engine: EngineCore, listener: Listener) -> None:
         self.engine = engine
         self.listener = listener
         self._ids = (f"ask-{n}" for n in itertools.count())
 
     def submit(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> str:
-        ask = Ask(next(self._ids), tokens, n, arrived=time.monotonic(), **more)
+        ask = Request(next(self._ids), tokens, n, arrived=time.monotonic(), **more)
         self.engine.submit(ask)
         return ask.id
 
@@ -73,15 +73,15 @@ class Driver:
         self.listener.wait(lambda: len(self.events(ask, kind)) >= n)
         return self.events(ask, kind)[n - 1]
 
-    def finish(self, ask: str) -> Finished:
+    def finish(self, ask: str) -> RequestFinished:
         """Wait for the end; a failure is raised."""
-        end = self.until(ask, (Finished, Failed))
-        if isinstance(end, Failed):
+        end = self.until(ask, (RequestFinished, RequestFailed))
+        if isinstance(end, RequestFailed):
             raise end.error
         return end
 
     def tokens(self, ask: str) -> list[int]:
-        return [e.token for e in self.events(ask, Chosen)]
+        return [e.token for e in self.events(ask, TokenSampled)]
 
     def answer(self, tokens: tuple[int, ...], n: int = 16, **more: Any) -> list[int]:
         """Submit, wait, and return what was generated."""
@@ -93,8 +93,8 @@ class Driver:
         """The same, computed from nothing."""
         return self.answer(tokens, n, use_cache=False, **more)
 
-    def seated(self, ask: str) -> Seated:
-        return self.until(ask, Seated)
+    def seated(self, ask: str) -> SlotAssigned:
+        return self.until(ask, SlotAssigned)
 
     def catch_up(self) -> None:
         """Wait until all that the answers left is packed and on disk; nobody may be speaking."""
@@ -120,13 +120,13 @@ def running(
 ) -> Iterator[Driver]:
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
-    shelf = SlotShelf(home / "slots", disk)
+    shelf = SlotFileFolder(home / "slots", disk)
     shelves.note(home / "kv", shelf.directory, disk)
     agents = AgentFolders(home / "agents", disk)
-    vault = BoundedVault(DiskVault(home / "kv", disk), agents, preset.prefix_cache.disk)
-    library = Library(agents)
+    vault = QuotaKVStore(DiskKVStore(home / "kv", disk), agents, preset.prefix_cache.disk)
+    library = AgentStore(agents)
     library.model = "tiny"
-    engine = Engine(preset, vault, shelf, listener.deliver, memory_bytes, library)
+    engine = EngineCore(preset, vault, shelf, listener.deliver, memory_bytes, library)
     engine.start().result(timeout=WAIT_S)
     contexts = engine._turns.slots
     try:
@@ -137,7 +137,7 @@ def running(
         check_context(context)
 
 
-def check_context(context: Context) -> None:
+def check_context(context: SlotContext) -> None:
     """Every layer that counts its tokens has as many as the context."""
     offsets = {int(leaf.offset) for leaf in context.leaves if hasattr(leaf, "offset")}
     assert offsets <= {len(context)}, f"KV of {offsets} tokens, but {len(context)} are known"

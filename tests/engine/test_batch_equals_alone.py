@@ -7,14 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import Sampling
-from mlxstack.core.event import Chosen
+from mlxstack.core.ask import SamplingParams
+from mlxstack.core.event import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
 from mlxstack.engine import loader
-from mlxstack.engine.batch import Batch, Row
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
-from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.batch import Batch, BatchRow
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.sampling import Sampler
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -46,7 +46,7 @@ def test_e1_joining_one_by_one_equals_alone(driver: Driver) -> None:
     asks: list[str] = []
     for p in PROMPTS:
         if asks:
-            driver.until(asks[-1], Chosen, 2)
+            driver.until(asks[-1], TokenSampled, 2)
         asks.append(driver.submit(p, 24, use_cache=False))
     for ask in asks:
         driver.finish(ask)
@@ -67,11 +67,11 @@ def test_e2_one_forward_for_all_rows(driver: Driver) -> None:
 
 def test_z4_seeds_penalties_and_bias_stay_in_the_batch(driver: Driver) -> None:
     rules = [
-        Sampling(temperature=1.0, seed=1, top_p=0.9),
-        Sampling(temperature=0.8, seed=2, top_k=20, repetition_penalty=1.3),
-        Sampling(temperature=1.2, seed=3, min_p=0.05, presence_penalty=0.5),
-        Sampling(logit_bias=((7, 5.0),), frequency_penalty=0.4),
-        Sampling(top_logprobs=3),
+        SamplingParams(temperature=1.0, seed=1, top_p=0.9),
+        SamplingParams(temperature=0.8, seed=2, top_k=20, repetition_penalty=1.3),
+        SamplingParams(temperature=1.2, seed=3, min_p=0.05, presence_penalty=0.5),
+        SamplingParams(logit_bias=((7, 5.0),), frequency_penalty=0.4),
+        SamplingParams(top_logprobs=3),
     ]
     alone = [driver.cold(p, sampling=s) for p, s in zip(PROMPTS, rules, strict=False)]
     before = driver.engine.snapshot().counters.n_decode_calls
@@ -85,16 +85,16 @@ def test_z4_seeds_penalties_and_bias_stay_in_the_batch(driver: Driver) -> None:
 
 
 def test_z4_another_seed_gives_another_answer(driver: Driver) -> None:
-    hot = [Sampling(temperature=2.0, seed=s) for s in (1, 1, 2)]
+    hot = [SamplingParams(temperature=2.0, seed=s) for s in (1, 1, 2)]
     one, same, other = (driver.cold(PROMPTS[2], 30, sampling=s) for s in hot)
     assert one == same
     assert one != other
 
 
 def test_b1_logprobs_are_of_the_chosen_token(driver: Driver) -> None:
-    ask = driver.submit(PROMPTS[3], 4, sampling=Sampling(top_logprobs=5))
+    ask = driver.submit(PROMPTS[3], 4, sampling=SamplingParams(top_logprobs=5))
     driver.finish(ask)
-    for event in driver.events(ask, Chosen):
+    for event in driver.events(ask, TokenSampled):
         assert event.logprob is not None
         assert event.top[0] == (event.token, pytest.approx(event.logprob))
         assert len(event.top) == 5
@@ -107,7 +107,7 @@ def test_z3_rows_of_different_kv_precision_in_one_batch(
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
     makers = [
-        CacheMaker(model, KVSpec(bits=bits, group_size=32, quantize_from=quantize_from))
+        CacheFactory(model, KVSpec(bits=bits, group_size=32, quantize_from=quantize_from))
         for bits in (8, 16, 4, 16)
     ]
     prompts = PROMPTS[2:6]
@@ -129,7 +129,7 @@ def test_a_step_ahead_chooses_the_same_tokens_and_feeds_no_finished_row(
     model_of: ModelOf, kind: str
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
-    makers = [CacheMaker(model, KVSpec())] * 3
+    makers = [CacheFactory(model, KVSpec())] * 3
     at_once, ahead = Batch(model), Batch(model)
     at_once.is_ahead, ahead.is_ahead = False, True
     assert _run(ahead, makers, PROMPTS[:3], 9) == _run(at_once, makers, PROMPTS[:3], 9)
@@ -137,20 +137,20 @@ def test_a_step_ahead_chooses_the_same_tokens_and_feeds_no_finished_row(
 
 
 def _decode(
-    model: object, makers: list[CacheMaker], prompts: list[tuple[int, ...]]
+    model: object, makers: list[CacheFactory], prompts: list[tuple[int, ...]]
 ) -> list[list[int]]:
     return _run(Batch(model), makers, prompts, 20)
 
 
 def _run(
-    batch: Batch, makers: list[CacheMaker], prompts: list[tuple[int, ...]], n: int
+    batch: Batch, makers: list[CacheFactory], prompts: list[tuple[int, ...]], n: int
 ) -> list[list[int]]:
     model: Any = batch._model
     for slot, (maker, tokens) in enumerate(zip(makers, prompts, strict=True)):
-        context = Context(maker)
+        context = SlotContext(maker)
         model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
-        batch.join(Row(slot, context, Chooser(Sampling(), tokens, 0), tokens[-1], n))
+        batch.join(BatchRow(slot, context, Sampler(SamplingParams(), tokens, 0), tokens[-1], n))
     answers: list[list[int]] = [[] for _ in prompts]
     while min(len(answer) for answer in answers) < n:
         for one in batch.step():

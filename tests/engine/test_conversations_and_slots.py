@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.event import Source
+from mlxstack.core.event import KVSource
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -50,7 +50,7 @@ def test_b5_new_conversations_of_one_system_prompt_take_empty_slots(
     asks = [ask(driver, turn, name) for turn, name in zip(turns, names, strict=True)]
     assert [driver.seated(one).slot for one in asks] == [0, 1, 2]
     for one in asks[1:]:
-        assert driver.seated(one).source is Source.FORK
+        assert driver.seated(one).source is KVSource.FORK
         assert driver.seated(one).n_cached >= len(SYSTEM) - BLOCK
     for number, (turn, name, first) in enumerate(zip(turns, names, asks, strict=True)):
         tokens = follow_up(driver, turn, first)

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Pin, RestoreSlot, Saved, SaveSlot, Sweep, Unpin
+from mlxstack.core.act import (
+    CollectGarbage,
+    PinPrefix,
+    RestoreSlot,
+    SaveSlot,
+    SlotSaveResult,
+    UnpinPrefix,
+)
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.policy.audit import check
-from mlxstack.policy.records import Place
+from mlxstack.policy.audit import check_index
+from mlxstack.policy.records import Tier
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import LLAMA
@@ -29,9 +36,9 @@ def files(home: Path) -> set[str]:
     return {path.name for path in (home / "kv").rglob("*.safetensors")}
 
 
-def save(driver: Driver, slot: int, name: str) -> Saved:
-    saved = driver.engine.act(SaveSlot(slot, name)).result(timeout=60)
-    assert isinstance(saved, Saved)
+def save(driver: Driver, slot: int, name: str) -> SlotSaveResult:
+    saved = driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
+    assert isinstance(saved, SlotSaveResult)
     return saved
 
 
@@ -72,8 +79,8 @@ def test_c14_at_the_limit_the_oldest_makes_room_and_is_forgotten(
         save(driver, 1, "other.bin")
         assert old.isdisjoint(files(tmp_path))
         assert sum(f.stat().st_size for f in (tmp_path / "kv").rglob("*.safetensors")) <= limit
-        assert driver.engine.act(RestoreSlot(0, "other.bin")).result(60).n_restored  # type: ignore[union-attr]
-        check(driver.engine._turns.seating.memory.index)
+        assert driver.engine.run_slot_command(RestoreSlot(0, "other.bin")).result(60).n_restored  # type: ignore[union-attr]
+        check_index(driver.engine._turns.seating.memory.index)
         assert driver.answer(MINE, slot=1) == driver.cold(MINE, slot=1)
 
 
@@ -85,28 +92,28 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
         save(driver, 0, "mine.bin")
         driver.answer(OTHER)
         driver.catch_up()
-        dry = driver.engine.sweep(Sweep(max_bytes=0)).result(60)
+        dry = driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60)
         assert not dry.victims, "what was used a moment ago stays"
         grow_old(tmp_path)
-        swept = driver.engine.sweep(Sweep(max_bytes=0)).result(60)
+        swept = driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60)
         assert swept.victims
         assert not files(tmp_path)
         driver.answer(OTHER[:200])
-        check(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.seating.memory.index)
         assert driver.answer(MINE) == driver.cold(MINE)
 
 
 def test_c14_what_is_pinned_is_not_swept(model_of: ModelOf, tmp_path: Path) -> None:
     with running(bounded(model_of("tiny"), 10**9, n_slots=1), tmp_path) as driver:
         driver.answer(MINE)
-        driver.engine.tend(Pin("mine", MINE)).result(60)
+        driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(60)
         driver.answer(OTHER)
         driver.catch_up()
         grow_old(tmp_path)
-        assert driver.engine.sweep(Sweep(max_bytes=0)).result(60).victims == ()
+        assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60).victims == ()
         assert files(tmp_path)
-        driver.engine.tend(Unpin("mine")).result(60)
-        assert driver.engine.sweep(Sweep(max_bytes=0)).result(60).victims
+        driver.engine.run_cache_command(UnpinPrefix("mine")).result(60)
+        assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60).victims
 
 
 def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: Path) -> None:
@@ -114,14 +121,14 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
     with running(preset, tmp_path) as driver:
         cold = driver.answer(MINE)
     with running(preset, tmp_path) as driver:
-        assert driver.engine.tend(Pin("mine", MINE)).result(60).n_tokens >= 256
+        assert driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(60).n_tokens >= 256
         for path in (tmp_path / "kv").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold
         index = driver.engine._turns.seating.memory.index
-        known = {f"{key}.safetensors" for key, n in index.nodes.items() if Place.DISK in n.places}
+        known = {f"{key}.safetensors" for key, n in index.nodes.items() if Tier.DISK in n.tiers}
         assert known <= files(tmp_path)
-        check(index)
+        check_index(index)
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
@@ -144,7 +151,9 @@ def test_g12_a_full_disk_refuses_in_words_and_loses_nothing(
         driver.answer(follow_up, agent="a")
         held = driver.context(0)
         save(driver, 0, "a.bin")
-        assert driver.engine.act(RestoreSlot(0, "a.bin")).result(60).n_restored == len(held)  # type: ignore[union-attr]
+        assert driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(60).n_restored == len(
+            held
+        )  # type: ignore[union-attr]
 
 
 def test_d24_a_disk_that_is_full_at_a_turn_of_an_agent_costs_a_line_in_the_log(

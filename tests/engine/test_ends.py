@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Look, RestoreSlot, SaveSlot, Sweep, Vacate
-from mlxstack.core.ask import Sampling
+from mlxstack.core.act import (
+    CollectGarbage,
+    EvictAgentFromSlot,
+    GetCacheStats,
+    RestoreSlot,
+    SaveSlot,
+)
+from mlxstack.core.ask import SamplingParams
 from mlxstack.core.errors import Broken, StackError
-from mlxstack.core.event import Chosen, FinishReason, Progress
+from mlxstack.core.event import FinishReason, PrefillProgress, TokenSampled
 from mlxstack.core.preset import AgentsSpec, PaceSpec, Persist, SlotSpec
 from mlxstack.engine import segments
 from mlxstack.store.disk import Disk
-from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.shelf import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 
@@ -29,7 +35,7 @@ def driver(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
 
 
 def save(driver: Driver, slot: int = 0) -> int:
-    return driver.engine.act(SaveSlot(slot, "a.bin")).result(WAIT_S).n_saved  # type: ignore[union-attr]
+    return driver.engine.run_slot_command(SaveSlot(slot, "a.bin")).result(WAIT_S).n_saved  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("agent", [None, "a"])
@@ -40,7 +46,7 @@ def test_g10_a_drain_that_runs_out_loses_no_context(
     with running(preset, tmp_path) as driver:
         driver.answer(FIRST, 4, slot=0, agent=agent)
         busy = driver.submit(prompt(200, seed=2), 8000, slot=1)
-        driver.until(busy, Chosen)
+        driver.until(busy, TokenSampled)
     assert bool(list(tmp_path.glob("agents/*/*/manifest.json"))) == bool(agent)
     with running(preset, tmp_path) as driver:
         for tokens in (FIRST, prompt(200, seed=2)):
@@ -56,10 +62,10 @@ def test_c11_a_save_that_waits_at_the_end_of_a_drain_saves_what_is_there(
         driver.answer(FIRST, 4, slot=0)
         before = save(driver)
         busy = driver.submit(FIRST + prompt(9, seed=2), 8000, slot=0)
-        driver.until(busy, Chosen)
-        saving = driver.engine.act(SaveSlot(0, "a.bin"))
+        driver.until(busy, TokenSampled)
+        saving = driver.engine.run_slot_command(SaveSlot(0, "a.bin"))
     assert saving.result(0).n_saved > before  # type: ignore[union-attr]
-    assert len(SlotShelf(tmp_path / "slots").read("a.bin").tokens) > before
+    assert len(SlotFileFolder(tmp_path / "slots").read("a.bin").tokens) > before
 
 
 def test_c11_a_save_that_waits_for_a_request_that_breaks_keeps_the_old_file(
@@ -67,19 +73,19 @@ def test_c11_a_save_that_waits_for_a_request_that_breaks_keeps_the_old_file(
 ) -> None:
     driver.answer(FIRST, 4, slot=0)
     before = save(driver)
-    bad = driver.submit(FIRST, 5, slot=0, sampling=Sampling(temperature=1, min_p=7.0))
-    saving = driver.engine.act(SaveSlot(0, "a.bin"))
+    bad = driver.submit(FIRST, 5, slot=0, sampling=SamplingParams(temperature=1, min_p=7.0))
+    saving = driver.engine.run_slot_command(SaveSlot(0, "a.bin"))
     with pytest.raises(Broken, match="min_p"):
         driver.finish(bad)
     with pytest.raises(StackError, match="min_p"):
         saving.result(WAIT_S)
-    restored = driver.engine.act(RestoreSlot(0, "a.bin")).result(WAIT_S)
+    restored = driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(WAIT_S)
     assert restored.n_restored == before  # type: ignore[union-attr]
 
 
 def test_c11_a_save_in_pieces_is_finished_before_a_stop(driver: Driver) -> None:
     driver.answer(prompt(4000, seed=1), 4, slot=0)
-    saving = driver.engine.act(SaveSlot(0, "a.bin"))
+    saving = driver.engine.run_slot_command(SaveSlot(0, "a.bin"))
     driver.engine.stop(WAIT_S)
     assert saving.result(WAIT_S).n_saved == 4003  # type: ignore[union-attr]
 
@@ -88,7 +94,7 @@ def test_a_broken_turn_leaves_idle_contexts_alone(driver: Driver) -> None:
     driver.answer(FIRST, 4, slot=0)
     held = driver.context(0)
     busy = driver.submit(prompt(50, seed=3), 8000, slot=1)
-    driver.until(busy, Chosen)
+    driver.until(busy, TokenSampled)
     driver.engine._post(lambda: 1 // 0)
     with pytest.raises(Broken, match="division"):
         driver.finish(busy)
@@ -107,7 +113,7 @@ def test_an_answer_ends_though_its_kv_cannot_be_kept(
     with monkeypatch.context() as patch:
         patch.setattr(segments, "pack", full)
         ask = driver.submit(FIRST, 8000 if is_cancelled else 4, agent="a")
-        driver.until(ask, Chosen, 4)
+        driver.until(ask, TokenSampled, 4)
         if is_cancelled:
             driver.engine.cancel(ask)
             assert driver.finish(ask).reason is FinishReason.CANCELLED
@@ -120,7 +126,7 @@ def test_a_sweep_that_nobody_waits_for_breaks_nothing(
 ) -> None:
     gate = threading.Event()
     driver.engine._post(gate.wait)  # type: ignore[arg-type]
-    sweep = driver.engine.sweep(Sweep(max_bytes=0))
+    sweep = driver.engine.sweep(CollectGarbage(max_bytes=0))
     assert sweep.cancel()
     gate.set()
     driver.answer(FIRST, 4)
@@ -135,7 +141,10 @@ def test_an_agent_leaves_its_slot_by_whatever_name_it_has(
     driver.answer(FIRST, 4, slot=0, **names)
     driver.answer(FIRST, 4, slot=1, agent="b")
     n_tokens = len(driver.context(0))
-    gone = [driver.engine.act(Vacate(slot, "a", is_kept=False)) for slot in (0, 1)]
+    gone = [
+        driver.engine.run_slot_command(EvictAgentFromSlot(slot, "a", is_kept=False))
+        for slot in (0, 1)
+    ]
     assert [one.result(WAIT_S).n_erased for one in gone] == [n_tokens, 0]  # type: ignore[union-attr]
     assert driver.context(0) == ()
     assert len(driver.context(1)) == n_tokens
@@ -170,9 +179,12 @@ def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
         driver.engine.cancel(ask)
         assert driver.finish(ask).reason is FinishReason.CANCELLED
         gate.is_open.set()
-        assert driver.engine.tend(Look()).result(WAIT_S).whole.n_requests == 1
+        assert driver.engine.run_cache_command(GetCacheStats()).result(WAIT_S).whole.n_requests == 1
         assert driver.engine.snapshot().slots[0].agent == "here"
-        gone = [driver.engine.act(Vacate(0, who, is_kept=False)) for who in ("late", "here")]
+        gone = [
+            driver.engine.run_slot_command(EvictAgentFromSlot(0, who, is_kept=False))
+            for who in ("late", "here")
+        ]
         assert [one.result(WAIT_S).n_erased for one in gone] == [0, n_tokens]  # type: ignore[union-attr]
 
 
@@ -182,9 +194,9 @@ def test_what_was_compared_for_an_ask_is_forgotten_with_it(
     preset = preset_of(model_of("tiny"), slots=SLOTS, pace=PaceSpec(max_bite=128))
     with running(preset, tmp_path) as driver:
         first = driver.submit(prompt(4000), 4)
-        driver.until(first, Progress)
+        driver.until(first, PrefillProgress)
         second = driver.submit((*prompt(4000), 1), 4)
-        driver.until(first, Progress, 4)
+        driver.until(first, PrefillProgress, 4)
         driver.engine.cancel(second)
         driver.finish(second)
         driver.finish(first)

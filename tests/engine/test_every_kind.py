@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Clear, Look, Pin, PinKnown, Relieve, RestoreSlot, SaveSlot, Unpin
-from mlxstack.core.event import Source
+from mlxstack.core.act import (
+    ClearCache,
+    GetCacheStats,
+    PinKnownPrefix,
+    PinPrefix,
+    ReclaimMemory,
+    RestoreSlot,
+    SaveSlot,
+    UnpinPrefix,
+)
+from mlxstack.core.event import KVSource
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -52,7 +61,7 @@ def test_d1_d3_the_next_turn_and_a_fork_go_on_as_if_alone(preset: Preset, tmp_pa
         ask = driver.submit(history + NEXT, slot=0)
         driver.finish(ask)
         seated = driver.seated(ask)
-        assert seated.source is Source.SLOT
+        assert seated.source is KVSource.SLOT
         assert seated.n_cached >= len(MINE)
         assert driver.tokens(ask) == driver.cold(history + NEXT, slot=1)
         fork = driver.submit(HEAD + NEXT, slot=1, cuts=(256,))
@@ -68,10 +77,10 @@ def test_c4_c6_a_slot_restored_elsewhere_after_a_restart_loses_no_token(
     preset = preset_of(model_of(kind), prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         driver.answer(MINE, slot=0)
-        saved = driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
+        saved = driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
         history = driver.context(0)
     with running(preset, tmp_path) as driver:
-        restored = driver.engine.act(RestoreSlot(2, "a.bin")).result(timeout=60)
+        restored = driver.engine.run_slot_command(RestoreSlot(2, "a.bin")).result(timeout=60)
         assert restored.n_restored == saved.n_saved == len(history)  # type: ignore[union-attr]
         ask = driver.submit(history + NEXT, slot=2)
         driver.finish(ask)
@@ -89,19 +98,19 @@ def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, k
         long = driver.submit(MINE, 80, slot=1)
         for n in range(8):
             driver.answer(prompt(300, seed=n), 2, slot=0)
-            driver.engine.tend(Clear()).result(timeout=60)
+            driver.engine.run_cache_command(ClearCache()).result(timeout=60)
         driver.finish(long)
         assert driver.tokens(long) == expected
 
 
 def test_d8_under_pressure_cold_kv_goes_and_pinned_kv_stays(small: Driver) -> None:
     small.answer(HEAD, 2)
-    small.engine.tend(Pin("kept", HEAD)).result(timeout=60)
+    small.engine.run_cache_command(PinPrefix("kept", HEAD)).result(timeout=60)
     for n in range(3):
         small.answer(prompt(300, seed=n), 2)
-    before = small.engine.tend(Look()).result(timeout=60)
-    freed = small.engine.tend(Relieve(1)).result(timeout=60)
-    after = small.engine.tend(Look()).result(timeout=60)
+    before = small.engine.run_cache_command(GetCacheStats()).result(timeout=60)
+    freed = small.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
+    after = small.engine.run_cache_command(GetCacheStats()).result(timeout=60)
     assert freed.n_bytes > 0
     assert after.memory_bytes == before.memory_bytes - freed.n_bytes
     assert [p.name for p in after.prefixes if p.is_pinned] == ["kept"]
@@ -116,7 +125,7 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
 ) -> None:
     def is_kept(tail: tuple[int, ...]) -> bool:
         driver.answer(prompt(300, seed=8), 2)
-        driver.engine.tend(Relieve(1)).result(timeout=60)
+        driver.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
         ask = driver.submit(HEAD + tail, 2)
         driver.finish(ask)
         assert driver.tokens(ask) == driver.cold(HEAD + tail, 2)
@@ -125,12 +134,12 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         driver.answer(HEAD, 2, cuts=(255,))
-        pinned = driver.engine.tend(Pin("kept", HEAD)).result(timeout=60)
+        pinned = driver.engine.run_cache_command(PinPrefix("kept", HEAD)).result(timeout=60)
         assert is_kept(prompt(25, seed=3))
-        (shown,) = driver.engine.tend(Look()).result(timeout=60).prefixes
+        (shown,) = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60).prefixes
         assert (shown.name, shown.n_hits) == ("kept", 1)
-        driver.engine.tend(PinKnown("again", "kept")).result(timeout=60)
-        driver.engine.tend(Unpin("kept")).result(timeout=60)
+        driver.engine.run_cache_command(PinKnownPrefix("again", "kept")).result(timeout=60)
+        driver.engine.run_cache_command(UnpinPrefix("kept")).result(timeout=60)
         assert is_kept(prompt(25, seed=4))
 
 
@@ -143,7 +152,7 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
         for n in range(4):
             driver.answer(HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", cuts=(256,))
         driver.answer(prompt(300, seed=8), 2)
-        driver.engine.tend(Relieve(1)).result(timeout=60)
+        driver.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
         ask = driver.submit(HEAD + NEXT, 2)
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
@@ -152,14 +161,14 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
 def test_d4_the_budget_is_a_share_of_the_memory(model_of: ModelOf, tmp_path: Path) -> None:
     preset = preset_of(model_of("tiny"), prefix_cache=NO_DISK)
     with running(preset, tmp_path, memory_bytes=64 * 2**30) as driver:
-        view = driver.engine.tend(Look()).result(timeout=60)
+        view = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60)
         assert view.memory_budget == int(12.8 * 2**30)
 
 
 def test_d16_evicted_and_unaligned_are_told(small: Driver) -> None:
     small.answer(HEAD, 2, agent="a")
     small.answer(prompt(300, seed=2), 2, agent="b")
-    small.engine.tend(Clear()).result(timeout=60)
+    small.engine.run_cache_command(ClearCache()).result(timeout=60)
     assert reason(small, HEAD, agent="a") == "evicted"
     small.answer(prompt(300, seed=3), 2, agent="b")
     assert reason(small, HEAD + NEXT, agent="a") is None
@@ -191,7 +200,7 @@ def test_d17_another_model_never_hits_and_the_first_one_is_found_again(
     with running(first, tmp_path) as driver:
         ask = driver.submit(MINE)
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).source is KVSource.DISK
         assert driver.tokens(ask) == expected
 
 
@@ -206,8 +215,8 @@ def test_g10_a_branch_that_left_a_segment_on_disk_does_not_overwrite_it(
     with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
         driver.answer(yours, agent="b")
         driver.catch_up()
-        driver.engine.tend(Clear()).result(timeout=60)
-        driver.engine.tend(Clear()).result(timeout=60)
+        driver.engine.run_cache_command(ClearCache()).result(timeout=60)
+        driver.engine.run_cache_command(ClearCache()).result(timeout=60)
         driver.answer(prompt(300, seed=3), agent="c")
         history = mine + NEXT
         ask = driver.submit(history, agent="a")

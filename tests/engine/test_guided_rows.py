@@ -6,14 +6,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import Sampling
+from mlxstack.core.ask import SamplingParams
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine import loader
-from mlxstack.engine.batch import Batch, Row
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
+from mlxstack.engine.batch import Batch, BatchRow
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
 from mlxstack.engine.mask import masked
-from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.sampling import Sampler
 from tests.conftest import ModelOf
 from tests.engine.harness import prompt
 from tests.models import VOCAB
@@ -44,7 +44,7 @@ def test_guided_beside_free_rows_at_once_and_ahead(
     model_of: ModelOf, kind: str, temperature: float
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
-    sampling = Sampling(temperature=temperature, seed=3)
+    sampling = SamplingParams(temperature=temperature, seed=3)
     free = _run(model, sampling, is_guided=False, is_ahead=False)
     at_once = _run(model, sampling, is_guided=True, is_ahead=False)
     ahead = _run(model, sampling, is_guided=True, is_ahead=True)
@@ -62,16 +62,18 @@ def test_bits_beyond_the_mask_are_forbidden() -> None:
     assert allowed == [0, 2, 9]
 
 
-def _run(model: Any, sampling: Sampling, *, is_guided: bool, is_ahead: bool) -> list[list[int]]:
+def _run(
+    model: Any, sampling: SamplingParams, *, is_guided: bool, is_ahead: bool
+) -> list[list[int]]:
     """Three rows; the middle one may be guided."""
-    batch, maker = Batch(model), CacheMaker(model, KVSpec())
+    batch, maker = Batch(model), CacheFactory(model, KVSpec())
     batch.is_ahead = is_ahead
     for slot, tokens in enumerate(PROMPTS):
-        context = Context(maker)
+        context = SlotContext(maker)
         model(mx.array([tokens[:-1]]), cache=context.caches)
         context.extend(tokens[:-1])
         walk = Stairs() if is_guided and slot == 1 else None
-        batch.join(Row(slot, context, Chooser(sampling, tokens, 0, walk), tokens[-1], N))
+        batch.join(BatchRow(slot, context, Sampler(sampling, tokens, 0, walk), tokens[-1], N))
     answers: list[list[int]] = [[] for _ in PROMPTS]
     while min(map(len, answers)) < N:
         for one in batch.step():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import EraseSlot, Restored, RestoreSlot, SaveSlot, Sweep
+from mlxstack.core.act import CollectGarbage, EraseSlot, RestoreSlot, SaveSlot, SlotRestoreResult
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import BlobHead
+from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import Preset, SlotSpec
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.vault import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -32,9 +32,9 @@ def turn(driver: Driver, tokens: Tokens, agent: str | None = None) -> tuple[int,
     return n_cached, tokens + tuple(driver.tokens(ask))
 
 
-def stored(home: Path) -> list[tuple[BlobHead, Path]]:
+def stored(home: Path) -> list[tuple[KVFileHeader, Path]]:
     """What lies on disk, the first tokens first."""
-    vault = DiskVault(home / "kv")
+    vault = DiskKVStore(home / "kv")
     paths = {entry.key: Path(entry.path) for entry in vault.entries()}
     (identity,) = {entry.identity for entry in vault.entries()}
     heads = sorted(vault.heads(identity), key=lambda head: (head.start, head.end))
@@ -76,8 +76,8 @@ def test_c8_what_continued_a_damaged_head_is_found_again_once_it_is_saved(
     tokens = lose_a_head(preset, tmp_path)
     with running(preset, tmp_path) as driver:
         _, tokens = turn(driver, tokens + prompt(20, seed=2))
-        driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
-        driver.engine.act(EraseSlot(0)).result(timeout=60)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+        driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
     with running(preset, tmp_path) as driver:
         assert turn(driver, tokens + prompt(20, seed=3))[0] == len(tokens) - 1
 
@@ -100,7 +100,7 @@ def test_c14_a_head_that_lives_on_in_a_slot_is_not_swept_before_its_tail(
     files = stored(tmp_path)
     n_bytes = sum(path.stat().st_size for _, path in files)
     with running(preset, tmp_path) as driver:
-        driver.engine.sweep(Sweep(max_bytes=n_bytes - 1)).result(timeout=60)
+        driver.engine.sweep(CollectGarbage(max_bytes=n_bytes - 1)).result(timeout=60)
         assert stored(tmp_path) == files[:-1]
         assert turn(driver, tokens + prompt(20, seed=2))[0] >= 1536
 
@@ -115,10 +115,10 @@ def test_c8_a_save_writes_what_the_start_found_damaged(
     with running(preset, tmp_path) as driver:
         assert f"{path.name} is damaged" in caplog.text
         turn(driver, prompt(300))
-        driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
     with running(preset, tmp_path) as driver:
-        restored = driver.engine.act(RestoreSlot(0, "a.bin")).result(timeout=60)
-        assert isinstance(restored, Restored)
+        restored = driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
+        assert isinstance(restored, SlotRestoreResult)
         assert restored.n_restored == 303
 
 
@@ -128,10 +128,10 @@ def delete(driver: Driver, home: Path) -> None:
 
 
 def set_aside(driver: Driver, home: Path) -> None:
-    driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
     flip(stored(home)[0][1], -5)
     with pytest.raises(Damaged):
-        driver.engine.act(RestoreSlot(0, "a.bin")).result(timeout=60)
+        driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
 
 
 @pytest.mark.parametrize("lose", [delete, set_aside])

@@ -53,7 +53,7 @@ def test_d17_kv_of_other_code_of_the_model_never_hits(folder: Path, tmp_path: Pa
     preset = preset_for(folder)
     with running(preset, tmp_path) as driver:
         driver.answer(PROMPT, 8, slot=0)
-        driver.engine.act(SaveSlot(0, "a.bin")).result(WAIT_S)
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(WAIT_S)
         driver.catch_up()
     (folder / "arch.py").write_text(ARCHITECTURE.format(more="", shift=1))
     with running(preset, tmp_path) as driver:
@@ -62,7 +62,7 @@ def test_d17_kv_of_other_code_of_the_model_never_hits(folder: Path, tmp_path: Pa
         assert driver.seated(ask).n_cached == 0
         assert driver.tokens(ask) == driver.cold(PROMPT, 8)
         with pytest.raises(Damaged, match="version of mlx-lm"):
-            driver.engine.act(RestoreSlot(0, "a.bin")).result(WAIT_S)
+            driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(WAIT_S)
     (folder / "arch.py").write_text(ARCHITECTURE.format(more="", shift=0))
     with running(preset, tmp_path) as driver:
         ask = driver.submit(PROMPT, 8)

@@ -8,14 +8,14 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.act import Clear, Look, Pin, Relieve
+from mlxstack.core.act import ClearCache, GetCacheStats, PinPrefix, ReclaimMemory
 from mlxstack.core.frame import PrefixView
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine import idle, learning, loader
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
-from mlxstack.engine.memory import Memory
-from mlxstack.engine.segments import Segment
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.engine.segments import PackedSegment
 from mlxstack.policy import blocks, records
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -41,7 +41,9 @@ def teach(driver: Driver, head: tuple[int, ...], n: int = 4) -> None:
 
 
 def prefixes(driver: Driver) -> tuple[PrefixView, ...]:
-    found: tuple[PrefixView, ...] = driver.engine.tend(Look()).result(timeout=60).prefixes
+    found: tuple[PrefixView, ...] = (
+        driver.engine.run_cache_command(GetCacheStats()).result(timeout=60).prefixes
+    )
     return found
 
 
@@ -53,10 +55,10 @@ def n_cached(driver: Driver, tokens: tuple[int, ...]) -> int:
 
 def test_d10_a_learned_head_that_was_evicted_is_guarded_when_it_is_back(one: Driver) -> None:
     teach(one, HEAD)
-    one.engine.tend(Clear()).result(timeout=60)
+    one.engine.run_cache_command(ClearCache()).result(timeout=60)
     one.answer(HEAD + prompt(60, seed=30), 2)
     one.answer(prompt(150, seed=61), 2)
-    one.engine.tend(Relieve(1)).result(timeout=60)
+    one.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
     assert n_cached(one, HEAD + prompt(60, seed=31)) == 256
 
 
@@ -70,13 +72,13 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
     (second,) = (p.name for p in prefixes(one) if p.name)
     assert first != second
     nodes = one.engine._turns.seating.memory.index.nodes
-    assert {name for node in nodes.values() for name in node.guards} == {second}
+    assert {name for node in nodes.values() for name in node.soft_pins} == {second}
 
 
 def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         driver.answer(HEAD, 2)
-        driver.engine.tend(Pin("head", HEAD)).result(timeout=60)
+        driver.engine.run_cache_command(PinPrefix("head", HEAD)).result(timeout=60)
         driver.catch_up()
         (head,) = prefixes(driver)
         assert head.places == ("memory", "disk")
@@ -84,7 +86,7 @@ def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> N
 
 def test_d14_without_a_disk_a_prefix_lies_in_memory(one: Driver) -> None:
     one.answer(HEAD, 2)
-    one.engine.tend(Pin("head", HEAD)).result(timeout=60)
+    one.engine.run_cache_command(PinPrefix("head", HEAD)).result(timeout=60)
     assert [one.places for one in prefixes(one)] == [("memory",)]
 
 
@@ -95,13 +97,13 @@ def test_the_largest_context_is_counted(one: Driver) -> None:
 
 
 def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
-    memory = Memory("identity", NO_DISK, 1 << 30)
-    record = records.Segment("key", None, 0, 4, 64)
-    old, new = (Segment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
-    memory.keep(record, old, 0.0)
-    memory.keep(record, new, 1.0)
-    assert memory.holds(new)
-    assert not memory.holds(old)
+    memory = PrefixCache("identity", NO_DISK, 1 << 30)
+    record = records.SegmentMeta("key", None, 0, 4, 64)
+    old, new = (PackedSegment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
+    memory.put(record, old, 0.0)
+    memory.put(record, new, 1.0)
+    assert memory.contains(new)
+    assert not memory.contains(old)
 
 
 def test_the_memory_checks_itself_when_nothing_is_to_be_done(
@@ -124,7 +126,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each call has hashed."""
     extend, seen = blocks.extend, list[int]()
 
-    def counted(chain: blocks.Chain, tokens: Sequence[int]) -> blocks.Chain:
+    def counted(chain: blocks.BlockHashes, tokens: Sequence[int]) -> blocks.BlockHashes:
         seen.append(len(tokens))
         return extend(chain, tokens)
 
@@ -138,7 +140,7 @@ def test_what_a_context_holds_is_hashed_once(model_of: ModelOf, hashed: list[int
         model(mx.array([tokens]), cache=context.caches)
         context.extend(tokens)
 
-    def n_hashed(context: Context) -> int:
+    def n_hashed(context: SlotContext) -> int:
         hashed.clear()
         found, n = memory.chain_of(context), sum(hashed)
         context.chain = None
@@ -147,8 +149,8 @@ def test_what_a_context_holds_is_hashed_once(model_of: ModelOf, hashed: list[int
 
     spec = KVSpec(bits=8, group_size=32, quantize_from=600)
     model = loader.load(ModelSpec(str(model_of("tiny"))), spec).model
-    context = Context(CacheMaker(model, spec))
-    memory = Memory("identity", NO_DISK, 1 << 30, turning_point=600)
+    context = SlotContext(CacheFactory(model, spec))
+    memory = PrefixCache("identity", NO_DISK, 1 << 30, turning_point=600)
     feed(300)
     assert n_hashed(context) == 300
     feed(200)
@@ -160,8 +162,8 @@ def test_what_a_context_holds_is_hashed_once(model_of: ModelOf, hashed: list[int
     context.rewind(650)
     feed(100)
     assert n_hashed(context) == 750
-    twin = context.fresh()
-    twin.become(context)
+    twin = context.new_empty()
+    twin.take_over(context)
     assert n_hashed(twin) == 0
     twin.clear()
     assert n_hashed(twin) == 0

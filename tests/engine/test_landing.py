@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mlxstack.core.errors import Damaged
-from mlxstack.core.ports import BlobHead
+from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine import loader
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
-from mlxstack.engine.kv_file import SEGMENT, About
-from mlxstack.engine.landing import Landing
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.kv_file import SEGMENT, RecordMeta
+from mlxstack.engine.landing import RestoreBuffers
 from mlxstack.engine.unfilled import unfilled
 from tests.conftest import ModelOf
 
@@ -22,31 +22,33 @@ N_TOKENS = 130
 
 
 @pytest.fixture
-def context(model_of: ModelOf) -> Context:
+def context(model_of: ModelOf) -> SlotContext:
     spec = KVSpec()
-    return Context(CacheMaker(loader.load(ModelSpec(str(model_of("tiny"))), spec).model, spec))
+    return SlotContext(
+        CacheFactory(loader.load(ModelSpec(str(model_of("tiny"))), spec).model, spec)
+    )
 
 
-def head_of(context: Context, start: int, end: int, n_heads: int = 2) -> BlobHead:
+def head_of(context: SlotContext, start: int, end: int, n_heads: int = 2) -> KVFileHeader:
     """A file that claims to hold these tokens of all layers, each part in a plane of its own."""
     n_parts = 2 * len(context.caches)
     shape = (1, n_heads, end - start, 16)
-    meta = msgspec.json.encode(About(None, (), json.dumps(list(range(n_parts))))).decode()
-    return BlobHead(f"{start}", SEGMENT, start, end, 0, meta, (("F32", shape),) * n_parts)
+    meta = msgspec.json.encode(RecordMeta(None, (), json.dumps(list(range(n_parts))))).decode()
+    return KVFileHeader(f"{start}", SEGMENT, start, end, 0, meta, (("F32", shape),) * n_parts)
 
 
-def test_c2_what_no_file_says_is_zero(context: Context) -> None:
+def test_c2_what_no_file_says_is_zero(context: SlotContext) -> None:
     heads = [head_of(context, 0, 100), head_of(context, 80, 150)]
-    landing = Landing(context.fresh(N_TOKENS), heads, N_TOKENS)
+    landing = RestoreBuffers(context.new_empty(N_TOKENS), heads, N_TOKENS)
     for buffer in landing._buffers:
         buffer.view[:] = b"\xff" * len(buffer.view)
     for at, head in enumerate(heads):
-        rows = list(landing.rows(at))
+        rows = list(landing.buffers(at))
         for row in rows:
             row[:] = bytes([at + 1]) * len(row)
         n_said = sum(len(row) for row in rows)
         assert n_said == sum(4 * int(np.prod(shape)) for _, shape in head.shapes)
-    landed = landing.adopt(range(N_TOKENS), [])
+    landed = landing.load(range(N_TOKENS), [])
     for cache in landed.caches:
         for part in (cache.keys, cache.values):
             found = np.array(part.view(mx.uint8))
@@ -56,10 +58,10 @@ def test_c2_what_no_file_says_is_zero(context: Context) -> None:
             assert (found[..., N_TOKENS:, :] == 0).all()
 
 
-def test_c8_files_that_do_not_fit_together_are_refused(context: Context) -> None:
+def test_c8_files_that_do_not_fit_together_are_refused(context: SlotContext) -> None:
     heads = [head_of(context, 0, 100), head_of(context, 100, 150, n_heads=7)]
     with pytest.raises(Damaged, match="does not continue"):
-        Landing(context.fresh(N_TOKENS), heads, N_TOKENS)
+        RestoreBuffers(context.new_empty(N_TOKENS), heads, N_TOKENS)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 4096, 5_000_000])

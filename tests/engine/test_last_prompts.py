@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.ask import Ask
-from mlxstack.engine.finding import PROMPT_SHARE, Finding
-from mlxstack.engine.seating import Seating
+from mlxstack.core.ask import Request
+from mlxstack.engine.finding import PROMPT_SHARE, PrefixLookup
+from mlxstack.engine.seating import SlotKVManager
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 
@@ -17,15 +17,15 @@ N_TOKENS = 20_000
 MEMORY_BYTES = 100 << 20
 
 
-def seating_of(driver: Driver) -> Seating:
+def seating_of(driver: Driver) -> SlotKVManager:
     return driver.engine._turns.seating
 
 
-def remember(driver: Driver, n_conversations: int) -> Finding:
-    finding = seating_of(driver).finding
+def remember(driver: Driver, n_conversations: int) -> PrefixLookup:
+    finding = seating_of(driver).lookup
     for number in range(n_conversations):
         tokens = tuple(range(number, number + N_TOKENS))
-        ask = Ask(f"ask-{number}", tokens, 1, name=f"chat-{number}")
+        ask = Request(f"ask-{number}", tokens, 1, display_name=f"chat-{number}")
         driver.engine._do(lambda ask=ask: finding.remember(ask)).result(WAIT_S)
     return finding
 

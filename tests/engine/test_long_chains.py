@@ -1,20 +1,20 @@
 """A context of so many segments that nothing may recurse over them."""
 
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.engine.memory import Memory
-from mlxstack.policy.audit import check
-from mlxstack.policy.owners import Name
-from mlxstack.policy.records import Segment
+from mlxstack.engine.memory import PrefixCache
+from mlxstack.policy.audit import check_index
+from mlxstack.policy.owners import PinnedPrefixName
+from mlxstack.policy.records import SegmentMeta
 
 
 def test_a_chain_of_thousands_is_lost_at_once_though_it_is_pinned() -> None:
-    memory = Memory("id", PrefixCacheSpec(), 10**9)
+    memory = PrefixCache("id", PrefixCacheSpec(), 10**9)
     keys = [f"{n:05d}" for n in range(3000)]
     for n, key in enumerate(keys):
         parent = keys[n - 1] if n else None
-        record = Segment(key, parent, 128 * n, 128 * (n + 1), 10, (key.encode(),))
+        record = SegmentMeta(key, parent, 128 * n, 128 * (n + 1), 10, (key.encode(),))
         memory.on_disk(record, 0.0)
-    memory.owners.pin(Name("head", tuple(keys), 128 * 3000, 0.0))
-    memory.lose(keys[1])
+    memory.retention.pin(PinnedPrefixName("head", tuple(keys), 128 * 3000, 0.0))
+    memory.invalidate(keys[1])
     assert list(memory.index.nodes) == keys[:1]
-    check(memory.index)
+    check_index(memory.index)

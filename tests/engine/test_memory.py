@@ -11,7 +11,7 @@ import pytest
 
 from mlxstack.core.act import RestoreSlot, SaveSlot
 from mlxstack.core.errors import OutOfMemory
-from mlxstack.core.event import Chosen, Source
+from mlxstack.core.event import KVSource, TokenSampled
 from mlxstack.core.preset import (
     DiskSpec,
     EvictionPolicy,
@@ -21,9 +21,9 @@ from mlxstack.core.preset import (
     SlotSpec,
 )
 from mlxstack.engine.layers import STEP
-from mlxstack.policy.audit import check
+from mlxstack.policy.audit import check_index
 from mlxstack.store.disk import Disk
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.vault import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import VOCAB
@@ -71,7 +71,7 @@ def test_g10_parked_and_resumed_goes_on_as_if_alone(preset: Preset, tmp_path: Pa
         ask = driver.submit(follow_up, agent="a")
         driver.finish(ask)
         seated = driver.seated(ask)
-        assert seated.source is Source.PARKED
+        assert seated.source is KVSource.PARKED
         assert seated.n_cached >= len(mine) - 128
         assert driver.tokens(ask) == driver.cold(follow_up)
 
@@ -88,7 +88,7 @@ def test_d24_the_first_request_after_a_restart_hits_the_disk(
         ask = driver.submit(follow_up)
         driver.finish(ask)
         seated = driver.seated(ask)
-        assert seated.source is Source.DISK
+        assert seated.source is KVSource.DISK
         assert seated.n_cached >= 384
         assert driver.tokens(ask) == cold
 
@@ -107,7 +107,7 @@ def test_d3_two_agents_hold_a_shared_head_once(one: Driver) -> None:
     grown = index.memory_bytes - alone
     n_other = 200 + 16
     assert grown <= per_token * (400 + 16 - 256 + n_other + 128)
-    check(index)
+    check_index(index)
     assert one.answer(mine, agent="a") == one.cold(mine)
     assert one.answer(yours, agent="b") == one.cold(yours)
 
@@ -159,7 +159,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
         mx.clear_cache()
         real = mx.get_active_memory() - before
         assert real == pytest.approx(reported, rel=0.1)
-        check(memory_of(driver).index)
+        check_index(memory_of(driver).index)
 
 
 def held_bytes(driver: Driver) -> int:
@@ -175,20 +175,20 @@ def test_d4_the_budget_holds_when_slots_are_restored(model_of: ModelOf, tmp_path
     with running(preset, tmp_path) as driver:
         for n in range(3):
             driver.answer(prompt(600, seed=n), 4, slot=n)
-            driver.engine.act(SaveSlot(n, f"{n}.bin")).result(timeout=60)
+            driver.engine.run_slot_command(SaveSlot(n, f"{n}.bin")).result(timeout=60)
         driver.answer(prompt(1500, seed=9), 4, slot=0)
-        driver.engine.act(SaveSlot(0, "long.bin")).result(timeout=60)
+        driver.engine.run_slot_command(SaveSlot(0, "long.bin")).result(timeout=60)
     with running(preset, tmp_path, memory_bytes=2 * budget) as driver:
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        acts = [driver.engine.act(RestoreSlot(n, f"{n}.bin")) for n in range(3)]
+        acts = [driver.engine.run_slot_command(RestoreSlot(n, f"{n}.bin")) for n in range(3)]
         for act in acts:
             assert act.result(timeout=60).n_restored > 600  # type: ignore[union-attr]
         assert mx.get_peak_memory() - before <= 1.1 * budget
         assert held_bytes(driver) <= budget
         held = driver.context(2)
         with pytest.raises(OutOfMemory, match="budget is 2500000"):
-            driver.engine.act(RestoreSlot(2, "long.bin")).result(timeout=60)
+            driver.engine.run_slot_command(RestoreSlot(2, "long.bin")).result(timeout=60)
         assert driver.context(2) == held
         follow_up = prompt(600, seed=0) + prompt(20, seed=5)
         assert driver.answer(follow_up, 4) == driver.cold(follow_up, 4)
@@ -206,7 +206,7 @@ def test_d4_room_is_made_before_a_context_comes_back(model_of: ModelOf, tmp_path
         mx.reset_peak_memory()
         ask = driver.submit(mine + prompt(4, seed=3), 2)
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.PARKED
+        assert driver.seated(ask).source is KVSource.PARKED
         # The one that leaves is parked, and is gone before the other is copied.
         assert mx.get_peak_memory() - before <= 2 * parked + 1.3 * live
         assert held_bytes(driver) <= budget
@@ -269,7 +269,7 @@ def test_z8_agents_outnumber_slots(model_of: ModelOf, tmp_path: Path, kind: str)
                 if turn:
                     assert driver.seated(ask).n_cached >= n_before
                 histories[n] = history + tuple(driver.tokens(ask)) + prompt(20, seed=turn)
-        check(memory_of(driver).index)
+        check_index(memory_of(driver).index)
         for n, history in histories.items():
             assert driver.answer(history, 8, agent=f"agent-{n}") == driver.cold(history, 8)
 
@@ -302,7 +302,7 @@ def test_a_damaged_kv_file_costs_a_cold_start_and_nothing_else(
         assert driver.answer(mine) == cold
         driver.answer(prompt(200, seed=2))
         assert driver.answer(mine) == cold
-        check(memory_of(driver).index)
+        check_index(memory_of(driver).index)
 
 
 def test_when_the_first_of_a_chain_is_damaged_the_rest_goes_with_it(
@@ -313,7 +313,7 @@ def test_when_the_first_of_a_chain_is_damaged_the_rest_goes_with_it(
     with running(preset, tmp_path) as driver:
         longer = mine + tuple(driver.answer(mine)) + prompt(300, seed=3)
         cold = driver.answer(longer)
-    vault = DiskVault(tmp_path / "kv")
+    vault = DiskKVStore(tmp_path / "kv")
     (identity,) = {entry.identity for entry in vault.entries()}
     heads = sorted(vault.heads(identity), key=lambda head: head.start)
     assert len(heads) > 1
@@ -322,7 +322,7 @@ def test_when_the_first_of_a_chain_is_damaged_the_rest_goes_with_it(
             Path(entry.path).write_bytes(Path(entry.path).read_bytes() + b"!")
     with running(preset, tmp_path) as driver:
         assert driver.answer(longer) == cold
-        check(memory_of(driver).index)
+        check_index(memory_of(driver).index)
 
 
 def test_what_lies_on_disk_is_read_while_others_decode(model_of: ModelOf, tmp_path: Path) -> None:
@@ -332,10 +332,10 @@ def test_what_lies_on_disk_is_read_while_others_decode(model_of: ModelOf, tmp_pa
         cold = driver.answer(long, 4)
     with running(preset, tmp_path) as driver:
         busy = driver.submit(prompt(20), 400)
-        driver.until(busy, Chosen)
+        driver.until(busy, TokenSampled)
         ask = driver.submit(long, 4)
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).source is KVSource.DISK
         assert driver.tokens(ask) == cold
         driver.engine.cancel(busy)
         driver.finish(busy)
@@ -343,9 +343,9 @@ def test_what_lies_on_disk_is_read_while_others_decode(model_of: ModelOf, tmp_pa
 
 def test_d13_saved_time_is_zero_on_a_miss_and_grows_with_what_is_reused(one: Driver) -> None:
     long = prompt(900, seed=1)
-    assert one.finish(one.submit(long, 4)).work.saved_s == 0
-    half = one.finish(one.submit(long[:512] + prompt(20, seed=2), 4)).work
-    whole = one.finish(one.submit(long + prompt(20, seed=3), 4)).work
+    assert one.finish(one.submit(long, 4)).timings.saved_s == 0
+    half = one.finish(one.submit(long[:512] + prompt(20, seed=2), 4)).timings
+    whole = one.finish(one.submit(long + prompt(20, seed=3), 4)).timings
     assert whole.n_cached > half.n_cached > 0
     assert whole.saved_s > half.saved_s > 0
 
@@ -355,7 +355,7 @@ def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
     long = prompt(1500, seed=1)
     answer = one.answer(long, 8, slot=0)
     follow_up = (*long, *answer, *prompt(40, seed=2))
-    before, growth = mx.get_active_memory(), one.engine._turns.seating.growth
+    before, growth = mx.get_active_memory(), one.engine._turns.seating.bytes_per_token
     one.answer(follow_up, 8, slot=0)
     grown = mx.get_active_memory() - before
     assert grown <= growth * (len(follow_up) + 8 - len(long) + 2 * STEP)
@@ -372,10 +372,10 @@ def test_c17_others_decode_on_while_a_slot_is_saved(model_of: ModelOf, tmp_path:
     with running(preset, tmp_path, disk=SlowDisk()) as driver:
         driver.answer(prompt(900, seed=1), 4, slot=0)
         busy = driver.submit(prompt(20), 1900, slot=1)
-        driver.until(busy, Chosen)
-        saving = driver.engine.act(SaveSlot(0, "a.bin"))
+        driver.until(busy, TokenSampled)
+        saving = driver.engine.run_slot_command(SaveSlot(0, "a.bin"))
         n_before = len(driver.tokens(busy))
-        driver.until(busy, Chosen, n_before + 20)
+        driver.until(busy, TokenSampled, n_before + 20)
         assert not saving.done()
         assert saving.result(timeout=60).n_saved > 900
         driver.engine.cancel(busy)
@@ -398,7 +398,7 @@ def test_invariants_hold_after_a_crowd(model_of: ModelOf, tmp_path: Path) -> Non
                 driver.engine.cancel(asks[-1][0])
         for ask, _ in asks:
             driver.finish(ask)
-        check(memory_of(driver).index)
+        check_index(memory_of(driver).index)
         for ask, tokens in random.sample(asks, 10):
             got = driver.tokens(ask)
             assert driver.cold(tokens, 3)[: len(got)] == got
@@ -422,7 +422,7 @@ def test_z5_a_team_computes_its_head_once(model_of: ModelOf, tmp_path: Path, kin
 def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    from mlxstack.core.event import Progress
+    from mlxstack.core.event import PrefillProgress
     from mlxstack.core.preset import PaceSpec
 
     preset = preset_of(
@@ -431,7 +431,7 @@ def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
     head = prompt(2000, seed=1)
     with running(preset, tmp_path) as driver:
         first = driver.submit(head + prompt(5, seed=2), 4)
-        driver.until(first, Progress)
+        driver.until(first, PrefillProgress)
         second = driver.submit(head + prompt(6, seed=3), 4)
         driver.engine.cancel(first)
         driver.finish(second)
@@ -449,25 +449,29 @@ def test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
 
 
 def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.event import Finished, Seated
+    from mlxstack.core.event import RequestFinished, SlotAssigned
 
     preset = with_cache(preset_of(model_of("tiny"), prefix_cache=NO_DISK), memory_budget_pct=50)
     with running(preset, tmp_path, memory_bytes=6_000_000) as driver:
         asks = [driver.submit(prompt(700, seed=n), 40) for n in range(3)]
         for ask in asks:
             driver.finish(ask)
-        order = [event for event in driver.listener.log if isinstance(event, Seated | Finished)]
+        order = [
+            event
+            for event in driver.listener.log
+            if isinstance(event, SlotAssigned | RequestFinished)
+        ]
         n_active = 0
         for event in order:
-            n_active += 1 if isinstance(event, Seated) else -1
+            n_active += 1 if isinstance(event, SlotAssigned) else -1
             assert n_active <= 1
 
 
 def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> None:
-    from mlxstack.core.act import Look
+    from mlxstack.core.act import GetCacheStats
 
     def learned() -> list[str]:
-        view = one.engine.tend(Look()).result(timeout=60)
+        view = one.engine.run_cache_command(GetCacheStats()).result(timeout=60)
         return [p.name for p in view.prefixes if p.name.startswith("learned")]
 
     head = prompt(256, seed=1)
@@ -481,13 +485,13 @@ def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> No
 
 
 def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
-    from mlxstack.core.act import Look
+    from mlxstack.core.act import GetCacheStats
 
     history = prompt(256, seed=1)
     for n in range(5):
         history += tuple(one.answer(history, 4)) + prompt(20, seed=n)
         one.answer(prompt(150, seed=50 + n), 2)
-    view = one.engine.tend(Look()).result(timeout=60)
+    view = one.engine.run_cache_command(GetCacheStats()).result(timeout=60)
     assert not [p for p in view.prefixes if p.name.startswith("learned")]
 
 
@@ -495,7 +499,7 @@ def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
 def test_d10_a_learned_head_survives_a_restart(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
-    from mlxstack.core.act import Look, Recall
+    from mlxstack.core.act import GetCacheStats, ListSharedPrefixes
 
     preset = preset_of(model_of(kind), slots=ONE_SLOT)
     head = prompt(256, seed=1)
@@ -505,37 +509,37 @@ def test_d10_a_learned_head_survives_a_restart(
             driver.answer(tokens, 2, agent=f"agent-{n}", cuts=(256,))
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.tend(Recall()).result(timeout=60) == (head,)
+        assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == (head,)
         fourth = head + prompt(60, seed=77)
         ask = driver.submit(fourth, agent="agent-4", cuts=(256,))
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
         assert driver.tokens(ask) == driver.cold(fourth)
-        view = driver.engine.tend(Look()).result(timeout=60)
+        view = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60)
         assert [p for p in view.prefixes if p.name.startswith("learned-")]
 
 
 def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.act import Recall
+    from mlxstack.core.act import ListSharedPrefixes
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
         driver.engine._archive._note(b'[{"key": "zz", "tokens": [1]}]')
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.tend(Recall()).result(timeout=60) == ()
+        assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == ()
         driver.answer(HEAD)
 
 
 def test_d10_the_heads_of_a_tenant_are_not_written_down(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.act import Recall
+    from mlxstack.core.act import ListSharedPrefixes
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
         for n in range(3):
             tokens = HEAD + prompt(60, seed=n)
             driver.answer(tokens, 2, agent=f"agent-{n}", salt="secret")
-        assert driver.engine.tend(Recall()).result(timeout=60) == ()
+        assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == ()
 
 
 def test_d23_parked_kv_of_a_tenant_is_not_found_by_another(one: Driver) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.act import SaveSlot
-from mlxstack.core.event import Chosen, Source
+from mlxstack.core.event import KVSource, TokenSampled
 from mlxstack.core.preset import SlotSpec
 from mlxstack.engine import seating, segments
 from tests.conftest import ModelOf
@@ -25,7 +25,7 @@ def test_what_a_long_turn_left_is_packed_while_others_decode(
     with running(preset, tmp_path) as driver:
         driver.answer(LONG, 1, slot=1)
         other = driver.submit(prompt(20, seed=2), 1000, slot=0)
-        driver.until(other, Chosen, 3)
+        driver.until(other, TokenSampled, 3)
         steps: Counter[int] = Counter()
         pack = segments.pack
 
@@ -44,7 +44,7 @@ def test_what_a_long_turn_left_is_packed_while_others_decode(
     with running(preset, tmp_path) as driver:
         ask = driver.submit(follow_up, agent="a")
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).source is KVSource.DISK
         assert driver.tokens(ask) == cold
 
 
@@ -59,7 +59,7 @@ def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
         held = driver.context(1)
         assert driver.engine._turns.seating.live_bytes < memory.budget
         other = driver.submit(prompt(20, seed=2), 200, slot=0)
-        driver.until(other, Chosen, 3)
-        saved: Any = driver.engine.act(SaveSlot(1, "a.bin")).result(WAIT_S)
+        driver.until(other, TokenSampled, 3)
+        saved: Any = driver.engine.run_slot_command(SaveSlot(1, "a.bin")).result(WAIT_S)
         assert saved.n_saved == len(held)
         driver.finish(other)

@@ -11,8 +11,8 @@ import pytest
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from msgspec.structs import replace
 
-from mlxstack.core.ask import Sampling
-from mlxstack.engine.sampling import Choice, Chooser, draw, sample_rows
+from mlxstack.core.ask import SamplingParams
+from mlxstack.engine.sampling import SampledToken, Sampler, draw, sample_rows
 
 pytestmark = pytest.mark.mlx
 
@@ -21,7 +21,7 @@ N_STEPS = 40
 """More than the uniform numbers that a row computes at once."""
 
 RULES = [
-    Sampling(temperature=t, top_p=p, top_k=k, min_p=m)
+    SamplingParams(temperature=t, top_p=p, top_k=k, min_p=m)
     for t, p, k, m in product((0.7,), (1.0, 0.9), (0, 20), (0.0, 0.05))
 ]
 
@@ -32,19 +32,19 @@ def logits_of(step: int, row: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     return (noise * 3).astype(dtype)
 
 
-def drawn(samplings: list[Sampling], dtype: mx.Dtype = mx.float32) -> list[list[int]]:
+def drawn(samplings: list[SamplingParams], dtype: mx.Dtype = mx.float32) -> list[list[int]]:
     """The tokens of rows that decode together, over N_STEPS steps."""
-    choosers = [Chooser(sampling, [], 0) for sampling in samplings]
+    choosers = [Sampler(sampling, [], 0) for sampling in samplings]
     tokens: list[list[int]] = [[] for _ in samplings]
     for step in range(N_STEPS):
         logits = mx.concatenate([logits_of(step, row, dtype) for row in range(len(samplings))])
         for row, choice in enumerate(sample_rows(choosers, logits)):
-            assert isinstance(choice, Choice)
+            assert isinstance(choice, SampledToken)
             tokens[row].append(int(choice.token.item().real))
     return tokens
 
 
-def reference(sampling: Sampling, row: int) -> list[int]:
+def reference(sampling: SamplingParams, row: int) -> list[int]:
     """mlx-lm's filters and `mx.random.categorical` over the whole vocabulary, one row alone."""
     key, tokens = mx.random.key(sampling.seed), []
     for step in range(N_STEPS):
@@ -62,38 +62,41 @@ def reference(sampling: Sampling, row: int) -> list[int]:
     return tokens
 
 
-def seeded(sampling: Sampling, seed: int) -> Sampling:
+def seeded(sampling: SamplingParams, seed: int) -> SamplingParams:
     return replace(sampling, seed=seed)
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_a_seeded_row_draws_the_same_beside_others_and_as_mlx_lm_filters_it(
-    rules: Sampling,
+    rules: SamplingParams,
 ) -> None:
     samplings = [seeded(rules, 7 + row) for row in range(4)]
-    together = drawn([*samplings, Sampling(temperature=1.0), Sampling()])[:4]
+    together = drawn([*samplings, SamplingParams(temperature=1.0), SamplingParams()])[:4]
     assert together == [reference(sampling, row) for row, sampling in enumerate(samplings)]
     assert drawn(samplings[:1]) == together[:1]
 
 
 def test_rows_with_equal_rules_are_one_operation(tmp_path: Path) -> None:
     for rules in (
-        Sampling(temperature=0.7, top_p=0.95),
-        Sampling(temperature=0.7, top_p=0.8, top_k=20),
-        Sampling(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5),
+        SamplingParams(temperature=0.7, top_p=0.95),
+        SamplingParams(temperature=0.7, top_p=0.8, top_k=20),
+        SamplingParams(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5),
     ):
         one, eight = (n_graph_nodes(rules, n, tmp_path) for n in (1, 8))
         assert eight <= 1.3 * one, (rules, one, eight)
-    assert n_graph_nodes(Sampling(), 8, tmp_path) <= n_graph_nodes(Sampling(), 1, tmp_path) + 1
+    assert (
+        n_graph_nodes(SamplingParams(), 8, tmp_path)
+        <= n_graph_nodes(SamplingParams(), 1, tmp_path) + 1
+    )
 
 
-def n_graph_nodes(rules: Sampling, n_rows: int, folder: Path) -> int:
-    choosers = [Chooser(seeded(rules, row), [], 0) for row in range(n_rows)]
+def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path) -> int:
+    choosers = [Sampler(seeded(rules, row), [], 0) for row in range(n_rows)]
     logits = mx.random.normal((n_rows, VOCAB))
     mx.eval(logits)
     arrays: list[Any] = []
     for choice in sample_rows(choosers, logits):
-        assert isinstance(choice, Choice)
+        assert isinstance(choice, SampledToken)
         arrays += [choice.token, *(choice.top or ())]
         arrays += [] if choice.logprob is None else [choice.logprob]
     path = folder / "graph.dot"
@@ -102,8 +105,8 @@ def n_graph_nodes(rules: Sampling, n_rows: int, folder: Path) -> int:
 
 
 def test_top_k_does_not_sort_the_whole_vocabulary(tmp_path: Path) -> None:
-    rules = Sampling(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5)
-    chooser = Chooser(seeded(rules, 1), [], 0)
+    rules = SamplingParams(temperature=0.7, top_p=0.8, top_k=20, top_logprobs=5)
+    chooser = Sampler(seeded(rules, 1), [], 0)
     sizes = []
     sort, argsort = mx.sort, mx.argsort
     with pytest.MonkeyPatch.context() as patch:
@@ -120,8 +123,8 @@ def test_top_k_does_not_sort_the_whole_vocabulary(tmp_path: Path) -> None:
 def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
     logits = mx.concatenate([mx.array([[20.0, 10.0, 9.0]]), mx.full((1, 997), -20.0)], axis=1)
     half = logits.astype(dtype)
-    [choice] = sample_rows([Chooser(Sampling(top_logprobs=1000), [], 0)], half)
-    assert isinstance(choice, Choice)
+    [choice] = sample_rows([Sampler(SamplingParams(top_logprobs=1000), [], 0)], half)
+    assert isinstance(choice, SampledToken)
     assert choice.logprob is not None
     assert choice.top is not None
     exact = np.array(half.astype(mx.float32)).astype(np.float64)[0]
@@ -132,12 +135,12 @@ def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
 
 def test_top_logprobs_are_the_likeliest_in_order() -> None:
     logits = logits_of(0, 0)
-    [choice] = sample_rows([Chooser(Sampling(top_logprobs=5), [], 0)], logits)
-    assert isinstance(choice, Choice)
+    [choice] = sample_rows([Sampler(SamplingParams(top_logprobs=5), [], 0)], logits)
+    assert isinstance(choice, SampledToken)
     assert choice.top is not None
     assert choice.top[0].tolist() == mx.argsort(-logits[0])[:5].tolist()
-    [choice] = sample_rows([Chooser(Sampling(top_logprobs=2 * VOCAB), [], 0)], logits)
-    assert isinstance(choice, Choice)
+    [choice] = sample_rows([Sampler(SamplingParams(top_logprobs=2 * VOCAB), [], 0)], logits)
+    assert isinstance(choice, SampledToken)
     assert choice.top is not None
     assert choice.top[0].size == VOCAB
 
@@ -150,16 +153,16 @@ def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
         def mask(self) -> bytes | None:
             raise ValueError("wrong grammar")
 
-    choosers = [Chooser(Sampling(), [], 0), Chooser(Sampling(), [], 0, Wrong())]
+    choosers = [Sampler(SamplingParams(), [], 0), Sampler(SamplingParams(), [], 0, Wrong())]
     good, bad = sample_rows(choosers, mx.random.normal((2, VOCAB)))
-    assert isinstance(good, Choice)
+    assert isinstance(good, SampledToken)
     assert isinstance(bad, ValueError)
 
 
 def test_a_target_that_rounds_to_the_total_stays_within_the_allowed_tokens() -> None:
     logits = mx.where(mx.arange(VOCAB) < 3, 0.0, -float("inf"))[None]
     largest = float(np.nextafter(np.float32(1), np.float32(0)))
-    for rules in (Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=20)):
+    for rules in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=20)):
         [choice] = draw(rules, logits, [largest])
         assert choice.token.item() == 2
         [choice] = draw(rules, logits, [1.0])

@@ -10,14 +10,22 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.act import RestoreSlot, SaveSlot
-from mlxstack.core.ask import Sampling
+from mlxstack.core.ask import SamplingParams
 from mlxstack.core.errors import Broken, Busy
-from mlxstack.core.event import Chosen, Finished, FinishReason, Progress, Queued, Seated, Source
+from mlxstack.core.event import (
+    FinishReason,
+    KVSource,
+    PrefillProgress,
+    RequestFinished,
+    RequestQueued,
+    SlotAssigned,
+    TokenSampled,
+)
 from mlxstack.core.preset import BatchSpec, KVSpec, ModelSpec, PaceSpec, QueueSpec, SlotSpec
-from mlxstack.core.snapshot import AskState
+from mlxstack.core.snapshot import RequestPhase
 from mlxstack.engine import loader, segments
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -47,7 +55,7 @@ def test_x31_a_short_side_request_does_not_destroy_the_long_branch(driver: Drive
     driver.finish(side)
     assert driver.seated(side).slot != 0
     assert driver.seated(side).n_cached == 128
-    assert driver.seated(side).source is Source.FORK
+    assert driver.seated(side).source is KVSource.FORK
     assert driver.context(0) == kept
 
 
@@ -55,26 +63,26 @@ def test_b6_a_pinned_slot_is_waited_for(driver: Driver) -> None:
     one = driver.submit(prompt(20, seed=1), 60, slot=0)
     two = driver.submit(prompt(20, seed=2), 5, slot=0)
     driver.finish(two)
-    assert driver.events(one, Finished)
+    assert driver.events(one, RequestFinished)
     assert driver.seated(two).slot == 0
 
 
 def test_b7_the_fourth_waits_and_is_served(driver: Driver) -> None:
     asks = [driver.submit(prompt(20, seed=n), 40) for n in range(3)]
     for ask in asks:
-        driver.until(ask, Chosen)
+        driver.until(ask, TokenSampled)
     fourth = driver.submit(prompt(20, seed=9), 5)
-    driver.until(fourth, Queued)
-    assert not driver.events(fourth, Seated)
+    driver.until(fourth, RequestQueued)
+    assert not driver.events(fourth, SlotAssigned)
     driver.finish(fourth)
-    assert any(driver.events(ask, Finished) for ask in asks)
+    assert any(driver.events(ask, RequestFinished) for ask in asks)
     for ask in asks:
         driver.finish(ask)
 
 
 def test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps(driver: Driver) -> None:
     ask = driver.submit(prompt(20), 900)
-    driver.until(ask, Chosen, 3)
+    driver.until(ask, TokenSampled, 3)
     steps = driver.engine.snapshot().counters.n_decode_calls
     driver.engine.cancel(ask)
     assert driver.finish(ask).reason is FinishReason.CANCELLED
@@ -91,9 +99,9 @@ def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_p
     preset = preset_of(model_of("tiny"), pace=PaceSpec(max_bite=128))
     with running(preset, tmp_path) as driver:
         ask = driver.submit(long, 5)
-        driver.until(ask, Progress, 3)
+        driver.until(ask, PrefillProgress, 3)
         driver.engine.cancel(ask)
-        work = driver.finish(ask).work
+        work = driver.finish(ask).timings
         assert work.n_generated == 0
         again = driver.submit(long, 5)
         driver.finish(again)
@@ -104,10 +112,10 @@ def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_p
 def test_e11_cancelled_while_waiting(driver: Driver) -> None:
     busy = [driver.submit(prompt(20, seed=n), 100) for n in range(3)]
     ask = driver.submit(prompt(20, seed=7), 5)
-    driver.until(ask, Queued)
+    driver.until(ask, RequestQueued)
     driver.engine.cancel(ask)
     assert driver.finish(ask).reason is FinishReason.CANCELLED
-    assert not driver.events(ask, Seated)
+    assert not driver.events(ask, SlotAssigned)
     for other in busy:
         driver.finish(other)
 
@@ -128,7 +136,7 @@ def test_e18_a_full_queue_refuses_with_retry_after(model_of: ModelOf, tmp_path: 
     )
     with running(preset, tmp_path) as driver:
         first = driver.submit(prompt(20), 200)
-        driver.until(first, Chosen)
+        driver.until(first, TokenSampled)
         waiting = [driver.submit(prompt(20, seed=n), 2) for n in (1, 2)]
         third = driver.submit(prompt(20, seed=3), 2)
         with pytest.raises(Busy) as refused:
@@ -142,14 +150,14 @@ def test_e12_asks_of_one_agent_run_one_after_another(driver: Driver) -> None:
     one = driver.submit(prompt(20, seed=1), 30, agent="a")
     two = driver.submit(prompt(20, seed=2), 5, agent="a")
     driver.finish(two)
-    assert driver.events(one, Finished)
+    assert driver.events(one, RequestFinished)
 
 
 def test_e12_agents_run_beside_each_other(driver: Driver) -> None:
     one = driver.submit(prompt(20, seed=1), 300, agent="a")
     two = driver.submit(prompt(20, seed=2), 5, agent="b")
     driver.finish(two)
-    assert not driver.events(one, Finished)
+    assert not driver.events(one, RequestFinished)
     driver.engine.cancel(one)
     driver.finish(one)
 
@@ -157,9 +165,9 @@ def test_e12_agents_run_beside_each_other(driver: Driver) -> None:
 def test_a_request_that_raises_fails_alone(driver: Driver) -> None:
     alone = driver.cold(prompt(20, seed=1), 30)
     good = driver.submit(prompt(20, seed=1), 30, use_cache=False)
-    driver.until(good, Chosen)
+    driver.until(good, TokenSampled)
     # A value that no door lets through: mlx-lm raises when it meets it in the step.
-    bad = driver.submit(prompt(20, seed=2), 5, sampling=Sampling(temperature=1, min_p=7.0))
+    bad = driver.submit(prompt(20, seed=2), 5, sampling=SamplingParams(temperature=1, min_p=7.0))
     with pytest.raises(Broken, match="min_p"):
         driver.finish(bad)
     driver.finish(good)
@@ -170,7 +178,7 @@ def test_a_request_that_raises_fails_alone(driver: Driver) -> None:
 def test_a_prompt_that_breaks_its_prefill_fails_alone(driver: Driver) -> None:
     alone = driver.cold(prompt(20, seed=1), 60)
     good = driver.submit(prompt(20, seed=1), 60, use_cache=False)
-    driver.until(good, Chosen)
+    driver.until(good, TokenSampled)
     with pytest.raises(Broken):
         driver.finish(driver.submit(("x",) * 20, 5))  # type: ignore[arg-type]
     driver.finish(good)
@@ -190,10 +198,10 @@ def test_limits_end_an_answer(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
         by_length = driver.submit(prompt(20), 7)
         assert driver.finish(by_length).reason is FinishReason.LENGTH
-        assert driver.finish(by_length).work.n_generated == 7
+        assert driver.finish(by_length).timings.n_generated == 7
         by_context = driver.submit(prompt(20), 500)
         assert driver.finish(by_context).reason is FinishReason.CONTEXT
-        assert driver.finish(by_context).work.n_generated == 44
+        assert driver.finish(by_context).timings.n_generated == 44
         token = driver.tokens(by_length)[3]
         by_eos = driver.submit(prompt(20), 500, eos=frozenset({token}))
         assert driver.finish(by_eos).reason is FinishReason.EOS
@@ -248,7 +256,7 @@ def test_d20_checkpoints_at_cuts_serve_layers_that_cannot_be_cut(
         ask = driver.submit(head + prompt(150, seed=2), slot=1)
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 200
-        assert driver.seated(ask).source is Source.FORK
+        assert driver.seated(ask).source is KVSource.FORK
         assert driver.tokens(ask) == driver.cold(head + prompt(150, seed=2), slot=2)
         own = driver.submit(head + prompt(150, seed=3), slot=0)
         driver.finish(own)
@@ -259,32 +267,32 @@ def test_d20_checkpoints_at_cuts_serve_layers_that_cannot_be_cut(
 def test_e10_every_state_of_an_ask_is_seen(driver: Driver) -> None:
     first = driver.submit(prompt(900, seed=1), 40, slot=0)
     second = driver.submit(prompt(20, seed=2), 3, slot=0)
-    driver.until(first, Progress)
+    driver.until(first, PrefillProgress)
     snapshot = driver.engine.snapshot()
-    assert snapshot.slots[0].state in {AskState.PREFILLING, AskState.RUNNING}
+    assert snapshot.slots[0].state in {RequestPhase.PREFILLING, RequestPhase.RUNNING}
     assert [one.ask for one in snapshot.waiting] == [second]
-    driver.until(first, Chosen)
-    assert driver.engine.snapshot().slots[0].state is AskState.RUNNING
+    driver.until(first, TokenSampled)
+    assert driver.engine.snapshot().slots[0].state is RequestPhase.RUNNING
     driver.engine.cancel(first)
     driver.finish(first)
     driver.finish(second)
-    assert driver.engine.snapshot().slots[0].state is AskState.COMPLETED
+    assert driver.engine.snapshot().slots[0].state is RequestPhase.COMPLETED
     third = driver.submit(prompt(20, seed=3), 900, slot=1)
-    driver.until(third, Chosen)
+    driver.until(third, TokenSampled)
     driver.engine.cancel(third)
     driver.finish(third)
-    assert driver.engine.snapshot().slots[1].state is AskState.CANCELLED
+    assert driver.engine.snapshot().slots[1].state is RequestPhase.CANCELLED
 
 
 def test_e5_nothing_waits_for_company(driver: Driver) -> None:
     """No window is needed: who comes later joins the running batch at the next token."""
     alone = driver.submit(prompt(20, seed=1), 30)
-    assert driver.finish(alone).work.queued_s < 0.05
+    assert driver.finish(alone).timings.queued_s < 0.05
     before = driver.engine.snapshot().counters.n_decode_calls
     first = driver.submit(prompt(20, seed=2), 40)
     time.sleep(0.005)
     second = driver.submit(prompt(20, seed=3), 40)
-    assert driver.finish(first).work.queued_s < 0.05
+    assert driver.finish(first).timings.queued_s < 0.05
     driver.finish(second)
     assert driver.engine.snapshot().counters.n_decode_calls - before < 60
 
@@ -303,13 +311,13 @@ def test_e15_only_the_mlx_thread_runs_the_model_and_moves_kv(
 
         monkeypatch.setattr(owner, name, outer)
 
-    for owner, name in ((Context, "extend"), (Context, "adopt"), (segments, "pack")):
+    for owner, name in ((SlotContext, "extend"), (SlotContext, "adopt"), (segments, "pack")):
         noted(owner, name)
     running = driver.submit(prompt(20, seed=1), 200, slot=1)
-    driver.until(running, Chosen)
+    driver.until(running, TokenSampled)
     driver.answer(prompt(300, seed=2), slot=0)
-    driver.engine.act(SaveSlot(0, "a.bin")).result(timeout=60)
-    driver.engine.act(RestoreSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
     driver.finish(running)
     assert names == {(name, "mlx") for name in ("extend", "adopt", "pack")}
 
@@ -321,7 +329,7 @@ def test_e20_quantised_kv_takes_its_share_of_16_bit(
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
 
     def n_bytes(spec: KVSpec) -> int:
-        caches = CacheMaker(model, spec).make()
+        caches = CacheFactory(model, spec).make()
         for cache in caches:
             half = mx.random.normal((1, 2, 512, 64)).astype(mx.float16)
             cache.update_and_fetch(half, half)

@@ -7,13 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.core.act import Erased, EraseSlot, Restored, RestoreSlot, Saved, SaveSlot
+from mlxstack.core.act import (
+    EraseSlot,
+    RestoreSlot,
+    SaveSlot,
+    SlotEraseResult,
+    SlotRestoreResult,
+    SlotSaveResult,
+)
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
-from mlxstack.core.event import Chosen, Source
-from mlxstack.core.ports import Plane
+from mlxstack.core.event import KVSource, TokenSampled
+from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec, Preset
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -44,15 +51,15 @@ def driver(model_of: ModelOf, home: Path) -> Iterator[Driver]:
         yield driver
 
 
-def save(driver: Driver, slot: int, name: str) -> Saved:
-    saved = driver.engine.act(SaveSlot(slot, name)).result(timeout=60)
-    assert isinstance(saved, Saved)
+def save(driver: Driver, slot: int, name: str) -> SlotSaveResult:
+    saved = driver.engine.run_slot_command(SaveSlot(slot, name)).result(timeout=60)
+    assert isinstance(saved, SlotSaveResult)
     return saved
 
 
-def restore(driver: Driver, slot: int, name: str) -> Restored:
-    restored = driver.engine.act(RestoreSlot(slot, name)).result(timeout=60)
-    assert isinstance(restored, Restored)
+def restore(driver: Driver, slot: int, name: str) -> SlotRestoreResult:
+    restored = driver.engine.run_slot_command(RestoreSlot(slot, name)).result(timeout=60)
+    assert isinstance(restored, SlotRestoreResult)
     return restored
 
 
@@ -87,7 +94,7 @@ def test_c5_evicted_by_another_then_restored(preset: Preset, home: Path) -> None
         ask = driver.submit(follow_up, slot=0)
         driver.finish(ask)
         assert driver.seated(ask).n_cached == len(FIRST + answer) - 1
-        assert driver.seated(ask).source is Source.SLOT
+        assert driver.seated(ask).source is KVSource.SLOT
         assert driver.tokens(ask) == driver.cold(follow_up, slot=1)
 
 
@@ -176,7 +183,7 @@ def test_d23_a_restored_slot_is_still_its_tenants(driver: Driver) -> None:
     answer = tuple(driver.answer(FIRST, slot=0, salt="one"))
     cold = driver.cold(FIRST + answer + NEXT, slot=1)
     saved = save(driver, 0, "a.bin")
-    driver.engine.act(EraseSlot(1)).result(timeout=60)
+    driver.engine.run_slot_command(EraseSlot(1)).result(timeout=60)
     restore(driver, 0, "a.bin")
     assert n_cached(1) == 0
     assert n_cached(0, salt="two") == 0
@@ -206,7 +213,7 @@ def test_c10_an_empty_slot_can_be_saved_and_restored(driver: Driver) -> None:
 
 def test_c11_a_busy_slot_is_saved_when_it_is_idle(driver: Driver) -> None:
     ask = driver.submit(FIRST, 64, slot=0)
-    driver.until(ask, Chosen)
+    driver.until(ask, TokenSampled)
     saved = save(driver, 0, "a.bin")
     driver.finish(ask)
     assert saved.n_saved == len(FIRST) + 63
@@ -215,7 +222,7 @@ def test_c11_a_busy_slot_is_saved_when_it_is_idle(driver: Driver) -> None:
 def test_c11_three_slots_at_once(driver: Driver) -> None:
     for slot in range(3):
         driver.answer(prompt(100 + slot, seed=slot), slot=slot)
-    saving = [driver.engine.act(SaveSlot(slot, f"{slot}.bin")) for slot in range(3)]
+    saving = [driver.engine.run_slot_command(SaveSlot(slot, f"{slot}.bin")) for slot in range(3)]
     assert [s.result(timeout=60).n_saved for s in saving] == [  # type: ignore[union-attr]
         len(driver.context(slot)) for slot in range(3)
     ]
@@ -224,7 +231,9 @@ def test_c11_three_slots_at_once(driver: Driver) -> None:
 def test_c12_erase(driver: Driver) -> None:
     driver.answer(FIRST, slot=0)
     n_tokens = len(driver.context(0))
-    assert driver.engine.act(EraseSlot(0)).result(timeout=60) == Erased(0, n_tokens)
+    assert driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60) == SlotEraseResult(
+        0, n_tokens
+    )
     ask = driver.submit(FIRST, slot=0)
     assert driver.seated(ask).n_cached == 0
     driver.finish(ask)
@@ -249,7 +258,7 @@ def test_a_context_that_reuses_part_of_a_longer_segment_is_saved_and_restored(
     driver.answer(FIRST[:150] + OTHER[:10], 4, slot=0)
     saved = save(driver, 0, "short.bin")
     before = driver.context(0)
-    driver.engine.act(EraseSlot(0)).result(timeout=60)
+    driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
     assert restore(driver, 0, "short.bin").n_restored == saved.n_saved
     assert driver.context(0) == before
     tokens = before + NEXT
@@ -261,14 +270,14 @@ def test_c8_files_that_do_not_fit_together_are_refused_and_stay(driver: Driver, 
     save(driver, 0, "a.bin")
     driver.answer(FIRST + first + NEXT, slot=0)
     save(driver, 0, "a.bin")
-    manifest, vault = SlotShelf(home / "slots").read("a.bin"), DiskVault(home / "kv")
+    manifest, vault = SlotFileFolder(home / "slots").read("a.bin"), DiskKVStore(home / "kv")
     last = vault.read(manifest.identity, manifest.segments[-1])
     half = tuple(
-        Plane(p.dtype, (*p.shape[:3], p.shape[3] // 2), bytes(p.data)[: len(p.data) // 2])
-        for p in last.planes
+        TensorBytes(p.dtype, (*p.shape[:3], p.shape[3] // 2), bytes(p.data)[: len(p.data) // 2])
+        for p in last.tensors
     )
     vault.remove(manifest.identity, last.key)
-    vault.write(msgspec.structs.replace(last, planes=half))
+    vault.write(msgspec.structs.replace(last, tensors=half))
     with pytest.raises(Damaged, match="does not continue"):
         restore(driver, 1, "a.bin")
     assert all(vault.has(manifest.identity, key) for key in manifest.segments)

@@ -3,15 +3,15 @@
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import Sampling
-from mlxstack.engine.sampling import Chooser
+from mlxstack.core.ask import SamplingParams
+from mlxstack.engine.sampling import Sampler
 
 pytestmark = pytest.mark.mlx
 LOGITS = mx.array([[0.5, 3.0, -1.0, 2.5, -mx.inf, -mx.inf, -mx.inf, -mx.inf]])
 
 
 def drawn(temperature: float, n: int = 60) -> list[int]:
-    chooser = Chooser(Sampling(temperature=temperature, seed=7), [1], 0)
+    chooser = Sampler(SamplingParams(temperature=temperature, seed=7), [1], 0)
     return [int(chooser.choose(LOGITS).token.item()) for _ in range(n)]
 
 
@@ -21,8 +21,8 @@ def test_just_above_zero_takes_the_likeliest_token(temperature: float) -> None:
 
 
 def test_below_the_least_temperature_sampling_is_greedy() -> None:
-    assert Chooser(Sampling(temperature=1e-40), [1], 0).is_plain
-    assert not Chooser(Sampling(temperature=1e-6), [1], 0).is_plain
+    assert Sampler(SamplingParams(temperature=1e-40), [1], 0).is_plain
+    assert not Sampler(SamplingParams(temperature=1e-6), [1], 0).is_plain
 
 
 @pytest.mark.parametrize("temperature", [1e6, 1e38, 1e39, 1e300])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Locate, Pin
-from mlxstack.core.event import Source
+from mlxstack.core.act import LocateAgentKV, PinPrefix
+from mlxstack.core.event import KVSource
 from mlxstack.core.preset import KVSpec, Preset, SlotSpec
-from mlxstack.policy.audit import check
+from mlxstack.policy.audit import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -29,7 +29,7 @@ def returns(driver: Driver, tokens: tuple[int, ...], **more: object) -> int:
     ask = driver.submit(tokens, **more)
     driver.finish(ask)
     assert driver.tokens(ask) == driver.cold(tokens)
-    check(driver.engine._turns.seating.memory.index)
+    check_index(driver.engine._turns.seating.memory.index)
     return int(driver.seated(ask).n_cached)
 
 
@@ -45,7 +45,7 @@ def test_a_conversation_that_grew_past_the_turning_point_comes_back(
     with running(preset, tmp_path) as driver:
         ask = driver.submit(history + NEXT, agent="a")
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).source is KVSource.DISK
         assert driver.tokens(ask) == driver.cold(history + NEXT)
 
 
@@ -69,7 +69,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
     with running(preset, tmp_path) as driver:
         history = MINE + tuple(driver.answer(MINE, 8, agent="a"))
         driver.answer(OTHER, 8, agent="b")
-        (kept,) = driver.engine.tend(Locate(("a",))).result(timeout=60)
+        (kept,) = driver.engine.run_cache_command(LocateAgentKV(("a",))).result(timeout=60)
         assert kept.n_tokens >= 128
         assert returns(driver, history + NEXT[:20], agent="a") >= 128
         driver.answer(OTHER, 8, agent="b")
@@ -77,7 +77,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
     with running(preset, tmp_path) as driver:
         ask = driver.submit(history + prompt(90, seed=8))
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).source is KVSource.DISK
         assert driver.seated(ask).n_cached >= 128
         assert driver.tokens(ask) == driver.cold(history + prompt(90, seed=8))
 
@@ -85,7 +85,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
 def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
         driver.answer(MINE, 1, cuts=(len(MINE) - 1,))
-        pinned = driver.engine.tend(Pin("mine", MINE)).result(timeout=60)
+        pinned = driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(timeout=60)
         assert pinned.n_tokens >= 128
         assert pinned.n_bytes > 0
         driver.answer(OTHER, 8)

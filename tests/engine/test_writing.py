@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Look, RestoreSlot, SaveSlot
-from mlxstack.core.event import Source
+from mlxstack.core.act import GetCacheStats, RestoreSlot, SaveSlot
+from mlxstack.core.event import KVSource
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
 from mlxstack.engine import writing
-from mlxstack.policy.audit import check
+from mlxstack.policy.audit import check_index
 from mlxstack.store.disk import Disk
-from mlxstack.store.writer import Bound, Writer
+from mlxstack.store.writer import BackgroundWriter, WriterBound
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 
@@ -34,7 +34,9 @@ class SlowDisk(Disk):
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer takes one file of KV, and a note."""
-    monkeypatch.setattr(writing, "Writer", partial(Writer, Bound(n_jobs=2, n_bytes=HELD)))
+    monkeypatch.setattr(
+        writing, "Writer", partial(BackgroundWriter, WriterBound(n_jobs=2, n_bytes=HELD))
+    )
 
 
 def noted(home: Path) -> bool:
@@ -57,10 +59,10 @@ def test_g10_a_long_turn_of_an_agent_is_saved_whole(
     with running(preset, tmp_path) as driver:
         ask = driver.submit(follow_up, agent="a")
         driver.finish(ask)
-        assert driver.seated(ask).source is Source.DISK
+        assert driver.seated(ask).source is KVSource.DISK
         assert driver.seated(ask).n_cached >= len(LONG)
         assert driver.tokens(ask) == cold
-        check(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.seating.memory.index)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,10 +73,10 @@ def test_g12_a_slot_of_more_than_the_writer_holds_is_saved(
     with running(preset, tmp_path, disk=SlowDisk()) as driver:
         follow_up = LONG + tuple(driver.answer(LONG, slot=0)) + NEXT
         held = driver.context(0)
-        saved = driver.engine.act(SaveSlot(0, "a.bin")).result(WAIT_S)
+        saved = driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(WAIT_S)
         assert saved.n_saved == len(held)  # type: ignore[union-attr]
         assert saved.n_written >= saved.n_bytes  # type: ignore[union-attr]
-        driver.engine.act(RestoreSlot(1, "a.bin")).result(WAIT_S)
+        driver.engine.run_slot_command(RestoreSlot(1, "a.bin")).result(WAIT_S)
         assert driver.context(1) == held
         assert driver.answer(follow_up, slot=1) == driver.cold(follow_up, slot=0)
 
@@ -106,9 +108,12 @@ def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
         for n in range(8):
             tokens = prompt(1300, seed=n)
             answer = driver.answer(tokens, 4, agent=f"{n}")
-            assert driver.engine.tend(Look()).result(WAIT_S).memory_bytes <= memory.budget + HELD
+            assert (
+                driver.engine.run_cache_command(GetCacheStats()).result(WAIT_S).memory_bytes
+                <= memory.budget + HELD
+            )
         assert driver.cold(tokens, 4) == answer
-        check(memory.index)
+        check_index(memory.index)
 
 
 def test_g10_what_the_disk_refused_is_written_with_the_next_turn(

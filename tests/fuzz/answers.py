@@ -14,9 +14,9 @@ from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.event import FinishReason
 from mlxstack.demo import MODEL_DIR
 from mlxstack.text import harmony
-from mlxstack.text.calls import Parser, parse_calls, tool_shapes
-from mlxstack.text.speech import Call, Speech, Stop, Thought, Words
-from mlxstack.text.voice import Manner, Voice
+from mlxstack.text.calls import Parser, parse_calls, tool_schemas
+from mlxstack.text.speech import OutputParser, ReasoningPiece, StopMatched, TextPiece, ToolCallPiece
+from mlxstack.text.voice import OutputFormat, ParseOptions
 from tests.fuzz.dice import Dice
 
 TOOL = Tool(
@@ -51,9 +51,9 @@ def parsers() -> tuple[Parser, ...]:
 
 
 @cache
-def voice() -> Voice:
+def voice() -> OutputFormat:
     """Of the demo model."""
-    return Voice(load_tokenizer(MODEL_DIR))
+    return OutputFormat(load_tokenizer(MODEL_DIR))
 
 
 def answers(data: bytes) -> None:
@@ -62,7 +62,7 @@ def answers(data: bytes) -> None:
     # mlx-lm's detokenizer writes another letter for a zero, and nothing for a leading space.
     text = (dice.text(MARKS) + dice.text(MARKS)).replace("\0", "").lstrip()
     if dice.chance(50):
-        for call in parse_calls(dice.pick(parsers()), text, tool_shapes([TOOL])):
+        for call in parse_calls(dice.pick(parsers()), text, tool_schemas([TOOL])):
             _check(call)
     else:
         _speak(dice, text)
@@ -70,22 +70,22 @@ def answers(data: bytes) -> None:
 
 def _speak(dice: Dice, text: str) -> None:
     stops = ("STOP",) if dice.chance(30) else ()
-    manner = Manner(
+    manner = ParseOptions(
         tools=(TOOL,) if dice.chance(70) else (),
         stops=stops,
         is_in_thinking=dice.chance(30),
         is_raw=dice.chance(20),
     )
     ids = (f"call_{n}" for n in itertools.count())
-    speech = Speech(voice(), manner, lambda: next(ids))
+    speech = OutputParser(voice(), manner, lambda: next(ids))
     tokens = voice().tokenizer.encode(text, add_special_tokens=False)
     said: list[Any] = []
     for token in tokens:
         said += speech.push(token)
     said += speech.finish(dice.pick(tuple(FinishReason)))
     for one in said:
-        assert isinstance(one, Thought | Words | Call | Stop)
-        if isinstance(one, Call):
+        assert isinstance(one, ReasoningPiece | TextPiece | ToolCallPiece | StopMatched)
+        if isinstance(one, ToolCallPiece):
             _check(one.call)
     if not stops and manner.is_raw and not voice().special & {*tokens}:
         heard = "".join(one.text for one in said)

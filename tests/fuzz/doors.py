@@ -14,18 +14,18 @@ from mlxstack.api.anthropic.bodies import MessagesBody
 from mlxstack.api.app import create_app
 from mlxstack.api.native.agents import ChangeBody, CreateBody, ForkBody, RewindBody
 from mlxstack.api.native.cache import PrefixBody
-from mlxstack.api.native.completion import NativeBody
+from mlxstack.api.native.completion import LlamaCompletionBody
 from mlxstack.api.native.generate import GenerateBody
 from mlxstack.api.native.slots import FileBody
 from mlxstack.api.native.words import DetokenizeBody, TokenizeBody
 from mlxstack.api.openai.bodies import ChatBody, CompletionBody
 from mlxstack.api.openai.embeddings import EmbeddingsBody
 from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.core.act import Kept, Locate, Sweep
+from mlxstack.core.act import AgentKVLocation, CollectGarbage, LocateAgentKV
 from mlxstack.core.errors import Conflict
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.outbox import Outbox
+from mlxstack.service.outbox import EventDispatcher
 from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body
@@ -37,7 +37,7 @@ DOORS: tuple[tuple[str, type[Struct]], ...] = (
     ("/v1/responses", ResponsesBody),
     ("/v1/agents/bob/generate", GenerateBody),
     ("/v1/completions", CompletionBody),
-    ("/completion", NativeBody),
+    ("/completion", LlamaCompletionBody),
     ("/apply-template", ChatBody),
     ("/v1/messages/count_tokens", MessagesBody),
     ("/v1/responses/input_tokens", ResponsesBody),
@@ -50,7 +50,7 @@ DOORS: tuple[tuple[str, type[Struct]], ...] = (
     ("/v1/agents/bob/rewind", RewindBody),
     ("/cache/prefixes", PrefixBody),
     ("/cache/warm", PrefixBody),
-    ("/cache/gc", Sweep),
+    ("/cache/gc", CollectGarbage),
     ("/slots/0?action=save", FileBody),
 )
 SPOKEN = (
@@ -69,8 +69,8 @@ class Talker(StandIn):
     def tend(self, chore: Any) -> Future[Any]:
         """Where agents are: nowhere."""
         future: Future[Any] = Future()
-        if isinstance(chore, Locate):
-            future.set_result(tuple(Kept(agent) for agent in chore.agents))
+        if isinstance(chore, LocateAgentKV):
+            future.set_result(tuple(AgentKVLocation(agent) for agent in chore.agents))
         else:
             future.set_exception(Conflict("a stand-in has no memory"))
         return future
@@ -81,7 +81,7 @@ class House:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        outbox, self.engine = Outbox(), Talker(load_tokenizer(MODEL_DIR))
+        outbox, self.engine = EventDispatcher(), Talker(load_tokenizer(MODEL_DIR))
         self.engine.deliver = outbox.deliver
         self.engine.loading.set_result(FACTS)
         preset = Preset(

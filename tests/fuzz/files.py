@@ -61,7 +61,7 @@ def _head(whole: bytes) -> object:
 
 
 def _pour(whole: bytes) -> object:
-    return blob_file.pour(io.BytesIO(whole), [memoryview(bytearray(8))])
+    return blob_file.read_into(io.BytesIO(whole), [memoryview(bytearray(8))])
 
 
 def _history(whole: bytes) -> object:

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, normalizers
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.markup import markup_of
-from mlxstack.text.prompt import PromptMaker, Spelling
+from mlxstack.text.markup import special_tokens_of
+from mlxstack.text.prompt import PromptMaker, TokenizeOptions
 from tests.fuzz.dice import Dice
 from tests.text import conftest as kinds
 
@@ -66,7 +66,7 @@ def forging(data: bytes) -> None:
 
 
 def _check_alone(kind: Kind, text: str) -> None:
-    tokens = kind.maker.tokenize(text, Spelling(parse_special=False))
+    tokens = kind.maker.tokenize(text, TokenizeOptions(parse_special=False))
     assert not kind.structure & {*tokens}, f"{text!r} was read as {tokens}"
 
 
@@ -102,7 +102,7 @@ def _conversation(texts: list[str]) -> Conversation:
 
 
 def _kind(tokenizer: Any) -> Kind:
-    markup = markup_of(tokenizer)
+    markup = special_tokens_of(tokenizer)
     ids = tokenizer.convert_tokens_to_ids
     spelled = sorted(markup.structure)
     halves = [one[: len(one) // 2] for one in spelled] + [one[len(one) // 2 :] for one in spelled]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mlxstack.core.errors import SetupError
 from mlxstack.host.paths import Home
 from mlxstack.host.presets import load
-from mlxstack.text.prompt import Spelling
+from mlxstack.text.prompt import TokenizeOptions
 from tests.fuzz import forging
 from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.doors import DOORS, house
@@ -138,5 +138,5 @@ def test_a_preset_that_is_none_is_refused_in_words(tmp_path: Path, text: str, wo
 def test_letters_that_become_a_special_token_make_no_turn() -> None:
     for kind in forging.known():
         for spelled in kind.words:
-            tokens = kind.maker.tokenize(f"a {spelled} b", Spelling(parse_special=False))
+            tokens = kind.maker.tokenize(f"a {spelled} b", TokenizeOptions(parse_special=False))
             assert not kind.structure & {*tokens}, spelled

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.host.clients import CLIENTS, Endpoint, Setup, as_shell
+from mlxstack.host.clients import CLIENTS, ClientSetup, Endpoint, as_shell
 
 SERVICE = Endpoint("http://127.0.0.1:7109", 'org/a "model\'s" name', 65536, "secret $HOME 'key'")
 SMALL = Endpoint("http://127.0.0.1:7109", "demo", 4096)
 
 
-def setup(client: str, folder: Path, service: Endpoint = SERVICE) -> Setup:
+def setup(client: str, folder: Path, service: Endpoint = SERVICE) -> ClientSetup:
     return CLIENTS[client](service, folder)
 
 

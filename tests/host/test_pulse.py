@@ -7,14 +7,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from mlxstack.host.process import free_port
-from mlxstack.host.pulse import Beat, Pulse, look
-from mlxstack.host.state import Patience
+from mlxstack.host.pulse import HealthProbe, LivenessMonitor, probe
+from mlxstack.host.state import RestartPolicy
 
-PATIENCE = Patience(look_s=5.0, silent_s=20.0, stuck_s=40.0)
-WELL = Beat(is_well=True, said="")
-LOADING = Beat(is_well=True, said="Loading model")
-STALLED = Beat(said="the engine has work but finishes no turn")
-SILENT = Beat()
+PATIENCE = RestartPolicy(look_s=5.0, silent_s=20.0, stuck_s=40.0)
+WELL = HealthProbe(is_well=True, said="")
+LOADING = HealthProbe(is_well=True, said="Loading model")
+STALLED = HealthProbe(said="the engine has work but finishes no turn")
+SILENT = HealthProbe()
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -46,25 +46,25 @@ def server() -> Iterator[ThreadingHTTPServer]:
         (200, b'{"status": "ok"}', WELL),
         (403, b"no", WELL),
         (503, b'{"error": {"message": "Loading model"}}', LOADING),
-        (503, b'{"error": {"message": "stuck"}}', Beat(said="stuck")),
-        (500, b"oops", Beat(said="")),
+        (503, b'{"error": {"message": "stuck"}}', HealthProbe(said="stuck")),
+        (500, b"oops", HealthProbe(said="")),
     ],
 )
 def test_a9_what_an_answer_tells(
-    server: ThreadingHTTPServer, status: int, body: bytes, beat: Beat
+    server: ThreadingHTTPServer, status: int, body: bytes, beat: HealthProbe
 ) -> None:
     server.says = (status, body)  # type: ignore[attr-defined]
-    assert look(f"http://127.0.0.1:{server.server_address[1]}", 5.0) == beat
+    assert probe(f"http://127.0.0.1:{server.server_address[1]}", 5.0) == beat
 
 
 @pytest.mark.net
 def test_a9_nobody_there_is_silence() -> None:
-    assert look(f"http://127.0.0.1:{free_port('127.0.0.1')}", 5.0) == SILENT
+    assert probe(f"http://127.0.0.1:{free_port('127.0.0.1')}", 5.0) == SILENT
 
 
-def felt(*beats: Beat) -> list[str | None]:
-    pulse = Pulse(PATIENCE)
-    return [pulse.feel(beat) for beat in beats]
+def felt(*beats: HealthProbe) -> list[str | None]:
+    pulse = LivenessMonitor(PATIENCE)
+    return [pulse.observe(beat) for beat in beats]
 
 
 def test_a9_loading_may_last() -> None:
@@ -72,7 +72,7 @@ def test_a9_loading_may_last() -> None:
 
 
 @pytest.mark.parametrize("first", [WELL, LOADING, STALLED])
-def test_a9_silence_after_a_word_is_the_end(first: Beat) -> None:
+def test_a9_silence_after_a_word_is_the_end(first: HealthProbe) -> None:
     assert felt(first, *[SILENT] * 4) == [None] * 4 + ["has not answered for 20 s"]
 
 

@@ -6,12 +6,12 @@ import sys
 import tracemalloc
 from pathlib import Path
 
-from mlxstack.host.logs import Journal, follow, tail
+from mlxstack.host.logs import RotatingLog, follow, tail
 
 
 def test_a_journal_rotates_and_tail_reads_across(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    journal = Journal(path, max_bytes=100)
+    journal = RotatingLog(path, max_bytes=100)
     for n in range(30):
         journal.write(f"line {n} 100% sure %s")
     journal.close()
@@ -35,7 +35,7 @@ def test_a_journal_is_utf8_wherever_it_is_written(tmp_path: Path) -> None:
 
 def test_follow_loses_no_line_at_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
-    journal = Journal(path, max_bytes=60)
+    journal = RotatingLog(path, max_bytes=60)
     journal.write("old")
     written = iter(range(20))
 

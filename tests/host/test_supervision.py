@@ -19,10 +19,10 @@ from mlxstack.host import pulse, services
 from mlxstack.host.paths import Home, make_home
 from mlxstack.host.process import ProcessId, free_port, identify, is_alive, kill, refusal
 from mlxstack.host.state import (
-    Patience,
     Phase,
-    Plan,
-    State,
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
     claim,
     mark_stopped,
     owner,
@@ -34,10 +34,10 @@ from mlxstack.host.state import (
 pytestmark = pytest.mark.net
 
 WORKER = Path(__file__).parent / "worker.py"
-QUICK = Patience(
+QUICK = RestartPolicy(
     first_s=0.05,
     longest_s=0.1,
-    n_deaths=3,
+    max_crashes=3,
     window_s=30.0,
     grace_s=2.0,
     look_s=0.25,
@@ -76,7 +76,7 @@ class Started:
             server=ServerSpec(port=self.port),
         )
         write_json(home.preset_file("one"), preset)
-        self.plan = Plan(
+        self.plan = ServiceSpec(
             name="one",
             root=str(home.root),
             preset="one",
@@ -87,19 +87,19 @@ class Started:
         )
         self.process = services.start(self.plan)
 
-    def state(self) -> State | None:
+    def state(self) -> ServiceState | None:
         state = read_state(self.home, "one")
         return state if state and state.supervisor.pid == self.process.pid else None
 
-    def listening(self) -> State:
-        def answers() -> State | None:
+    def listening(self) -> ServiceState:
+        def answers() -> ServiceState | None:
             state = self.state()
             is_up = state and state.worker and is_alive(state.worker)
             taken = refusal("127.0.0.1", self.port) is not None
             return state if is_up and taken else None
 
         found = until(answers)
-        assert isinstance(found, State)
+        assert isinstance(found, ServiceState)
         return found
 
     def log(self) -> str:
@@ -141,7 +141,7 @@ def test_a9_a_killed_worker_is_started_again(started: Callable[[str], Started]) 
     first = one.listening().worker
     assert first is not None
     kill(first)
-    until(lambda: (s := one.state()) and s.n_deaths == 1 and s.phase is Phase.RUNNING)
+    until(lambda: (s := one.state()) and s.n_crashes == 1 and s.phase is Phase.RUNNING)
     second = one.listening()
     assert second.worker is not None
     assert second.worker.pid != first.pid
@@ -163,14 +163,14 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     first = one.listening().worker
     assert first is not None
     os.kill(first.pid, how)
-    until(lambda: (s := one.state()) and s.n_deaths == 1 and s.phase is Phase.RUNNING)
+    until(lambda: (s := one.state()) and s.n_crashes == 1 and s.phase is Phase.RUNNING)
     second = one.listening()
     assert second.worker is not None and second.worker.pid != first.pid
     assert not is_alive(first)
-    assert why in second.died_how and second.died_how.endswith(" and was killed by SIGKILL")
-    told = second.died_how.removesuffix(" and was killed by SIGKILL")
+    assert why in second.exit_summary and second.exit_summary.endswith(" and was killed by SIGKILL")
+    told = second.exit_summary.removesuffix(" and was killed by SIGKILL")
     assert f"worker {first.pid} {told}; killing it" in one.log()
-    assert pulse.look(one.plan.url, 1.0).is_well
+    assert pulse.probe(one.plan.url, 1.0).is_well
 
 
 def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> None:
@@ -187,7 +187,7 @@ def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> N
     one.process.terminate()
     assert one.process.wait(60) == 0
     last = read_state(one.home, "one")
-    assert last is not None and (last.phase, last.n_deaths) == (Phase.STOPPED, 1)
+    assert last is not None and (last.phase, last.n_crashes) == (Phase.STOPPED, 1)
 
 
 def test_a_supervisor_that_cannot_begin_says_why_in_words(
@@ -204,9 +204,9 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
     for n_deaths in (1, 2, 3):
         worker = one.listening().worker
         assert worker is not None
-        until(lambda: pulse.look(one.plan.url, 1.0).is_well)
+        until(lambda: pulse.probe(one.plan.url, 1.0).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
-        until(lambda n=n_deaths: (s := one.state()) and s.n_deaths == n)
+        until(lambda n=n_deaths: (s := one.state()) and s.n_crashes == n)
     assert one.process.wait(60) == 1
     assert "died 3 times within 30 s; giving up" in one.log()
 
@@ -250,7 +250,7 @@ def test_a_flapping_worker_is_given_up_loudly(started: Callable[[str], Started])
     one = started("flaps")
     assert one.process.wait(60) == 1
     final = read_state(one.home, "one")
-    assert final is not None and final.phase is Phase.CRASHED and final.n_deaths == 3
+    assert final is not None and final.phase is Phase.CRASHED and final.n_crashes == 3
     assert "died 3 times within 30 s; giving up" in one.log()
     assert not one.home.pid_file("one").exists()
 
@@ -259,8 +259,8 @@ def test_a_hopeless_worker_is_not_started_again(started: Callable[[str], Started
     one = started("hopeless")
     assert one.process.wait(60) == 1
     final = read_state(one.home, "one")
-    assert final is not None and final.n_deaths == 1 and final.exit_code == 78
-    assert "error: this model cannot be served" in final.last_words
+    assert final is not None and final.n_crashes == 1 and final.exit_code == 78
+    assert "error: this model cannot be served" in final.last_log_lines
 
 
 @pytest.mark.parametrize("mode", ["ok", "deaf"])
@@ -306,8 +306,8 @@ def test_a15_a_foreign_or_reused_pid_is_stale(
 ) -> None:
     foreign = identify(bystander.pid)
     assert foreign is not None
-    plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", ("true",))
-    state = State(plan, Phase.RUNNING, foreign)
+    plan = ServiceSpec("one", str(home.root), "one", "http://127.0.0.1:1", ("true",))
+    state = ServiceState(plan, Phase.RUNNING, foreign)
     write_json(home.state_file("one"), state)
     write_atomic(home.pid_file("one"), b"%d\n" % bystander.pid)
     assert owner(home, "one") is not None
@@ -337,14 +337,16 @@ def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home)
     with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None and worker.stdout.readline() == b"deaf\n"
         slow = msgspec.structs.replace(QUICK, grace_s=3.0)
-        plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", ("true",), patience=slow)
-        dead = State(plan, Phase.RUNNING, ProcessId(me.pid, 1.0), identify(worker.pid))
+        plan = ServiceSpec(
+            "one", str(home.root), "one", "http://127.0.0.1:1", ("true",), patience=slow
+        )
+        dead = ServiceState(plan, Phase.RUNNING, ProcessId(me.pid, 1.0), identify(worker.pid))
         write_json(home.state_file("one"), dead)
         write_atomic(home.pid_file("one"), b"%d\n" % me.pid)
         told: list[str | None] = []
         sweeping = threading.Thread(target=lambda: told.append(services.sweep(home, "one")))
         sweeping.start()
-        claim(State(plan, Phase.STARTING, me))
+        claim(ServiceState(plan, Phase.STARTING, me))
         assert worker.poll() is None
         sweeping.join()
     mark_stopped(home, dead)
@@ -354,7 +356,9 @@ def test_a15_who_clears_after_the_dead_takes_no_name_from_the_living(home: Home)
 
 
 async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
-    plan = Plan("one", str(home.root), "one", "http://127.0.0.1:1", (sys.executable, "-c", "1"))
+    plan = ServiceSpec(
+        "one", str(home.root), "one", "http://127.0.0.1:1", (sys.executable, "-c", "1")
+    )
     write_json(home.plan_file("one"), plan)
     code = (
         "import sys; from pathlib import Path; "

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from mlxstack.core.errors import SetupError, Taken
+from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
 from mlxstack.host.machine import (
@@ -22,9 +22,9 @@ from mlxstack.host.machine import (
     amount,
     chip,
     find_openblas,
-    machine,
     malloc_tunables,
     preload,
+    this_hardware,
 )
 from mlxstack.host.paths import Home, home_from, make_home, make_private
 from mlxstack.host.process import end, free_port, identify, is_alive, listener, refusal
@@ -46,7 +46,7 @@ def test_everything_in_the_home_is_private(tmp_path: Path) -> None:
 
 
 def test_machine_tells_memory_cores_and_chip() -> None:
-    here = machine()
+    here = this_hardware()
     assert here.total_bytes > here.available_bytes > 0
     assert here.n_cores >= 1
     assert here.chip
@@ -191,7 +191,7 @@ def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
     home = Home(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(Taken) as caught:
+        with pytest.raises(SlotTaken) as caught:
             preflight.check_port(ServerSpec(port=port), home)
     assert f"pid {os.getpid()}" in caught.value.message
     assert "--port" in caught.value.message

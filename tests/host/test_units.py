@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.units import Job, launchd, systemd, unit_of
+from mlxstack.host.units import LoginJob, launchd, systemd, unit_of
 
 AWKWARD = 'a "quoted" $HOME 100% back\\slash'
 
 
-def job(folder: Path, **env: str) -> Job:
-    return Job(
+def job(folder: Path, **env: str) -> LoginJob:
+    return LoginJob(
         name="demo",
         command=("/bin/echo", "-m", "mlxstack.cli.main", "up", AWKWARD, "--foreground"),
         cwd=str(folder),

@@ -8,13 +8,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.act import Relieve
-from mlxstack.core.event import Chosen
+from mlxstack.core.act import ReclaimMemory
+from mlxstack.core.event import TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PaceSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine import batch, buffer_cache, footprint, loader, thread, turns
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
-from mlxstack.policy.eviction import Pressure
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
+from mlxstack.policy.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.models import LLAMA, write
@@ -51,7 +51,7 @@ class Chunks:
         self._prefill = turns.bite
         monkeypatch.setattr(turns, "bite", self)
 
-    def __call__(self, model: object, context: Context, ask: Any, n_tokens: int) -> float:
+    def __call__(self, model: object, context: SlotContext, ask: Any, n_tokens: int) -> float:
         self.cached.append(mx.get_cache_memory())
         before = mx.get_active_memory()
         mx.reset_peak_memory()
@@ -83,19 +83,19 @@ def test_kv_room_is_allocated_once_for_the_whole_prompt(
         driver.answer(prompt(3000), 4)
         assert set(chunks.rooms[1:]) == {3072}
         seating = driver.engine._turns.seating
-        assert seating.live_bytes == 3072 * seating.growth
-        assert driver.engine.snapshot().kv_bytes == 3072 * seating.growth
+        assert seating.live_bytes == 3072 * seating.bytes_per_token
+        assert driver.engine.snapshot().kv_bytes == 3072 * seating.bytes_per_token
         driver.answer(prompt(50, seed=1), 4)
         # The parked copy is of the tokens, without the room after them.
-        assert seating.memory.index.memory_bytes == 3003 * seating.growth
+        assert seating.memory.index.memory_bytes == 3003 * seating.bytes_per_token
 
 
 def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
     with running(preset_of(wide, slots=SlotSpec(count=1, n_ctx=8192)), tmp_path) as driver:
         ask = driver.submit(prompt(2000), 700)
-        driver.until(ask, Chosen, 300)
+        driver.until(ask, TokenSampled, 300)
         seating = driver.engine._turns.seating
-        live = driver.engine._turns._live[ask].ask
+        live = driver.engine._turns._live[ask].request
         assert seating.need(live) == seating.slots[0].cache_bytes
         driver.engine.cancel(ask)
         driver.finish(ask)
@@ -104,7 +104,7 @@ def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_no_16_bit_room_is_reserved_beyond_the_turning_point(wide: Path, bits: int) -> None:
     model = loader.load(ModelSpec(id=str(wide)), KVSpec()).model
-    context = Context(CacheMaker(model, KVSpec(bits=bits, group_size=32, quantize_from=300)))
+    context = SlotContext(CacheFactory(model, KVSpec(bits=bits, group_size=32, quantize_from=300)))
     tokens = prompt(400)
     model(mx.array([tokens[:100]]), cache=context.caches)
     context.extend(tokens[:100])
@@ -152,8 +152,8 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
         # As if every turn left more cached bytes than a chunk needs.
         driver.engine._turns.max_cached_bytes = -1
         asks = [driver.submit(prompt(300, seed=n), 30, use_cache=False) for n in range(3)]
-        driver.until(asks[0], Chosen, 3)
-        driver.engine.tend(Relieve(Pressure.HIGH)).result(60)
+        driver.until(asks[0], TokenSampled, 3)
+        driver.engine.run_cache_command(ReclaimMemory(MemoryPressure.HIGH)).result(60)
         for ask in asks:
             driver.finish(ask)
         assert [driver.tokens(ask) for ask in asks] == alone
@@ -169,7 +169,11 @@ def test_buffers_of_the_self_check_are_released_at_load(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    for target, name in ((mx, "clear_cache"), (thread, "self_check"), (thread.Engine, "_serve")):
+    for target, name in (
+        (mx, "clear_cache"),
+        (thread, "self_check"),
+        (thread.EngineCore, "_serve"),
+    ):
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))
     with running(preset_of(model_of("tiny-swa")), tmp_path) as driver:
         driver.answer(prompt(20), 4)

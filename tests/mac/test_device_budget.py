@@ -138,10 +138,10 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
         for n in range(4):
             driver.answer(prompt(2000, seed=n + 1), 4)
         driver.catch_up()
-        assert seating.memory.index.memory_bytes > 3 * 2000 * seating.growth
-        seating.array_limit = mx.get_active_memory() + 500 * seating.growth
+        assert seating.memory.index.memory_bytes > 3 * 2000 * seating.bytes_per_token
+        seating.array_limit = mx.get_active_memory() + 500 * seating.bytes_per_token
         assert driver.answer(prompt(2000), 4) == cold
-        assert seating.memory.index.memory_bytes < 3 * 2000 * seating.growth
+        assert seating.memory.index.memory_bytes < 3 * 2000 * seating.bytes_per_token
 
 
 def test_scores_of_unfused_attention_bound_the_chunk(

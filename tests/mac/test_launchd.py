@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mlxstack.host.logs import rotate
-from mlxstack.host.units import Job, launchd
+from mlxstack.host.units import LoginJob, launchd
 from tests.cli.terminal import CLI, Shell
 
 LABEL = "mlx-stack.tiny"
@@ -103,7 +103,7 @@ def test_a_job_that_does_not_end_is_told(shell: Shell, monkeypatch: pytest.Monke
     for name, value in launchctl(shell, n_drain=10**6).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(install, "KILL_S", -8.5)
-    job = Job("tiny", ("/bin/true",), str(shell.folder), {}, str(shell.folder / "log"), 4.0)
+    job = LoginJob("tiny", ("/bin/true",), str(shell.folder), {}, str(shell.folder / "log"), 4.0)
     unit = launchd(job, shell.folder, os.getuid())
     unit.path.parent.mkdir(parents=True)
     unit.path.write_text(unit.text)
@@ -114,7 +114,9 @@ def test_a_job_that_does_not_end_is_told(shell: Shell, monkeypatch: pytest.Monke
 
 
 def test_the_property_list_has_what_a_service_needs(tmp_path: Path) -> None:
-    job = Job("tiny", ("/bin/true",), str(tmp_path), {"PATH": "/bin"}, str(tmp_path / "log"), 9.0)
+    job = LoginJob(
+        "tiny", ("/bin/true",), str(tmp_path), {"PATH": "/bin"}, str(tmp_path / "log"), 9.0
+    )
     unit = launchd(job, tmp_path, 501)
     read = plistlib.loads(unit.text.encode())
     assert read["SoftResourceLimits"] == {"NumberOfFiles": 8192}

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from mlxstack.host import pressure
-from mlxstack.host.pressure import Level
+from mlxstack.host.pressure import PressureLevel
 
 SYSCTL = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -44,15 +44,16 @@ def use(monkeypatch: pytest.MonkeyPatch, percent: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(1, Level.CALM), (2, Level.HIGH), (4, Level.CRITICAL)]
+    ("value", "expected"),
+    [(1, PressureLevel.CALM), (2, PressureLevel.HIGH), (4, PressureLevel.CRITICAL)],
 )
 @pytest.mark.parametrize("percent", [10.0, 88.0, 99.0])
 def test_on_a_mac_the_level_of_the_kernel_alone_decides(
-    monkeypatch: pytest.MonkeyPatch, value: int, expected: Level, percent: float
+    monkeypatch: pytest.MonkeyPatch, value: int, expected: PressureLevel, percent: float
 ) -> None:
     imitate_mac(monkeypatch, {b"kern.memorystatus_vm_pressure_level": value})
     use(monkeypatch, percent)
-    assert pressure.level() is expected
+    assert pressure.pressure_level() is expected
 
 
 @pytest.mark.parametrize("levels", [{}, {b"kern.memorystatus_vm_pressure_level": 77}])
@@ -61,9 +62,9 @@ def test_a_mac_that_does_not_tell_is_judged_by_its_used_memory(
 ) -> None:
     imitate_mac(monkeypatch, levels)
     use(monkeypatch, 88.0)
-    assert pressure.level() is Level.HIGH
+    assert pressure.pressure_level() is PressureLevel.HIGH
     use(monkeypatch, 50.0)
-    assert pressure.level() is Level.CALM
+    assert pressure.pressure_level() is PressureLevel.CALM
 
 
 PSI = """\
@@ -75,21 +76,25 @@ full avg10={full} avg60=99.00 avg300=99.00 total=1
 @pytest.mark.parametrize(
     ("some", "full", "expected"),
     [
-        (0.0, 0.0, Level.CALM),
-        (9.99, 9.0, Level.CALM),
-        (10.0, 0.0, Level.HIGH),
-        (95.0, 29.9, Level.HIGH),
-        (60.0, 30.0, Level.CRITICAL),
+        (0.0, 0.0, PressureLevel.CALM),
+        (9.99, 9.0, PressureLevel.CALM),
+        (10.0, 0.0, PressureLevel.HIGH),
+        (95.0, 29.9, PressureLevel.HIGH),
+        (60.0, 30.0, PressureLevel.CRITICAL),
     ],
 )
 def test_on_linux_the_stalls_of_the_kernel_alone_decide(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, some: float, full: float, expected: Level
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    some: float,
+    full: float,
+    expected: PressureLevel,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(pressure, "PSI", tmp_path / "memory")
     (tmp_path / "memory").write_text(PSI.format(some=some, full=full))
     use(monkeypatch, 97.0)
-    assert pressure.level() is expected
+    assert pressure.pressure_level() is expected
 
 
 def test_a_linux_without_stall_information_is_judged_by_its_used_memory(
@@ -97,6 +102,10 @@ def test_a_linux_without_stall_information_is_judged_by_its_used_memory(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(pressure, "PSI", tmp_path / "none")
-    for percent, expected in ((80.0, Level.CALM), (88.0, Level.HIGH), (96.0, Level.CRITICAL)):
+    for percent, expected in (
+        (80.0, PressureLevel.CALM),
+        (88.0, PressureLevel.HIGH),
+        (96.0, PressureLevel.CRITICAL),
+    ):
         use(monkeypatch, percent)
-        assert pressure.level() is expected
+        assert pressure.pressure_level() is expected

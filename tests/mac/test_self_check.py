@@ -14,8 +14,8 @@ from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes
 
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.check import Verdict, self_check
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.check import BatchingCheck, self_check
 from tests.models import CONFIGS, HYBRID, LATENT, LLAMA, SLIDING, VOCAB, _spread
 
 pytestmark = pytest.mark.mlx
@@ -65,8 +65,8 @@ def rounded(base: Any, epsilon: float, seed: int) -> Any:
     return type(base.__name__, (base,), {"__call__": call})
 
 
-def verdict_of(model: Any) -> Verdict:
-    return self_check(model, CacheMaker(model, KVSpec()), VOCAB)
+def verdict_of(model: Any) -> BatchingCheck:
+    return self_check(model, CacheFactory(model, KVSpec()), VOCAB)
 
 
 @pytest.mark.parametrize(("kind", "dtype", "seed"), CASES, ids=str)

@@ -9,15 +9,15 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import Sampling
+from mlxstack.core.ask import SamplingParams
 from mlxstack.core.errors import Broken
-from mlxstack.core.event import Chosen, FinishReason
+from mlxstack.core.event import FinishReason, TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine import batch, loader
-from mlxstack.engine.batch import Batch, Row
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
-from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.batch import Batch, BatchRow
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.sampling import Sampler
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
 
@@ -52,12 +52,12 @@ def test_a_row_that_raises_has_as_many_tokens_as_its_kv(
     model_of: ModelOf, kind: str, is_ahead: bool
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
-    context, tokens = Context(CacheMaker(model, KVSpec())), prompt(9)
+    context, tokens = SlotContext(CacheFactory(model, KVSpec())), prompt(9)
     model(mx.array([tokens]), cache=context.caches)
     context.extend(tokens)
     one = Batch(model)
     one.is_ahead = is_ahead
-    one.join(Row(0, context, Chooser(Sampling(), tokens, 1, Guide(4)), 10, 50))
+    one.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 1, Guide(4)), 10, 50))
     for _ in range(10):
         one.step()
         check_context(context)
@@ -95,7 +95,7 @@ def test_a_guide_that_raises_fails_its_row_alone(model_of: ModelOf, tmp_path: Pa
     with running(preset_of(model_of("tiny")), tmp_path) as driver:
         alone = driver.cold(prompt(90, seed=1), 40)
         beside = driver.submit(prompt(90, seed=1), 40, use_cache=False)
-        driver.until(beside, Chosen)
+        driver.until(beside, TokenSampled)
         bad = driver.submit(prompt(60), 40, slot=2, guide=Guide(5))
         with pytest.raises(Broken, match="the guide has ended"):
             driver.finish(bad)

@@ -12,15 +12,15 @@ import pytest
 from mlxstack.core.errors import Conflict, NotFound
 from mlxstack.store import disk
 from mlxstack.store.disk import Disk
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.store.blobs import manifest, small_blob
 
 FULL, BARRIER = 51, 85
 
 
 def test_a_name_that_differs_by_case_only_is_refused(tmp_path: Path) -> None:
-    shelf = SlotShelf(tmp_path)
+    shelf = SlotFileFolder(tmp_path)
     shelf.write("Night.bin", manifest("aa01"))
     with pytest.raises(Conflict, match=r"there is Night\.bin already"):
         shelf.write("night.bin", manifest("aa02"))
@@ -36,11 +36,11 @@ def test_a_name_that_differs_by_case_only_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_the_user_is_not_written_over_in_another_case(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("mine")
     with pytest.raises(Conflict):
-        SlotShelf(tmp_path).write("readme", manifest("aa01"))
+        SlotFileFolder(tmp_path).write("readme", manifest("aa01"))
 
 
 def test_two_names_that_a_folder_has_already_stay_two(tmp_path: Path) -> None:
-    shelf = SlotShelf(tmp_path)
+    shelf = SlotFileFolder(tmp_path)
     shelf.write("a.bin", manifest("aa01"))
     (tmp_path / "A.bin").write_bytes((tmp_path / "a.bin").read_bytes())
     if len(list(tmp_path.iterdir())) == 1:
@@ -53,7 +53,7 @@ def test_two_names_that_a_folder_has_already_stay_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", ["NFC", "NFD"])
 @pytest.mark.parametrize("wanted", ["NFC", "NFD"])
 def test_both_normalizations_are_one_name(tmp_path: Path, stored: str, wanted: str) -> None:
-    shelf = SlotShelf(tmp_path)
+    shelf = SlotFileFolder(tmp_path)
     first, second = (unicodedata.normalize(form, "été.bin") for form in (stored, wanted))
     shelf.write("other.bin", manifest("aa01"))
     (tmp_path / "other.bin").rename(tmp_path / first)
@@ -95,7 +95,7 @@ def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
 
 
 def test_a_file_costs_one_full_flush_after_a_barrier(tmp_path: Path, flushes: Flushes) -> None:
-    vault, shelf = DiskVault(tmp_path / "kv"), SlotShelf(tmp_path / "slots")
+    vault, shelf = DiskKVStore(tmp_path / "kv"), SlotFileFolder(tmp_path / "slots")
     vault.write(small_blob("aa01", b"xx"))
     shelf.write("a.bin", manifest("aa01"))
     flushes.calls.clear()
@@ -110,7 +110,7 @@ def test_a_volume_without_barriers_gets_full_flushes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushes = imitate(monkeypatch, Flushes(unknown=BARRIER))
-    SlotShelf(tmp_path).write("a.bin", manifest("aa01"))
+    SlotFileFolder(tmp_path).write("a.bin", manifest("aa01"))
     assert flushes.calls[-3:] == [(BARRIER, "file"), (FULL, "file"), (FULL, "folder")]
 
 
@@ -124,5 +124,5 @@ def test_a_system_without_barriers_syncs(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(disk, "BARRIER_SYNC", None)
     counting = Counting()
-    SlotShelf(tmp_path, counting).write("a.bin", manifest("aa01"))
+    SlotFileFolder(tmp_path, counting).write("a.bin", manifest("aa01"))
     assert counting.n_syncs == 2

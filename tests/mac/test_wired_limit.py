@@ -7,9 +7,9 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import Kind, ModelSpec, Preset
+from mlxstack.core.preset import ModelSpec, Preset, ServiceKind
 from mlxstack.engine import loader, thread
-from mlxstack.engine.embed import Embedder
+from mlxstack.engine.embed import EmbeddingEngine
 from mlxstack.host.memory import buffer_cache_limit, memory_limit
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
@@ -97,27 +97,27 @@ def test_limits_are_restored_when_the_model_fails_its_self_check(
 def test_an_embedding_model_stays_resident_too(
     calls: list[tuple[str, int]], model_of: ModelOf
 ) -> None:
-    preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=Kind.EMBEDDING)
-    engine = Embedder(preset, lambda events: None)
+    preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=ServiceKind.EMBEDDING)
+    engine = EmbeddingEngine(preset, lambda events: None)
     engine.start().result(WAIT_S)
     assert calls[: len(SET)] == SET
     engine.stop(0).result(WAIT_S)
     assert calls[-len(RESTORED) :] == RESTORED
 
 
-@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.EMBEDDING])
+@pytest.mark.parametrize("kind", [ServiceKind.CHAT, ServiceKind.EMBEDDING])
 def test_streams_end_after_the_last_kernel_on_a_cpu(
-    kind: Kind, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: ServiceKind, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[str, int]] = []
     for name in ("synchronize", "clear_streams", "set_wired_limit", "set_memory_limit"):
         monkeypatch.setattr(mx, name, _call(made, name, getattr(mx, name)))
-    if kind is Kind.CHAT:
+    if kind is ServiceKind.CHAT:
         with running(preset_of(model_of("tiny")), tmp_path) as driver:
             driver.answer(prompt(20), 4)
     else:
         preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=kind)
-        engine = Embedder(preset, lambda events: None)
+        engine = EmbeddingEngine(preset, lambda events: None)
         engine.start().result(WAIT_S)
         engine.stop(0).result(WAIT_S)
     assert made[-2:] == [("synchronize", 0), ("clear_streams", 0)]

@@ -8,15 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.ask import Sampling
-from mlxstack.core.ports import Plane
+from mlxstack.core.ask import SamplingParams
+from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine import segments
-from mlxstack.engine.batch import Batch, Row
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Checkpoint, Context
-from mlxstack.engine.sampling import Chooser
-from mlxstack.engine.segments import Segment
+from mlxstack.engine.batch import Batch, BatchRow
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext, StateCheckpoint
+from mlxstack.engine.sampling import Sampler
+from mlxstack.engine.segments import PackedSegment
 from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
@@ -43,7 +43,7 @@ PROMPTS = [prompt(n, seed=n) for n in LENGTHS]
 LONG = PROMPTS[-1]
 
 
-def prefill(model: Any, context: Context, tokens: Sequence[int]) -> None:
+def prefill(model: Any, context: SlotContext, tokens: Sequence[int]) -> None:
     """Put all but the last token into the context in bites, with a checkpoint at CUT."""
     start, end = len(context), len(tokens) - 1
     stops = sorted({start, end, *(s for s in (BITE, CUT) if start < s < end)})
@@ -56,7 +56,7 @@ def prefill(model: Any, context: Context, tokens: Sequence[int]) -> None:
 
 
 def decode(
-    model: Any, contexts: Sequence[Context], prompts: Sequence[Tokens], is_batching: bool
+    model: Any, contexts: Sequence[SlotContext], prompts: Sequence[Tokens], is_batching: bool
 ) -> list[Tokens]:
     """Greedy answers of N_STEPS; row i joins i steps after the first one."""
     batch = Batch(model)
@@ -64,27 +64,27 @@ def decode(
     answers: list[Tokens] = [[] for _ in contexts]
     for step in range(N_STEPS + len(contexts)):
         if step < len(contexts):
-            chooser = Chooser(Sampling(), prompts[step], 0)
-            batch.join(Row(step, contexts[step], chooser, prompts[step][-1]))
+            chooser = Sampler(SamplingParams(), prompts[step], 0)
+            batch.join(BatchRow(step, contexts[step], chooser, prompts[step][-1]))
         for one in batch.step():
             answers[one.row.slot].append(one.token)
             if len(answers[one.row.slot]) == N_STEPS:
                 batch.leave(one.row.slot)
-    batch.settle()
+    batch.sync()
     return answers
 
 
-def cold(model: Any, maker: CacheMaker, tokens: Tokens) -> Tokens:
+def cold(model: Any, maker: CacheFactory, tokens: Tokens) -> Tokens:
     """The answer of a fresh context."""
-    context = Context(maker)
+    context = SlotContext(maker)
     prefill(model, context, tokens)
     return decode(model, [context], [tokens], is_batching=False)[0]
 
 
-def check_batch(model: Any, maker: CacheMaker, is_batching: bool) -> None:
+def check_batch(model: Any, maker: CacheFactory, is_batching: bool) -> None:
     """Rows of different length, past every window, get together what they get alone."""
     alone = [cold(model, maker, tokens) for tokens in PROMPTS]
-    contexts = [Context(maker) for _ in PROMPTS]
+    contexts = [SlotContext(maker) for _ in PROMPTS]
     for context, tokens in zip(contexts, PROMPTS, strict=True):
         prefill(model, context, tokens)
     together = decode(model, contexts, PROMPTS, is_batching)
@@ -95,9 +95,9 @@ def check_batch(model: Any, maker: CacheMaker, is_batching: bool) -> None:
             raise Wrong(f"the row of {n} tokens answers {other}, alone {one}")
 
 
-def check_rewind(model: Any, maker: CacheMaker) -> str:
+def check_rewind(model: Any, maker: CacheFactory) -> str:
     """Back to where a new prompt diverges, or to the checkpoint before; then as if cold."""
-    context = Context(maker)
+    context = SlotContext(maker)
     prefill(model, context, LONG)
     decode(model, [context], [LONG], is_batching=False)
     other = LONG[: CUT + 3] + prompt(20, seed=99)
@@ -111,9 +111,9 @@ def check_rewind(model: Any, maker: CacheMaker) -> str:
     return {0: "no", CUT: "to checkpoints"}.get(at, "anywhere")
 
 
-def check_stored(model: Any, maker: CacheMaker) -> str:
+def check_stored(model: Any, maker: CacheFactory) -> str:
     """Through bytes into a fresh context: it goes on as if uninterrupted, and rewinds as cold."""
-    context = Context(maker)
+    context = SlotContext(maker)
     prefill(model, context, LONG)
     if not context.is_storable:
         return "no"
@@ -130,22 +130,22 @@ def check_stored(model: Any, maker: CacheMaker) -> str:
     return "yes"
 
 
-def through_bytes(context: Context) -> Context:
+def through_bytes(context: SlotContext) -> SlotContext:
     """A copy made of nothing but tokens, bytes and JSON, in two segments."""
     n_tokens = len(context)
     parts = [segments.pack(context, a, b) for a, b in ((0, CUT), (CUT, n_tokens))]
-    unpacked = [Segment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
+    unpacked = [PackedSegment(p.start, p.end, tuple(_thawed(p)), tuple(_layout(p))) for p in parts]
     marks = [segments.checkpoint(c.position, _thawed(c), _layout(c)) for c in context.checkpoints]
-    fresh = context.fresh(n_tokens)
-    fresh.adopt(context.tokens, segments.whole(fresh, unpacked, n_tokens), marks)
+    fresh = context.new_empty(n_tokens)
+    fresh.load(context.tokens, segments.whole(fresh, unpacked, n_tokens), marks)
     return fresh
 
 
-def _thawed(part: Segment | Checkpoint) -> list[mx.array]:
+def _thawed(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
     planes = [segments.to_plane(array) for array in segments.arrays_of(part)]
-    return [segments.from_plane(Plane(p.dtype, p.shape, bytes(p.data))) for p in planes]
+    return [segments.from_plane(TensorBytes(p.dtype, p.shape, bytes(p.data))) for p in planes]
 
 
-def _layout(part: Segment | Checkpoint) -> list[Any]:
+def _layout(part: PackedSegment | StateCheckpoint) -> list[Any]:
     layout: list[Any] = json.loads(json.dumps(segments.layout_of(part)))
     return layout

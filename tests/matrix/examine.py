@@ -7,7 +7,7 @@ from typing import Any
 from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
-from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.caches import CacheFactory
 from mlxstack.engine.check import self_check
 from mlxstack.engine.layers import leaves
 from tests.matrix import checks
@@ -34,7 +34,7 @@ def examine(name: str) -> Row:
     try:
         model = build(name)
         caches = describe(make_prompt_cache(model))
-        maker = CacheMaker(model, checks.KV16)
+        maker = CacheFactory(model, checks.KV16)
         verdict = self_check(model, maker, VOCAB)
     except Unbuildable as error:
         return Row(name, note=f"not built: {error}")
@@ -59,7 +59,7 @@ def examine(name: str) -> Row:
 
 def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
     """Whether all of it holds with 8-bit KV, and if not, why."""
-    maker = CacheMaker(model, checks.KV8)
+    maker = CacheFactory(model, checks.KV8)
     if not any(isinstance(leaf, QuantizedKVCache) for leaf in leaves(maker.make())):
         return "none", ""
     try:

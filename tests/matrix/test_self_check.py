@@ -7,9 +7,9 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine.caches import CacheMaker
+from mlxstack.engine.caches import CacheFactory
 from mlxstack.engine.check import self_check
-from mlxstack.engine.context import Context
+from mlxstack.engine.context import SlotContext
 from tests.matrix import checks
 from tests.matrix.builder import build
 from tests.matrix.families import VOCAB, WINDOW
@@ -36,7 +36,7 @@ class WrongBeyond:
 
 
 def verdict_of(model: Any, kv: KVSpec = checks.KV16) -> Any:
-    return self_check(model, CacheMaker(model, kv), VOCAB)
+    return self_check(model, CacheFactory(model, kv), VOCAB)
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "mamba", "phi", "stablelm"])
@@ -55,7 +55,7 @@ def test_z11_attention_past_the_seam_is_found_and_served_slot_by_slot() -> None:
     verdict = verdict_of(model)
     assert not verdict.is_batching
     assert verdict.why_not.startswith("the row view cannot serve it")
-    checks.check_batch(model, CacheMaker(model, checks.KV16), verdict.is_batching)
+    checks.check_batch(model, CacheFactory(model, checks.KV16), verdict.is_batching)
 
 
 def test_f9_kv_bits_that_the_model_cannot_have_are_refused_in_words() -> None:
@@ -70,7 +70,7 @@ def test_z11_a_precision_that_comes_later_is_checked_at_load() -> None:
 
 def test_f9_a_cache_of_unknown_kind_is_never_stored_or_rewound() -> None:
     model = build("deepseek_v41")
-    maker = CacheMaker(model, checks.KV16)
+    maker = CacheFactory(model, checks.KV16)
     assert checks.check_stored(model, maker) == "no"
     assert checks.check_rewind(model, maker) == "no"
 
@@ -78,7 +78,7 @@ def test_f9_a_cache_of_unknown_kind_is_never_stored_or_rewound() -> None:
 @pytest.mark.parametrize("at", [1, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 5])
 def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(at: int) -> None:
     model = build("llama4")
-    maker = CacheMaker(model, checks.KV16)
+    maker = CacheFactory(model, checks.KV16)
     context = past_checkpoint(model, maker, at)
     other = [*checks.LONG[:at], *checks.prompt(30, seed=7)]
     assert context.rewind(at) == at
@@ -87,9 +87,9 @@ def test_f9_chunked_attention_goes_back_to_a_checkpoint_anywhere(at: int) -> Non
     assert warm == checks.cold(model, maker, other)
 
 
-def past_checkpoint(model: Any, maker: CacheMaker, at: int) -> Context:
+def past_checkpoint(model: Any, maker: CacheFactory, at: int) -> SlotContext:
     """A context of LONG with a checkpoint after `at` tokens."""
-    context = Context(maker)
+    context = SlotContext(maker)
     for start, end in ((0, at), (at, len(checks.LONG) - 1)):
         model(mx.array([checks.LONG[start:end]]), cache=context.caches)
         context.extend(checks.LONG[start:end])

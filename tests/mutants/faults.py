@@ -20,7 +20,7 @@ FAULTS = (
     ),
     Mutant(
         "a flapping worker is given up", "host/supervise.py",
-        "if len(self._deaths) >= patience.n_deaths:", "if not self._deaths:",
+        "if len(self._deaths) >= patience.max_crashes:", "if not self._deaths:",
         HOST + "test_a_flapping_worker_is_given_up_loudly",
     ),
     Mutant(
@@ -40,7 +40,7 @@ FAULTS = (
     ),
     Mutant(
         "a turn that a full disk did not take is kept", "service/agents.py",
-        "service.library.hold(agent, _history(service, agent, past))", "pass",
+        "service.library.reserve(agent, _history(service, agent, past))", "pass",
         "tests/api/test_lines.py::"
         "test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next",
     ),
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Mutant(
         "a clock that was set back takes nothing", "store/sweep.py",
-        "_Sweep(stock, now - rules.grace_s)", '_Sweep(stock, float("inf"))',
+        "_Collection(stock, now - rules.grace_s)", "_Collection(stock, float(\"inf\"))",
         "tests/store/test_sweep.py::"
         "test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since",
     ),

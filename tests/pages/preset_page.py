@@ -10,10 +10,10 @@ import msgspec.inspect as mi
 import msgspec.json
 
 from mlxstack.cli.sizes import size, tokens
-from mlxstack.core.preset import Kind, Preset
+from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import models, presets
 from mlxstack.host.meanings import MEANINGS
-from mlxstack.host.memory import Memory, mac_memory
+from mlxstack.host.memory import MemoryBudget, mac_memory
 from mlxstack.host.paths import Home
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.host.shape import keys_in, meaning
@@ -106,7 +106,7 @@ def page() -> str:
 def _numbers(preset: Preset) -> tuple[str, ...]:
     one = candidate(preset)
     load = one.load()
-    total, embeds = need(load).total, preset.kind is Kind.EMBEDDING
+    total, embeds = need(load).total, preset.kind is ServiceKind.EMBEDDING
     return (
         f"`{preset.name}`",
         f"`{preset.model.id}`",
@@ -121,7 +121,7 @@ def _numbers(preset: Preset) -> tuple[str, ...]:
     )
 
 
-def smallest_mac(n_bytes: int) -> Memory:
+def smallest_mac(n_bytes: int) -> MemoryBudget:
     """The memory of the smallest Mac whose GPU may use so much."""
     macs = (mac_memory(f"{gb} GB") for gb in MACS_GB)
     return next(memory for memory in macs if memory.usable >= n_bytes)

@@ -6,32 +6,34 @@ from msgspec.structs import replace
 
 from mlxstack.core.ask import Priority
 from mlxstack.policy.desk import (
-    Desk,
-    Seat,
-    SeatState,
-    Ticket,
+    QueuedRequest,
+    SchedulerState,
+    Slot,
+    SlotState,
     advance,
-    arrive,
-    empty_desk,
-    release,
-    sit,
+    assign_slot,
+    enqueue,
+    initial_state,
+    release_slot,
 )
-from mlxstack.policy.scheduler import Action, Give, Limits, Run, decide
-from mlxstack.policy.seats import Promise
+from mlxstack.policy.scheduler import Action, AssignSlot, RunSlotAction, SchedulerLimits, schedule
+from mlxstack.policy.seats import SharedPrefillFn
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
-def ticket(ask: str, arrived: float = 0.0, priority: Priority = NORMAL, **more: Any) -> Ticket:
+def ticket(
+    ask: str, arrived: float = 0.0, priority: Priority = NORMAL, **more: Any
+) -> QueuedRequest:
     """A prompt of 100 tokens unless told otherwise."""
-    return Ticket(ask, more.pop("n_prompt", 100), arrived, priority, **more)
+    return QueuedRequest(ask, more.pop("n_prompt", 100), arrived, priority, **more)
 
 
-def desk_of(n_slots: int, *waiting: Ticket) -> Desk:
+def desk_of(n_slots: int, *waiting: QueuedRequest) -> SchedulerState:
     """Empty seats, and these tickets in the queue."""
-    desk = empty_desk(n_slots)
+    desk = initial_state(n_slots)
     for one in waiting:
-        desk = arrive(desk, one)
+        desk = enqueue(desk, one)
     return desk
 
 
@@ -40,30 +42,37 @@ def nothing(ask: str, slot: int) -> int:
     return 0
 
 
-def turn(desk: Desk, now: float = 0.0, limits: Limits | None = None) -> tuple[Desk, list[Action]]:
+def turn(
+    desk: SchedulerState, now: float = 0.0, limits: SchedulerLimits | None = None
+) -> tuple[SchedulerState, list[Action]]:
     """`decide` with cold caches."""
-    return decide(desk, now, limits or Limits(), nothing)
+    return schedule(desk, now, limits or SchedulerLimits(), nothing)
 
 
 def given(actions: list[Action]) -> list[tuple[str, int]]:
     """(ask, slot) of everyone who was seated, in order."""
-    return [(a.ticket.ask, a.slot) for a in actions if isinstance(a, Give)]
+    return [(a.queued.request, a.slot) for a in actions if isinstance(a, AssignSlot)]
 
 
 def begun(actions: list[Action]) -> list[str]:
     """Ids of the errands that were begun."""
-    return [a.errand.id for a in actions if isinstance(a, Run)]
+    return [a.action.id for a in actions if isinstance(a, RunSlotAction)]
 
 
 def used(
-    desk: Desk, slot: int, n_prompt: int, n_tokens: int, now: float = 0.0, name: str | None = None
-) -> Desk:
+    desk: SchedulerState,
+    slot: int,
+    n_prompt: int,
+    n_tokens: int,
+    now: float = 0.0,
+    name: str | None = None,
+) -> SchedulerState:
     """A request of conversation `name` was served here and left a context of `n_tokens`."""
-    desk = sit(desk, ticket(f"before-{slot}", n_prompt=n_prompt, name=name), slot)
-    return release(advance(desk, slot, n_prompt - 1), slot, n_tokens, now)
+    desk = assign_slot(desk, ticket(f"before-{slot}", n_prompt=n_prompt, name=name), slot)
+    return release_slot(advance(desk, slot, n_prompt - 1), slot, n_tokens, now)
 
 
-def serve_one_by_one(desk: Desk, now: float = 0.0) -> list[str]:
+def serve_one_by_one(desk: SchedulerState, now: float = 0.0) -> list[str]:
     """The order in which a desk of one slot serves its queue."""
     order: list[str] = []
     while True:
@@ -72,33 +81,33 @@ def serve_one_by_one(desk: Desk, now: float = 0.0) -> list[str]:
             return order
         ((ask, slot),) = given(actions)
         order.append(ask)
-        desk = release(desk, slot, 100, now)
+        desk = release_slot(desk, slot, 100, now)
 
 
-def is_agents_turn(desk: Desk, ticket: Ticket) -> bool:
+def is_agents_turn(desk: SchedulerState, ticket: QueuedRequest) -> bool:
     """No other ask of this explicit agent is being served or came earlier."""
     if ticket.agent is None:
         return True
-    seated = [s.ticket for s in desk.seats if s.ticket]
+    seated = [s.queued for s in desk.slots if s.queued]
     mine = [t for t in desk.waiting if t.agent == ticket.agent]
     is_first = min(mine, key=lambda t: t.arrived) == ticket
     return is_first and all(t.agent != ticket.agent for t in seated)
 
 
-def open_seats(desk: Desk, ticket: Ticket) -> set[int]:
+def open_seats(desk: SchedulerState, ticket: QueuedRequest) -> set[int]:
     """Idle seats that this ticket may take: its pin, and none with an older errand."""
-    barred = {e.slot for e in desk.errands if e.arrived < ticket.arrived}
-    idle = {s.id for s in desk.seats if s.state is SeatState.IDLE} - barred
+    barred = {e.slot for e in desk.actions if e.arrived < ticket.arrived}
+    idle = {s.id for s in desk.slots if s.state is SlotState.IDLE} - barred
     return idle if ticket.pin is None else idle & {ticket.pin}
 
 
-def heads_for(desk: Desk, ticket: Ticket, promise: Promise) -> list[Seat]:
+def heads_for(desk: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn) -> list[Slot]:
     """Seats that have yet to compute or to load what this ticket needs too."""
-    busy = [s for s in desk.seats if s.state in (SeatState.LOADING, SeatState.PREFILLING)]
-    return [s for s in busy if s.ticket and promise(ticket.ask, s.ticket.ask) > s.position]
+    busy = [s for s in desk.slots if s.state in (SlotState.LOADING, SlotState.PREFILLING)]
+    return [s for s in busy if s.queued and promise(ticket.request, s.queued.request) > s.position]
 
 
-def put(desk: Desk, seat: Seat) -> Desk:
+def put(desk: SchedulerState, seat: Slot) -> SchedulerState:
     """The desk with this seat in place of the one of its id."""
-    seats = tuple(seat if s.id == seat.id else s for s in desk.seats)
-    return replace(desk, seats=seats)
+    seats = tuple(seat if s.id == seat.id else s for s in desk.slots)
+    return replace(desk, slots=seats)

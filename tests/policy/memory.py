@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 
 from mlxstack.policy import blocks, matching
-from mlxstack.policy.index import Index
-from mlxstack.policy.records import Checkpoint, Cut, Match, Place, Segment
+from mlxstack.policy.index import PrefixIndex
+from mlxstack.policy.records import (
+    CheckpointCandidate,
+    CheckpointMeta,
+    PrefixMatch,
+    SegmentMeta,
+    Tier,
+)
 
 SIZE = 4
 SALT = b"test"
@@ -14,22 +20,22 @@ class Memory:
     """Saves and finds token lists as the engine does."""
 
     def __init__(self, size: int = SIZE) -> None:
-        self.index = Index(size)
+        self.index = PrefixIndex(size)
         self.size = size
 
-    def chain(self, tokens: Sequence[int]) -> blocks.Chain:
+    def chain(self, tokens: Sequence[int]) -> blocks.BlockHashes:
         return blocks.extend(blocks.start(SALT, self.size), tokens)
 
-    def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> Match:
+    def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> PrefixMatch:
         chain = self.chain(tokens)
-        marks = [Cut(at, blocks.state_at(chain, tokens, at)) for at in cuts]
+        marks = [CheckpointCandidate(at, blocks.hash_at(chain, tokens, at)) for at in cuts]
         return matching.match(self.index, chain.keys, marks)
 
     def save(
         self,
         tokens: Sequence[int],
         now: float = 0.0,
-        place: Place = Place.MEMORY,
+        place: Tier = Tier.MEMORY,
         longest: int = 2048,
     ) -> list[str]:
         """Store what is not known yet; keys of the whole path."""
@@ -45,10 +51,12 @@ class Memory:
 
     def checkpoint(self, tokens: Sequence[int], n_bytes: int = 1, now: float = 0.0) -> str:
         """A checkpoint at the end of `tokens`, on the segment of the saved path that holds it."""
-        state = self.chain(tokens).state
+        state = self.chain(tokens).head
         holder = self.save(tokens)[-1]
         key = blocks.checkpoint_key(state)
-        self.index.insert(Checkpoint(key, holder, len(tokens), n_bytes, state), Place.MEMORY, now)
+        self.index.insert(
+            CheckpointMeta(key, holder, len(tokens), n_bytes, state), Tier.MEMORY, now
+        )
         return key
 
     def _insert(
@@ -57,11 +65,11 @@ class Memory:
         start: int,
         end: int,
         parent: str | None,
-        place: Place,
+        place: Tier,
         now: float,
     ) -> str:
         chain = self.chain(tokens[:end])
-        key = blocks.segment_key(chain.state, start)
+        key = blocks.segment_key(chain.head, start)
         keys = chain.keys[start // self.size : end // self.size]
-        self.index.insert(Segment(key, parent, start, end, end - start, keys), place, now)
+        self.index.insert(SegmentMeta(key, parent, start, end, end - start, keys), place, now)
         return key

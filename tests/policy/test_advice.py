@@ -4,27 +4,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.advice import Option, Verdict, Wish, advise, nearest, precisions
-from mlxstack.policy.capacity import Budget, Load, fits, max_agents, max_ctx, need
+from mlxstack.policy.advice import (
+    CapacityOption,
+    CapacityRequest,
+    FitLevel,
+    advise,
+    nearest,
+    precisions,
+)
+from mlxstack.policy.capacity import Budget, ServiceLoad, fits, max_agents, max_ctx, need
 from mlxstack.policy.geometry import Geometry, Layer, LayerKind, quantized
 
 GIB = 2**30
 FULL = Layer(LayerKind.FULL, 8, 128, 8, 128)
 LLAMA = Geometry(layers=(FULL,) * 32)
 ODD = Geometry(layers=(Layer(LayerKind.FULL, 8, 80, 8, 80),) * 32)
-LOAD = Load(geometry=LLAMA, weights=5 * GIB, n_slots=3, n_ctx=32768)
+LOAD = ServiceLoad(geometry=LLAMA, weights=5 * GIB, n_slots=3, n_ctx=32768)
 
 
 def test_a6_the_least_painful_change_comes_first() -> None:
     memory = need(LOAD).total - 1
     first, *_, shorter = nearest(LOAD, memory)
-    assert first == Option(3, 32768, 8)
-    assert shorter == Option(3, 31744, 16)
-    assert Option(2, 32768, 16) in nearest(LOAD, memory)
+    assert first == CapacityOption(3, 32768, 8)
+    assert shorter == CapacityOption(3, 31744, 16)
+    assert CapacityOption(2, 32768, 16) in nearest(LOAD, memory)
 
 
 def test_a6_when_no_single_change_helps_both_sizes_shrink() -> None:
-    assert nearest(LOAD, 5 * GIB + 300 * 2**20) == (Option(1, 1024, 16),)
+    assert nearest(LOAD, 5 * GIB + 300 * 2**20) == (CapacityOption(1, 1024, 16),)
     assert nearest(LOAD, 5 * GIB) == ()
 
 
@@ -38,8 +45,8 @@ def test_a_budget_too_small_for_the_live_kv_does_not_fit_and_is_raised_first() -
     assert max_agents(short, memory) == 2
     assert max_ctx(short, memory) == LOAD.n_ctx - 1
     first, *others = nearest(short, memory)
-    assert first == Option(3, 32768, 16, budget_pct=2)
-    assert Option(2, 32768, 16) in others
+    assert first == CapacityOption(3, 32768, 16, budget_pct=2)
+    assert CapacityOption(2, 32768, 16) in others
 
 
 def test_where_the_memory_is_too_small_each_change_comes_with_its_budget() -> None:
@@ -72,7 +79,7 @@ def test_a6_heads_that_cannot_be_quantised_are_not_proposed_so() -> None:
 def test_a6_whatever_is_proposed_fits(
     weights: int, n_slots: int, n_ctx: int, memory: int, geometry: Geometry
 ) -> None:
-    load = Load(geometry=geometry, weights=weights, n_slots=n_slots, n_ctx=n_ctx)
+    load = ServiceLoad(geometry=geometry, weights=weights, n_slots=n_slots, n_ctx=n_ctx)
     for one in nearest(load, memory):
         changed = quantized(geometry, one.bits)
         assert fits(replace(load, geometry=changed, n_slots=one.n_slots, n_ctx=one.n_ctx), memory)
@@ -81,8 +88,8 @@ def test_a6_whatever_is_proposed_fits(
 
 
 def test_a14_what_fits_goes_before_what_does_not_and_large_before_small() -> None:
-    def wish(name: str, weights: int, n_trained: int = 0) -> Wish:
-        return Wish(name, replace(LOAD, weights=weights), n_trained)
+    def wish(name: str, weights: int, n_trained: int = 0) -> CapacityRequest:
+        return CapacityRequest(name, replace(LOAD, weights=weights), n_trained)
 
     wishes = [
         wish("huge", 90 * GIB),
@@ -94,11 +101,11 @@ def test_a14_what_fits_goes_before_what_does_not_and_large_before_small() -> Non
     found = advise(wishes, 30 * GIB)
     assert [one.name for one in found] == ["eight", "small", "four", "short", "huge"]
     assert [one.verdict for one in found] == [
-        Verdict.FITS,
-        Verdict.FITS,
-        Verdict.NEEDS_4_BIT,
-        Verdict.NOT_TRAINED,
-        Verdict.TOO_LARGE,
+        FitLevel.FITS,
+        FitLevel.FITS,
+        FitLevel.NEEDS_4_BIT,
+        FitLevel.NOT_TRAINED,
+        FitLevel.TOO_LARGE,
     ]
     assert [one.load.geometry.bits for one in found] == [8, 16, 4, 16, 16]
     assert found[0].n_agents >= 3

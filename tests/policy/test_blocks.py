@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.policy.blocks import (
-    chain,
     checkpoint_key,
     extend,
+    hash_at,
+    hash_blocks,
     salt,
     segment_key,
     start,
-    state_at,
 )
 
 SALT = salt("a" * 32)
@@ -33,7 +33,7 @@ def plain_chain(tokens: list[int], size: int) -> tuple[bytes, ...]:
 
 @given(tokens=tokens_lists, size=st.integers(1, 16))
 def test_d2_keys_are_the_definition(tokens: list[int], size: int) -> None:
-    assert chain(SALT, tokens, size) == plain_chain(tokens, size)
+    assert hash_blocks(SALT, tokens, size) == plain_chain(tokens, size)
 
 
 @given(parts=st.lists(tokens_lists, max_size=5), size=st.integers(1, 16))
@@ -44,7 +44,7 @@ def test_z13_extending_equals_starting_over(parts: list[list[int]], size: int) -
     whole = [token for part in parts for token in part]
     assert grown == extend(start(SALT, size), whole)
     assert grown.n_tokens == len(whole)
-    assert grown.state == state_at(grown, whole, len(whole))
+    assert grown.head == hash_at(grown, whole, len(whole))
 
 
 @given(tokens=tokens_lists, size=st.integers(1, 16), data=st.data())
@@ -54,35 +54,35 @@ def test_state_at_any_position_is_the_state_of_that_prefix(
     position = data.draw(st.integers(0, len(tokens)))
     whole = extend(start(SALT, size), tokens)
     prefix = extend(start(SALT, size), tokens[:position])
-    assert state_at(whole, tokens, position) == prefix.state
+    assert hash_at(whole, tokens, position) == prefix.head
 
 
 @given(a=tokens_lists, b=tokens_lists)
 def test_states_are_equal_only_for_equal_tokens(a: list[int], b: list[int]) -> None:
     one, two = extend(start(SALT, 4), a), extend(start(SALT, 4), b)
-    assert (one.state == two.state) == (a == b)
+    assert (one.head == two.head) == (a == b)
 
 
 def test_d2_a_changed_token_changes_its_block_and_all_after() -> None:
     tokens = list(range(512))
     changed = [*tokens[:130], 9999, *tokens[131:]]
-    before, after = chain(SALT, tokens, 128), chain(SALT, changed, 128)
+    before, after = hash_blocks(SALT, tokens, 128), hash_blocks(SALT, changed, 128)
     assert before[0] == after[0]
     assert not set(before[1:]) & set(after)
 
 
 def test_d2_the_same_block_elsewhere_has_another_key() -> None:
-    twice = chain(SALT, [7] * 256, 128)
+    twice = hash_blocks(SALT, [7] * 256, 128)
     assert twice[0] != twice[1]
 
 
 def test_d17_d23_identity_and_tenant_separate() -> None:
     salts = [salt("a" * 32), salt("b" * 32), salt("a" * 32, "tenant")]
-    assert len({chain(s, [1, 2], 2) for s in salts}) == 3
+    assert len({hash_blocks(s, [1, 2], 2) for s in salts}) == 3
 
 
 def test_addresses_depend_on_state_start_and_kind() -> None:
-    state = extend(start(SALT, 4), [1, 2, 3]).state
+    state = extend(start(SALT, 4), [1, 2, 3]).head
     names = {segment_key(state, 0), segment_key(state, 1), checkpoint_key(state)}
     assert len(names) == 3
     assert all(len(name) == 64 for name in names)
@@ -96,5 +96,5 @@ def test_z13_100k_tokens_take_milliseconds() -> None:
 
 def timed(tokens: tuple[int, ...]) -> float:
     began = time.perf_counter()
-    chain(SALT, tokens, 128)
+    hash_blocks(SALT, tokens, 128)
     return time.perf_counter() - began

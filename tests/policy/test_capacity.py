@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mlxstack.policy.architectures import geometry
 from mlxstack.policy.capacity import (
     MARGIN_BYTES,
-    Load,
+    ServiceLoad,
     disk_bytes,
     fits,
     max_agents,
@@ -39,7 +39,7 @@ GEMMA = geometry(
         "sliding_window": 1024,
     }
 )
-LOAD = Load(geometry=LLAMA, weights=5 * GIB, workspace=GIB, n_slots=3, n_ctx=8192)
+LOAD = ServiceLoad(geometry=LLAMA, weights=5 * GIB, workspace=GIB, n_slots=3, n_ctx=8192)
 
 
 def test_a6_the_sum_is_what_counts() -> None:
@@ -52,7 +52,7 @@ def test_a6_the_sum_is_what_counts() -> None:
 
 
 def test_a6_one_window_is_larger_while_its_slot_prefills() -> None:
-    load = Load(geometry=GEMMA, weights=0, n_slots=3, n_ctx=8192, bite=512)
+    load = ServiceLoad(geometry=GEMMA, weights=0, n_slots=3, n_ctx=8192, bite=512)
     layer_bytes = 40 * 8192
     assert need(load).kv_state == layer_bytes * (1024 + 1024 + 1023 + 512)
 
@@ -84,7 +84,7 @@ def test_nothing_fits_into_nothing() -> None:
 
 
 loads = st.builds(
-    Load,
+    ServiceLoad,
     geometry=st.sampled_from([LLAMA, GEMMA, quantized(LLAMA, 4)]),
     weights=st.integers(0, 10 * GIB),
     workspace=st.integers(0, GIB),
@@ -95,7 +95,7 @@ loads = st.builds(
 
 
 @given(load=loads, memory=st.integers(GIB, 64 * GIB))
-def test_f7_max_is_the_last_that_fits(load: Load, memory: int) -> None:
+def test_f7_max_is_the_last_that_fits(load: ServiceLoad, memory: int) -> None:
     agents = max_agents(load, memory)
     assert agents == 0 or fits(replace(load, n_slots=agents), memory)
     assert not fits(replace(load, n_slots=agents + 1), memory)

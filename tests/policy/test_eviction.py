@@ -4,21 +4,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.audit import check, totals
-from mlxstack.policy.eviction import Entry, Goal, Pressure, Rank, entries, plan
-from mlxstack.policy.owners import Name, Owners
-from mlxstack.policy.records import Place
+from mlxstack.policy.audit import check_index, totals
+from mlxstack.policy.eviction import (
+    EvictionCandidate,
+    EvictionClass,
+    EvictionGoal,
+    MemoryPressure,
+    entries,
+    plan,
+)
+from mlxstack.policy.owners import PinnedPrefixName, Retention
+from mlxstack.policy.records import Tier
 from tests.policy.memory import Memory
 
 LRU, FREQUENCY = EvictionPolicy.LRU, EvictionPolicy.LRU_FREQUENCY
 
 
-def evict(memory: Memory, goal: Goal) -> int:
+def evict(memory: Memory, goal: EvictionGoal) -> int:
     """Drop what the plan says; how many records went."""
     keys = plan(entries(memory.index), goal)
     for key in keys:
-        memory.index.drop(key, Place.MEMORY)
-    check(memory.index)
+        memory.index.drop(key, Tier.MEMORY)
+    check_index(memory.index)
     return len(keys)
 
 
@@ -36,7 +43,7 @@ def test_d5_a_hot_prefix_survives_a_scan_with_frequency_and_not_without() -> Non
         for i in range(50):
             memory.index.touch(hot, now=float(i))
         scan(memory, 100, start=60.0)
-        evict(memory, Goal(n_bytes=50 * 8, policy=policy))
+        evict(memory, EvictionGoal(n_bytes=50 * 8, policy=policy))
         survived[policy] = memory.match([1] * 8).covered
     assert survived == {FREQUENCY: 8, LRU: 0}
 
@@ -47,85 +54,87 @@ def test_d5_a_hot_prefix_that_nobody_used_for_hours_goes_after_all() -> None:
     for _ in range(50):
         memory.index.touch(hot, now=0.0)
     scan(memory, 5, start=7200.0)
-    evict(memory, Goal(n_bytes=8))
+    evict(memory, EvictionGoal(n_bytes=8))
     assert memory.match([1] * 8).covered == 0
 
 
 def test_d6_max_entries_five_of_six_stay() -> None:
     memory = Memory()
     scan(memory, 6, start=0.0)
-    assert evict(memory, Goal(max_entries=5)) == 1
+    assert evict(memory, EvictionGoal(max_entries=5)) == 1
     assert totals(memory.index).n_entries == 5
     assert memory.index.n_evicted == 1
     assert memory.match([100] * 8).covered == 0
-    assert evict(memory, Goal(max_entries=5)) == 0
+    assert evict(memory, EvictionGoal(max_entries=5)) == 0
 
 
 def test_d7_used_written_and_pinned_records_are_never_listed() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     used, written, pinned = (memory.save([i] * 8)[0] for i in range(3))
     memory.index.lock([used])
     memory.index.set_writing(written, True)
-    owners.pin(Name("system", (pinned,), 8, since=0.0))
-    assert plan(entries(memory.index), Goal(10**9, 0, pressure=Pressure.CRITICAL)) == ()
+    owners.pin(PinnedPrefixName("system", (pinned,), 8, since=0.0))
+    assert (
+        plan(entries(memory.index), EvictionGoal(10**9, 0, pressure=MemoryPressure.CRITICAL)) == ()
+    )
 
 
 def test_d8_pressure_drops_the_cold_then_the_shared_never_the_pinned() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     shared = memory.save([1] * 8)
     pinned = memory.save([2] * 8)
     scan(memory, 10, start=0.0)
     for agent in ("a", "b"):
         owners.claim(agent, shared[-1])
-    owners.pin(Name("system", tuple(pinned), 8, since=0.0))
-    assert evict(memory, Goal()) == 0
-    assert evict(memory, Goal(pressure=Pressure.HIGH)) == 10
-    assert evict(memory, Goal(pressure=Pressure.CRITICAL)) == 1
+    owners.pin(PinnedPrefixName("system", tuple(pinned), 8, since=0.0))
+    assert evict(memory, EvictionGoal()) == 0
+    assert evict(memory, EvictionGoal(pressure=MemoryPressure.HIGH)) == 10
+    assert evict(memory, EvictionGoal(pressure=MemoryPressure.CRITICAL)) == 1
     assert set(memory.index.nodes) == set(pinned)
 
 
 def test_superseded_states_go_before_older_cold_ones() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     memory.save([1] * 8, now=0.0)
     left = memory.save([2] * 8, now=100.0)
     owners.claim("a", left[-1])
     owners.claim("a", memory.save([3] * 8, now=200.0)[-1])
-    assert plan(entries(memory.index), Goal(n_bytes=1)) == (left[-1],)
+    assert plan(entries(memory.index), EvictionGoal(n_bytes=1)) == (left[-1],)
 
 
 def test_a_checkpoint_goes_before_the_segment_that_carries_it() -> None:
     memory = Memory()
     path = memory.save([1] * 8)
     checkpoint = memory.checkpoint([1] * 8, n_bytes=100)
-    assert plan(entries(memory.index), Goal(n_bytes=50)) == (checkpoint,)
-    assert plan(entries(memory.index), Goal(n_bytes=108)) == (checkpoint, *path)
+    assert plan(entries(memory.index), EvictionGoal(n_bytes=50)) == (checkpoint,)
+    assert plan(entries(memory.index), EvictionGoal(n_bytes=108)) == (checkpoint, *path)
 
 
 def test_a_record_in_memory_only_stays_while_stored_ones_need_it() -> None:
     memory = Memory()
     root, leaf = memory.save([1] * 8, longest=4)
-    memory.index.insert(memory.index.nodes[leaf].record, Place.DISK, 0.0)
-    memory.index.drop(leaf, Place.MEMORY)
-    assert plan(entries(memory.index), Goal(n_bytes=99)) == ()
-    memory.index.insert(memory.index.nodes[root].record, Place.DISK, 0.0)
-    assert plan(entries(memory.index), Goal(n_bytes=99)) == (root,)
+    memory.index.insert(memory.index.nodes[leaf].record, Tier.DISK, 0.0)
+    memory.index.drop(leaf, Tier.MEMORY)
+    assert plan(entries(memory.index), EvictionGoal(n_bytes=99)) == ()
+    memory.index.insert(memory.index.nodes[root].record, Tier.DISK, 0.0)
+    assert plan(entries(memory.index), EvictionGoal(n_bytes=99)) == (root,)
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> list[Entry]:
+def forests(draw: st.DrawFn) -> list[EvictionCandidate]:
     """Entries whose `needs` form a forest, with a few that may not go."""
     n = draw(st.integers(0, 25))
     return [
-        Entry(
+        EvictionCandidate(
             key=str(i),
             n_bytes=draw(st.integers(1, 100)),
             needs=draw(st.sampled_from([None, *map(str, range(i))])),
             hits=draw(st.integers(0, 50)),
             used_at=draw(st.floats(0, 10_000)),
-            rank=draw(st.sampled_from(list(Rank))),
+            rank=draw(st.sampled_from(list(EvictionClass))),
             is_fixed=draw(st.integers(0, 5)) == 0,
             is_entry=draw(st.booleans()),
         )
@@ -134,17 +143,17 @@ def forests(draw: st.DrawFn) -> list[Entry]:
 
 
 goals = st.builds(
-    Goal,
+    EvictionGoal,
     n_bytes=st.integers(0, 1500),
     max_entries=st.none() | st.integers(0, 20),
     policy=st.sampled_from(EvictionPolicy),
-    pressure=st.sampled_from(Pressure),
+    pressure=st.sampled_from(MemoryPressure),
 )
 
 
 @given(forest=forests(), goal=goals)
 def test_f6_a_plan_keeps_paths_whole_and_stops_when_the_goal_is_met(
-    forest: list[Entry], goal: Goal
+    forest: list[EvictionCandidate], goal: EvictionGoal
 ) -> None:
     known = {entry.key: entry for entry in forest}
     gone: set[str] = set()
@@ -159,7 +168,7 @@ def test_f6_a_plan_keeps_paths_whole_and_stops_when_the_goal_is_met(
     )
     needed = {entry.needs for entry in left}
     assert is_met or all(e.is_fixed or e.key in needed for e in left)
-    if goal.pressure is Pressure.CRITICAL:
+    if goal.pressure is MemoryPressure.CRITICAL:
         assert all(e.is_fixed or e.key in needed for e in left)
 
 
@@ -177,7 +186,7 @@ def test_d4_a_soak_never_exceeds_the_budget(
         memory.index.touch(used, float(now))
         memory.index.lock(used)
         excess = memory.index.memory_bytes + len(tokens) - found.covered - budget
-        evict(memory, Goal(n_bytes=excess, policy=policy))
+        evict(memory, EvictionGoal(n_bytes=excess, policy=policy))
         memory.index.unlock(used)
         memory.save(tokens, now=float(now))
         assert memory.index.memory_bytes <= budget

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mlxstack.policy import matching
-from mlxstack.policy.audit import check, totals
-from mlxstack.policy.index import MAX_FORGOTTEN, Index
-from mlxstack.policy.owners import Name, Owners
+from mlxstack.policy.audit import check_index, totals
+from mlxstack.policy.index import MAX_FORGOTTEN, PrefixIndex
+from mlxstack.policy.owners import PinnedPrefixName, Retention
 from mlxstack.policy.prefix import common_prefix
-from mlxstack.policy.records import Place, Segment, Trail, end_of
+from mlxstack.policy.records import KnownPrefix, SegmentMeta, Tier, end_of
 from tests.policy.memory import SIZE, Memory
 
 HEAD = [1] * 10
@@ -29,7 +29,7 @@ def test_d3_a_shared_head_is_stored_once() -> None:
     memory.save([*HEAD, 2, 2, 2, 2])
     memory.save([*HEAD, 3, 3, 3, 3])
     assert totals(memory.index).memory == 14 + 6
-    check(memory.index)
+    check_index(memory.index)
 
 
 def test_a_child_may_branch_off_inside_its_parent() -> None:
@@ -45,12 +45,12 @@ def test_z9_the_next_turn_writes_only_what_is_new_even_between_blocks() -> None:
     memory = Memory()
     leaf = memory.save(HEAD)[-1]
     chain = memory.chain([*HEAD, 5, 5, 5])
-    segment = Segment("next", leaf, 10, 13, 3, chain.keys[2:3])
-    memory.index.insert(segment, Place.MEMORY, 0.0)
+    segment = SegmentMeta("next", leaf, 10, 13, 3, chain.keys[2:3])
+    memory.index.insert(segment, Tier.MEMORY, 0.0)
     found = memory.match([*HEAD, 5, 5, 5])
     assert found.covered == 12
     assert [(step.start, step.upto) for step in found.path] == [(0, 10), (10, 12)]
-    check(memory.index)
+    check_index(memory.index)
 
 
 def test_c3_a_trail_is_good_to_the_token() -> None:
@@ -58,17 +58,17 @@ def test_c3_a_trail_is_good_to_the_token() -> None:
     leaf = memory.save(HEAD)[-1]
     prompt = [*HEAD, 9]
     keys = memory.chain(prompt).keys
-    found = matching.match(memory.index, keys, trail=Trail(leaf, n_common=10))
+    found = matching.match(memory.index, keys, trail=KnownPrefix(leaf, n_common=10))
     assert (memory.match(prompt).covered, found.covered) == (8, 10)
-    assert matching.match(memory.index, keys, trail=Trail("gone", 10)).covered == 8
-    assert matching.match(memory.index, keys, trail=Trail(leaf, 99)).covered == 10
-    assert matching.match(memory.index, keys, trail=Trail(leaf, 3)).covered == 8
+    assert matching.match(memory.index, keys, trail=KnownPrefix("gone", 10)).covered == 8
+    assert matching.match(memory.index, keys, trail=KnownPrefix(leaf, 99)).covered == 10
+    assert matching.match(memory.index, keys, trail=KnownPrefix(leaf, 3)).covered == 8
 
 
 def test_a_trail_into_an_older_segment_stops_there() -> None:
     memory = Memory()
     path = memory.save(HEAD, longest=3)
-    found = matching.match(memory.index, (), trail=Trail(path[-1], n_common=5))
+    found = matching.match(memory.index, (), trail=KnownPrefix(path[-1], n_common=5))
     assert found.covered == 5
     assert [step.key for step in found.path] == path[:2]
 
@@ -102,12 +102,12 @@ def test_d7_locked_records_and_what_carries_them_stay() -> None:
     memory = Memory()
     path = memory.save([*HEAD, 2, 2], longest=4)
     index = memory.index
-    assert not index.can_drop(path[0], Place.MEMORY), "it has a child"
+    assert not index.can_drop(path[0], Tier.MEMORY), "it has a child"
     index.lock(path)
-    assert not index.can_drop(path[-1], Place.MEMORY)
+    assert not index.can_drop(path[-1], Tier.MEMORY)
     index.unlock(path)
     for key in reversed(path):
-        index.drop(key, Place.MEMORY)
+        index.drop(key, Tier.MEMORY)
     assert not index.nodes and not index.blocks and index.memory_bytes == 0
     assert index.n_evicted == 3
     with pytest.raises(AssertionError, match="is not locked"):
@@ -119,25 +119,25 @@ def test_places_move_one_by_one_and_the_last_one_takes_the_record_along() -> Non
     key = memory.save(HEAD)[0]
     index = memory.index
     index.set_writing(key, True)
-    assert not index.can_drop(key, Place.MEMORY)
+    assert not index.can_drop(key, Tier.MEMORY)
     index.set_writing(key, False)
-    assert index.insert(index.nodes[key].record, Place.DISK, 1.0)
-    assert not index.insert(index.nodes[key].record, Place.DISK, 1.0)
-    index.drop(key, Place.MEMORY)
+    assert index.insert(index.nodes[key].record, Tier.DISK, 1.0)
+    assert not index.insert(index.nodes[key].record, Tier.DISK, 1.0)
+    index.drop(key, Tier.MEMORY)
     assert not memory.match(HEAD).path[0].is_parked
     assert (totals(index).memory, totals(index).disk) == (0, 10)
-    index.drop(key, Place.DISK)
+    index.drop(key, Tier.DISK)
     assert key not in index.nodes
 
 
 def test_a_parked_twin_is_preferred_to_a_stored_one() -> None:
     memory = Memory()
-    leaf = memory.save(HEAD[:6], place=Place.DISK)[-1]
+    leaf = memory.save(HEAD[:6], place=Tier.DISK)[-1]
     chain = memory.chain(HEAD[:8])
-    memory.index.insert(Segment("x", leaf, 6, 8, 2, chain.keys[1:2]), Place.DISK, 0.0)
-    memory.index.insert(Segment("y", leaf, 5, 8, 3, chain.keys[1:2]), Place.MEMORY, 0.0)
+    memory.index.insert(SegmentMeta("x", leaf, 6, 8, 2, chain.keys[1:2]), Tier.DISK, 0.0)
+    memory.index.insert(SegmentMeta("y", leaf, 5, 8, 3, chain.keys[1:2]), Tier.MEMORY, 0.0)
     assert memory.match(HEAD[:8]).path[-1].key == "y"
-    memory.index.drop("y", Place.MEMORY)
+    memory.index.drop("y", Tier.MEMORY)
     assert memory.match(HEAD[:8]).path[-1].key == "x"
 
 
@@ -145,7 +145,7 @@ def test_d16_an_evicted_prefix_is_remembered_for_a_while() -> None:
     memory = Memory()
     path = memory.save(HEAD)
     keys = memory.chain(HEAD).keys
-    memory.index.drop(path[0], Place.MEMORY)
+    memory.index.drop(path[0], Tier.MEMORY)
     assert memory.match(HEAD).covered == 0
     assert matching.was_known(memory.index, keys) == 8
     memory.save(HEAD)
@@ -155,7 +155,7 @@ def test_d16_an_evicted_prefix_is_remembered_for_a_while() -> None:
 def test_d16_the_memory_of_evictions_is_bounded() -> None:
     memory = Memory()
     for token in range(MAX_FORGOTTEN // 2 + 5):
-        memory.index.drop(memory.save([token] * 8)[0], Place.MEMORY)
+        memory.index.drop(memory.save([token] * 8)[0], Tier.MEMORY)
     assert len(memory.index.forgotten) == MAX_FORGOTTEN
     assert matching.was_known(memory.index, memory.chain([0] * 8).keys) == 0
     assert matching.was_known(memory.index, memory.chain([9] * 8).keys) > 0
@@ -164,33 +164,33 @@ def test_d16_the_memory_of_evictions_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("segment", "why"),
     [
-        (Segment("s", None, 4, 8, 4, (b"x",)), "without a parent"),
-        (Segment("s", None, 0, 0, 4), "bad length"),
-        (Segment("s", None, 0, 4096, 4), "bad length"),
-        (Segment("s", None, 0, 4, 4), "names 0 blocks"),
-        (Segment("s", "root", 12, 16, 4, (b"x",)), "leaves a gap"),
-        (Segment("s", "root", 0, 4, 4, (b"x",)), "leaves a gap"),
+        (SegmentMeta("s", None, 4, 8, 4, (b"x",)), "without a parent"),
+        (SegmentMeta("s", None, 0, 0, 4), "bad length"),
+        (SegmentMeta("s", None, 0, 4096, 4), "bad length"),
+        (SegmentMeta("s", None, 0, 4, 4), "names 0 blocks"),
+        (SegmentMeta("s", "root", 12, 16, 4, (b"x",)), "leaves a gap"),
+        (SegmentMeta("s", "root", 0, 4, 4, (b"x",)), "leaves a gap"),
     ],
 )
-def test_a_segment_that_does_not_fit_is_refused(segment: Segment, why: str) -> None:
-    index = Index(SIZE)
-    index.insert(Segment("root", None, 0, 10, 10, (b"a", b"b")), Place.MEMORY, 0.0)
+def test_a_segment_that_does_not_fit_is_refused(segment: SegmentMeta, why: str) -> None:
+    index = PrefixIndex(SIZE)
+    index.insert(SegmentMeta("root", None, 0, 10, 10, (b"a", b"b")), Tier.MEMORY, 0.0)
     with pytest.raises(AssertionError, match=why):
-        index.insert(segment, Place.MEMORY, 0.0)
-    check(index)
+        index.insert(segment, Tier.MEMORY, 0.0)
+    check_index(index)
 
 
 def test_check_notices_what_does_not_add_up() -> None:
     memory = Memory()
     path = memory.save([*HEAD, 2], longest=6)
-    owners = Owners(memory.index)
-    check(memory.index, owners)
+    owners = Retention(memory.index)
+    check_index(memory.index, owners)
     memory.index.nodes[path[0]].agents.add("nobody")
     with pytest.raises(AssertionError, match="held by a stranger"):
-        check(memory.index, owners)
+        check_index(memory.index, owners)
     memory.index.nodes[path[0]].children.clear()
     with pytest.raises(AssertionError, match="unknown to its parent"):
-        check(memory.index)
+        check_index(memory.index)
 
 
 class Histories(RuleBasedStateMachine):
@@ -202,13 +202,13 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.memory = Memory()
-        self.owners = Owners(self.memory.index)
+        self.owners = Retention(self.memory.index)
         self.saved: dict[str, list[int]] = {}
         self.locked: list[list[str]] = []
         self.now = 0.0
 
-    @rule(tokens=prompts, longest=st.integers(1, 9), place=st.sampled_from(list(Place)))
-    def save(self, tokens: list[int], longest: int, place: Place) -> None:
+    @rule(tokens=prompts, longest=st.integers(1, 9), place=st.sampled_from(list(Tier)))
+    def save(self, tokens: list[int], longest: int, place: Tier) -> None:
         self.now += 1.0
         for key in self.memory.save(tokens, self.now, place, longest):
             end = end_of(self.memory.index.nodes[key].record)
@@ -216,11 +216,11 @@ class Histories(RuleBasedStateMachine):
 
     @rule(tokens=prompts.filter(bool))
     def checkpoint(self, tokens: list[int]) -> None:
-        self.save(tokens, 2048, Place.MEMORY)
+        self.save(tokens, 2048, Tier.MEMORY)
         self.memory.checkpoint(tokens)
 
-    @rule(pick=pick, place=st.sampled_from(list(Place)))
-    def drop(self, pick: int, place: Place) -> None:
+    @rule(pick=pick, place=st.sampled_from(list(Tier)))
+    def drop(self, pick: int, place: Tier) -> None:
         index = self.memory.index
         free = [key for key in index.nodes if index.can_drop(key, place)]
         if free:
@@ -231,7 +231,7 @@ class Histories(RuleBasedStateMachine):
         index = self.memory.index
         if index.nodes:
             node = list(index.nodes.values())[pick % len(index.nodes)]
-            index.insert(node.record, Place.DISK, self.now)
+            index.insert(node.record, Tier.DISK, self.now)
 
     @rule(tokens=prompts)
     def use(self, tokens: list[int]) -> None:
@@ -257,7 +257,7 @@ class Histories(RuleBasedStateMachine):
     def pin(self, name: str, tokens: list[int], is_learned: bool) -> None:
         found = self.memory.match(tokens)
         keys = tuple(step.key for step in found.path)
-        self.owners.pin(Name(name, keys, found.covered, self.now, is_learned))
+        self.owners.pin(PinnedPrefixName(name, keys, found.covered, self.now, is_learned))
 
     @rule(name=st.sampled_from("xy"))
     def unpin(self, name: str) -> None:
@@ -278,7 +278,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def everything_adds_up(self) -> None:
-        check(self.memory.index, self.owners)
+        check_index(self.memory.index, self.owners)
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

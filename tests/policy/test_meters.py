@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.meters import HOUR_S, Meters, Tally, Window
+from mlxstack.policy.meters import HOUR_S, CacheStats, RequestSums, SlidingWindow
 
-HIT = Tally(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, ttft_s=0.1)
-MISS = Tally(n_requests=1, n_prompt=100, ttft_s=0.5)
+HIT = RequestSums(n_requests=1, n_hits=1, n_prompt=100, n_cached=80, ttft_s=0.1)
+MISS = RequestSums(n_requests=1, n_prompt=100, ttft_s=0.5)
 
 
 def test_d15_rates_count_requests_and_tokens() -> None:
-    meters = Meters()
+    meters = CacheStats()
     for now, tally in enumerate([HIT, HIT, HIT, MISS]):
         meters.add(float(now), tally)
     hour = meters.rates(4.0).hour
@@ -21,13 +21,13 @@ def test_d15_rates_count_requests_and_tokens() -> None:
 
 
 def test_d15_old_hits_leave_after_sixty_minutes() -> None:
-    meters = Meters()
+    meters = CacheStats()
     meters.add(10.0, HIT)
     meters.add(1000.0, MISS)
     assert meters.rates(3609.0).hour.n_hits == 1
     assert meters.rates(3610.0).hour.n_hits == 0
     later = meters.rates(3610.0)
-    assert later.minute == Tally()
+    assert later.minute == RequestSums()
     assert later.whole.n_hits == 1
 
 
@@ -36,10 +36,10 @@ def test_d15_old_hits_leave_after_sixty_minutes() -> None:
     wait=st.floats(0.0, 2 * HOUR_S),
 )
 def test_d15_a_window_is_the_sum_of_what_is_young(gaps: list[float], wait: float) -> None:
-    window, now, times = Window(HOUR_S), 0.0, []
+    window, now, times = SlidingWindow(HOUR_S), 0.0, []
     for gap in gaps:
         now += gap
-        window.add(now, Tally(n_requests=1))
+        window.add(now, RequestSums(n_requests=1))
         times.append(now)
     total = window.total(now + wait).n_requests
     oldest = now + wait - HOUR_S

@@ -3,23 +3,32 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.modes import Now, difference
+from mlxstack.policy.modes import ServiceCondition, difference
 
 NAMES = st.sampled_from("abcdef")
 
 
 def test_j2_only_what_differs_is_touched() -> None:
-    running = {"old": Now.RIGHT, "same": Now.RIGHT, "stale": Now.STALE}
+    running = {
+        "old": ServiceCondition.RIGHT,
+        "same": ServiceCondition.RIGHT,
+        "stale": ServiceCondition.STALE,
+    }
     change = difference(running, ["same", "stale", "new"])
     assert change.keep == ("same",)
     assert change.stop == ("old", "stale")
     assert change.start == ("stale", "new")
 
 
-@given(running=st.dictionaries(NAMES, st.sampled_from(Now)), wanted=st.lists(NAMES, unique=True))
-def test_j2_afterwards_exactly_the_wanted_run(running: dict[str, Now], wanted: list[str]) -> None:
+@given(
+    running=st.dictionaries(NAMES, st.sampled_from(ServiceCondition)),
+    wanted=st.lists(NAMES, unique=True),
+)
+def test_j2_afterwards_exactly_the_wanted_run(
+    running: dict[str, ServiceCondition], wanted: list[str]
+) -> None:
     change = difference(running, wanted)
     after = (set(running) - set(change.stop)) | set(change.start)
     assert after == set(wanted)
     assert not set(change.start) & (set(running) - set(change.stop))
-    assert all(running[name] is Now.RIGHT for name in change.keep)
+    assert all(running[name] is ServiceCondition.RIGHT for name in change.keep)

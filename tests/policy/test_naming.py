@@ -2,7 +2,7 @@
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.policy import naming
-from mlxstack.policy.naming import Names, told
+from mlxstack.policy.naming import ConversationNamer, user_turn_digests
 
 
 def talk(*said: str, system: str = "You code.", salt: str = "") -> tuple[str, ...]:
@@ -10,24 +10,24 @@ def talk(*said: str, system: str = "You code.", salt: str = "") -> tuple[str, ..
     turns = [Message(Role.SYSTEM, system)]
     for text in said:
         turns += [Message(Role.USER, text), Message(Role.ASSISTANT, f"about {text}")]
-    return told(Conversation(tuple(turns[:-1])), salt)
+    return user_turn_digests(Conversation(tuple(turns[:-1])), salt)
 
 
 def test_b9_a_growing_history_is_one_agent() -> None:
-    names = Names()
+    names = ConversationNamer()
     first = names.name(talk("hello"), None)
     assert names.name(talk("hello", "and then"), None) == first
     assert names.name(talk("hello", "and then", "more"), None) == first
 
 
 def test_b9_the_same_system_with_another_first_turn_is_another_agent() -> None:
-    names = Names()
+    names = ConversationNamer()
     assert names.name(talk("fix the tests"), None) != names.name(talk("write a poem"), None)
     assert names.name(talk("a"), None) != names.name(talk("a", system="You sing."), None)
 
 
 def test_b9_one_hint_does_not_join_two_conversations() -> None:
-    names = Names()
+    names = ConversationNamer()
     main = names.name(talk("fix", "go on"), "opencode:s1")
     title = names.name(talk("fix", system="Write a title."), "opencode:s1")
     assert title != main
@@ -35,7 +35,7 @@ def test_b9_one_hint_does_not_join_two_conversations() -> None:
 
 
 def test_two_sessions_that_begin_alike_are_two_agents() -> None:
-    names = Names()
+    names = ConversationNamer()
     one, two = names.name(talk("hi"), "claude:a"), names.name(talk("hi"), "claude:b")
     assert one != two
     assert names.name(talk("hi", "same"), "claude:a") == one
@@ -44,13 +44,13 @@ def test_two_sessions_that_begin_alike_are_two_agents() -> None:
 
 
 def test_a_conversation_continued_under_another_hint_stays_itself() -> None:
-    names = Names()
+    names = ConversationNamer()
     first = names.name(talk("hi"), "claude:a")
     assert names.name(talk("hi", "next day"), "claude:z") == first
 
 
 def test_a_branch_is_another_agent_until_its_client_says_otherwise() -> None:
-    names = Names()
+    names = ConversationNamer()
     first = names.name(talk("hi", "left", "on"), None)
     assert names.name(talk("hi", "right"), None) != first
     mine = names.name(talk("yo", "one", "two"), "codex:t")
@@ -58,7 +58,7 @@ def test_a_branch_is_another_agent_until_its_client_says_otherwise() -> None:
 
 
 def test_d23_under_another_salt_the_same_words_are_another_agent() -> None:
-    names = Names()
+    names = ConversationNamer()
     found = [names.name(talk("hi", salt=salt), None) for salt in ("", "one", "two")]
     assert len({name.partition(".")[0] for name in found}) == 3
     again = [names.name(talk("hi", "more", salt=salt), "claude:a") for salt in ("", "one", "two")]
@@ -66,7 +66,7 @@ def test_d23_under_another_salt_the_same_words_are_another_agent() -> None:
 
 
 def test_names_that_are_given_have_a_form_of_their_own() -> None:
-    names = Names()
+    names = ConversationNamer()
     found = [names.name(talk("hi"), hint) for hint in ("claude:a", "claude:b", "key:c")]
     assert found[1] == f"{found[0]}.2"
     assert all(naming.is_implicit(name) for name in found)
@@ -77,12 +77,12 @@ def test_names_that_are_given_have_a_form_of_their_own() -> None:
 def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
     user, tool = Message(Role.USER, "u"), Message(Role.TOOL, "42")
     late = Message(Role.SYSTEM, "7 tokens left")
-    assert len(told(Conversation((user, tool)))) == 2
-    assert told(Conversation((user, late))) == told(Conversation((user,)))
+    assert len(user_turn_digests(Conversation((user, tool)))) == 2
+    assert user_turn_digests(Conversation((user, late))) == user_turn_digests(Conversation((user,)))
 
 
 def test_names_are_bounded_and_possible_agent_ids() -> None:
-    names = Names()
+    names = ConversationNamer()
     for n in range(naming.MOST_KNOWN + 50):
         name = names.name(talk(f"turn {n}"), "key:anything at all / ü")
         assert name.startswith("key-") and name.isascii() and len(name) < 128
@@ -90,7 +90,7 @@ def test_names_are_bounded_and_possible_agent_ids() -> None:
 
 
 def test_a_long_conversation_keeps_its_name_and_little_of_what_it_was_told() -> None:
-    names = Names()
+    names = ConversationNamer()
     turns = tuple(f"{n:032x}" for n in range(naming.MOST_TOLD + 500))
     first = names.name(turns, "codex:a")
     assert names.name((*turns, "more"), "codex:a") == first

@@ -1,8 +1,8 @@
 """Agents' claims, names, and the list of top prefixes."""
 
-from mlxstack.policy.audit import check
-from mlxstack.policy.owners import Name, Owners
-from mlxstack.policy.records import Place
+from mlxstack.policy.audit import check_index
+from mlxstack.policy.owners import PinnedPrefixName, Retention
+from mlxstack.policy.records import Tier
 from tests.policy.memory import Memory
 
 HEAD = [1] * 8
@@ -14,7 +14,7 @@ def superseded(memory: Memory) -> set[str]:
 
 def test_a_newer_state_supersedes_what_it_does_not_continue() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     old = memory.save([*HEAD, 2, 2, 2, 2], longest=8)
     owners.claim("coder", old[-1])
     assert superseded(memory) == set()
@@ -24,12 +24,12 @@ def test_a_newer_state_supersedes_what_it_does_not_continue() -> None:
     owners.claim("reviewer", old[-1])
     assert superseded(memory) == set()
     assert memory.index.nodes[old[0]].is_shared
-    check(memory.index, owners)
+    check_index(memory.index, owners)
 
 
 def test_a_newer_checkpoint_supersedes_the_older_one() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     first = memory.checkpoint(HEAD)
     owners.claim("coder", memory.save(HEAD)[-1], first)
     longer = [*HEAD, 2, 2, 2, 2]
@@ -41,7 +41,7 @@ def test_a_newer_checkpoint_supersedes_the_older_one() -> None:
 
 def test_released_agents_leave_their_states_behind() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     path = memory.save(HEAD)
     owners.claim("coder", path[-1])
     owners.release("coder")
@@ -52,42 +52,42 @@ def test_released_agents_leave_their_states_behind() -> None:
 
 def test_d9_d21_a_pinned_prefix_cannot_go_until_it_is_unpinned() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     path = memory.save(HEAD)
-    owners.pin(Name("system", tuple(path), 8, since=0.0))
-    assert not memory.index.can_drop(path[0], Place.MEMORY)
+    owners.pin(PinnedPrefixName("system", tuple(path), 8, since=0.0))
+    assert not memory.index.can_drop(path[0], Tier.MEMORY)
     assert owners.unpin("system")
     assert not owners.unpin("system")
-    assert memory.index.can_drop(path[0], Place.MEMORY)
+    assert memory.index.can_drop(path[0], Tier.MEMORY)
 
 
 def test_d10_a_learned_name_protects_but_does_not_keep() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     path = memory.save(HEAD)
-    owners.pin(Name("", tuple(path), 8, since=0.0, is_learned=True))
+    owners.pin(PinnedPrefixName("", tuple(path), 8, since=0.0, is_learned=True))
     assert memory.index.nodes[path[0]].is_shared
-    memory.index.drop(path[0], Place.MEMORY)
+    memory.index.drop(path[0], Tier.MEMORY)
     memory.save(HEAD)
     owners.unpin("")
-    check(memory.index, owners)
+    check_index(memory.index, owners)
 
 
 def test_a_name_given_again_moves() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     old, new = memory.save(HEAD), memory.save([5] * 8)
-    owners.pin(Name("system", tuple(old), 8, since=0.0))
-    owners.pin(Name("system", tuple(new), 8, since=1.0))
-    assert memory.index.can_drop(old[0], Place.MEMORY)
+    owners.pin(PinnedPrefixName("system", tuple(old), 8, since=0.0))
+    owners.pin(PinnedPrefixName("system", tuple(new), 8, since=1.0))
+    assert memory.index.can_drop(old[0], Tier.MEMORY)
     assert [name.keys for name in owners.names] == [tuple(new)]
 
 
 def test_d14_top_prefixes_show_names_hits_size_age_and_sharing() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     head = memory.save(HEAD, now=10.0)
-    owners.pin(Name("system", tuple(head), 8, since=10.0))
+    owners.pin(PinnedPrefixName("system", tuple(head), 8, since=10.0))
     one = memory.save([*HEAD, 2, 2, 2, 2], now=20.0)
     two = memory.save([7] * 4, now=30.0)
     for agent in ("a", "b"):
@@ -111,7 +111,7 @@ def test_d14_top_prefixes_show_names_hits_size_age_and_sharing() -> None:
 
 def test_a_head_is_listed_once_not_for_every_segment_of_its_path() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     path = memory.save([1] * 16, longest=4)
     memory.index.touch(path, 1.0)
     assert [prefix.n_tokens for prefix in owners.top(now=1.0)] == [16]
@@ -119,7 +119,7 @@ def test_a_head_is_listed_once_not_for_every_segment_of_its_path() -> None:
 
 def test_a_left_state_that_somebody_uses_again_is_an_ordinary_one() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     path = memory.save(HEAD)
     owners.claim("coder", path[-1])
     owners.release("coder")
@@ -129,7 +129,7 @@ def test_a_left_state_that_somebody_uses_again_is_an_ordinary_one() -> None:
 
 def test_what_is_known_of_a_prefix_includes_its_last_checkpoint() -> None:
     memory = Memory()
-    owners = Owners(memory.index)
+    owners = Retention(memory.index)
     path = memory.save([*HEAD, 2, 2, 2, 2], longest=8)
     memory.checkpoint(HEAD[:6])
     last = memory.checkpoint(HEAD)
@@ -140,12 +140,12 @@ def test_what_is_known_of_a_prefix_includes_its_last_checkpoint() -> None:
     assert known.n_tokens == 8
     memory.index.touch([path[0], last], 1.0)
     assert [prefix.hits for prefix in owners.top(now=1.0)] == [1]
-    owners.pin(Name("system", known.keys, 8, since=0.0))
-    assert not memory.index.can_drop(last, Place.MEMORY)
+    owners.pin(PinnedPrefixName("system", known.keys, 8, since=0.0))
+    assert not memory.index.can_drop(last, Tier.MEMORY)
 
 
 def test_top_lists_segments_not_checkpoints() -> None:
     memory = Memory()
     checkpoint = memory.checkpoint(HEAD)
     memory.index.touch([checkpoint], 1.0)
-    assert Owners(memory.index).top(now=1.0) == ()
+    assert Retention(memory.index).top(now=1.0) == ()

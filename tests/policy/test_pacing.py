@@ -3,10 +3,24 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.desk import Desk, Seat, SeatState, advance, arrive, pass_over, release
-from mlxstack.policy.pacing import FINEST, Pace, bite, next_to_prefill, tokens_within_scores
-from mlxstack.policy.scheduler import Limits, choose_bite
-from mlxstack.policy.speed import Speed, Trend, prefill_s
+from mlxstack.policy.desk import (
+    SchedulerState,
+    Slot,
+    SlotState,
+    advance,
+    enqueue,
+    release_slot,
+    skip,
+)
+from mlxstack.policy.pacing import (
+    FINEST,
+    PrefillPolicy,
+    chunk_size,
+    next_to_prefill,
+    tokens_within_scores,
+)
+from mlxstack.policy.scheduler import SchedulerLimits, next_prefill_chunk
+from mlxstack.policy.speed import RegressionSums, ThroughputModel, prefill_s
 from tests.policy.desk_states import desk_of, ticket, turn
 
 TPS = 1000.0
@@ -14,10 +28,10 @@ TPS = 1000.0
 
 def seat(
     position: int, n_prompt: int, arrived: float = 0.0, slot: int = 0, n_passed: int = 0
-) -> Seat:
+) -> Slot:
     """A prompt that stands at `position`."""
     one = ticket(str(slot), arrived, n_prompt=n_prompt)
-    return Seat(slot, SeatState.PREFILLING, one, 0, position, n_prompt, n_passed)
+    return Slot(slot, SlotState.PREFILLING, one, 0, position, n_prompt, n_passed)
 
 
 seats = st.builds(
@@ -26,10 +40,14 @@ seats = st.builds(
     st.integers(1, 120_000),
 )
 speeds = st.builds(
-    Speed, st.floats(20, 20_000), st.floats(0, 0.4), st.floats(0, 1e-4), st.just(Trend())
+    ThroughputModel,
+    st.floats(20, 20_000),
+    st.floats(0, 0.4),
+    st.floats(0, 1e-4),
+    st.just(RegressionSums()),
 )
 paces = st.builds(
-    Pace,
+    PrefillPolicy,
     max_stall_s=st.floats(0.02, 1.0),
     patience_s=st.floats(0.1, 2.0),
     max_bite=st.integers(FINEST, 4096),
@@ -39,9 +57,9 @@ paces = st.builds(
 
 @given(seats, speeds, paces, st.integers(1, 8))
 def test_e14_bite_and_decode_step_stay_inside_max_stall(
-    one: Seat, speed: Speed, pace: Pace, n_decoding: int
+    one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
 ) -> None:
-    n = bite(one, n_decoding, speed, pace)
+    n = chunk_size(one, n_decoding, speed, pace)
     silence = prefill_s(speed, one.position, n) + speed.decode_s
     one_unit = prefill_s(speed, one.position, FINEST)
     assert silence <= max(pace.max_stall_s, one_unit + speed.decode_s) + 1e-9
@@ -50,23 +68,25 @@ def test_e14_bite_and_decode_step_stay_inside_max_stall(
 
 
 @given(seats, speeds, paces)
-def test_e14_alone_a_bite_is_bounded_by_patience(one: Seat, speed: Speed, pace: Pace) -> None:
-    n = bite(one, 0, speed, pace)
+def test_e14_alone_a_bite_is_bounded_by_patience(
+    one: Slot, speed: ThroughputModel, pace: PrefillPolicy
+) -> None:
+    n = chunk_size(one, 0, speed, pace)
     assert n <= FINEST or prefill_s(speed, one.position, n) <= pace.patience_s
 
 
 @given(seats, speeds, paces, st.integers(0, 8))
 def test_e14_every_bite_makes_progress_and_none_is_longer_than_allowed(
-    one: Seat, speed: Speed, pace: Pace, n_decoding: int
+    one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
 ) -> None:
-    assert 1 <= bite(one, n_decoding, speed, pace) <= min(one.n_left, pace.max_bite)
+    assert 1 <= chunk_size(one, n_decoding, speed, pace) <= min(one.n_left, pace.max_chunk)
 
 
 @given(seats, speeds, paces, st.integers(0, 8))
 def test_d2_bites_end_on_blocks_whenever_the_budget_reaches_one(
-    one: Seat, speed: Speed, pace: Pace, n_decoding: int
+    one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
 ) -> None:
-    n = bite(one, n_decoding, speed, pace)
+    n = chunk_size(one, n_decoding, speed, pace)
     end = one.position + n
     if n == one.n_left:
         return
@@ -76,43 +96,45 @@ def test_d2_bites_end_on_blocks_whenever_the_budget_reaches_one(
 
 
 def test_e14_the_first_bite_ever_is_one_block() -> None:
-    assert bite(seat(0, 4000), 1, Speed(), Pace(block=128)) == 128
+    assert chunk_size(seat(0, 4000), 1, ThroughputModel(), PrefillPolicy(block=128)) == 128
 
 
 def test_e14_a_decode_step_slower_than_the_bound_leaves_the_finest_bite() -> None:
-    assert bite(seat(0, 4000), 8, Speed(TPS, decode_s=0.5), Pace()) == FINEST
+    assert (
+        chunk_size(seat(0, 4000), 8, ThroughputModel(TPS, decode_s=0.5), PrefillPolicy()) == FINEST
+    )
 
 
 def test_e14_the_known_example() -> None:
     """0.9 x 0.25 s - 0.025 s at 1,000 tokens per second are 200 tokens, hence one block."""
-    assert bite(seat(0, 4000), 3, Speed(TPS, 0.025), Pace()) == 128
-    assert bite(seat(100, 4000), 3, Speed(TPS, 0.025), Pace()) == 156
-    assert bite(seat(0, 4000), 0, Speed(TPS, 0.025), Pace()) == 896
+    assert chunk_size(seat(0, 4000), 3, ThroughputModel(TPS, 0.025), PrefillPolicy()) == 128
+    assert chunk_size(seat(100, 4000), 3, ThroughputModel(TPS, 0.025), PrefillPolicy()) == 156
+    assert chunk_size(seat(0, 4000), 0, ThroughputModel(TPS, 0.025), PrefillPolicy()) == 896
 
 
 def test_z7_the_shortest_remaining_prompt_goes_first() -> None:
     two = [seat(0, 4000), seat(0, 51, arrived=1.0, slot=1)]
-    assert next_to_prefill(two, Pace()).id == 1
+    assert next_to_prefill(two, PrefillPolicy()).id == 1
     nearly_done = [seat(3990, 4000), seat(0, 51, arrived=1.0, slot=1)]
-    assert next_to_prefill(nearly_done, Pace()).id == 0
+    assert next_to_prefill(nearly_done, PrefillPolicy()).id == 0
 
 
 def test_z7_equal_prompts_go_by_arrival() -> None:
     two = [seat(0, 500, arrived=2.0), seat(0, 500, arrived=1.0, slot=1)]
-    assert next_to_prefill(two, Pace()).id == 1
+    assert next_to_prefill(two, PrefillPolicy()).id == 1
 
 
 def test_z7_who_came_first_is_passed_over_three_times_at_most() -> None:
     short = seat(0, 51, arrived=1.0, slot=1)
-    assert next_to_prefill([seat(0, 4000, n_passed=2), short], Pace()).id == 1
-    assert next_to_prefill([seat(0, 4000, n_passed=3), short], Pace()).id == 0
+    assert next_to_prefill([seat(0, 4000, n_passed=2), short], PrefillPolicy()).id == 1
+    assert next_to_prefill([seat(0, 4000, n_passed=3), short], PrefillPolicy()).id == 0
 
 
 def test_z7_passing_over_counts_only_those_who_prefill() -> None:
     desk, _ = turn(desk_of(4, *(ticket(str(n), n) for n in range(3))))
-    desk = pass_over(pass_over(advance(desk, 2, 99), 0), 0)
-    assert [s.n_passed for s in desk.seats] == [0, 2, 0, 0]
-    assert [s.n_passed for s in pass_over(desk, 1).seats] == [1, 0, 0, 0]
+    desk = skip(skip(advance(desk, 2, 99), 0), 0)
+    assert [s.n_passed for s in desk.slots] == [0, 2, 0, 0]
+    assert [s.n_passed for s in skip(desk, 1).slots] == [1, 0, 0, 0]
 
 
 def flood(n_long: int, n_short: int, n_turns: int) -> tuple[list[int], int]:
@@ -120,24 +142,24 @@ def flood(n_long: int, n_short: int, n_turns: int) -> tuple[list[int], int]:
 
     Returns how many turns each short one took to its last bite, and where the long one stands.
     """
-    desk: Desk = desk_of(2, ticket("long", 0.0, n_prompt=n_long, pin=0))
+    desk: SchedulerState = desk_of(2, ticket("long", 0.0, n_prompt=n_long, pin=0))
     delays: list[int] = []
     since = 0
     for now in range(n_turns):
-        if desk.seat(1).state is SeatState.IDLE and not desk.waiting:
-            desk = arrive(desk, ticket(f"short-{now}", now, n_prompt=n_short, pin=1))
+        if desk.slot(1).state is SlotState.IDLE and not desk.waiting:
+            desk = enqueue(desk, ticket(f"short-{now}", now, n_prompt=n_short, pin=1))
             since = now
         desk, _ = turn(desk, now)
-        desk, step = choose_bite(desk, Speed(TPS), Limits().pace)
+        desk, step = next_prefill_chunk(desk, ThroughputModel(TPS), SchedulerLimits().pace)
         assert step is not None
-        desk = advance(desk, step.slot, desk.seat(step.slot).position + step.n_tokens)
-        for one in desk.seats:
-            if one.state is SeatState.RUNNING and one.id == 1:
+        desk = advance(desk, step.slot, desk.slot(step.slot).position + step.n_tokens)
+        for one in desk.slots:
+            if one.state is SlotState.RUNNING and one.id == 1:
                 delays.append(now - since)
-                desk = release(desk, 1, 0, now)
-        if desk.seat(0).state is not SeatState.PREFILLING:
+                desk = release_slot(desk, 1, 0, now)
+        if desk.slot(0).state is not SlotState.PREFILLING:
             break
-    return delays, desk.seat(0).position
+    return delays, desk.slot(0).position
 
 
 @given(st.integers(2000, 60_000), st.integers(2, 600))
@@ -159,14 +181,14 @@ def test_z7_a_stream_of_short_prompts_neither_starves_a_long_one_nor_waits_for_i
     st.sampled_from((512, 2048)),
 )
 def test_m6_attention_scores_of_a_chunk_are_bounded_in_bytes(
-    one: Seat, speed: Speed, n_decoding: int, score_bytes: int, most: int, chunk: int
+    one: Slot, speed: ThroughputModel, n_decoding: int, score_bytes: int, most: int, chunk: int
 ) -> None:
-    pace = Pace(max_bite=chunk, score_bytes=score_bytes, max_score_bytes=most)
-    n = bite(one, n_decoding, speed, pace)
+    pace = PrefillPolicy(max_chunk=chunk, score_bytes=score_bytes, max_score_bytes=most)
+    n = chunk_size(one, n_decoding, speed, pace)
     assert n <= FINEST or n * (one.position + n) * score_bytes <= most
     widest = tokens_within_scores(one.position, pace)
     assert widest == chunk or (widest + 1) * (one.position + widest + 1) * score_bytes > most
 
 
 def test_m6_fused_attention_bounds_no_chunk() -> None:
-    assert tokens_within_scores(100_000, Pace(max_bite=2048)) == 2048
+    assert tokens_within_scores(100_000, PrefillPolicy(max_chunk=2048)) == 2048

@@ -4,34 +4,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.event import Miss, Source
-from mlxstack.policy.records import Found, Match, Step
+from mlxstack.core.event import CacheMiss, KVSource
+from mlxstack.policy.records import FoundCheckpoint, PathStep, PrefixMatch
 from mlxstack.policy.restore import (
     COST,
-    Clues,
-    Option,
-    Plan,
-    Reason,
-    State,
+    MissContext,
+    MissReason,
+    RestorePoint,
+    ReusePlan,
+    ReuseSource,
+    explain_miss,
     live,
     plan,
     stored,
-    why,
 )
 
 options_lists = st.lists(
     st.builds(
-        Option,
-        source=st.sampled_from([Source.SLOT, Source.FORK, Source.PARKED, Source.DISK]),
+        ReuseSource,
+        source=st.sampled_from([KVSource.SLOT, KVSource.FORK, KVSource.PARKED, KVSource.DISK]),
         covered=st.integers(0, 30),
         free_from=st.none() | st.integers(0, 30),
-        states=st.lists(st.builds(State, st.integers(0, 30)), max_size=4).map(tuple),
+        states=st.lists(st.builds(RestorePoint, st.integers(0, 30)), max_size=4).map(tuple),
     ),
     max_size=5,
 )
 
 
-def reachable(option: Option, n_prompt: int) -> set[int]:
+def reachable(option: ReuseSource, n_prompt: int) -> set[int]:
     """All positions an option can restore, by the definition."""
     free = set() if option.free_from is None else set(range(option.free_from, option.covered + 1))
     states = {state.position for state in option.states if state.position <= option.covered}
@@ -40,95 +40,127 @@ def reachable(option: Option, n_prompt: int) -> set[int]:
 
 @given(n_prompt=st.integers(0, 32), options=options_lists)
 def test_the_longest_reachable_position_wins_and_ties_go_to_the_cheapest(
-    n_prompt: int, options: list[Option]
+    n_prompt: int, options: list[ReuseSource]
 ) -> None:
     made = plan(n_prompt, options)
     best = max((p for o in options for p in reachable(o, n_prompt)), default=0)
     assert made.position == best
     able = [o.source for o in options if best in reachable(o, n_prompt)]
-    assert made.source == min(able, key=COST.__getitem__, default=Source.NONE)
+    assert made.source == min(able, key=COST.__getitem__, default=KVSource.NONE)
 
 
 @given(n_prompt=st.integers(1, 32), options=options_lists)
-def test_at_least_one_token_is_left_to_compute(n_prompt: int, options: list[Option]) -> None:
+def test_at_least_one_token_is_left_to_compute(n_prompt: int, options: list[ReuseSource]) -> None:
     assert plan(n_prompt, options).position <= n_prompt - 1
 
 
 def test_an_exact_hit_of_the_whole_prompt_leaves_its_last_token() -> None:
-    made = plan(100, [Option(Source.SLOT, 100, slot=2)])
+    made = plan(100, [ReuseSource(KVSource.SLOT, 100, slot=2)])
     assert (made.position, made.slot) == (99, 2)
 
 
 def test_c4_a_wrapped_window_goes_on_only_from_where_it_stands() -> None:
-    standing = live(Source.SLOT, 0, 200, [State(200)])
-    assert plan(300, [standing]) == Plan(Source.SLOT, 200, slot=0)
-    behind = live(Source.SLOT, 0, 190, [State(200), State(150, "c")])
-    assert plan(300, [behind]) == Plan(Source.SLOT, 150, slot=0, checkpoint="c")
+    standing = live(KVSource.SLOT, 0, 200, [RestorePoint(200)])
+    assert plan(300, [standing]) == ReusePlan(KVSource.SLOT, 200, slot=0)
+    behind = live(KVSource.SLOT, 0, 190, [RestorePoint(200), RestorePoint(150, "c")])
+    assert plan(300, [behind]) == ReusePlan(KVSource.SLOT, 150, slot=0, checkpoint="c")
 
 
 def test_a_window_that_has_not_wrapped_can_still_be_trimmed() -> None:
-    assert plan(300, [Option(Source.SLOT, 40, free_from=0)]).position == 40
-    assert plan(300, [Option(Source.SLOT, 40, free_from=41)]).position == 0
+    assert plan(300, [ReuseSource(KVSource.SLOT, 40, free_from=0)]).position == 40
+    assert plan(300, [ReuseSource(KVSource.SLOT, 40, free_from=41)]).position == 0
 
 
-PATH = (Step("a", 0, 100, 10, True), Step("b", 100, 180, 8, True), Step("c", 180, 256, 7, False))
+PATH = (
+    PathStep("a", 0, 100, 10, True),
+    PathStep("b", 100, 180, 8, True),
+    PathStep("c", 180, 256, 7, False),
+)
 
 
 def test_stored_offers_memory_alone_and_memory_with_disk() -> None:
-    match = Match(256, PATH, (Found("x", 90, 1, True), Found("y", 170, 1, False)))
+    match = PrefixMatch(
+        256, PATH, (FoundCheckpoint("x", 90, 1, True), FoundCheckpoint("y", 170, 1, False))
+    )
     parked, disk = stored(match, is_sliceable=True)
     assert (parked.covered, disk.covered) == (180, 256)
-    assert plan(150, [parked, disk]).source is Source.PARKED
+    assert plan(150, [parked, disk]).source is KVSource.PARKED
     made = plan(999, [parked, disk])
-    assert (made.source, made.position, made.path) == (Source.DISK, 256, PATH)
+    assert (made.source, made.position, made.path) == (KVSource.DISK, 256, PATH)
 
 
 def test_d20_checkpoints_decide_where_layers_cannot_be_cut() -> None:
-    match = Match(256, PATH, (Found("x", 90, 1, True), Found("y", 170, 1, False)))
+    match = PrefixMatch(
+        256, PATH, (FoundCheckpoint("x", 90, 1, True), FoundCheckpoint("y", 170, 1, False))
+    )
     parked, disk = stored(match, is_sliceable=False)
     assert plan(999, [parked]).checkpoint == "x"
     made = plan(999, [parked, disk])
-    assert (made.source, made.position, made.checkpoint) == (Source.DISK, 170, "y")
-    assert made.path == (PATH[0], Step("b", 100, 170, 8, True))
-    assert plan(100, [parked, disk]).source is Source.PARKED
+    assert (made.source, made.position, made.checkpoint) == (KVSource.DISK, 170, "y")
+    assert made.path == (PATH[0], PathStep("b", 100, 170, 8, True))
+    assert plan(100, [parked, disk]).source is KVSource.PARKED
 
 
 def test_nothing_known_is_a_cold_start() -> None:
-    assert plan(10, stored(Match(), True)) == Plan()
+    assert plan(10, stored(PrefixMatch(), True)) == ReusePlan()
 
 
-SLOT = Option(Source.SLOT, 500, slot=0)
-WINDOW = live(Source.SLOT, 0, 500, [State(400, "c")])
+SLOT = ReuseSource(KVSource.SLOT, 500, slot=0)
+WINDOW = live(KVSource.SLOT, 0, 500, [RestorePoint(400, "c")])
 
 
 @pytest.mark.parametrize(
     ("options", "clues", "miss"),
     [
-        ([], Clues(1000), Miss(Reason.COLD)),
-        ([], Clues(1000, is_enabled=False), Miss(Reason.DISABLED)),
-        ([], Clues(1000, is_foreign=True), Miss(Reason.MODEL)),
-        ([SLOT], Clues(1000, n_previous=500, n_common=500), None),
-        ([SLOT], Clues(501, n_previous=500, n_common=500), None),
-        ([SLOT], Clues(400, n_previous=500, n_common=400), None),
-        ([SLOT], Clues(1000, n_previous=800, n_common=500), Miss(Reason.DIVERGED, 500)),
-        ([], Clues(1000, n_previous=800, n_common=3), Miss(Reason.DIVERGED, 3)),
-        ([WINDOW], Clues(1000, n_previous=500, n_common=500), Miss(Reason.NO_CHECKPOINT, 400)),
-        ([WINDOW], Clues(1000, n_previous=520, n_common=500), Miss(Reason.NO_CHECKPOINT, 400)),
-        ([WINDOW], Clues(1000, n_previous=900, n_common=500), Miss(Reason.DIVERGED, 500)),
-        ([], Clues(1000, n_evicted=512), Miss(Reason.EVICTED, 0)),
-        ([SLOT], Clues(1000, n_evicted=640), Miss(Reason.EVICTED, 500)),
-        ([], Clues(1000, n_previous=700, n_common=700), Miss(Reason.EVICTED, 0)),
-        ([SLOT], Clues(1000, n_previous=530, n_common=530), Miss(Reason.UNALIGNED, 500)),
+        ([], MissContext(1000), CacheMiss(MissReason.COLD)),
+        ([], MissContext(1000, is_enabled=False), CacheMiss(MissReason.DISABLED)),
+        ([], MissContext(1000, is_foreign=True), CacheMiss(MissReason.MODEL)),
+        ([SLOT], MissContext(1000, n_previous=500, n_common=500), None),
+        ([SLOT], MissContext(501, n_previous=500, n_common=500), None),
+        ([SLOT], MissContext(400, n_previous=500, n_common=400), None),
+        (
+            [SLOT],
+            MissContext(1000, n_previous=800, n_common=500),
+            CacheMiss(MissReason.DIVERGED, 500),
+        ),
+        ([], MissContext(1000, n_previous=800, n_common=3), CacheMiss(MissReason.DIVERGED, 3)),
+        (
+            [WINDOW],
+            MissContext(1000, n_previous=500, n_common=500),
+            CacheMiss(MissReason.NO_CHECKPOINT, 400),
+        ),
+        (
+            [WINDOW],
+            MissContext(1000, n_previous=520, n_common=500),
+            CacheMiss(MissReason.NO_CHECKPOINT, 400),
+        ),
+        (
+            [WINDOW],
+            MissContext(1000, n_previous=900, n_common=500),
+            CacheMiss(MissReason.DIVERGED, 500),
+        ),
+        ([], MissContext(1000, n_evicted=512), CacheMiss(MissReason.EVICTED, 0)),
+        ([SLOT], MissContext(1000, n_evicted=640), CacheMiss(MissReason.EVICTED, 500)),
+        ([], MissContext(1000, n_previous=700, n_common=700), CacheMiss(MissReason.EVICTED, 0)),
+        (
+            [SLOT],
+            MissContext(1000, n_previous=530, n_common=530),
+            CacheMiss(MissReason.UNALIGNED, 500),
+        ),
     ],
 )
-def test_d16_every_reason(options: list[Option], clues: Clues, miss: Miss | None) -> None:
-    assert why(plan(clues.n_prompt, options), options, clues) == miss
+def test_d16_every_reason(
+    options: list[ReuseSource], clues: MissContext, miss: CacheMiss | None
+) -> None:
+    assert explain_miss(plan(clues.n_prompt, options), options, clues) == miss
 
 
 @given(n_prompt=st.integers(1, 32), options=options_lists)
-def test_d16_the_most_that_was_possible_is_no_miss(n_prompt: int, options: list[Option]) -> None:
+def test_d16_the_most_that_was_possible_is_no_miss(
+    n_prompt: int, options: list[ReuseSource]
+) -> None:
     made = plan(n_prompt, options)
     covered = min(max((o.covered for o in options), default=0), n_prompt - 1)
-    clues = Clues(n_prompt, n_previous=covered, n_common=covered)
-    miss = why(made, options, clues)
+    clues = MissContext(n_prompt, n_previous=covered, n_common=covered)
+    miss = explain_miss(made, options, clues)
     assert (miss is None) == (made.position == covered > 0)

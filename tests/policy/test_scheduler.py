@@ -5,21 +5,28 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from mlxstack.policy.desk import (
-    Desk,
-    Errand,
-    SeatState,
-    Ticket,
+    QueuedRequest,
+    SchedulerState,
+    SlotAction,
+    SlotState,
     advance,
-    arrive,
-    load,
-    loaded,
-    release,
-    request,
-    sit,
+    assign_slot,
+    enqueue,
+    enqueue_action,
+    finish_loading,
+    release_slot,
+    start_loading,
 )
-from mlxstack.policy.scheduler import Expire, Limits, Prefill, choose_bite, decide, is_full
-from mlxstack.policy.seats import Promise
-from mlxstack.policy.speed import Speed
+from mlxstack.policy.scheduler import (
+    Expire,
+    PrefillChunk,
+    SchedulerLimits,
+    is_full,
+    next_prefill_chunk,
+    schedule,
+)
+from mlxstack.policy.seats import SharedPrefillFn
+from mlxstack.policy.speed import ThroughputModel
 from tests.policy.desk_states import (
     HIGH,
     LOW,
@@ -37,7 +44,7 @@ from tests.policy.desk_states import (
 def test_e1_the_fourth_starts_when_the_first_of_three_ends() -> None:
     desk, actions = turn(desk_of(3, *(ticket(str(n), n) for n in range(4))), 5.0)
     assert given(actions) == [("0", 0), ("1", 1), ("2", 2)]
-    desk, actions = turn(release(desk, 1, 100, 6.0), 6.0)
+    desk, actions = turn(release_slot(desk, 1, 100, 6.0), 6.0)
     assert given(actions) == [("3", 1)]
 
 
@@ -47,8 +54,10 @@ def test_e4_never_more_than_max_active() -> None:
 
 
 def test_e4_held_seats_take_no_row_of_the_batch() -> None:
-    desk = request(desk_of(3, ticket("a"), ticket("b"), ticket("c")), Errand("save", 0, -1.0))
-    desk, actions = turn(desk, limits=Limits(max_active=2))
+    desk = enqueue_action(
+        desk_of(3, ticket("a"), ticket("b"), ticket("c")), SlotAction("save", 0, -1.0)
+    )
+    desk, actions = turn(desk, limits=SchedulerLimits(max_active=2))
     assert begun(actions) == ["save"]
     assert given(actions) == [("a", 1), ("b", 2)]
 
@@ -56,13 +65,13 @@ def test_e4_held_seats_take_no_row_of_the_batch() -> None:
 def test_b6_two_pinned_to_one_slot_go_one_after_the_other() -> None:
     desk, actions = turn(desk_of(3, ticket("a", 1, pin=0), ticket("b", 2, pin=0)))
     assert given(actions) == [("a", 0)]
-    desk, actions = turn(release(desk, 0, 100, 3.0))
+    desk, actions = turn(release_slot(desk, 0, 100, 3.0))
     assert given(actions) == [("b", 0)]
 
 
 def test_b6_a_pinned_ask_that_waits_does_not_stop_the_others() -> None:
     desk, _ = turn(desk_of(2, ticket("a", 0, pin=0)))
-    desk = arrive(arrive(desk, ticket("b", 1, HIGH, pin=0)), ticket("c", 2, LOW))
+    desk = enqueue(enqueue(desk, ticket("b", 1, HIGH, pin=0)), ticket("c", 2, LOW))
     assert given(turn(desk)[1]) == [("c", 1)]
 
 
@@ -74,14 +83,14 @@ def test_b6_pinned_and_unpinned_share_the_slots_so_that_both_are_served() -> Non
 def test_b7_four_on_three_slots_in_order_of_arrival() -> None:
     desk, actions = turn(desk_of(3, *(ticket(str(n), n) for n in range(4))))
     assert [ask for ask, _ in given(actions)] == ["0", "1", "2"]
-    assert [t.ask for t in desk.waiting] == ["3"]
+    assert [t.request for t in desk.waiting] == ["3"]
 
 
 def test_e12_an_agents_second_ask_waits_for_its_first() -> None:
     asks = (ticket("a1", 1, agent="a"), ticket("a2", 2, HIGH, agent="a"), ticket("b", 3, agent="b"))
     desk, actions = turn(desk_of(3, *asks))
     assert given(actions) == [("a1", 0), ("b", 1)]
-    desk, actions = turn(release(desk, 0, 100, 4.0))
+    desk, actions = turn(release_slot(desk, 0, 100, 4.0))
     assert [ask for ask, _ in given(actions)] == ["a2"]
 
 
@@ -100,87 +109,91 @@ def test_e11_a_late_ask_in_a_seat_is_named_until_its_seat_is_released() -> None:
     desk, _ = turn(desk_of(1, late))
     desk, actions = turn(desk, 5.0)
     assert actions == [Expire(late)]
-    assert turn(release(desk, 0, 0, 5.0), 5.1)[1] == []
+    assert turn(release_slot(desk, 0, 0, 5.0), 5.1)[1] == []
 
 
 def test_errands_of_a_busy_slot_wait_and_then_go_before_later_asks() -> None:
     desk, _ = turn(desk_of(1, ticket("a", 0)))
-    desk = request(arrive(desk, ticket("b", 2, HIGH, pin=0)), Errand("save", 0, 1.0))
+    desk = enqueue_action(enqueue(desk, ticket("b", 2, HIGH, pin=0)), SlotAction("save", 0, 1.0))
     desk, actions = turn(desk, 3.0)
     assert actions == []
-    desk, actions = turn(release(desk, 0, 100, 4.0), 4.0)
+    desk, actions = turn(release_slot(desk, 0, 100, 4.0), 4.0)
     assert (begun(actions), given(actions)) == (["save"], [])
-    desk, actions = turn(release(desk, 0, 100, 5.0), 5.0)
+    desk, actions = turn(release_slot(desk, 0, 100, 5.0), 5.0)
     assert given(actions) == [("b", 0)]
 
 
 def test_errands_let_earlier_pinned_asks_go_first() -> None:
-    desk = request(desk_of(1, ticket("a", 1, pin=0)), Errand("save", 0, 2.0))
+    desk = enqueue_action(desk_of(1, ticket("a", 1, pin=0)), SlotAction("save", 0, 2.0))
     desk, actions = turn(desk, 3.0)
     assert (begun(actions), given(actions)) == ([], [("a", 0)])
-    assert begun(turn(release(desk, 0, 100, 4.0), 4.0)[1]) == ["save"]
+    assert begun(turn(release_slot(desk, 0, 100, 4.0), 4.0)[1]) == ["save"]
 
 
 def test_errands_of_one_slot_keep_their_order() -> None:
-    desk = request(request(desk_of(1), Errand("one", 0, 1.0)), Errand("two", 0, 1.0))
+    desk = enqueue_action(
+        enqueue_action(desk_of(1), SlotAction("one", 0, 1.0)), SlotAction("two", 0, 1.0)
+    )
     desk, actions = turn(desk, 2.0)
     assert begun(actions) == ["one"]
-    assert begun(turn(release(desk, 0, 0, 3.0), 3.0)[1]) == ["two"]
+    assert begun(turn(release_slot(desk, 0, 0, 3.0), 3.0)[1]) == ["two"]
 
 
 def test_errands_are_not_starved_by_an_endless_stream_of_pinned_asks() -> None:
     desk, _ = turn(desk_of(1, ticket("0", 0, HIGH, pin=0)))
-    desk = request(desk, Errand("save", 0, 0.5))
+    desk = enqueue_action(desk, SlotAction("save", 0, 0.5))
     for n in range(1, 4):
-        desk = arrive(desk, ticket(str(n), n, HIGH, pin=0))
-    desk, actions = turn(release(desk, 0, 100, 4.0), 4.0)
+        desk = enqueue(desk, ticket(str(n), n, HIGH, pin=0))
+    desk, actions = turn(release_slot(desk, 0, 100, 4.0), 4.0)
     assert begun(actions) == ["save"]
 
 
 def test_errands_are_not_passed_by_a_more_urgent_pinned_ask() -> None:
     asks = (ticket("early", 1, LOW, pin=0), ticket("late", 3, HIGH, pin=0))
-    _, actions = turn(request(desk_of(1, *asks), Errand("save", 0, 2.0)), 4.0)
+    _, actions = turn(enqueue_action(desk_of(1, *asks), SlotAction("save", 0, 2.0)), 4.0)
     assert (begun(actions), given(actions)) == ([], [("early", 0)])
 
 
 def test_a_slot_with_an_errand_is_not_given_to_later_asks() -> None:
     desk, _ = turn(desk_of(2, ticket("a1", 0, agent="a")))
-    desk = request(arrive(desk, ticket("a2", 1, agent="a", pin=1)), Errand("save", 1, 2.0))
-    desk, actions = turn(arrive(desk, ticket("b", 3)), 4.0)
+    desk = enqueue_action(
+        enqueue(desk, ticket("a2", 1, agent="a", pin=1)), SlotAction("save", 1, 2.0)
+    )
+    desk, actions = turn(enqueue(desk, ticket("b", 3)), 4.0)
     assert actions == [], "a2 waits for a1, the errand for a2, and b for either slot"
-    assert given(turn(release(desk, 0, 100, 5.0), 5.0)[1]) == [("a2", 1), ("b", 0)]
+    assert given(turn(release_slot(desk, 0, 100, 5.0), 5.0)[1]) == [("a2", 1), ("b", 0)]
 
 
 def test_queue_order_of_an_agent_cannot_lock_a_slot_with_an_errand() -> None:
     """The later ask of the agent reached the queue first, with an errand's time between them."""
     late, early = ticket("late", 6, agent="a", pin=0), ticket("early", 3, agent="a", pin=0)
-    desk = request(desk_of(1, late, early), Errand("save", 0, 5.0))
+    desk = enqueue_action(desk_of(1, late, early), SlotAction("save", 0, 5.0))
     desk, actions = turn(desk, 7.0)
     assert given(actions) == [("early", 0)]
 
 
 def test_e18_a_full_queue_is_full_exactly_at_its_bound() -> None:
     desk = desk_of(1, ticket("seated"))
-    limits = Limits(max_waiting=2)
+    limits = SchedulerLimits(max_waiting=2)
     for n, expected in enumerate([False, False, True]):
         newcomer = ticket(str(n), n)
         assert is_full(desk, newcomer, 9.0, limits) is expected
-        desk = arrive(desk, newcomer)
+        desk = enqueue(desk, newcomer)
 
 
 @pytest.mark.parametrize(
     ("newcomer", "expected"), [(ticket("p", 9, pin=0), True), (ticket("u", 9), False)]
 )
 def test_e18_idle_slots_do_not_make_room_for_those_who_wait_for_another(
-    newcomer: Ticket, expected: bool
+    newcomer: QueuedRequest, expected: bool
 ) -> None:
     desk, _ = turn(desk_of(3, ticket("a", pin=0)))
-    desk = arrive(desk, ticket("b", 1, pin=0))
-    assert is_full(desk, newcomer, 9.0, Limits(max_waiting=1)) is expected
+    desk = enqueue(desk, ticket("b", 1, pin=0))
+    assert is_full(desk, newcomer, 9.0, SchedulerLimits(max_waiting=1)) is expected
 
 
 def test_e18_without_a_queue_only_what_can_start_is_taken() -> None:
-    limits = Limits(max_waiting=0)
+    limits = SchedulerLimits(max_waiting=0)
     assert not is_full(desk_of(1), ticket("a"), 0.0, limits)
     desk, _ = turn(desk_of(1, ticket("a")))
     assert is_full(desk, ticket("b"), 0.0, limits)
@@ -198,15 +211,15 @@ tickets = st.builds(
 
 @examples(st.lists(tickets, max_size=12), st.integers(0, 4), st.integers(1, 4))
 def test_e18_what_is_admitted_never_makes_more_than_max_waiting_wait(
-    newcomers: list[Ticket], max_waiting: int, max_active: int
+    newcomers: list[QueuedRequest], max_waiting: int, max_active: int
 ) -> None:
-    limits = Limits(max_waiting=max_waiting, max_active=max_active)
+    limits = SchedulerLimits(max_waiting=max_waiting, max_active=max_active)
     desk = desk_of(3)
     for one in newcomers:
-        n_would_wait = len(turn(arrive(desk, one), 30.0, limits)[0].waiting)
+        n_would_wait = len(turn(enqueue(desk, one), 30.0, limits)[0].waiting)
         assert is_full(desk, one, 30.0, limits) is (n_would_wait > max_waiting)
         if n_would_wait <= max_waiting:
-            desk = arrive(desk, one)
+            desk = enqueue(desk, one)
             if one.pin is None:  # a turn between some arrivals, several arrivals between others
                 desk, _ = turn(desk, 30.0, limits)
                 assert len(desk.waiting) <= max_waiting
@@ -217,36 +230,38 @@ def test_e7_low_under_an_endless_stream_of_high_waits_20_s() -> None:
     desk = desk_of(1, ticket("low", 0.5, LOW))
     for second in range(60):
         for n in range(2):
-            desk = arrive(desk, ticket(f"{second}.{n}", float(second), HIGH))
+            desk = enqueue(desk, ticket(f"{second}.{n}", float(second), HIGH))
         desk, actions = turn(desk, float(second))
         ((ask, slot),) = given(actions)
         if ask == "low":
             break
-        desk = release(desk, slot, 100, second + 1.0)
+        desk = release_slot(desk, slot, 100, second + 1.0)
     # At 20.5 s nobody who arrived later goes before it; some 20 who came earlier still do.
     assert 20 <= second <= 42
 
 
 def test_b6_the_seat_of_a_pinned_ask_is_not_lost_to_urgent_ones() -> None:
     desk, _ = turn(used(desk_of(2, ticket("x", 0, pin=0)), 1, 50, 60), 0.0)
-    desk = arrive(desk, ticket("pinned", 1.0, NORMAL, pin=0))
-    desk = arrive(desk, ticket("later", 2.0, NORMAL))
-    desk, actions = turn(release(desk, 0, 10, 3.0), 3.0)
+    desk = enqueue(desk, ticket("pinned", 1.0, NORMAL, pin=0))
+    desk = enqueue(desk, ticket("later", 2.0, NORMAL))
+    desk, actions = turn(release_slot(desk, 0, 10, 3.0), 3.0)
     assert set(given(actions)) == {("pinned", 0), ("later", 1)}
 
 
 def test_e14_nobody_to_prefill_means_no_bite() -> None:
     desk = desk_of(2)
-    assert choose_bite(desk, Speed(), Limits().pace) == (desk, None)
+    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, None)
 
 
 def test_z7_a_short_prompt_passes_a_long_one_that_began() -> None:
     desk = desk_of(2, ticket("long", 0, n_prompt=4001), ticket("short", 1, n_prompt=51))
     desk, _ = turn(desk)
     desk = advance(desk, 0, 2944)
-    desk, bite = choose_bite(desk, Speed(prefill_tps=1000.0), Limits().pace)
-    assert bite == Prefill(slot=1, n_tokens=50)
-    assert (desk.seat(0).n_passed, desk.seat(1).n_passed) == (1, 0)
+    desk, bite = next_prefill_chunk(
+        desk, ThroughputModel(prefill_tps=1000.0), SchedulerLimits().pace
+    )
+    assert bite == PrefillChunk(slot=1, n_tokens=50)
+    assert (desk.slot(0).n_passed, desk.slot(1).n_passed) == (1, 0)
 
 
 def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> None:
@@ -254,72 +269,78 @@ def test_e6_a_more_urgent_prompt_is_computed_first_even_if_it_is_longer() -> Non
     desk, _ = turn(desk_of(2, short, urgent))
     order = []
     for _ in range(4):
-        desk, bite = choose_bite(desk, Speed(prefill_tps=100.0), Limits().pace)
+        desk, bite = next_prefill_chunk(
+            desk, ThroughputModel(prefill_tps=100.0), SchedulerLimits().pace
+        )
         assert bite is not None
         order.append(bite.slot)
     # The one that came first still gets every fourth bite.
-    at = next(seat.id for seat in desk.seats if seat.ticket == urgent)
+    at = next(seat.id for seat in desk.slots if seat.queued == urgent)
     assert order == [at, at, at, 1 - at]
 
 
 def test_e10_illegal_transitions_raise() -> None:
     desk, _ = turn(desk_of(2, ticket("a", n_prompt=10)))
     with pytest.raises(AssertionError, match="not idle"):
-        sit(desk, ticket("b"), 0)
+        assign_slot(desk, ticket("b"), 0)
     with pytest.raises(AssertionError, match="not prefilling"):
         advance(desk, 1, 5)
     with pytest.raises(AssertionError, match="not loading"):
-        loaded(desk, 0)
+        finish_loading(desk, 0)
     desk = advance(desk, 0, 9)
-    assert desk.seat(0).state is SeatState.RUNNING
+    assert desk.slot(0).state is SlotState.RUNNING
     with pytest.raises(AssertionError, match="not prefilling"):
         advance(desk, 0, 10)
     with pytest.raises(AssertionError, match="not prefilling"):
-        load(desk, 0)
+        start_loading(desk, 0)
 
 
 def test_e1_the_last_prompt_token_belongs_to_decode() -> None:
     desk, _ = turn(desk_of(1, ticket("a", n_prompt=10)))
-    assert advance(desk, 0, 8).seat(0).state is SeatState.PREFILLING
-    assert advance(desk, 0, 9).seat(0).state is SeatState.RUNNING
+    assert advance(desk, 0, 8).slot(0).state is SlotState.PREFILLING
+    assert advance(desk, 0, 9).slot(0).state is SlotState.RUNNING
 
 
 def test_deciding_is_a_function_of_its_arguments() -> None:
-    desk: Desk = desk_of(2, ticket("a"), ticket("b", 1), ticket("c", 2))
-    assert decide(desk, 3.0, Limits(), nothing) == decide(desk, 3.0, Limits(), nothing)
+    desk: SchedulerState = desk_of(2, ticket("a"), ticket("b", 1), ticket("c", 2))
+    assert schedule(desk, 3.0, SchedulerLimits(), nothing) == schedule(
+        desk, 3.0, SchedulerLimits(), nothing
+    )
 
 
-def head_of(n: int) -> Promise:
+def head_of(n: int) -> SharedPrefillFn:
     """Everybody's prompt begins with the same `n` tokens."""
     return lambda ask, other: n
 
 
 def test_z5_a_team_lets_one_compute_the_shared_head_and_then_forks_it() -> None:
     desk = desk_of(3, *(ticket(str(n), n, n_prompt=3000) for n in range(3)))
-    desk, actions = decide(desk, 5.0, Limits(), nothing, head_of(2048))
+    desk, actions = schedule(desk, 5.0, SchedulerLimits(), nothing, head_of(2048))
     assert given(actions) == [("0", 0)]
-    desk, actions = decide(advance(desk, 0, 2047), 6.0, Limits(), nothing, head_of(2048))
+    desk, actions = schedule(advance(desk, 0, 2047), 6.0, SchedulerLimits(), nothing, head_of(2048))
     assert given(actions) == []
-    desk, actions = decide(advance(desk, 0, 2048), 7.0, Limits(), nothing, head_of(2048))
+    desk, actions = schedule(advance(desk, 0, 2048), 7.0, SchedulerLimits(), nothing, head_of(2048))
     assert given(actions)[0] == ("1", 1), "the second begins at the head's end by forking"
 
 
 def test_z5_strangers_do_not_wait_for_the_team() -> None:
     desk, _ = turn(desk_of(2, ticket("team", 0, n_prompt=3000)))
-    desk = arrive(desk, ticket("stranger", 1))
-    assert given(decide(desk, 2.0, Limits(), nothing, head_of(0))[1]) == [("stranger", 1)]
+    desk = enqueue(desk, ticket("stranger", 1))
+    assert given(schedule(desk, 2.0, SchedulerLimits(), nothing, head_of(0))[1]) == [
+        ("stranger", 1)
+    ]
 
 
 def test_z5_a_head_that_is_read_from_disk_is_waited_for() -> None:
     desk, _ = turn(desk_of(2, ticket("0", 0, n_prompt=3000)))
-    desk = arrive(load(desk, 0), ticket("1", 1, n_prompt=3000))
-    assert decide(desk, 2.0, Limits(), nothing, head_of(2048))[1] == []
-    desk = advance(loaded(desk, 0), 0, 2048)
-    assert given(decide(desk, 3.0, Limits(), nothing, head_of(2048))[1]) == [("1", 1)]
+    desk = enqueue(start_loading(desk, 0), ticket("1", 1, n_prompt=3000))
+    assert schedule(desk, 2.0, SchedulerLimits(), nothing, head_of(2048))[1] == []
+    desk = advance(finish_loading(desk, 0), 0, 2048)
+    assert given(schedule(desk, 3.0, SchedulerLimits(), nothing, head_of(2048))[1]) == [("1", 1)]
 
 
 def test_a_seat_that_loads_holds_its_row_and_gets_no_bites() -> None:
-    desk, _ = turn(desk_of(2, ticket("a"), ticket("b", 1)), limits=Limits(max_active=1))
-    desk = load(desk, 0)
+    desk, _ = turn(desk_of(2, ticket("a"), ticket("b", 1)), limits=SchedulerLimits(max_active=1))
+    desk = start_loading(desk, 0)
     assert desk.n_active == 1
-    assert choose_bite(desk, Speed(), Limits().pace) == (desk, None)
+    assert next_prefill_chunk(desk, ThroughputModel(), SchedulerLimits().pace) == (desk, None)

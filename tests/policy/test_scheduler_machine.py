@@ -14,20 +14,20 @@ from msgspec.structs import replace
 
 from mlxstack.core.ask import Priority
 from mlxstack.policy import desk as desks
-from mlxstack.policy.desk import ACTIVE, Desk, Errand, Seat, SeatState, Ticket
+from mlxstack.policy.desk import ACTIVE, QueuedRequest, SchedulerState, Slot, SlotAction, SlotState
 from mlxstack.policy.pacing import FINEST
 from mlxstack.policy.scheduler import (
     Action,
+    AssignSlot,
     Expire,
-    Give,
-    Limits,
-    Run,
-    choose_bite,
-    decide,
+    RunSlotAction,
+    SchedulerLimits,
     is_full,
+    next_prefill_chunk,
+    schedule,
 )
-from mlxstack.policy.speed import Speed, observe_prefill
-from mlxstack.policy.waiting import urgency
+from mlxstack.policy.speed import ThroughputModel, observe_prefill
+from mlxstack.policy.waiting import effective_priority
 from tests.policy.desk_states import heads_for, is_agents_turn, open_seats, put
 
 AGING = 0.1
@@ -46,9 +46,11 @@ class Histories(RuleBasedStateMachine):
     )
     def open(self, n_slots: int, max_active: int, max_waiting: int) -> None:
         self.now = 100.0
-        self.desk = desks.empty_desk(n_slots)
-        self.limits = Limits(max_active=max_active, max_waiting=max_waiting, aging_per_s=AGING)
-        self.speed = Speed()
+        self.desk = desks.initial_state(n_slots)
+        self.limits = SchedulerLimits(
+            max_active=max_active, max_waiting=max_waiting, aging_per_s=AGING
+        )
+        self.speed = ThroughputModel()
         self.shares: dict[str, float] = {}
         self.teams: dict[str, str | None] = {}
         self.on_disk: set[str] = set()
@@ -88,12 +90,12 @@ class Histories(RuleBasedStateMachine):
         """`late` is how long the ask took from the door to the queue."""
         ask = self.new_id()
         arrived = self.now - late
-        ticket = Ticket(
+        ticket = QueuedRequest(
             ask,
             n_prompt,
             arrived,
             priority,
-            None if pin is None else pin % len(self.desk.seats),
+            None if pin is None else pin % len(self.desk.slots),
             agent,
             None if patience is None else arrived + patience,
         )
@@ -104,7 +106,7 @@ class Histories(RuleBasedStateMachine):
         self.shares[ask] = share
         self.teams[ask] = team
         self.on_disk |= {ask} if is_on_disk else set()
-        self.desk = desks.arrive(self.desk, ticket)
+        self.desk = desks.enqueue(self.desk, ticket)
         return ask
 
     @rule(ask=asks)
@@ -114,22 +116,22 @@ class Histories(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, 3))
     def an_errand_is_requested(self, slot: int) -> None:
-        errand = Errand(self.new_id(), slot % len(self.desk.seats), self.now)
+        errand = SlotAction(self.new_id(), slot % len(self.desk.slots), self.now)
         self.requested.add(errand.id)
-        self.desk = desks.request(self.desk, errand)
+        self.desk = desks.enqueue_action(self.desk, errand)
 
-    @precondition(lambda self: any(s.state is SeatState.HELD for s in self.desk.seats))
+    @precondition(lambda self: any(s.state is SlotState.HELD for s in self.desk.seats))
     @rule(n_tokens=st.sampled_from((0, 500)))
     def an_errand_ends(self, n_tokens: int) -> None:
         """Saved, parked (nothing is left) or restored."""
-        slot = next(s.id for s in self.desk.seats if s.state is SeatState.HELD)
-        self.desk = desks.release(self.desk, slot, n_tokens, self.now)
+        slot = next(s.id for s in self.desk.slots if s.state is SlotState.HELD)
+        self.desk = desks.release_slot(self.desk, slot, n_tokens, self.now)
 
-    @precondition(lambda self: any(s.state is SeatState.LOADING for s in self.desk.seats))
+    @precondition(lambda self: any(s.state is SlotState.LOADING for s in self.desk.seats))
     @rule()
     def the_disk_answers(self) -> None:
-        slot = next(s.id for s in self.desk.seats if s.state is SeatState.LOADING)
-        self.desk = desks.advance(desks.loaded(self.desk, slot), slot, 0)
+        slot = next(s.id for s in self.desk.slots if s.state is SlotState.LOADING)
+        self.desk = desks.advance(desks.finish_loading(self.desk, slot), slot, 0)
 
     @rule(seconds=st.floats(0.01, 15))
     def time_passes(self, seconds: float) -> None:
@@ -139,18 +141,18 @@ class Histories(RuleBasedStateMachine):
     def memory_gets_tight_or_free(self, max_active: int) -> None:
         self.limits = replace(self.limits, max_active=max_active)
 
-    @precondition(lambda self: any(s.state is SeatState.RUNNING for s in self.desk.seats))
+    @precondition(lambda self: any(s.state is SlotState.RUNNING for s in self.desk.seats))
     @rule(which=st.integers(0, 3))
     def an_answer_ends(self, which: int) -> None:
-        running = [s for s in self.desk.seats if s.state is SeatState.RUNNING]
-        ticket = running[which % len(running)].ticket
+        running = [s for s in self.desk.slots if s.state is SlotState.RUNNING]
+        ticket = running[which % len(running)].queued
         assert ticket is not None
-        self.end(ticket.ask, "served")
+        self.end(ticket.request, "served")
 
     @rule()
     def a_turn(self) -> None:
         before = self.desk
-        self.desk, actions = decide(before, self.now, self.limits, self.match, self.promise)
+        self.desk, actions = schedule(before, self.now, self.limits, self.match, self.promise)
         self.check_order(before, actions)
         self.check_nothing_is_left_undone()
         for action in actions:
@@ -158,44 +160,44 @@ class Histories(RuleBasedStateMachine):
                 case Expire(ticket):
                     assert ticket.deadline is not None
                     assert ticket.deadline <= self.now
-                    self.end(ticket.ask, "expired")
-                case Run(errand):
+                    self.end(ticket.request, "expired")
+                case RunSlotAction(errand):
                     self.done.add(errand.id)
-                case Give(ticket, slot):
-                    self.take(ticket, before.seat(slot))
+                case AssignSlot(ticket, slot):
+                    self.take(ticket, before.slot(slot))
         self.bite()
 
     # What must be true
 
     @invariant()
     def everyone_is_at_one_place(self) -> None:
-        waiting = [t.ask for t in self.desk.waiting]
-        seated = [s.ticket.ask for s in self.desk.seats if s.ticket]
+        waiting = [t.request for t in self.desk.waiting]
+        seated = [s.queued.request for s in self.desk.slots if s.queued]
         places = [*waiting, *seated, *self.ended]
         assert len(places) == len(set(places))
         assert set(places) == self.admitted
-        assert [s.id for s in self.desk.seats] == list(range(len(self.desk.seats)))
-        for seat in self.desk.seats:
-            assert (seat.ticket is not None) == (seat.state in ACTIVE)
+        assert [s.id for s in self.desk.slots] == list(range(len(self.desk.slots)))
+        for seat in self.desk.slots:
+            assert (seat.queued is not None) == (seat.state in ACTIVE)
 
     @invariant()
     def agents_ask_one_after_another(self) -> None:
-        agents = [s.ticket.agent for s in self.desk.seats if s.ticket and s.ticket.agent]
+        agents = [s.queued.agent for s in self.desk.slots if s.queued and s.queued.agent]
         assert len(agents) == len(set(agents))
 
-    def check_order(self, before: Desk, actions: list[Action]) -> None:
+    def check_order(self, before: SchedulerState, actions: list[Action]) -> None:
         """Each step of the decision was allowed, and nobody passed one who could have gone."""
         desk = before
         for action in actions:
             match action:
                 case Expire(ticket):
-                    desk = desks.leave_queue(desk, ticket.ask)
-                case Run(errand):
-                    assert desk.seat(errand.slot).state is SeatState.IDLE
-                    rest = tuple(e for e in desk.errands if e.id != errand.id)
-                    held = replace(desk.seat(errand.slot), state=SeatState.HELD)
-                    desk = put(replace(desk, errands=rest), held)
-                case Give(ticket, slot):
+                    desk = desks.dequeue(desk, ticket.request)
+                case RunSlotAction(errand):
+                    assert desk.slot(errand.slot).state is SlotState.IDLE
+                    rest = tuple(e for e in desk.actions if e.id != errand.id)
+                    held = replace(desk.slot(errand.slot), state=SlotState.HELD)
+                    desk = put(replace(desk, actions=rest), held)
+                case AssignSlot(ticket, slot):
                     assert desk.n_active < self.limits.max_active
                     assert slot in open_seats(desk, ticket)
                     assert self.can_go(desk, ticket)
@@ -203,9 +205,9 @@ class Histories(RuleBasedStateMachine):
                         if self.can_go(desk, other):
                             assert self.rank(ticket) <= self.rank(other)
                     taken = replace(
-                        desk.seat(slot), state=SeatState.PREFILLING, ticket=ticket, n_passed=0
+                        desk.slot(slot), state=SlotState.PREFILLING, queued=ticket, n_passed=0
                     )
-                    desk = put(desks.leave_queue(desk, ticket.ask), taken)
+                    desk = put(desks.dequeue(desk, ticket.request), taken)
 
     def check_nothing_is_left_undone(self) -> None:
         """Work conserving; errands run; deadlines hold; deciding again changes nothing."""
@@ -214,11 +216,11 @@ class Histories(RuleBasedStateMachine):
         if desk.n_active < self.limits.max_active:
             for ticket in desk.waiting:
                 assert not self.can_go(desk, ticket)
-        for errand in desk.errands:
-            if desk.seat(errand.slot).state is SeatState.IDLE:
+        for errand in desk.actions:
+            if desk.slot(errand.slot).state is SlotState.IDLE:
                 pinned = [t for t in desk.waiting if t.pin == errand.slot]
                 assert any(t.arrived < errand.arrived for t in pinned)
-        again, actions = decide(desk, self.now, self.limits, self.match, self.promise)
+        again, actions = schedule(desk, self.now, self.limits, self.match, self.promise)
         assert again == desk
         assert all(isinstance(a, Expire) for a in actions)
 
@@ -227,15 +229,15 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "desk"):
             return
         for _ in range(60 * (1 + len(self.admitted) + len(self.requested))):
-            if not (self.desk.waiting or self.desk.errands or self.desk.n_active):
+            if not (self.desk.waiting or self.desk.actions or self.desk.n_active):
                 break
             self.a_turn()
-            for seat in self.desk.seats:
-                if seat.state is SeatState.RUNNING and seat.ticket:
-                    self.end(seat.ticket.ask, "served")
-                elif seat.state is SeatState.HELD:
-                    self.desk = desks.release(self.desk, seat.id, seat.n_tokens, self.now)
-                elif seat.state is SeatState.LOADING:
+            for seat in self.desk.slots:
+                if seat.state is SlotState.RUNNING and seat.queued:
+                    self.end(seat.queued.request, "served")
+                elif seat.state is SlotState.HELD:
+                    self.desk = desks.release_slot(self.desk, seat.id, seat.n_tokens, self.now)
+                elif seat.state is SlotState.LOADING:
                     self.the_disk_answers()
         assert set(self.ended) == self.admitted
         assert self.done == self.requested
@@ -246,47 +248,47 @@ class Histories(RuleBasedStateMachine):
         self.n_ids += 1
         return f"{self.n_ids:03}"
 
-    def rank(self, ticket: Ticket) -> tuple[float, float]:
-        return urgency(ticket, self.now, AGING), ticket.arrived
+    def rank(self, ticket: QueuedRequest) -> tuple[float, float]:
+        return effective_priority(ticket, self.now, AGING), ticket.arrived
 
     def match(self, ask: str, slot: int) -> int:
-        return self.n_shared(ask, self.desk.seat(slot))
+        return self.n_shared(ask, self.desk.slot(slot))
 
     def promise(self, ask: str, other: str) -> int:
         return HEAD if self.teams[ask] and self.teams[ask] == self.teams[other] else 0
 
-    def can_go(self, desk: Desk, ticket: Ticket) -> bool:
+    def can_go(self, desk: SchedulerState, ticket: QueuedRequest) -> bool:
         """A seat, the agent's turn, and nobody of the team who computes the shared head."""
         may_sit = bool(open_seats(desk, ticket)) and is_agents_turn(desk, ticket)
         return may_sit and not heads_for(desk, ticket, self.promise)
 
-    def take(self, ticket: Ticket, seat: Seat) -> None:
+    def take(self, ticket: QueuedRequest, seat: Slot) -> None:
         """Read from disk first, or go on from what the seat shares."""
-        if ticket.ask in self.on_disk:
-            self.desk = desks.load(self.desk, seat.id)
+        if ticket.request in self.on_disk:
+            self.desk = desks.start_loading(self.desk, seat.id)
         else:
-            n_shared = min(self.n_shared(ticket.ask, seat), ticket.n_prompt - 1)
+            n_shared = min(self.n_shared(ticket.request, seat), ticket.n_prompt - 1)
             self.desk = desks.advance(self.desk, seat.id, n_shared)
 
-    def n_shared(self, ask: str, seat: Seat) -> int:
+    def n_shared(self, ask: str, seat: Slot) -> int:
         return int(self.shares[ask] * seat.n_tokens)
 
     def bite(self) -> None:
-        passed = {s.id: s.n_passed for s in self.desk.seats if s.state is SeatState.PREFILLING}
-        self.desk, bite = choose_bite(self.desk, self.speed, self.limits.pace)
+        passed = {s.id: s.n_passed for s in self.desk.slots if s.state is SlotState.PREFILLING}
+        self.desk, bite = next_prefill_chunk(self.desk, self.speed, self.limits.pace)
         assert (bite is None) == (not passed)
         if bite is None:
             return
-        seat = self.desk.seat(bite.slot)
+        seat = self.desk.slot(bite.slot)
         assert 1 <= bite.n_tokens <= max(FINEST, seat.n_left)
         self.speed = observe_prefill(self.speed, seat.position, bite.n_tokens, bite.n_tokens / TPS)
         self.desk = desks.advance(self.desk, bite.slot, seat.position + bite.n_tokens)
 
     def end(self, ask: str, how: str) -> None:
         seat = self.desk.find(ask)
-        self.desk = desks.leave_queue(self.desk, ask)
+        self.desk = desks.dequeue(self.desk, ask)
         if seat is not None:
-            self.desk = desks.release(self.desk, seat.id, seat.position, self.now)
+            self.desk = desks.release_slot(self.desk, seat.id, seat.position, self.now)
         self.ended[ask] = how
 
 

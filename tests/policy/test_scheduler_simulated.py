@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from mlxstack.core.ask import Priority
-from mlxstack.policy.report import Report
-from mlxstack.policy.scheduler import Limits
-from mlxstack.policy.simulate import Machine, simulate
-from mlxstack.policy.workload import Agent, FutureAsk, Workload, draw_agents
+from mlxstack.policy.report import SimulationReport
+from mlxstack.policy.scheduler import SchedulerLimits
+from mlxstack.policy.simulate import SimulatedMachine, simulate
+from mlxstack.policy.workload import PlannedRequest, SimulatedAgent, Workload, draw_agents
 
-MACHINE = Machine(n_slots=8, prefill_tps=1500.0, slowdown=2e-5, step_s=0.020, row_s=0.002)
-PATIENT = Limits(max_active=8, max_waiting=2000)
+MACHINE = SimulatedMachine(n_slots=8, prefill_tps=1500.0, slowdown=2e-5, step_s=0.020, row_s=0.002)
+PATIENT = SchedulerLimits(max_active=8, max_waiting=2000)
 
 
 def samples(seed: int = 7) -> Iterator[float]:
@@ -22,7 +22,7 @@ def samples(seed: int = 7) -> Iterator[float]:
         yield random.random()
 
 
-def by_priority(report: Report) -> dict[Priority, float]:
+def by_priority(report: SimulationReport) -> dict[Priority, float]:
     """The longest anybody of a priority waited for a seat, in seconds."""
     return {w.priority: w.waited.most for w in report.waits}
 
@@ -58,31 +58,33 @@ def test_e14_no_silence_while_long_prompts_at_all_positions_join() -> None:
         n_agents=30, span_s=600.0, n_asks=(2, 5), n_head=20_000, n_new=(50, 20_000), pause_s=10.0
     )
     agents = draw_agents(long, samples(9))
-    report = simulate(agents, Machine(prefill_tps=2000.0, slowdown=5e-5), PATIENT)
+    report = simulate(agents, SimulatedMachine(prefill_tps=2000.0, slowdown=5e-5), PATIENT)
     assert report.n_asks == sum(len(agent.asks) for agent in agents)
     assert report.longest_silence_s <= PATIENT.pace.max_stall_s
 
 
 def test_e18_refused_asks_come_back_and_are_served() -> None:
     agents = draw_agents(Workload(n_agents=100, span_s=60.0, n_asks=(1, 2)), samples(10))
-    report = simulate(agents, MACHINE, Limits(max_active=8, max_waiting=4))
+    report = simulate(agents, MACHINE, SchedulerLimits(max_active=8, max_waiting=4))
     assert report.n_refused > 0
     assert report.n_asks == sum(len(agent.asks) for agent in agents)
 
 
-def ask(n_prompt: int, after_s: float = 0.0, n_answer: int = 20) -> FutureAsk:
-    return FutureAsk(after_s, n_prompt, n_answer)
+def ask(n_prompt: int, after_s: float = 0.0, n_answer: int = 20) -> PlannedRequest:
+    return PlannedRequest(after_s, n_prompt, n_answer)
 
 
-def ttft(agents: list[Agent], machine: Machine = MACHINE) -> dict[Priority, float]:
-    report = simulate(agents, machine, Limits())
+def ttft(
+    agents: list[SimulatedAgent], machine: SimulatedMachine = MACHINE
+) -> dict[Priority, float]:
+    report = simulate(agents, machine, SchedulerLimits())
     return {w.priority: w.ttft.most for w in report.waits}
 
 
 def test_z7_a_short_turn_behind_a_cold_start() -> None:
-    cold = Agent("cold", (ask(4000),), Priority.NORMAL)
-    short = Agent("short", (ask(50, after_s=0.5),), Priority.HIGH)
-    first_token = ttft([cold, short], Machine(prefill_tps=1000.0))
+    cold = SimulatedAgent("cold", (ask(4000),), Priority.NORMAL)
+    short = SimulatedAgent("short", (ask(50, after_s=0.5),), Priority.HIGH)
+    first_token = ttft([cold, short], SimulatedMachine(prefill_tps=1000.0))
     assert first_token[Priority.NORMAL] > 3.9
     assert first_token[Priority.HIGH] < 1.3, "one bite of a second, its own, and a step"
 
@@ -91,9 +93,9 @@ def test_z7_a_short_turn_behind_a_cold_start() -> None:
 def test_z7_a_cold_start_under_a_stream_of_short_turns_takes_four_times_as_long_at_most(
     n_short: int,
 ) -> None:
-    cold = Agent("cold", (ask(10_000),), Priority.LOW)
+    cold = SimulatedAgent("cold", (ask(10_000),), Priority.LOW)
     stream = [
-        Agent(f"s{n}", (ask(400, after_s=0.2 * n, n_answer=1),), Priority.HIGH)
+        SimulatedAgent(f"s{n}", (ask(400, after_s=0.2 * n, n_answer=1),), Priority.HIGH)
         for n in range(n_short)
     ]
     alone = ttft([cold])[Priority.LOW]
@@ -101,42 +103,46 @@ def test_z7_a_cold_start_under_a_stream_of_short_turns_takes_four_times_as_long_
 
 
 def test_b5_followers_find_their_own_seat_while_there_are_enough() -> None:
-    agents = [Agent(f"a{n}", (ask(500), ask(600, 5.0), ask(700, 5.0))) for n in range(8)]
-    report = simulate(agents, MACHINE, Limits())
+    agents = [SimulatedAgent(f"a{n}", (ask(500), ask(600, 5.0), ask(700, 5.0))) for n in range(8)]
+    report = simulate(agents, MACHINE, SchedulerLimits())
     assert report.n_warm == 16
     assert report.n_computed == 8 * 500 + 16 * (100 - 20)
 
 
 def test_b6_pinned_agents_queue_for_their_slot() -> None:
-    agents = [Agent(f"a{n}", (ask(100, n_answer=100),), pin=0) for n in range(3)]
-    report = simulate(agents, MACHINE, Limits())
+    agents = [SimulatedAgent(f"a{n}", (ask(100, n_answer=100),), pin=0) for n in range(3)]
+    report = simulate(agents, MACHINE, SchedulerLimits())
     step = MACHINE.decode_s(1)
     assert report.waits[0].waited.most == pytest.approx(2 * (99 / 1500 + 100 * step), rel=0.01)
 
 
 def test_e1_batching_is_worth_it() -> None:
     """Eight answers together against one after the other."""
-    agents = [Agent(f"a{n}", (ask(2, n_answer=200),)) for n in range(8)]
-    together = simulate(agents, MACHINE, Limits(max_active=8))
-    alone = simulate(agents, MACHINE, Limits(max_active=1))
+    agents = [SimulatedAgent(f"a{n}", (ask(2, n_answer=200),)) for n in range(8)]
+    together = simulate(agents, MACHINE, SchedulerLimits(max_active=8))
+    alone = simulate(agents, MACHINE, SchedulerLimits(max_active=1))
     expected = 8 * MACHINE.decode_s(1) / MACHINE.decode_s(8)
     assert together.tps / alone.tps == pytest.approx(expected, rel=0.05)
 
 
 def test_idle_time_is_skipped() -> None:
-    report = simulate([Agent("a", (ask(10), ask(10, after_s=1e6)))], MACHINE, Limits())
+    report = simulate(
+        [SimulatedAgent("a", (ask(10), ask(10, after_s=1e6)))], MACHINE, SchedulerLimits()
+    )
     assert report.span_s > 1e6
     assert report.busy_s < 2
 
 
 def test_nobody_asks() -> None:
-    report = simulate([], MACHINE, Limits())
+    report = simulate([], MACHINE, SchedulerLimits())
     assert (report.n_asks, report.tps, report.waits) == (0, 0.0, ())
 
 
 def test_the_same_samples_give_the_same_hour() -> None:
     few = Workload(n_agents=20, span_s=60.0)
-    one, other = (simulate(draw_agents(few, samples(3)), MACHINE, Limits()) for _ in range(2))
+    one, other = (
+        simulate(draw_agents(few, samples(3)), MACHINE, SchedulerLimits()) for _ in range(2)
+    )
     assert one == other
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.policy.speed import (
-    Speed,
+    ThroughputModel,
     observe_decode,
     observe_prefill,
     prefill_s,
@@ -20,9 +20,9 @@ def seconds(start: int, n: int, tps: float = 1500.0, slowdown: float = 5e-5) -> 
     return n / tps * (1 + slowdown * (start + n / 2))
 
 
-def learn(bites: list[tuple[int, int]], noise: float = 0.0, seed: int = 0) -> Speed:
+def learn(bites: list[tuple[int, int]], noise: float = 0.0, seed: int = 0) -> ThroughputModel:
     """The speed after these bites (start, tokens), each measured with some noise."""
-    speed, random = Speed(), Random(seed)
+    speed, random = ThroughputModel(), Random(seed)
     for start, n in bites:
         took = seconds(start, n) * (1 + noise * random.uniform(-1, 1))
         speed = observe_prefill(speed, start, n, took)
@@ -30,7 +30,7 @@ def learn(bites: list[tuple[int, int]], noise: float = 0.0, seed: int = 0) -> Sp
 
 
 def test_the_first_bite_tells_the_speed() -> None:
-    speed = observe_prefill(Speed(), 0, 128, 0.1)
+    speed = observe_prefill(ThroughputModel(), 0, 128, 0.1)
     assert (speed.prefill_tps, speed.slowdown) == (1280.0, 0.0)
 
 
@@ -62,7 +62,7 @@ def test_a_machine_that_gets_slower_is_noticed_after_a_few_bites() -> None:
 def test_e14_tokens_within_fit_and_waste_nothing(
     start: int, budget: float, tps: float, slowdown: float
 ) -> None:
-    speed = Speed(tps, 0.0, slowdown)
+    speed = ThroughputModel(tps, 0.0, slowdown)
     n = tokens_within(speed, start, budget)
     assert prefill_s(speed, start, n) <= budget * (1 + 1e-9)
     assert prefill_s(speed, start, n + 1) > budget * (1 - 1e-9)
@@ -74,7 +74,7 @@ def test_e14_tokens_within_fit_and_waste_nothing(
     )
 )
 def test_no_measurement_breaks_it(bites: list[tuple[int, int, float]]) -> None:
-    speed = Speed()
+    speed = ThroughputModel()
     for start, n, took in bites:
         speed = observe_prefill(speed, start, n, took)
         assert speed.slowdown >= 0
@@ -89,10 +89,10 @@ def test_tiny_bites_and_stopped_clocks_say_nothing() -> None:
 
 
 def test_nothing_known_foretells_nothing() -> None:
-    assert prefill_s(Speed(), 0, 512) == 0.0
+    assert prefill_s(ThroughputModel(), 0, 512) == 0.0
 
 
 def test_a_slower_step_counts_at_once_and_a_faster_one_by_and_by() -> None:
-    speed = observe_decode(observe_decode(Speed(), 0.02), 0.05)
+    speed = observe_decode(observe_decode(ThroughputModel(), 0.02), 0.05)
     assert speed.decode_s == 0.05
     assert observe_decode(speed, 0.02).decode_s == pytest.approx(0.044)

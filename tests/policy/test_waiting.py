@@ -5,8 +5,14 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from mlxstack.core.ask import Priority
-from mlxstack.policy.desk import release, sit
-from mlxstack.policy.waiting import in_order, overdue, ready, retry_after, urgency
+from mlxstack.policy.desk import assign_slot, release_slot
+from mlxstack.policy.waiting import (
+    effective_priority,
+    expired,
+    retry_after,
+    schedulable,
+    sort_queue,
+)
 from tests.policy.desk_states import HIGH, LOW, NORMAL, desk_of, serve_one_by_one, ticket
 
 
@@ -23,23 +29,23 @@ def test_e7_low_equals_normal_after_10_s_and_high_after_20(
     now: float, newcomer: Priority, first: str
 ) -> None:
     old, new = ticket("old", 0.0, LOW), ticket("new", now, newcomer)
-    assert in_order([new, old], now, 0.1)[0].ask == first
+    assert sort_queue([new, old], now, 0.1)[0].request == first
 
 
 @pytest.mark.parametrize(("now", "newcomer"), [(10.0, NORMAL), (20.0, HIGH)])
 def test_e7_exactly_equal_goes_by_arrival(now: float, newcomer: Priority) -> None:
     old, new = ticket("old", 0.0, LOW), ticket("new", now, newcomer)
-    assert urgency(old, now, 0.1) == urgency(new, now, 0.1)
-    assert [t.ask for t in in_order([new, old], now, 0.1)] == ["old", "new"]
+    assert effective_priority(old, now, 0.1) == effective_priority(new, now, 0.1)
+    assert [t.request for t in sort_queue([new, old], now, 0.1)] == ["old", "new"]
 
 
 def test_e7_without_aging_low_stays_low() -> None:
     old, new = ticket("old", 0.0, LOW), ticket("new", 1e6, HIGH)
-    assert [t.ask for t in in_order([old, new], 1e6, 0.0)] == ["new", "old"]
+    assert [t.request for t in sort_queue([old, new], 1e6, 0.0)] == ["new", "old"]
 
 
 def test_e7_an_arrival_from_the_future_has_not_waited() -> None:
-    assert urgency(ticket("a", 5.0), now=3.0, aging_per_s=0.1) == NORMAL
+    assert effective_priority(ticket("a", 5.0), now=3.0, aging_per_s=0.1) == NORMAL
 
 
 @examples(
@@ -52,7 +58,7 @@ def test_e8_first_come_first_served_inside_a_priority(
     arrivals: list[float], aging: float, priority: Priority, later: float
 ) -> None:
     tickets = [ticket(str(n), at, priority) for n, at in enumerate(arrivals)]
-    served = in_order(tickets, max(arrivals) + later, aging)
+    served = sort_queue(tickets, max(arrivals) + later, aging)
     assert [t.arrived for t in served] == sorted(arrivals)
 
 
@@ -64,25 +70,28 @@ def test_e8_five_in_order() -> None:
 def test_e12_one_agent_goes_by_arrival_whatever_the_priority_and_the_queue() -> None:
     second = ticket("second", 2.0, HIGH, agent="a")
     desk = desk_of(3, second, ticket("first", 1.0, LOW, agent="a"))
-    assert [t.ask for t in ready(desk, 3.0, 0.1)] == ["first"]
+    assert [t.request for t in schedulable(desk, 3.0, 0.1)] == ["first"]
 
 
 def test_e12_nobody_is_ready_while_their_agent_is_served() -> None:
     desk = desk_of(3, ticket("next", 1.0, agent="a"), ticket("other", 2.0, agent="b"))
-    desk = sit(desk, ticket("now", 0.0, agent="a"), 0)
-    assert [t.ask for t in ready(desk, 3.0, 0.1)] == ["other"]
-    assert [t.ask for t in ready(release(desk, 0, 9, 3.0), 3.0, 0.1)] == ["next", "other"]
+    desk = assign_slot(desk, ticket("now", 0.0, agent="a"), 0)
+    assert [t.request for t in schedulable(desk, 3.0, 0.1)] == ["other"]
+    assert [t.request for t in schedulable(release_slot(desk, 0, 9, 3.0), 3.0, 0.1)] == [
+        "next",
+        "other",
+    ]
 
 
 def test_e13_asks_without_an_agent_go_beside_each_other() -> None:
     desk = desk_of(3, ticket("a", 1.0), ticket("b", 2.0))
-    assert [t.ask for t in ready(desk, 3.0, 0.1)] == ["a", "b"]
+    assert [t.request for t in schedulable(desk, 3.0, 0.1)] == ["a", "b"]
 
 
 def test_e11_the_deadline_counts_waiting_and_seated() -> None:
     desk = desk_of(1, ticket("w", deadline=5.0), ticket("forever"))
-    desk = sit(desk, ticket("s", deadline=6.0), 0)
-    assert [[t.ask for t in overdue(desk, now)] for now in (4.9, 5.0, 6.0)] == [
+    desk = assign_slot(desk, ticket("s", deadline=6.0), 0)
+    assert [[t.request for t in expired(desk, now)] for now in (4.9, 5.0, 6.0)] == [
         [],
         ["w"],
         ["w", "s"],

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mlxstack.core.act import Act, Done, Parked, Sweep, Swept
-from mlxstack.core.ask import Ask
+from mlxstack.core.act import CollectGarbage, FlushResult, GCResult, SlotCommand, SlotCommandResult
+from mlxstack.core.ask import Request
 from mlxstack.core.errors import Busy, Conflict
 from mlxstack.core.event import (
-    Chosen,
     Event,
-    Failed,
-    Finished,
     FinishReason,
-    Progress,
-    Queued,
-    Seated,
-    Work,
+    PrefillProgress,
+    RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestTimings,
+    SlotAssigned,
+    TokenSampled,
 )
 from mlxstack.core.identity import Identity
 from mlxstack.core.model import ModelFacts
@@ -52,45 +52,45 @@ class StandIn:
         self.silent_s = 0.0
         self.is_dead = False
         self.is_full = False
-        self.asked: list[Ask] = []
+        self.asked: list[Request] = []
         self.cancelled: list[str] = []
         self.deliver: Deliver = lambda _: None
 
     def start(self) -> Future[ModelFacts]:
         return self.loading
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: Request) -> None:
         self.asked.append(ask)
         if self.is_full:
-            self._later((Failed(ask.id, Busy("the queue is full", 3)),))
+            self._later((RequestFailed(ask.id, Busy("the queue is full", 3)),))
             return
-        seated = (Queued(ask.id, 0), Seated(ask.id, 0, 0))
+        seated = (RequestQueued(ask.id, 0), SlotAssigned(ask.id, 0, 0))
         if self.script is None:
             self._later(seated)
             return
         n = len(ask.tokens)
-        said = tuple(Chosen(ask.id, token) for token in self.script)
-        work = Work(n_prompt=n, n_generated=len(said))
-        last = Finished(ask.id, FinishReason.EOS, work)
-        self._later((*seated, Progress(ask.id, n, n), *said, last))
+        said = tuple(TokenSampled(ask.id, token) for token in self.script)
+        work = RequestTimings(n_prompt=n, n_generated=len(said))
+        last = RequestFinished(ask.id, FinishReason.EOS, work)
+        self._later((*seated, PrefillProgress(ask.id, n, n), *said, last))
 
-    def park(self) -> Future[Parked]:
-        future: Future[Parked] = Future()
-        future.set_result(Parked(0, 0))
+    def park(self) -> Future[FlushResult]:
+        future: Future[FlushResult] = Future()
+        future.set_result(FlushResult(0, 0))
         return future
 
     def cancel(self, ask_id: str) -> None:
         self.cancelled.append(ask_id)
-        self._later((Finished(ask_id, FinishReason.CANCELLED, Work()),))
+        self._later((RequestFinished(ask_id, FinishReason.CANCELLED, RequestTimings()),))
 
-    def act(self, act: Act) -> Future[Done]:
-        future: Future[Done] = Future()
+    def act(self, act: SlotCommand) -> Future[SlotCommandResult]:
+        future: Future[SlotCommandResult] = Future()
         future.set_exception(Conflict("a stand-in has no slots"))
         return future
 
-    def sweep(self, wanted: Sweep) -> Future[Swept]:
-        future: Future[Swept] = Future()
-        future.set_result(Swept())
+    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
+        future: Future[GCResult] = Future()
+        future.set_result(GCResult())
         return future
 
     def snapshot(self) -> Snapshot:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from mlxstack.service.library import MOST_GONE, Library
+from mlxstack.service.library import MOST_GONE, AgentStore
 from mlxstack.store.history import AgentFolders, History
 
 
 def test_the_names_of_forgotten_agents_are_bounded(tmp_path: Path) -> None:
-    library = Library(AgentFolders(tmp_path))
+    library = AgentStore(AgentFolders(tmp_path))
     library.is_writing = False
     for n in range(MOST_GONE + 10):
         library.write(f"a-{n}", History())

@@ -4,51 +4,60 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.ask import Sampling
+from mlxstack.core.ask import SamplingParams
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
-from mlxstack.service.options import Bounds, Options, Wish, check, room, sampling
+from mlxstack.service.options import (
+    GenerationOptions,
+    SamplingOverrides,
+    ServiceBounds,
+    check,
+    room,
+    sampling,
+)
 
 N_CTX = 512
 NOTHING = (SamplingSpec(), SamplingDefaults(), N_CTX)
 
 
 def test_nobody_says_anything() -> None:
-    assert sampling(Wish(), *NOTHING) == Sampling(temperature=1.0)
+    assert sampling(SamplingOverrides(), *NOTHING) == SamplingParams(temperature=1.0)
 
 
 def test_the_nearest_word_counts() -> None:
     model = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20)
     preset = SamplingSpec(temperature=0.0, top_p=0.8)
-    found = sampling(Wish(top_p=0.7), preset, model, N_CTX)
+    found = sampling(SamplingOverrides(top_p=0.7), preset, model, N_CTX)
     assert (found.temperature, found.top_p, found.top_k) == (0.0, 0.7, 20)
 
 
 def test_a_word_of_zero_is_a_word() -> None:
     preset = SamplingSpec(temperature=0.7, top_k=40, min_p=0.1)
-    found = sampling(Wish(temperature=0, top_k=0, min_p=0), preset, SamplingDefaults(), N_CTX)
+    found = sampling(
+        SamplingOverrides(temperature=0, top_k=0, min_p=0), preset, SamplingDefaults(), N_CTX
+    )
     assert (found.temperature, found.top_k, found.min_p) == (0.0, 0, 0.0)
 
 
 def test_the_window_of_penalties_is_that_of_llama_server() -> None:
     wish = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5}
-    assert sampling(Wish(window=-1, **wish), *NOTHING).window == N_CTX
-    assert sampling(Wish(window=10**9, **wish), *NOTHING).window == N_CTX
-    off = sampling(Wish(window=0, **wish), *NOTHING)
+    assert sampling(SamplingOverrides(window=-1, **wish), *NOTHING).window == N_CTX
+    assert sampling(SamplingOverrides(window=10**9, **wish), *NOTHING).window == N_CTX
+    off = sampling(SamplingOverrides(window=0, **wish), *NOTHING)
     assert (off.repetition_penalty, off.presence_penalty, off.frequency_penalty) == (1, 0, 0)
 
 
 @given(st.integers() | st.none())
 def test_every_seed_fits_a_key(seed: int | None) -> None:
-    found = sampling(Wish(seed=seed), *NOTHING).seed
+    found = sampling(SamplingOverrides(seed=seed), *NOTHING).seed
     assert found is None if seed is None or seed < 0 else found is not None
     assert found is None or 0 <= found < 2**63
 
 
 @given(
     st.builds(
-        Wish,
+        SamplingOverrides,
         temperature=st.floats(allow_nan=False, allow_infinity=False) | st.none(),
         top_p=st.floats(0, 1) | st.none(),
         top_k=st.integers() | st.none(),
@@ -56,7 +65,7 @@ def test_every_seed_fits_a_key(seed: int | None) -> None:
         window=st.integers() | st.none(),
     )
 )
-def test_whatever_was_wished_can_be_sampled(wish: Wish) -> None:
+def test_whatever_was_wished_can_be_sampled(wish: SamplingOverrides) -> None:
     found = sampling(wish, *NOTHING)
     assert found.temperature >= 0
     assert 0 < found.top_p <= 1
@@ -78,9 +87,11 @@ def test_a_prompt_that_leaves_no_room_is_too_long() -> None:
 
 
 def test_slots_and_tokens_must_exist() -> None:
-    bounds = Bounds(n_ctx=512, n_slots=3, n_vocab=100)
-    check(Options("a", slot=2, wish=Wish(logit_bias=((99, 1.0),))), bounds)
+    bounds = ServiceBounds(n_ctx=512, n_slots=3, n_vocab=100)
+    check(
+        GenerationOptions("a", slot=2, sampling=SamplingOverrides(logit_bias=((99, 1.0),))), bounds
+    )
     with pytest.raises(BadRequest, match="slots 0 to 2"):
-        check(Options("a", slot=3), bounds)
+        check(GenerationOptions("a", slot=3), bounds)
     with pytest.raises(BadRequest, match="token 100"):
-        check(Options("a", wish=Wish(logit_bias=((100, 1.0),))), bounds)
+        check(GenerationOptions("a", sampling=SamplingOverrides(logit_bias=((100, 1.0),))), bounds)

@@ -1,7 +1,7 @@
 """Accounts of agents: however many there are, a request that ends is counted."""
 
 from mlxstack.core.frame import RequestView
-from mlxstack.service.roster import MOST_AGENTS, Roster
+from mlxstack.service.roster import MOST_AGENTS, AgentRegistry
 
 
 def told(agent: str) -> RequestView:
@@ -9,7 +9,7 @@ def told(agent: str) -> RequestView:
 
 
 def test_a_stranger_among_a_thousand_explicit_agents_is_counted() -> None:
-    roster = Roster()
+    roster = AgentRegistry()
     for i in range(MOST_AGENTS):
         roster.note(told(f"explicit-{i}"), 1.0, is_explicit=True)
     for name in ("passing", "passing", "another"):
@@ -22,7 +22,7 @@ def test_a_stranger_among_a_thousand_explicit_agents_is_counted() -> None:
 
 
 def test_the_least_recently_used_name_goes_first() -> None:
-    roster = Roster()
+    roster = AgentRegistry()
     for i in range(MOST_AGENTS):
         roster.note(told(f"{i}"), 1.0, is_explicit=False)
     roster.note(told("0"), 2.0, is_explicit=False)
@@ -33,7 +33,7 @@ def test_the_least_recently_used_name_goes_first() -> None:
 
 
 def test_who_is_pinned_stays() -> None:
-    roster = Roster()
+    roster = AgentRegistry()
     for i in range(MOST_AGENTS):
         roster.record(f"{i}", is_explicit=False).is_pinned = i != 1
     roster.record("new", is_explicit=False).is_pinned = True

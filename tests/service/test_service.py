@@ -7,30 +7,30 @@ from typing import Any
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from mlxstack.core.ask import Ask
+from mlxstack.core.ask import Request
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
-from mlxstack.core.event import Chosen
+from mlxstack.core.event import TokenSampled
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.policy.naming import told
+from mlxstack.policy.naming import user_turn_digests
 from mlxstack.service import service as services
-from mlxstack.service.chat import admit, admit_text, reply
-from mlxstack.service.options import Calling, Options
-from mlxstack.service.outbox import Outbox
+from mlxstack.service.chat import admit, admit_text, stream_response
+from mlxstack.service.options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.outbox import EventDispatcher
 from mlxstack.service.parts import (
-    Called,
-    Ended,
-    Ending,
-    Part,
-    Progressed,
-    Quiet,
-    Reasoning,
-    Reply,
-    Started,
+    CollectedResponse,
+    FinishCause,
+    GenerationFinished,
+    GenerationStarted,
+    KeepAlive,
+    PrefillProgressed,
+    ReasoningPart,
+    ResponsePart,
+    ToolCallPart,
     gather,
 )
-from mlxstack.service.service import Health, Service
+from mlxstack.service.service import Service, ServiceHealth
 from tests.service.standin import FACTS, StandIn
 
 WEATHER = Tool("weather", "Tells it.", {"type": "object", "properties": {"city": {}}})
@@ -57,7 +57,7 @@ async def pair(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 def made(tokenizer: Any) -> Pair:
-    outbox, engine = Outbox(), StandIn(tokenizer)
+    outbox, engine = EventDispatcher(), StandIn(tokenizer)
     engine.deliver = outbox.deliver
     preset = Preset(model=ModelSpec(id="standin"), slots=SlotSpec(n_ctx=1024))
     return Service(preset, outbox, engine), engine
@@ -65,14 +65,14 @@ def made(tokenizer: Any) -> Pair:
 
 async def say(
     pair: Pair, text: str, conversation: Conversation = HELLO, **more: Any
-) -> tuple[Reply, list[Part]]:
+) -> tuple[CollectedResponse, list[ResponsePart]]:
     """What becomes of an engine's tokens for this text."""
     service, engine = pair
     engine.script = engine.tokenizer.encode(text, add_special_tokens=False)
-    order = await admit(service, conversation, Options("a-1", **more))
-    parts = [part async for part in reply(service, order, 1, 1)]
+    order = await admit(service, conversation, GenerationOptions("a-1", **more))
+    parts = [part async for part in stream_response(service, order, 1, 1)]
 
-    async def again() -> AsyncIterator[Part]:
+    async def again() -> AsyncIterator[ResponsePart]:
         for part in parts:
             yield part
 
@@ -81,10 +81,10 @@ async def say(
 
 async def test_parts_come_in_order(pair: Pair) -> None:
     answer, parts = await say(pair, "good day")
-    assert isinstance(parts[0], Started)
-    assert isinstance(parts[-1], Ended)
+    assert isinstance(parts[0], GenerationStarted)
+    assert isinstance(parts[-1], GenerationFinished)
     assert answer.content == "good day"
-    assert answer.ended.ending is Ending.EOS
+    assert answer.ended.ending is FinishCause.EOS
     assert [note.token for note in answer.notes] == list(pair[1].script or ())
     assert pair[0].last_in_slot[0].id == "a-1"
 
@@ -94,7 +94,7 @@ async def test_thoughts_are_told_apart_and_counted(pair: Pair) -> None:
     answer, parts = await say(pair, "let me see\n</think>\n\nyes", thinking)
     assert (answer.reasoning, answer.content) == ("let me see", "yes")
     assert 0 < answer.ended.n_reasoning < answer.ended.work.n_generated
-    assert any(isinstance(part, Reasoning) for part in parts)
+    assert any(isinstance(part, ReasoningPart) for part in parts)
 
 
 async def test_tool_calls_are_parsed_and_named(pair: Pair) -> None:
@@ -111,7 +111,7 @@ async def test_one_call_is_enough_when_only_one_is_wanted(pair: Pair) -> None:
     one, parts = await say(pair, f"{CALL}\n{CALL}", is_one_call=True)
     assert len(one.calls) == 1
     assert pair[1].cancelled == ["a-1"]
-    assert isinstance(parts[-2], Called)
+    assert isinstance(parts[-2], ToolCallPart)
 
 
 async def test_a24_a_call_that_makes_no_sense_is_said(pair: Pair) -> None:
@@ -122,7 +122,7 @@ async def test_a24_a_call_that_makes_no_sense_is_said(pair: Pair) -> None:
 
 
 async def test_a_required_call_is_begun_for_the_model(pair: Pair) -> None:
-    answer, _ = await say(pair, CALL.removeprefix("<tool_call>"), calling=Calling.REQUIRED)
+    answer, _ = await say(pair, CALL.removeprefix("<tool_call>"), calling=ToolChoiceMode.REQUIRED)
     assert answer.calls[0].name == "weather"
     opening = pair[1].tokenizer.tool_call_start_tokens
     assert pair[1].asked[0].tokens[-len(opening) :] == tuple(opening)
@@ -130,7 +130,7 @@ async def test_a_required_call_is_begun_for_the_model(pair: Pair) -> None:
 
 async def test_a_forbidden_call_cannot_be_opened(pair: Pair) -> None:
     free, _ = await say(pair, "no")
-    forbidden, _ = await say(pair, "no", calling=Calling.NONE)
+    forbidden, _ = await say(pair, "no", calling=ToolChoiceMode.NONE)
     assert forbidden.content == free.content
     first, second = pair[1].asked
     assert first.tokens == second.tokens, "the tools stay in the prompt, for the cache"
@@ -140,7 +140,7 @@ async def test_a_forbidden_call_cannot_be_opened(pair: Pair) -> None:
 async def test_stop_words_cancel_the_engine(pair: Pair) -> None:
     answer, _ = await say(pair, "one two three four", stop=("three",))
     assert answer.content == "one two "
-    assert (answer.ended.ending, answer.ended.word) == (Ending.WORD, "three")
+    assert (answer.ended.ending, answer.ended.stop_string) == (FinishCause.WORD, "three")
     assert pair[1].cancelled == ["a-1"]
     assert 0 < answer.ended.work.n_generated < len(pair[1].script or ())
 
@@ -148,28 +148,28 @@ async def test_stop_words_cancel_the_engine(pair: Pair) -> None:
 async def test_progress_only_when_wanted(pair: Pair) -> None:
     _, without = await say(pair, "yes")
     _, parts = await say(pair, "yes", has_progress=True)
-    assert not any(isinstance(part, Progressed) for part in without)
-    found = [part for part in parts if isinstance(part, Progressed)]
+    assert not any(isinstance(part, PrefillProgressed) for part in without)
+    found = [part for part in parts if isinstance(part, PrefillProgressed)]
     assert (found[0].n_done, found[-1].n_done) == (0, found[0].n_prompt)
 
 
 async def test_x20_silence_is_broken_by_quiet(pair: Pair) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", Options("a-1"))
-    parts = reply(service, order, 0.2, 0.02)
+    order = await admit_text(service, "hello", GenerationOptions("a-1"))
+    parts = stream_response(service, order, 0.2, 0.02)
     found = [await anext(parts) for _ in range(4)]
     await parts.aclose()
-    assert isinstance(found[0], Started)
-    assert found[1:] == [Quiet(0, len(order.ask.tokens))] * 3
+    assert isinstance(found[0], GenerationStarted)
+    assert found[1:] == [KeepAlive(0, len(order.request.tokens))] * 3
     assert engine.cancelled == ["a-1"]
 
 
 async def test_x9_leaving_cancels(pair: Pair) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", Options("a-1"))
-    task = asyncio.create_task(gather(reply(service, order, 1, 1)))
+    order = await admit_text(service, "hello", GenerationOptions("a-1"))
+    task = asyncio.create_task(gather(stream_response(service, order, 1, 1)))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -181,18 +181,18 @@ async def test_a_conversation_that_is_refused_is_not_remembered(pair: Pair) -> N
     begun = Message(Role.USER, "hello")
     with pytest.raises(TooLong):
         long = Conversation((begun, Message(Role.USER, "word " * 5000)))
-        await admit(pair[0], long, Options("a-1"))
+        await admit(pair[0], long, GenerationOptions("a-1"))
     other = Conversation((begun, Message(Role.USER, "and then")))
-    order = await admit(pair[0], other, Options("a-2"))
-    assert order.ask.name == f"chat-{told(other)[0][:8]}"
+    order = await admit(pair[0], other, GenerationOptions("a-2"))
+    assert order.request.display_name == f"chat-{user_turn_digests(other)[0][:8]}"
 
 
 async def test_a_refused_ask_raises_what_the_engine_said(pair: Pair) -> None:
     service, engine = pair
     engine.is_full = True
-    order = await admit_text(service, "hello", Options("a-1"))
+    order = await admit_text(service, "hello", GenerationOptions("a-1"))
     with pytest.raises(Busy) as refused:
-        await gather(reply(service, order, 1, 1))
+        await gather(stream_response(service, order, 1, 1))
     assert refused.value.retry_after == 3
     assert engine.cancelled == []
 
@@ -201,13 +201,13 @@ async def test_nothing_is_served_before_the_model_is_there(tokenizer: Any) -> No
     service, engine = made(tokenizer)
     starting = asyncio.create_task(service.start())
     await asyncio.sleep(0)
-    assert service.health is Health.LOADING
-    for ask in (lambda: service.facts, lambda: service.words, service.require):
+    assert service.health is ServiceHealth.LOADING
+    for ask in (lambda: service.facts, lambda: service.text_processor, service.require):
         with pytest.raises(Loading):
             ask()
     engine.loading.set_result(FACTS)
     await starting
-    assert service.health is Health.OK
+    assert service.health is ServiceHealth.OK
     await service.stop(0)
     with pytest.raises(Loading):
         service.require()
@@ -219,7 +219,7 @@ async def test_a_failed_load_is_a_setup_error(tokenizer: Any, error: Exception) 
     engine.loading.set_exception(error)
     with pytest.raises(SetupError, match=str(error)):
         await service.start()
-    assert service.health is Health.BROKEN
+    assert service.health is ServiceHealth.BROKEN
     with pytest.raises(Broken):
         service.require()
 
@@ -228,30 +228,30 @@ async def test_a_failed_load_is_a_setup_error(tokenizer: Any, error: Exception) 
 async def test_a_dead_or_stuck_engine_fails_who_waits(pair: Pair, how: str) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", Options("a-1"))
-    waiting = asyncio.create_task(gather(reply(service, order, 5, 5)))
+    order = await admit_text(service, "hello", GenerationOptions("a-1"))
+    waiting = asyncio.create_task(gather(stream_response(service, order, 5, 5)))
     await asyncio.sleep(0.05)
     engine.is_dead = how == "dies"
     engine.silent_s = 121.0 if how == "hangs" else 0.0
     with pytest.raises(Broken, match="died" if how == "dies" else "121 s"):
         await asyncio.wait_for(waiting, 3)
-    assert service.health is (Health.BROKEN if how == "dies" else Health.STALLED)
+    assert service.health is (ServiceHealth.BROKEN if how == "dies" else ServiceHealth.STALLED)
     assert service.died.is_set() == (how == "dies")
 
 
 async def test_a_stalled_engine_may_recover(pair: Pair) -> None:
     service, engine = pair
     engine.silent_s = 121.0
-    assert service.health is Health.STALLED
+    assert service.health is ServiceHealth.STALLED
     engine.silent_s = 0.0
-    assert service.health is Health.OK
+    assert service.health is ServiceHealth.OK
 
 
 async def test_stopping_fails_who_is_left(pair: Pair) -> None:
     service, engine = pair
     engine.script = None
-    order = await admit_text(service, "hello", Options("a-1"))
-    waiting = asyncio.create_task(gather(reply(service, order, 5, 5)))
+    order = await admit_text(service, "hello", GenerationOptions("a-1"))
+    waiting = asyncio.create_task(gather(stream_response(service, order, 5, 5)))
     await asyncio.sleep(0.05)
     await service.stop(0.1)
     with pytest.raises(Loading):
@@ -270,10 +270,10 @@ class Counting(asyncio.SelectorEventLoop):
 
 async def test_outbox_wakes_the_loop_once_per_turn() -> None:
     def body() -> tuple[int, int]:
-        outbox, loop = Outbox(), Counting()
+        outbox, loop = EventDispatcher(), Counting()
         outbox.bind(loop)
-        queues = [outbox.open(Ask(name, (1, 2), 1)) for name in "abc"]
-        events = tuple(Chosen(name, 1) for name in "abcz")
+        queues = [outbox.open(Request(name, (1, 2), 1)) for name in "abc"]
+        events = tuple(TokenSampled(name, 1) for name in "abcz")
         before = loop.n_woken
         outbox.deliver(events)
         loop.run_until_complete(asyncio.sleep(0))

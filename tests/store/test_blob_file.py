@@ -8,24 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Damaged, UnknownVersion
-from mlxstack.core.ports import Blob, Plane
+from mlxstack.core.ports import KVFile, TensorBytes
 from mlxstack.store.blob_file import HEAD, ITEM_BYTES, VERSION, decode, encode
 from tests.store.blobs import BLOBS, small_blob
 
 
-def file_of(blob: Blob) -> bytes:
+def file_of(blob: KVFile) -> bytes:
     return b"".join(encode(blob))
 
 
 @given(BLOBS)
-def test_any_blob_survives(blob: Blob) -> None:
+def test_any_blob_survives(blob: KVFile) -> None:
     assert decode(file_of(blob)) == blob
 
 
 @given(BLOBS)
-def test_the_safetensors_library_can_read_it(blob: Blob) -> None:
+def test_the_safetensors_library_can_read_it(blob: KVFile) -> None:
     found = dict(safetensors.deserialize(file_of(blob)))
-    for number, plane in enumerate(blob.planes):
+    for number, plane in enumerate(blob.tensors):
         tensor = found.pop(str(number))
         assert (tensor["dtype"], tuple(tensor["shape"])) == (plane.dtype, plane.shape)
         assert bytes(tensor["data"]) == plane.data
@@ -48,20 +48,20 @@ def test_g2_the_dtypes_are_those_of_safetensors() -> None:
 @pytest.mark.parametrize(("dtype", "n_bytes"), sorted(DTYPES.items()))
 def test_g2_each_dtype_is_kept(dtype: str, n_bytes: int) -> None:
     data = bytes(range(6 * n_bytes))
-    blob = Blob("abcd", "checkpoint", "ef01", 0, 6, (Plane(dtype, (2, 3), data),))
-    assert decode(file_of(blob)).planes[0] == blob.planes[0]
+    blob = KVFile("abcd", "checkpoint", "ef01", 0, 6, (TensorBytes(dtype, (2, 3), data),))
+    assert decode(file_of(blob)).tensors[0] == blob.tensors[0]
 
 
 def test_planes_may_be_views_of_arrays_and_come_back_as_readonly_views() -> None:
     array = np.arange(24, dtype=np.float16).reshape(2, 3, 4)
     empty, scalar = np.zeros((0, 4), np.float32), np.array(7.0)
     planes = (
-        Plane("F16", array.shape, memoryview(array)),
-        Plane("F32", empty.shape, memoryview(empty)),
-        Plane("F64", (), memoryview(scalar)),
+        TensorBytes("F16", array.shape, memoryview(array)),
+        TensorBytes("F32", empty.shape, memoryview(empty)),
+        TensorBytes("F64", (), memoryview(scalar)),
     )
-    data = file_of(Blob("abcd", "segment", "ef01", 0, 1, planes))
-    found = [plane.data for plane in decode(data).planes]
+    data = file_of(KVFile("abcd", "segment", "ef01", 0, 1, planes))
+    found = [plane.data for plane in decode(data).tensors]
     assert all(isinstance(view, memoryview) and view.readonly for view in found)
     assert found[0].obj is data
     np.testing.assert_array_equal(np.frombuffer(found[0], np.float16).reshape(2, 3, 4), array)
@@ -70,17 +70,22 @@ def test_planes_may_be_views_of_arrays_and_come_back_as_readonly_views() -> None
 
 def test_encoding_copies_no_plane() -> None:
     data = bytes(1000)
-    chunks = encode(Blob("abcd", "segment", "ef01", 0, 1, (Plane("U8", (1000,), data),)))
+    chunks = encode(KVFile("abcd", "segment", "ef01", 0, 1, (TensorBytes("U8", (1000,), data),)))
     assert isinstance(chunks[1], memoryview)
     assert chunks[1].obj is data
 
 
 @pytest.mark.parametrize(
-    "plane", [Plane("U8", (3,), b"ab"), Plane("F4", (2,), b"a"), Plane("BF16", (2,), b"abc")]
+    "plane",
+    [
+        TensorBytes("U8", (3,), b"ab"),
+        TensorBytes("F4", (2,), b"a"),
+        TensorBytes("BF16", (2,), b"abc"),
+    ],
 )
-def test_an_impossible_plane_is_refused(plane: Plane) -> None:
+def test_an_impossible_plane_is_refused(plane: TensorBytes) -> None:
     with pytest.raises(ValueError):
-        encode(Blob("abcd", "segment", "ef01", 0, 1, (plane,)))
+        encode(KVFile("abcd", "segment", "ef01", 0, 1, (plane,)))
 
 
 def test_c8_every_flipped_bit_is_found() -> None:

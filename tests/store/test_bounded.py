@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import Scope, Sweep
+from mlxstack.core.act import CollectGarbage, GCScope
 from mlxstack.core.errors import BadRequest, Conflict, DiskFull
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import shelves
-from mlxstack.store.bounded import BoundedVault
+from mlxstack.store.bounded import QuotaKVStore
 from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.store.blobs import IDENTITY, small_blob
 
 HOUR = 3600.0
@@ -25,11 +25,11 @@ class House:
     """A vault with one slot folder, and files as old as wished."""
 
     def __init__(self, root: Path, **disk: int) -> None:
-        self.vault = DiskVault(root / "kv")
-        self.shelf = SlotShelf(root / "slots")
+        self.vault = DiskKVStore(root / "kv")
+        self.shelf = SlotFileFolder(root / "slots")
         shelves.note(root / "kv", root / "slots")
         self.agents = AgentFolders(root / "agents")
-        self.bounded = BoundedVault(self.vault, self.agents, DiskSpec(**disk))
+        self.bounded = QuotaKVStore(self.vault, self.agents, DiskSpec(**disk))
 
     def store(self, key: str, age_s: float = HOUR) -> int:
         """Write a blob that was last used so long ago; the bytes of its file."""
@@ -85,12 +85,12 @@ def test_c14_cache_gc_leaves_saved_slots_alone_and_slots_gc_does_not(tmp_path: P
     for key in ("aa", "bb"):
         house.store(key)
     house.save("a.bin", "aa")
-    house.bounded.sweep(Sweep(max_bytes=0, scope=Scope.KV), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_bytes=0, scope=GCScope.KV), NOBODY)
     assert house.keys() == {"aa"}
-    dry = house.bounded.sweep(Sweep(max_bytes=0, is_dry=True), NOBODY)
+    dry = house.bounded.sweep(CollectGarbage(max_bytes=0, is_dry=True), NOBODY)
     assert {victim.title for victim in dry.victims} == {"slot file a.bin", "KV aa"}
     assert house.keys() == {"aa"}
-    done = house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
+    done = house.bounded.sweep(CollectGarbage(max_bytes=0), NOBODY)
     assert done.victims == dry.victims
     assert not house.keys()
     assert not house.shelf.list()
@@ -100,19 +100,19 @@ def test_c14_the_presets_own_bounds_hold_when_none_is_given(tmp_path: Path) -> N
     house = House(tmp_path, max_age_s=int(2 * HOUR))
     house.store("aa", age_s=3 * HOUR)
     house.store("bb", age_s=HOUR)
-    house.bounded.sweep(Sweep(), NOBODY)
+    house.bounded.sweep(CollectGarbage(), NOBODY)
     assert house.keys() == {"bb"}
     with pytest.raises(BadRequest, match="nothing bounds"):
-        House(tmp_path / "free").bounded.sweep(Sweep(), NOBODY)
+        House(tmp_path / "free").bounded.sweep(CollectGarbage(), NOBODY)
 
 
 def test_c14_kv_that_any_noted_folder_names_stays(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.store("aa")
-    other = SlotShelf(tmp_path / "elsewhere")
+    other = SlotFileFolder(tmp_path / "elsewhere")
     shelves.note(tmp_path / "kv", tmp_path / "elsewhere")
     other.write("b.bin", Manifest(IDENTITY, (1,), ("aa",)))
-    house.bounded.sweep(Sweep(max_bytes=0, scope=Scope.KV), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_bytes=0, scope=GCScope.KV), NOBODY)
     assert house.keys() == {"aa"}
 
 
@@ -122,9 +122,9 @@ def test_c14_nothing_goes_while_a_slot_folder_is_unplugged(tmp_path: Path) -> No
     file = next((tmp_path / "kv" / "shelves").iterdir())
     file.write_text("/mnt/no-such-drive/slots")
     with pytest.raises(Conflict, match="no-such-drive"):
-        house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
+        house.bounded.sweep(CollectGarbage(max_bytes=0), NOBODY)
     file.write_text(str(tmp_path / "deleted" / "slots"))
-    house.bounded.sweep(Sweep(max_bytes=0), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_bytes=0), NOBODY)
     assert not house.keys()
 
 
@@ -134,13 +134,13 @@ def test_c14_of_one_agent_goes_what_nobody_else_has_saved(tmp_path: Path) -> Non
         house.store(key)
     house.keep("planner", "aa", "bb")
     house.keep("critic", "aa", "cc")
-    own = house.bounded.sweep(Sweep(max_bytes=0, agent="planner", is_dry=True), NOBODY)
+    own = house.bounded.sweep(CollectGarbage(max_bytes=0, agent="planner", is_dry=True), NOBODY)
     assert own.n_after == 0
     assert own.n_before == sum(victim.n_bytes for victim in own.victims)
-    house.bounded.sweep(Sweep(max_bytes=own.n_before, agent="planner"), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_bytes=own.n_before, agent="planner"), NOBODY)
     assert house.keys() == {"aa", "bb", "cc", "dd"}
-    house.bounded.sweep(Sweep(max_bytes=0, agent="planner"), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_bytes=0, agent="planner"), NOBODY)
     assert house.keys() == {"aa", "cc", "dd"}
     assert [file.agent for file in house.agents.manifests()] == ["critic"]
     with pytest.raises(BadRequest, match="--max-bytes or --older-than"):
-        house.bounded.sweep(Sweep(agent="planner"), NOBODY)
+        house.bounded.sweep(CollectGarbage(agent="planner"), NOBODY)

@@ -9,15 +9,15 @@ from threading import Event, get_ident
 import pytest
 
 from mlxstack.core.errors import Busy, Conflict, Damaged, StackError
-from mlxstack.store.vault import DiskVault
-from mlxstack.store.writer import Bound, Writer
+from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.writer import BackgroundWriter, WriterBound
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import IDENTITY, KEY, small_blob
 
 
 @pytest.fixture
-def writer() -> Iterator[Writer]:
-    writer = Writer(Bound(n_jobs=3, n_bytes=1000))
+def writer() -> Iterator[BackgroundWriter]:
+    writer = BackgroundWriter(WriterBound(n_jobs=3, n_bytes=1000))
     yield writer
     writer.close()
 
@@ -29,8 +29,10 @@ def gate() -> Iterator[Event]:
     gate.set()
 
 
-def test_g12_a_blob_is_written_behind_the_callers_back(writer: Writer, tmp_path: Path) -> None:
-    vault = DiskVault(tmp_path)
+def test_g12_a_blob_is_written_behind_the_callers_back(
+    writer: BackgroundWriter, tmp_path: Path
+) -> None:
+    vault = DiskKVStore(tmp_path)
     n_bytes = writer.submit(lambda: vault.write(small_blob())).result(10)
     assert [entry.n_bytes for entry in vault.entries()] == [n_bytes]
     assert vault.read(IDENTITY, KEY) == small_blob()
@@ -38,7 +40,7 @@ def test_g12_a_blob_is_written_behind_the_callers_back(writer: Writer, tmp_path:
 
 
 def test_jobs_run_in_order_on_one_other_thread() -> None:
-    writer = Writer()
+    writer = BackgroundWriter()
     seen: list[tuple[int, int]] = []
     for number in range(20):
         writer.submit(lambda number=number: seen.append((number, get_ident())))
@@ -49,7 +51,9 @@ def test_jobs_run_in_order_on_one_other_thread() -> None:
     writer.close()
 
 
-def test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once(writer: Writer, gate: Event) -> None:
+def test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once(
+    writer: BackgroundWriter, gate: Event
+) -> None:
     writer.submit(gate.wait, 600)
     writer.submit(gate.wait, 400)
     with pytest.raises(Busy, match="2 writes of 1000 bytes wait"):
@@ -59,14 +63,16 @@ def test_g12_beyond_the_bound_of_bytes_it_is_busy_at_once(writer: Writer, gate: 
     assert writer.submit(lambda: 5, 1000).result(10) == 5
 
 
-def test_g12_beyond_the_bound_of_jobs_it_is_busy_at_once(writer: Writer, gate: Event) -> None:
+def test_g12_beyond_the_bound_of_jobs_it_is_busy_at_once(
+    writer: BackgroundWriter, gate: Event
+) -> None:
     for _ in range(3):
         writer.submit(gate.wait)
     with pytest.raises(Busy, match="3 writes"):
         writer.submit(gate.wait)
 
 
-def test_a_giant_is_taken_when_nothing_waits(writer: Writer, gate: Event) -> None:
+def test_a_giant_is_taken_when_nothing_waits(writer: BackgroundWriter, gate: Event) -> None:
     writer.submit(gate.wait, 5000)
     with pytest.raises(Busy):
         writer.submit(gate.wait, 5000)
@@ -82,7 +88,7 @@ def test_a_giant_is_taken_when_nothing_waits(writer: Writer, gate: Event) -> Non
     ],
 )
 def test_g12_a_failure_is_told_in_words_and_the_thread_lives(
-    writer: Writer, error: Exception, words: str
+    writer: BackgroundWriter, error: Exception, words: str
 ) -> None:
     def fail() -> None:
         raise error
@@ -94,8 +100,8 @@ def test_g12_a_failure_is_told_in_words_and_the_thread_lives(
     assert writer.drain(0)
 
 
-def test_g12_a_full_disk_fails_one_blob(writer: Writer, tmp_path: Path) -> None:
-    full, good = DiskVault(tmp_path / "full", FullDisk(100)), DiskVault(tmp_path / "good")
+def test_g12_a_full_disk_fails_one_blob(writer: BackgroundWriter, tmp_path: Path) -> None:
+    full, good = DiskKVStore(tmp_path / "full", FullDisk(100)), DiskKVStore(tmp_path / "good")
     failing = writer.submit(lambda: full.write(small_blob()))
     fine = writer.submit(lambda: good.write(small_blob()))
     with pytest.raises(StackError, match="the disk is full"):
@@ -103,7 +109,7 @@ def test_g12_a_full_disk_fails_one_blob(writer: Writer, tmp_path: Path) -> None:
     assert fine.result(10) > 0
 
 
-def test_a_cancelled_job_is_forgotten(writer: Writer, gate: Event) -> None:
+def test_a_cancelled_job_is_forgotten(writer: BackgroundWriter, gate: Event) -> None:
     writer.submit(gate.wait, 10)
     waiting = writer.submit(lambda: 1, 500)
     assert waiting.cancel()
@@ -114,7 +120,7 @@ def test_a_cancelled_job_is_forgotten(writer: Writer, gate: Event) -> None:
 
 def test_every_job_that_ends_eases_the_writer(gate: Event) -> None:
     eased: list[int] = []
-    writer = Writer(Bound(n_jobs=1), eased=lambda: eased.append(1))
+    writer = BackgroundWriter(WriterBound(n_jobs=1), eased=lambda: eased.append(1))
     writer.submit(gate.wait)
     assert not eased
     gate.set()
@@ -123,13 +129,13 @@ def test_every_job_that_ends_eases_the_writer(gate: Event) -> None:
     assert eased == [1]
 
 
-def test_draining_gives_up_in_time(writer: Writer, gate: Event) -> None:
+def test_draining_gives_up_in_time(writer: BackgroundWriter, gate: Event) -> None:
     writer.submit(gate.wait)
     assert not writer.drain(0.01)
 
 
 def test_closing_finishes_what_waits_and_takes_no_more(tmp_path: Path) -> None:
-    writer, vault = Writer(), DiskVault(tmp_path)
+    writer, vault = BackgroundWriter(), DiskKVStore(tmp_path)
     blobs = [small_blob(f"{number:04x}") for number in range(10)]
     futures = [writer.submit(partial(vault.write, blob)) for blob in blobs]
     writer.close()

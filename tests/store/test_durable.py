@@ -16,9 +16,9 @@ import pytest
 from mlxstack.core.errors import StackError
 from mlxstack.core.ports import Manifest
 from mlxstack.store.disk import Disk
-from mlxstack.store.durable import TEMPORARY, write_durably
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.durable import TEMPORARY, write_atomic
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import IDENTITY, manifest, small_blob
 
@@ -61,12 +61,12 @@ def saves_until_killed(root: Path, start: int, after_s: float) -> None:
 @pytest.mark.slow
 def test_c11_kill_9_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     chance = random.Random(0)
-    SlotShelf(tmp_path / "slots").write("a.bin", Manifest(IDENTITY, (0,) * N_TOKENS, ()))
+    SlotFileFolder(tmp_path / "slots").write("a.bin", Manifest(IDENTITY, (0,) * N_TOKENS, ()))
     n_interrupted, newest = 0, 0
     for _ in range(20):
         saves_until_killed(tmp_path, newest + 1, chance.uniform(0, 0.05))
         n_interrupted += any(tmp_path.rglob(TEMPORARY + "*"))
-        shelf, vault = SlotShelf(tmp_path / "slots"), DiskVault(tmp_path / "kv")
+        shelf, vault = SlotFileFolder(tmp_path / "slots"), DiskKVStore(tmp_path / "kv")
         found = shelf.read("a.bin")
         assert found.tokens[0] >= newest
         assert found.tokens == (found.tokens[0],) * N_TOKENS
@@ -93,23 +93,23 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     class Peeping(Disk):
         def sync(self, fd: int) -> None:
             if stat.S_ISREG(os.fstat(fd).st_mode):
-                SlotShelf(tmp_path)
+                SlotFileFolder(tmp_path)
                 living.extend(tmp_path.glob(TEMPORARY + "*"))
             super().sync(fd)
 
     living: list[Path] = []
-    SlotShelf(tmp_path, Peeping()).write("a.bin", manifest())
+    SlotFileFolder(tmp_path, Peeping()).write("a.bin", manifest())
     assert not dead.exists()
     assert len(living) == 1
-    assert SlotShelf(tmp_path).read("a.bin") == manifest()
+    assert SlotFileFolder(tmp_path).read("a.bin") == manifest()
 
 
 def test_a_vault_clears_leftovers_at_any_depth(tmp_path: Path) -> None:
-    DiskVault(tmp_path).write(small_blob())
-    (entry,) = DiskVault(tmp_path).entries()
+    DiskKVStore(tmp_path).write(small_blob())
+    (entry,) = DiskKVStore(tmp_path).entries()
     left = Path(entry.path).parent / f"{TEMPORARY}x"
     left.touch()
-    DiskVault(tmp_path)
+    DiskKVStore(tmp_path)
     assert not left.exists()
     assert Path(entry.path).exists()
 
@@ -120,7 +120,7 @@ def test_an_interrupt_between_two_chunks_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_durably(tmp_path / "file", chunks(), Disk())
+        write_atomic(tmp_path / "file", chunks(), Disk())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,7 +138,7 @@ def without_power() -> Iterator[None]:
 
 
 def test_a_folder_of_somebody_else_is_told(tmp_path: Path) -> None:
-    shelf = SlotShelf(tmp_path)
+    shelf = SlotFileFolder(tmp_path)
     tmp_path.chmod(0o500)
     with without_power(), pytest.raises(StackError, match="permission is denied"):
         shelf.write("a.bin", manifest())
@@ -148,12 +148,12 @@ def test_a_folder_of_somebody_else_is_told(tmp_path: Path) -> None:
 def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     os.close(fd)
-    full = SlotShelf(tmp_path, FullDisk(3))
+    full = SlotFileFolder(tmp_path, FullDisk(3))
     for _ in range(10):
         with pytest.raises(StackError):
             full.write("a.bin", manifest())
-        SlotShelf(tmp_path).write("b.bin", manifest())
-        SlotShelf(tmp_path).read("b.bin")
+        SlotFileFolder(tmp_path).write("b.bin", manifest())
+        SlotFileFolder(tmp_path).read("b.bin")
     again = os.open(tmp_path, os.O_RDONLY)
     os.close(again)
     assert again == fd
@@ -167,7 +167,7 @@ def test_on_a_mac_the_cache_of_the_drive_is_emptied_too(
     asked: list[int] = []
     monkeypatch.setattr(disk, "FULL_SYNC", 51)
     monkeypatch.setattr(disk.fcntl, "fcntl", lambda _fd, command: asked.append(command))
-    write_durably(tmp_path / "a", [b"x"], Disk())
+    write_atomic(tmp_path / "a", [b"x"], Disk())
     assert asked == [51, 51], "the file, then its folder"
 
 
@@ -177,5 +177,5 @@ def test_a_network_disk_without_the_full_sync_gets_the_plain_one(
     from mlxstack.store import disk
 
     monkeypatch.setattr(disk, "FULL_SYNC", 0x7FFF_FFF0)
-    assert write_durably(tmp_path / "a", [b"x"], Disk()) == 1
+    assert write_atomic(tmp_path / "a", [b"x"], Disk()) == 1
     assert (tmp_path / "a").read_bytes() == b"x"

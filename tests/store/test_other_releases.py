@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mlxstack.core.act import Scope, Sweep
+from mlxstack.core.act import CollectGarbage, GCScope
 from mlxstack.core.errors import Conflict, UnknownVersion
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.vault import DiskKVStore
 from tests.store.blobs import IDENTITY, KEY, small_blob
 from tests.store.test_bounded import NOBODY, House
 
@@ -36,15 +36,15 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def test_c8_kv_of_another_version_is_a_miss_and_left_as_it_is(tmp_path: Path) -> None:
-    vault = DiskVault(tmp_path)
+    vault = DiskKVStore(tmp_path)
     vault.write(small_blob())
     (path,) = tmp_path.rglob("*.safetensors")
     data = to_next_version(path)
     assert list(vault.heads(IDENTITY)) == []
-    for read in (vault.head, vault.read, lambda *key: vault.pour(*key, [])):
+    for read in (vault.head, vault.read, lambda *key: vault.read_into(*key, [])):
         with pytest.raises(UnknownVersion, match="another release"):
             read(IDENTITY, KEY)
-    DiskVault(tmp_path)
+    DiskKVStore(tmp_path)
     assert path.read_bytes() == data
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
@@ -57,9 +57,9 @@ def test_c14_a_slot_file_of_another_version_forbids_sweeps_in_words(tmp_path: Pa
     before = files(tmp_path)
     with pytest.raises(UnknownVersion, match="restore it with that release"):
         house.shelf.read("next.bin")
-    for scope in Scope:
+    for scope in GCScope:
         with pytest.raises(Conflict, match=r"slot file next\.bin .* or delete the file"):
-            house.bounded.sweep(Sweep(max_age_s=1, scope=scope), NOBODY)
+            house.bounded.sweep(CollectGarbage(max_age_s=1, scope=scope), NOBODY)
     assert files(tmp_path) == before
 
 
@@ -76,7 +76,7 @@ def test_c14_a_context_of_another_version_is_spared_with_the_kv_of_its_identity(
     with pytest.raises(UnknownVersion, match="another release"):
         house.agents.read_manifest("next", IDENTITY)
     house._age(next(tmp_path.rglob("cc.safetensors")), 3600)
-    house.bounded.sweep(Sweep(max_age_s=100, max_bytes=0), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_age_s=100, max_bytes=0), NOBODY)
     assert house.keys() == {"aa", "bb"}
     assert {file.agent for file in house.agents.manifests()} == {"next", "plain"}
 
@@ -87,5 +87,5 @@ def test_c8_a_json_file_that_is_no_manifest_is_not_of_another_version(tmp_path: 
     house.keep("a", "aa")
     path = next((tmp_path / "agents" / "a").glob("*/manifest.json"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": "something"}))
-    house.bounded.sweep(Sweep(max_age_s=100), NOBODY)
+    house.bounded.sweep(CollectGarbage(max_age_s=100), NOBODY)
     assert house.keys() == set(), "a damaged context names nothing"

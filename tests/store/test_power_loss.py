@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mlxstack.core.act import Sweep
+from mlxstack.core.act import CollectGarbage
 from mlxstack.core.errors import NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec
 from mlxstack.store import shelves
-from mlxstack.store.bounded import BoundedVault
+from mlxstack.store.bounded import QuotaKVStore
 from mlxstack.store.disk import Disk
 from mlxstack.store.durable import TEMPORARY
 from mlxstack.store.history import AgentFolders, History
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 from tests.store.blobs import IDENTITY, manifest, small_blob
 from tests.store.power import (
     Medium,
@@ -54,8 +54,8 @@ class Rooms:
 
     def __init__(self, root: Path, disk: Disk) -> None:
         self.root = root
-        self.vault = DiskVault(root / "kv", disk)
-        self.shelf = SlotShelf(root / "slots", disk)
+        self.vault = DiskKVStore(root / "kv", disk)
+        self.shelf = SlotFileFolder(root / "slots", disk)
         self.agents = AgentFolders(root / "agents", disk)
         shelves.note(root / "kv", root / "slots", disk)
 
@@ -88,7 +88,7 @@ class Moment(Struct, frozen=True):
     view: View
 
 
-def grown(vault: DiskVault, *keys: str) -> Manifest:
+def grown(vault: DiskKVStore, *keys: str) -> Manifest:
     for key in keys:
         vault.write(small_blob(key, key.encode() * 20))
     return manifest(*keys, tokens=tuple(range(len(keys) * 9)))
@@ -102,7 +102,7 @@ def old(root: Path) -> None:
 def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A life: saved, saved again, parked, forked, swept, erased, forgotten."""
     vault, shelf, agents = rooms.vault, rooms.shelf, rooms.agents
-    bounded = BoundedVault(vault, agents, DiskSpec(max_bytes=3000), clock=lambda: 5000.0)
+    bounded = QuotaKVStore(vault, agents, DiskSpec(max_bytes=3000), clock=lambda: 5000.0)
     said = [History(({"role": "user", "text": "x" * n},)) for n in (10, 4000)]
     yield "save", lambda: shelf.write("a.bin", grown(vault, "aa01", "aa02"))
     yield "save more", lambda: shelf.write("a.bin", grown(vault, "aa01", "aa02", "ab03"))
@@ -120,7 +120,7 @@ def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "park anew", lambda: agents.write_manifest("bob", IDENTITY, grown(vault, "da01"))
     old(rooms.root)
     yield "save fresh", lambda: shelf.write("c.bin", grown(vault, "da01"))
-    yield "sweep", lambda: bounded.sweep(Sweep(max_bytes=900), frozenset())
+    yield "sweep", lambda: bounded.sweep(CollectGarbage(max_bytes=900), frozenset())
     yield "save after", lambda: shelf.write("a.bin", grown(vault, "ea01", "aa01"))
     old(rooms.root)
     yield "make room", lambda: bounded.make_room(1500, frozenset())

@@ -17,10 +17,10 @@ from mlxstack.core.errors import (
     StackError,
     UnknownVersion,
 )
-from mlxstack.core.ports import Manifest, Shelf
+from mlxstack.core.ports import Manifest, SlotFileStore
 from mlxstack.store.filename import check_filename
 from mlxstack.store.manifest_file import pack, unpack
-from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.shelf import SlotFileFolder
 from tests.store.bad_disks import FullDisk, UnsyncableDisk
 from tests.store.blobs import MANIFESTS, manifest
 
@@ -33,17 +33,17 @@ GOOD_NAMES = ["s1.bin", "a b", ".hidden", "日本語.bin", "x" * 255, "é" * 127
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> SlotShelf:
-    return SlotShelf(tmp_path / "slots")
+def shelf(tmp_path: Path) -> SlotFileFolder:
+    return SlotFileFolder(tmp_path / "slots")
 
 
-def as_shelf(shelf: Shelf) -> Shelf:
+def as_shelf(shelf: SlotFileStore) -> SlotFileStore:
     return shelf
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_c9_a_bad_name_is_refused_and_nothing_is_written(
-    shelf: SlotShelf, tmp_path: Path, name: str
+    shelf: SlotFileFolder, tmp_path: Path, name: str
 ) -> None:
     for act in (
         lambda: shelf.check(name),
@@ -58,7 +58,7 @@ def test_c9_a_bad_name_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES)
-def test_c9_a_good_name_is_kept(shelf: SlotShelf, name: str) -> None:
+def test_c9_a_good_name_is_kept(shelf: SlotFileFolder, name: str) -> None:
     shelf.write(name, manifest("k1"))
     assert shelf.read(name) == manifest("k1")
     assert [file.name for file in shelf.list()] == [name]
@@ -79,7 +79,7 @@ def test_c6_any_manifest_survives(saved: Manifest) -> None:
     assert unpack(b"".join(pack(saved))) == saved
 
 
-def test_c11_overwriting_replaces_and_is_private(shelf: SlotShelf) -> None:
+def test_c11_overwriting_replaces_and_is_private(shelf: SlotFileFolder) -> None:
     as_shelf(shelf).write("a.bin", manifest("k1"))
     n_bytes = shelf.write("a.bin", manifest("k2", tokens=tuple(range(1000))))
     assert shelf.read("a.bin") == manifest("k2", tokens=tuple(range(1000)))
@@ -90,18 +90,18 @@ def test_c11_overwriting_replaces_and_is_private(shelf: SlotShelf) -> None:
     assert [path.name for path in shelf.directory.iterdir()] == ["a.bin"]
 
 
-def test_tokens_are_compact(shelf: SlotShelf) -> None:
+def test_tokens_are_compact(shelf: SlotFileFolder) -> None:
     assert shelf.write("a.bin", manifest(tokens=tuple(range(0, 60_000, 2)))) < 100_000
 
 
-def test_c7_a_missing_file_is_named(shelf: SlotShelf) -> None:
+def test_c7_a_missing_file_is_named(shelf: SlotFileFolder) -> None:
     with pytest.raises(NotFound, match=r"agent\.bin"):
         shelf.read("agent.bin")
     with pytest.raises(NotFound, match=r"agent\.bin"):
         shelf.remove("agent.bin")
 
 
-def test_reading_is_using_and_peeking_is_not(shelf: SlotShelf) -> None:
+def test_reading_is_using_and_peeking_is_not(shelf: SlotFileFolder) -> None:
     shelf.write("a.bin", manifest())
     path = shelf.directory / "a.bin"
     os.utime(path, (1000, 1000))
@@ -130,13 +130,13 @@ def test_c8_every_truncation_is_found() -> None:
         unpack(data + b"\0")
 
 
-def test_c8_an_unknown_version_is_named(shelf: SlotShelf) -> None:
+def test_c8_an_unknown_version_is_named(shelf: SlotFileFolder) -> None:
     (shelf.directory / "a.bin").write_bytes(b"mlx-stack slot file 7\n" + bytes(100))
     with pytest.raises(UnknownVersion, match=r"slot file a\.bin was written by another release"):
         shelf.read("a.bin")
 
 
-def test_c8_foreign_files_are_refused_not_listed_not_removed(shelf: SlotShelf) -> None:
+def test_c8_foreign_files_are_refused_not_listed_not_removed(shelf: SlotFileFolder) -> None:
     foreign = shelf.directory / "notes.txt"
     foreign.write_text("mine")
     with pytest.raises(Damaged, match=r"notes\.txt is damaged: it is no slot file"):
@@ -147,7 +147,7 @@ def test_c8_foreign_files_are_refused_not_listed_not_removed(shelf: SlotShelf) -
     assert foreign.read_text() == "mine"
 
 
-def test_c9_a_link_is_not_followed(shelf: SlotShelf, tmp_path: Path) -> None:
+def test_c9_a_link_is_not_followed(shelf: SlotFileFolder, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_bytes(b"".join(pack(manifest())))
     before = target.read_bytes()
@@ -162,7 +162,7 @@ def test_c9_a_link_is_not_followed(shelf: SlotShelf, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"my thesis\n", b"", b"mlx-stack slot fil"])
-def test_another_kind_of_file_is_never_replaced(shelf: SlotShelf, content: bytes) -> None:
+def test_another_kind_of_file_is_never_replaced(shelf: SlotFileFolder, content: bytes) -> None:
     path = shelf.directory / "thesis.txt"
     path.write_bytes(content)
     for act in (shelf.check_replaceable, lambda name: shelf.write(name, manifest())):
@@ -174,7 +174,7 @@ def test_another_kind_of_file_is_never_replaced(shelf: SlotShelf, content: bytes
     shelf.check_replaceable("other.bin")
 
 
-def test_damaged_slot_files_are_listed_and_can_be_removed(shelf: SlotShelf) -> None:
+def test_damaged_slot_files_are_listed_and_can_be_removed(shelf: SlotFileFolder) -> None:
     n_bytes = shelf.write("a.bin", manifest("k1")) - 1
     os.truncate(shelf.directory / "a.bin", n_bytes)
     with pytest.raises(Damaged):
@@ -185,15 +185,15 @@ def test_damaged_slot_files_are_listed_and_can_be_removed(shelf: SlotShelf) -> N
 
 
 @pytest.mark.parametrize("disk", [FullDisk(0), FullDisk(40), UnsyncableDisk()])
-def test_g12_a_refusing_disk_keeps_the_old_file(shelf: SlotShelf, disk: FullDisk) -> None:
+def test_g12_a_refusing_disk_keeps_the_old_file(shelf: SlotFileFolder, disk: FullDisk) -> None:
     shelf.write("a.bin", manifest("old"))
     with pytest.raises(StackError, match=r"a\.bin was not saved: the disk"):
-        SlotShelf(shelf.directory, disk).write("a.bin", manifest("new"))
+        SlotFileFolder(shelf.directory, disk).write("a.bin", manifest("new"))
     assert shelf.read("a.bin") == manifest("old")
     assert [path.name for path in shelf.directory.iterdir()] == ["a.bin"]
 
 
-def test_a_folder_in_the_way_is_told(shelf: SlotShelf) -> None:
+def test_a_folder_in_the_way_is_told(shelf: SlotFileFolder) -> None:
     (shelf.directory / "a.bin").mkdir()
     with pytest.raises(StackError, match=r"a\.bin is not a slot file"):
         shelf.write("a.bin", manifest())
@@ -202,4 +202,4 @@ def test_a_folder_in_the_way_is_told(shelf: SlotShelf) -> None:
 def test_a4_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match="file/slots"):
-        SlotShelf(tmp_path / "file" / "slots")
+        SlotFileFolder(tmp_path / "file" / "slots")

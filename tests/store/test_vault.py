@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Damaged, NotFound, SetupError, StackError
-from mlxstack.core.ports import Blob, Vault
-from mlxstack.store.vault import DiskVault
+from mlxstack.core.ports import KVFile, KVStore
+from mlxstack.store.vault import DiskKVStore
 from tests.store.bad_disks import FullDisk, StutteringDisk, UnreadableDisk, UnsyncableDisk
 from tests.store.blobs import BLOBS, IDENTITY, KEY, small_blob
 
 
 @pytest.fixture
-def vault(tmp_path: Path) -> DiskVault:
-    return DiskVault(tmp_path / "home" / "kv")
+def vault(tmp_path: Path) -> DiskKVStore:
+    return DiskKVStore(tmp_path / "home" / "kv")
 
 
-def file_in(vault: DiskVault, key: str = KEY) -> Path:
+def file_in(vault: DiskKVStore, key: str = KEY) -> Path:
     return vault.root / IDENTITY / key[:2] / f"{key}.safetensors"
 
 
@@ -31,23 +31,23 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def as_vault(vault: Vault) -> Vault:
+def as_vault(vault: KVStore) -> KVStore:
     return vault
 
 
 @given(BLOBS)
 def test_d24_a_blob_survives_a_restart(
-    tmp_path_factory: pytest.TempPathFactory, blob: Blob
+    tmp_path_factory: pytest.TempPathFactory, blob: KVFile
 ) -> None:
     root = tmp_path_factory.mktemp("kv")
-    n_bytes = as_vault(DiskVault(root)).write(blob)
-    again = DiskVault(root)
+    n_bytes = as_vault(DiskKVStore(root)).write(blob)
+    again = DiskKVStore(root)
     assert again.has(blob.identity, blob.key)
     assert again.read(blob.identity, blob.key) == blob
     assert [entry.n_bytes for entry in again.entries()] == [n_bytes]
 
 
-def test_g11_a_key_is_written_once_and_its_age_is_its_last_use(vault: DiskVault) -> None:
+def test_g11_a_key_is_written_once_and_its_age_is_its_last_use(vault: DiskKVStore) -> None:
     assert vault.write(small_blob()) > 0
     path = file_in(vault)
     for use in (
@@ -63,7 +63,7 @@ def test_g11_a_key_is_written_once_and_its_age_is_its_last_use(vault: DiskVault)
     assert vault.write(small_blob()) == 0
 
 
-def test_g12_files_are_0600_and_folders_0700(vault: DiskVault) -> None:
+def test_g12_files_are_0600_and_folders_0700(vault: DiskKVStore) -> None:
     vault.write(small_blob())
     path = file_in(vault)
     assert mode(path) == 0o600
@@ -71,7 +71,7 @@ def test_g12_files_are_0600_and_folders_0700(vault: DiskVault) -> None:
         assert mode(folder) == 0o700
 
 
-def test_entries_and_remove(vault: DiskVault) -> None:
+def test_entries_and_remove(vault: DiskKVStore) -> None:
     keys = {f"{number:02x}ff" for number in range(5)}
     n_bytes = {key: vault.write(small_blob(key)) for key in keys}
     assert {(entry.identity, entry.key) for entry in vault.entries()} == {
@@ -84,14 +84,14 @@ def test_entries_and_remove(vault: DiskVault) -> None:
         vault.remove(IDENTITY, "00ff")
 
 
-def test_a_missing_key_is_not_found(vault: DiskVault) -> None:
+def test_a_missing_key_is_not_found(vault: DiskKVStore) -> None:
     assert not vault.has(IDENTITY, KEY)
     with pytest.raises(NotFound, match=KEY):
         vault.read(IDENTITY, KEY)
 
 
 @pytest.mark.parametrize("key", ["../../escape", "/etc/passwd", "", "a", "AB", "a\0b", "..", ".x"])
-def test_a_key_that_is_no_name_reaches_no_file(vault: DiskVault, key: str) -> None:
+def test_a_key_that_is_no_name_reaches_no_file(vault: DiskKVStore, key: str) -> None:
     assert not vault.has(IDENTITY, key)
     assert not vault.has(key, KEY)
     with pytest.raises(Damaged):
@@ -102,7 +102,7 @@ def test_a_key_that_is_no_name_reaches_no_file(vault: DiskVault, key: str) -> No
         vault.write(small_blob(key))
 
 
-def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskVault) -> None:
+def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskKVStore) -> None:
     vault.write(small_blob())
     path = file_in(vault)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -112,12 +112,12 @@ def test_c8_a_damaged_file_is_told_set_aside_and_healed(vault: DiskVault) -> Non
     assert vault.write(small_blob()) > 0
     assert vault.read(IDENTITY, KEY) == small_blob()
     assert path.with_name(f"{KEY}.damaged").exists()
-    DiskVault(vault.root)
+    DiskKVStore(vault.root)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_c8_a_file_that_says_something_else_is_replaced_by_the_next_write(
-    vault: DiskVault,
+    vault: DiskKVStore,
 ) -> None:
     old, new = replace(small_blob(), meta="after x"), replace(small_blob(), meta="after y")
     vault.write(old)
@@ -130,7 +130,7 @@ def test_c8_a_file_that_says_something_else_is_replaced_by_the_next_write(
 
 
 def test_c8_a_damaged_head_is_told_and_set_aside_when_heads_are_listed(
-    vault: DiskVault, caplog: pytest.LogCaptureFixture
+    vault: DiskKVStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     vault.write(small_blob())
     vault.write(small_blob("cdcd"))
@@ -142,14 +142,14 @@ def test_c8_a_damaged_head_is_told_and_set_aside_when_heads_are_listed(
     assert path.with_name(f"{KEY}.damaged").exists()
 
 
-def test_c8_a_file_under_another_name_is_refused(vault: DiskVault) -> None:
+def test_c8_a_file_under_another_name_is_refused(vault: DiskKVStore) -> None:
     vault.write(small_blob())
     file_in(vault).rename(file_in(vault, "abab"))
     with pytest.raises(Damaged, match=f"holds {IDENTITY}/{KEY}"):
         vault.read(IDENTITY, "abab")
 
 
-def test_links_pipes_and_folders_are_not_read(vault: DiskVault, tmp_path: Path) -> None:
+def test_links_pipes_and_folders_are_not_read(vault: DiskKVStore, tmp_path: Path) -> None:
     vault.write(small_blob())
     path = file_in(vault)
     path.rename(tmp_path / "elsewhere")
@@ -168,7 +168,7 @@ def test_links_pipes_and_folders_are_not_read(vault: DiskVault, tmp_path: Path) 
 
 @pytest.mark.parametrize("room", [0, 5, 300, 500])
 def test_g12_a_full_disk_leaves_nothing_behind(tmp_path: Path, room: int) -> None:
-    vault = DiskVault(tmp_path, FullDisk(room))
+    vault = DiskKVStore(tmp_path, FullDisk(room))
     with pytest.raises(StackError, match="the disk is full"):
         vault.write(small_blob(payload=bytes(1000)))
     assert not vault.has(IDENTITY, KEY)
@@ -176,27 +176,27 @@ def test_g12_a_full_disk_leaves_nothing_behind(tmp_path: Path, room: int) -> Non
 
 
 def test_a_disk_that_fails_to_sync_has_not_saved(tmp_path: Path) -> None:
-    vault = DiskVault(tmp_path, UnsyncableDisk())
+    vault = DiskKVStore(tmp_path, UnsyncableDisk())
     with pytest.raises(StackError, match="input/output error"):
         vault.write(small_blob())
     assert not vault.has(IDENTITY, KEY)
 
 
 def test_a_disk_that_fails_to_read_costs_no_file(tmp_path: Path) -> None:
-    DiskVault(tmp_path).write(small_blob())
+    DiskKVStore(tmp_path).write(small_blob())
     with pytest.raises(Damaged, match="input/output error"):
-        DiskVault(tmp_path, UnreadableDisk()).read(IDENTITY, KEY)
-    assert list(DiskVault(tmp_path, UnreadableDisk()).heads(IDENTITY)) == []
-    assert DiskVault(tmp_path).read(IDENTITY, KEY) == small_blob()
+        DiskKVStore(tmp_path, UnreadableDisk()).read(IDENTITY, KEY)
+    assert list(DiskKVStore(tmp_path, UnreadableDisk()).heads(IDENTITY)) == []
+    assert DiskKVStore(tmp_path).read(IDENTITY, KEY) == small_blob()
 
 
 def test_short_writes_are_continued(tmp_path: Path) -> None:
-    vault = DiskVault(tmp_path, StutteringDisk())
+    vault = DiskKVStore(tmp_path, StutteringDisk())
     vault.write(small_blob())
     assert vault.read(IDENTITY, KEY) == small_blob()
 
 
-def test_many_threads_write_a_key_once(vault: DiskVault) -> None:
+def test_many_threads_write_a_key_once(vault: DiskKVStore) -> None:
     blob = replace(small_blob(), meta="x" * 1000)
     with ThreadPoolExecutor(8) as pool:
         written = list(pool.map(lambda _: vault.write(blob), range(32)))
@@ -207,7 +207,7 @@ def test_many_threads_write_a_key_once(vault: DiskVault) -> None:
 def test_a4_a_root_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match="file/kv"):
-        DiskVault(tmp_path / "file" / "kv")
+        DiskKVStore(tmp_path / "file" / "kv")
 
 
 def rows_for(sizes: list[int]) -> list[memoryview]:
@@ -216,24 +216,24 @@ def rows_for(sizes: list[int]) -> list[memoryview]:
 
 @given(BLOBS, st.data())
 def test_c2_pouring_reads_the_same_bytes_into_any_rows(
-    tmp_path_factory: pytest.TempPathFactory, blob: Blob, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, blob: KVFile, data: st.DataObject
 ) -> None:
-    vault = DiskVault(tmp_path_factory.mktemp("kv"))
+    vault = DiskKVStore(tmp_path_factory.mktemp("kv"))
     vault.write(blob)
-    payload = b"".join(bytes(plane.data) for plane in blob.planes)
+    payload = b"".join(bytes(plane.data) for plane in blob.tensors)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(payload)), max_size=4)))
     sizes = [b - a for a, b in pairwise([0, *cuts, len(payload)])]
     rows = rows_for(sizes)
-    vault.pour(blob.identity, blob.key, rows)
+    vault.read_into(blob.identity, blob.key, rows)
     assert b"".join(rows) == payload
     head = vault.head(blob.identity, blob.key)
     assert (head.start, head.end, head.meta) == (blob.start, blob.end, blob.meta)
-    assert head.shapes == tuple((plane.dtype, plane.shape) for plane in blob.planes)
+    assert head.shapes == tuple((plane.dtype, plane.shape) for plane in blob.tensors)
 
 
 @pytest.mark.parametrize("change", ["flip", "cut", "stretch", "rows"])
 def test_c8_pouring_a_damaged_file_is_refused_and_sets_it_aside(
-    vault: DiskVault, change: str
+    vault: DiskKVStore, change: str
 ) -> None:
     vault.write(small_blob())
     path = file_in(vault)
@@ -241,13 +241,13 @@ def test_c8_pouring_a_damaged_file_is_refused_and_sets_it_aside(
     changed = {"flip": whole[:-1] + b"!", "cut": whole[:-1], "stretch": whole + b"!"}
     path.write_bytes(changed.get(change, whole))
     with pytest.raises(Damaged, match=path.name):
-        vault.pour(IDENTITY, KEY, rows_for([6 if change == "rows" else 7]))
+        vault.read_into(IDENTITY, KEY, rows_for([6 if change == "rows" else 7]))
     assert not vault.has(IDENTITY, KEY)
     with pytest.raises(NotFound):
-        vault.pour(IDENTITY, KEY, rows_for([7]))
+        vault.read_into(IDENTITY, KEY, rows_for([7]))
 
 
-def test_c8_every_flipped_bit_is_noticed_while_pouring(vault: DiskVault) -> None:
+def test_c8_every_flipped_bit_is_noticed_while_pouring(vault: DiskKVStore) -> None:
     vault.write(small_blob())
     path = file_in(vault)
     whole = path.read_bytes()
@@ -255,4 +255,4 @@ def test_c8_every_flipped_bit_is_noticed_while_pouring(vault: DiskVault) -> None
         vault.write(small_blob())
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(Damaged):
-            vault.pour(IDENTITY, KEY, rows_for([7]))
+            vault.read_into(IDENTITY, KEY, rows_for([7]))

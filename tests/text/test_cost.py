@@ -14,11 +14,11 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.text import cuts
 from mlxstack.text import settle as settling
 from mlxstack.text.cuts import turn_ends
-from mlxstack.text.markup import markup_of
-from mlxstack.text.pieces import Pieces
+from mlxstack.text.markup import special_tokens_of
+from mlxstack.text.pieces import TokenBytes
 from mlxstack.text.prompt import MAX_VARIABLES, PromptMaker
-from mlxstack.text.settle import Traits, settle
-from mlxstack.text.tokens import Encoder
+from mlxstack.text.settle import TemplateCapabilities, adapt_to_template
+from mlxstack.text.tokens import CachedTokenizer
 
 
 class Counting:
@@ -87,7 +87,7 @@ def test_turns_that_are_nowhere_are_not_looked_for_without_end(
 
 def test_the_table_of_added_tokens_is_made_once_for_all_pieces(chatml: Any) -> None:
     tokenizer = Counting(chatml)
-    pieces = Pieces(tokenizer)
+    pieces = TokenBytes(tokenizer)
     for token in range(300):
         pieces.of(token)
     assert tokenizer.asked["added_tokens_decoder"] == 1
@@ -96,25 +96,25 @@ def test_the_table_of_added_tokens_is_made_once_for_all_pieces(chatml: Any) -> N
 @pytest.mark.parametrize(
     ("traits", "role"),
     [
-        (Traits(needs_alternation=True), Role.USER),
-        (Traits(has_late_system=False), Role.SYSTEM),
-        (Traits(takes_user_after_tool=False), Role.USER),
+        (TemplateCapabilities(needs_alternation=True), Role.USER),
+        (TemplateCapabilities(has_late_system=False), Role.SYSTEM),
+        (TemplateCapabilities(takes_user_after_tool=False), Role.USER),
     ],
 )
 def test_what_becomes_one_turn_is_joined_once(
-    traits: Traits, role: Role, monkeypatch: pytest.MonkeyPatch
+    traits: TemplateCapabilities, role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "TURN_JOINT", Joint("\n\n"))
     monkeypatch.setattr(Joint, "n_joined", 0)
     first = Message(Role.USER if role is Role.SYSTEM else Role.TOOL, "begin", tool_call_id="x")
-    settled = settle([first, *[Message(role, "say")] * 500], traits)
+    settled = adapt_to_template([first, *[Message(role, "say")] * 500], traits)
     assert len(settled) <= 2
     assert Joint.n_joined == sum(len(one.text) for one in settled if len(one.text) > 5)
 
 
 def test_others_go_on_while_a_long_text_is_encoded(chatml: Any) -> None:
     """The tokenizer must let the interpreter go; a text of this length takes a while."""
-    encoder = Encoder(chatml, markup_of(chatml))
+    encoder = CachedTokenizer(chatml, special_tokens_of(chatml))
     n_breaths, is_over = 0, threading.Event()
 
     def breathe() -> None:

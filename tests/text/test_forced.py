@@ -13,10 +13,10 @@ from mlx_lm import tool_parsers
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.calls import parse_calls, tool_shapes
-from mlxstack.text.forced import Calls, Marks, call_grammars
-from mlxstack.text.forms import FORMS, OLD_MISTRAL, Form
-from mlxstack.text.grammars import Grammars
+from mlxstack.text.calls import parse_calls, tool_schemas
+from mlxstack.text.forced import CallDelimiters, ForcedCalls, call_grammars
+from mlxstack.text.forms import FORMS, OLD_MISTRAL, ToolCallFormat
+from mlxstack.text.grammars import GrammarCompiler
 from mlxstack.text.markup import nameless
 from mlxstack.text.parsers import parser_for
 
@@ -90,7 +90,7 @@ def families() -> Iterator[Any]:
         yield pytest.param(name, id=name)
 
 
-def form_and_parser(name: str) -> tuple[Form, Any, str]:
+def form_and_parser(name: str) -> tuple[ToolCallFormat, Any, str]:
     if name == "harmony":
         module = importlib.import_module("mlxstack.text.harmony")
         return FORMS[name], module.parse_call, ""
@@ -108,20 +108,20 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("name", families())
 def test_every_walk_is_a_call_with_valid_arguments(tokenizer: Any, name: str) -> None:
     form, parser, end = form_and_parser(name)
-    grammars = Grammars(tokenizer, len(tokenizer))
-    marks = Marks("<start>", end, form, nameless(tokenizer))
+    grammars = GrammarCompiler(tokenizer, len(tokenizer))
+    marks = CallDelimiters("<start>", end, form, nameless(tokenizer))
     for seed in range(20):
         random = Random(f"{name} {seed}")
         tools = tuple(
             Tool(tool, "", parameters(random, is_flat=name == "function_gemma"))
             for tool in ("greet", "visit")
         )
-        rules = grammars.compile(call_grammars(Calls(tools, marks, is_single=True)), "tools")
+        rules = grammars.compile(call_grammars(ForcedCalls(tools, marks, is_single=True)), "tools")
         assert rules is not None
         for walk in range(3):
             text = written(tokenizer, rules, Random(walk))
             assert not end or text.endswith(end), text
-            assert_valid(parse_calls(parser, text.removesuffix(end), tool_shapes(tools)), tools)
+            assert_valid(parse_calls(parser, text.removesuffix(end), tool_schemas(tools)), tools)
 
 
 def assert_valid(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> None:
@@ -134,13 +134,13 @@ def assert_valid(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> None:
 def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> None:
     form, parser, end = form_and_parser(name)
     start = "[TOOL_CALLS]" if name.endswith("mistral") else "<|im_start|>"
-    marks = Marks(start, end, form, nameless(tokenizer))
+    marks = CallDelimiters(start, end, form, nameless(tokenizer))
     nothing = {"type": "object", "additionalProperties": False}
     tools = (Tool("greet", "", PERSON), Tool("visit", "", nothing))
-    asked = call_grammars(Calls(tools, marks, is_single=False))
-    rules = Grammars(tokenizer, len(tokenizer)).compile(asked, "tools")
+    asked = call_grammars(ForcedCalls(tools, marks, is_single=False))
+    rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
     assert rules is not None
-    shapes = tool_shapes(tools)
+    shapes = tool_schemas(tools)
     most = 0
     for walk in range(12):
         text = written(tokenizer, rules, Random(walk), stops_at_once=False)
@@ -164,10 +164,10 @@ def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> No
     ],
 )
 def test_what_a_family_has_no_words_for_is_refused(chatml: Any, name: str, tool: Tool) -> None:
-    marks = Marks("<start>", "", FORMS[name], {})
+    marks = CallDelimiters("<start>", "", FORMS[name], {})
     with pytest.raises(BadRequest, match=tool.name):
-        call_grammars(Calls((tool,), marks, is_single=True))
-    both = call_grammars(Calls((tool, Tool("other")), marks, is_single=True))
+        call_grammars(ForcedCalls((tool,), marks, is_single=True))
+    both = call_grammars(ForcedCalls((tool, Tool("other")), marks, is_single=True))
     assert "other" in both[0]
     assert tool.name not in both[0].replace("function", "")
 
@@ -180,7 +180,7 @@ def read(name: str, text: str, schema: dict[str, Any]) -> Any:
         "qwen3_coder": f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>",
         "glm47": f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>",
     }[name]
-    (call,) = parse_calls(parser, written, tool_shapes(tools))
+    (call,) = parse_calls(parser, written, tool_schemas(tools))
     return call.arguments["x"]
 
 
@@ -207,7 +207,7 @@ def test_a_number_beyond_all_bounds_is_no_call() -> None:
     text = "<function=f>\n<parameter=x>\n1e999\n</parameter>\n</function>"
     tools = (Tool("f", "", {"properties": {"x": {"type": "integer"}}}),)
     _, parser, _ = form_and_parser("qwen3_coder")
-    assert parse_calls(parser, text, tool_shapes(tools)) == ()
+    assert parse_calls(parser, text, tool_schemas(tools)) == ()
 
 
 def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
@@ -221,14 +221,14 @@ def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
     }
     schema = {"type": "object", "properties": {"x": tree}, "$defs": {"Tree": tree}}
     tools = (Tool("f", "", schema),)
-    assert tool_shapes(tools)[0]["function"]["parameters"]["properties"]["x"] == {"type": "object"}
+    assert tool_schemas(tools)[0]["function"]["parameters"]["properties"]["x"] == {"type": "object"}
     for name in FORMS:
-        marks = Marks("<start>", "", FORMS[name], nameless(chatml))
+        marks = CallDelimiters("<start>", "", FORMS[name], nameless(chatml))
         if name == "gemma4":
             with pytest.raises(BadRequest, match="5000 rules"):
-                call_grammars(Calls(tools, marks, is_single=True))
+                call_grammars(ForcedCalls(tools, marks, is_single=True))
         else:
-            assert call_grammars(Calls(tools, marks, is_single=True))
+            assert call_grammars(ForcedCalls(tools, marks, is_single=True))
 
 
 def test_deep_arguments_are_no_call_rather_than_an_error() -> None:
@@ -241,5 +241,5 @@ def test_deep_arguments_are_no_call_rather_than_an_error() -> None:
             "qwen3_coder": f"<function=f>\n<parameter=x>\n{deep}\n</parameter>\n</function>",
             "glm47": f"f\n<arg_key>x</arg_key>\n<arg_value>{deep}</arg_value>",
         }[name]
-        found = parse_calls(parser, text, tool_shapes(tools))
+        found = parse_calls(parser, text, tool_schemas(tools))
         assert all(isinstance(call.arguments, dict) for call in found)

@@ -7,8 +7,8 @@ import pytest
 
 from mlxstack.core.errors import BadRequest
 from mlxstack.text import grammar_check, grammars
-from mlxstack.text.grammars import Grammars
-from mlxstack.text.shape import Shape
+from mlxstack.text.grammars import GrammarCompiler
+from mlxstack.text.shape import ResponseConstraint
 from mlxstack.text.shape import grammars as grammars_of
 
 PRIMES = (7, 11, 13, 17, 19, 23)
@@ -21,13 +21,13 @@ MANY = {
 
 @pytest.fixture
 def compiler(chatml: Any) -> Any:
-    made = Grammars(chatml, len(chatml))
+    made = GrammarCompiler(chatml, len(chatml))
     yield made
     made.close()
 
 
-def compiled(compiler: Grammars, schema: dict[str, Any]) -> Any:
-    return compiler.compile(grammars_of(Shape(schema)), "response_format")
+def compiled(compiler: GrammarCompiler, schema: dict[str, Any]) -> Any:
+    return compiler.compile(grammars_of(ResponseConstraint(schema)), "response_format")
 
 
 @pytest.mark.parametrize("multiple", [10_001, 50_000_017, 1.0001, 123456e-12, 1e22, -20_000])
@@ -37,24 +37,28 @@ def test_a_multiple_of_many_digits_is_refused(multiple: float) -> None:
         {"type": "object", "properties": {"a": {"items": [{"multipleOf": multiple}]}}},
     ):
         with pytest.raises(BadRequest, match="multipleOf is"):
-            grammars_of(Shape(schema))
+            grammars_of(ResponseConstraint(schema))
 
 
 @pytest.mark.parametrize("multiple", [1, 5000, 10_000, 0.01, 0.25, 1e-9, 2.5, True, "x"])
 def test_usual_multiples_are_taken(multiple: Any) -> None:
-    assert grammars_of(Shape({"type": "number", "multipleOf": multiple}))
-    assert grammars_of(Shape({"enum": [{"multipleOf": 10**9}]}))
-    assert grammars_of(Shape({"properties": {"multipleOf": {"type": "string"}}}))
+    assert grammars_of(ResponseConstraint({"type": "number", "multipleOf": multiple}))
+    assert grammars_of(ResponseConstraint({"enum": [{"multipleOf": 10**9}]}))
+    assert grammars_of(ResponseConstraint({"properties": {"multipleOf": {"type": "string"}}}))
 
 
 def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served(
-    compiler: Grammars, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_check, "LIMIT_S", 0.3)
     escaped = 'start: %json {"allOf": [' + ", ".join(
         f'{{"type": "integer", "multiple\\u004ff": {p}}}' for p in PRIMES
     )
-    for shape in (Shape(PRODUCT), Shape(MANY), Shape(grammar=f"{escaped}]}}")):
+    for shape in (
+        ResponseConstraint(PRODUCT),
+        ResponseConstraint(MANY),
+        ResponseConstraint(grammar=f"{escaped}]}}"),
+    ):
         for _ in range(2):
             with pytest.raises(BadRequest, match=r"takes longer than 0.3 s"):
                 compiler.compile(grammars_of(shape), "response_format")
@@ -64,17 +68,17 @@ def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served
         assert matcher is not None and not matcher.is_error()
 
 
-def test_only_costly_grammars_need_the_check(compiler: Grammars) -> None:
+def test_only_costly_grammars_need_the_check(compiler: GrammarCompiler) -> None:
     plain = {"type": "object", "properties": {"é": {"type": "string", "maxLength": 9}}}
-    assert not compiler.needs_check(grammars_of(Shape(plain)))
-    costly = grammars_of(Shape({"type": "integer", "multipleOf": 7}))
+    assert not compiler.needs_check(grammars_of(ResponseConstraint(plain)))
+    costly = grammars_of(ResponseConstraint({"type": "integer", "multipleOf": 7}))
     assert compiler.needs_check(costly)
     compiled(compiler, {"type": "integer", "multipleOf": 7})
     assert not compiler.needs_check(costly[:1]), "it is known by now"
 
 
 def test_kept_grammars_are_bounded_by_bytes(
-    compiler: Grammars, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars, "MOST_BYTES", 10_000_000)
     large = [{"enum": [f"{letter}{i}" for i in range(3000)]} for letter in "abcdefgh"]

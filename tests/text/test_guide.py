@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mlxstack.text.guide import Guide, Passage
-from mlxstack.text.voice import Voice
+from mlxstack.text.guide import ConstraintLayout, GrammarConstraint
+from mlxstack.text.voice import OutputFormat
 
 
 def allowed(mask: bytes | None, token: int) -> bool:
@@ -16,15 +16,15 @@ def test_a_forbidden_call_cannot_open_its_header(harmony: Any) -> None:
     def tokens(text: str) -> list[int]:
         return list(harmony.encode(text, add_special_tokens=False))
 
-    voice = Voice(harmony)
-    passage = Passage(
+    voice = OutputFormat(harmony)
+    passage = ConstraintLayout(
         n_vocab=len(harmony),
         is_in_thinking=True,
         closes=voice.answer_tokens,
         forbidden=voice.call_sequences,
         before=tuple(tokens("<|start|>assistant")),
     )
-    walk = Guide(passage).start()
+    walk = GrammarConstraint(passage).start()
     commentary = tokens("<|channel|>commentary")[1]
     start = tokens("<|start|>assistant")
     recipient = tokens("<|start|>assistant to")
@@ -33,16 +33,16 @@ def test_a_forbidden_call_cannot_open_its_header(harmony: Any) -> None:
     said = "<|channel|>final<|message|>commentary to<|end|><|start|>assistant"
     for token in [*recipient[len(start) : -1], *tokens(said), *recipient[len(start) : -1]]:
         assert token == recipient[-1] or allowed(walk.mask(), token)
-        walk.take(token)
+        walk.advance(token)
     assert not allowed(walk.mask(), recipient[-1])
     for token in tokens("<|message|><|channel|>"):
-        walk.take(token)
+        walk.advance(token)
     assert not allowed(walk.mask(), commentary)
     assert allowed(walk.mask(), recipient[-1])
 
 
 def test_a_passage_without_a_forbidden_sequence_allows_every_token() -> None:
-    walk = Guide(Passage(n_vocab=8)).start()
+    walk = GrammarConstraint(ConstraintLayout(n_vocab=8)).start()
     assert walk.mask() is None
-    walk.take(3)
+    walk.advance(3)
     assert walk.mask() is None

@@ -7,37 +7,37 @@ import pytest
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.service import guiding
-from mlxstack.service.options import Options
-from mlxstack.service.words import Words
+from mlxstack.service.options import GenerationOptions
+from mlxstack.service.words import TextProcessor
 from mlxstack.text import harmony as form
-from mlxstack.text.guide import Guide
-from mlxstack.text.shape import Shape
+from mlxstack.text.guide import GrammarConstraint
+from mlxstack.text.shape import ResponseConstraint
 
-CITY = Shape(schema={"type": "object", "properties": {"city": {"enum": ["Ulm"]}}})
+CITY = ResponseConstraint(schema={"type": "object", "properties": {"city": {"enum": ["Ulm"]}}})
 BASH = Tool("bash", "Run a command.")
 
 
-async def guide_of(words: Words, *turns: Message, **more: Any) -> Guide:
+async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> GrammarConstraint:
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await words.prompt(conversation)
-    opening = guiding.Opening(conversation, prompt, ())
-    guide = await guiding.guide(words, Options("a-1", shape=CITY), opening)
+    opening = guiding.ConstraintInputs(conversation, prompt, ())
+    guide = await guiding.guide(words, GenerationOptions("a-1", response_format=CITY), opening)
     assert guide is not None
     return guide
 
 
-def made(tokenizer: Any) -> Words:
-    return Words(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+def made(tokenizer: Any) -> TextProcessor:
+    return TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
 
 
-def is_allowed(words: Words, guide: Guide, text: str) -> bool:
+def is_allowed(words: TextProcessor, guide: GrammarConstraint, text: str) -> bool:
     """Whether an answer may begin with this text, token by token."""
     walk = guide.start()
     for token in words.tokenizer.encode(text, add_special_tokens=False):
         mask = walk.mask()
         if mask is not None and not mask[token // 8] >> token % 8 & 1:
             return False
-        walk.take(token)
+        walk.advance(token)
     return True
 
 

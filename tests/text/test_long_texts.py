@@ -7,7 +7,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import TooLong
-from mlxstack.text.prompt import PromptMaker, Spelling
+from mlxstack.text.prompt import PromptMaker, TokenizeOptions
 
 N_CTX = 256
 LONG = "hello wide world, " * 20_000
@@ -23,7 +23,7 @@ WAYS: dict[str, Callable[[PromptMaker], Any]] = {
     "many": lambda maker: maker.make(Conversation((Message(Role.USER, LONG[:99]),) * 3000)),
     "template": lambda maker: maker.text(conversation(LONG)),
     "raw": lambda maker: maker.plain(LONG),
-    "tokenize": lambda maker: maker.tokenize(LONG, Spelling()),
+    "tokenize": lambda maker: maker.tokenize(LONG, TokenizeOptions()),
 }
 
 

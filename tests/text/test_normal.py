@@ -14,11 +14,11 @@ from mlxstack.text.normal import (
     error_text,
     head_tools,
     parse_arguments,
+    plain_text,
     result_text,
     split_thoughts,
     system_text,
-    text_of,
-    user_turn,
+    user_message,
 )
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1.329.715; cc_entrypoint=sdk-cli;"
@@ -52,19 +52,19 @@ def test_c1_prompts_of_two_conversations_have_one_system_text() -> None:
 @given(st.text())
 def test_c3_a_string_is_one_text_block(text: str) -> None:
     block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
-    assert text_of([block]) == text_of(text) == text
+    assert plain_text([block]) == plain_text(text) == text
 
 
 def test_c9_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    assert text_of(parts) == "ab"
-    assert text_of(parts, "\n") == "a\nb"
-    assert text_of(None) == ""
+    assert plain_text(parts) == "ab"
+    assert plain_text(parts, "\n") == "a\nb"
+    assert plain_text(None) == ""
 
 
 def test_an_image_is_refused_in_words() -> None:
     with pytest.raises(Unsupported, match="image input is not supported"):
-        text_of([{"type": "image", "source": {}}])
+        plain_text([{"type": "image", "source": {}}])
 
 
 def test_c4_arguments_keep_the_order_of_their_keys() -> None:
@@ -90,8 +90,8 @@ def test_o3_broken_arguments_stay_as_they_are() -> None:
 
 def test_a10_results_come_before_what_the_user_said() -> None:
     results = [Message(Role.TOOL, "1", tool_call_id="a"), Message(Role.TOOL, "2")]
-    assert user_turn(results, "and now?") == (*results, Message(Role.USER, "and now?"))
-    assert user_turn(results, "") == tuple(results)
+    assert user_message(results, "and now?") == (*results, Message(Role.USER, "and now?"))
+    assert user_message(results, "") == tuple(results)
 
 
 def test_a11_an_error_is_marked_once() -> None:

@@ -13,10 +13,10 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.event import FinishReason
-from mlxstack.text.calls import parse_calls, tool_shapes
+from mlxstack.text.calls import parse_calls, tool_schemas
 from mlxstack.text.parsers import parser_for
-from mlxstack.text.speech import Call, Speech, Words
-from mlxstack.text.voice import Manner, Voice
+from mlxstack.text.speech import OutputParser, TextPiece, ToolCallPiece
+from mlxstack.text.voice import OutputFormat, ParseOptions
 from tests.text.conftest import CHATML, CHATML_SPECIAL, byte_level, loaded
 
 STRING = {"type": "string"}
@@ -66,7 +66,7 @@ JSON_CALL = '\n{"name": "edit", "arguments": {"path": "%s"}}\n'
 
 def parsed(name: str, text: str) -> tuple[ToolCall, ...]:
     module = importlib.import_module(f"{tool_parsers.__name__}.{name}")
-    return parse_calls(parser_for(name, module.parse_tool_call), text, tool_shapes(TOOLS))
+    return parse_calls(parser_for(name, module.parse_tool_call), text, tool_schemas(TOOLS))
 
 
 def arguments(name: str, **written: str) -> Any:
@@ -134,33 +134,39 @@ def test_mistral_calls_may_have_an_id() -> None:
 
 
 @pytest.fixture(scope="module")
-def voices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Voice]:
+def voices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OutputFormat]:
     """How models of several formats speak."""
     names = ("json_tools", "glm47", "qwen3_coder", "minimax_m2")
     folder = tmp_path_factory.mktemp("formats")
     loaded(folder, byte_level(CHATML_SPECIAL, []), CHATML, {"eos_token": "<|im_end|>"})
-    return {name: Voice(load_tokenizer(folder, {"tool_parser_type": name})) for name in names}
+    return {
+        name: OutputFormat(load_tokenizer(folder, {"tool_parser_type": name})) for name in names
+    }
 
 
-def hear(voice: Voice, text: str, reason: FinishReason = FinishReason.EOS) -> tuple[Any, str]:
+def hear(
+    voice: OutputFormat, text: str, reason: FinishReason = FinishReason.EOS
+) -> tuple[Any, str]:
     """The calls and the words of an answer."""
     ids = itertools.count()
-    speech = Speech(voice, Manner(tools=TOOLS), lambda: f"call_{next(ids)}")
+    speech = OutputParser(voice, ParseOptions(tools=TOOLS), lambda: f"call_{next(ids)}")
     deltas = []
     for token in voice.tokenizer.encode(text, add_special_tokens=False):
         deltas += speech.push(token)
     deltas += speech.finish(reason)
-    calls = [(one.call.name, one.call.arguments) for one in deltas if isinstance(one, Call)]
-    return calls, "".join(one.text for one in deltas if isinstance(one, Words))
+    calls = [
+        (one.call.name, one.call.arguments) for one in deltas if isinstance(one, ToolCallPiece)
+    ]
+    return calls, "".join(one.text for one in deltas if isinstance(one, TextPiece))
 
 
-def written(voice: Voice, path: str) -> str:
+def written(voice: OutputFormat, path: str) -> str:
     form = WRITERS.get(voice.accent.format)
     inside = form("edit", {"path": path}) if form else JSON_CALL % path
     return f"{voice.accent.call_start}{inside}{voice.accent.call_end}"
 
 
-def test_an_argument_may_hold_the_mark_that_closes_calls(voices: dict[str, Voice]) -> None:
+def test_an_argument_may_hold_the_mark_that_closes_calls(voices: dict[str, OutputFormat]) -> None:
     for voice in voices.values():
         start, end = voice.accent.call_start, voice.accent.call_end
         path = f"{start} x {end} y {end}{end}"
@@ -170,7 +176,9 @@ def test_an_argument_may_hold_the_mark_that_closes_calls(voices: dict[str, Voice
         assert words == "First.Done."
 
 
-def test_a_call_that_never_closes_an_argument_hides_no_other(voices: dict[str, Voice]) -> None:
+def test_a_call_that_never_closes_an_argument_hides_no_other(
+    voices: dict[str, OutputFormat],
+) -> None:
     voice = voices["json_tools"]
     broken = written(voice, 'a"b')
     for ending in ("", "\nDone.", f"\n{broken}"):
@@ -180,7 +188,7 @@ def test_a_call_that_never_closes_an_argument_hides_no_other(voices: dict[str, V
         assert words.endswith(ending.strip())
 
 
-def test_a_call_cut_inside_an_argument_is_dropped(voices: dict[str, Voice]) -> None:
+def test_a_call_cut_inside_an_argument_is_dropped(voices: dict[str, OutputFormat]) -> None:
     for voice in voices.values():
         end = voice.accent.call_end
         text = written(voice, f"a {end} b")

@@ -6,7 +6,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.prompt import Prompt, PromptMaker, Spelling
+from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.replay import Block, Scope
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -31,7 +31,7 @@ def loop(**options: Any) -> Conversation:
 
 
 def heads(tokenizer: Any, prompt: Prompt) -> list[str]:
-    return [tokenizer.decode(list(prompt.tokens[:cut])) for cut in prompt.cuts]
+    return [tokenizer.decode(list(prompt.tokens[:cut])) for cut in prompt.checkpoint_positions]
 
 
 def whole(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -62,9 +62,9 @@ def test_agents_with_one_head_agree_on_its_cut(chatml: Any, mistral: Any, plain:
     for tokenizer in (chatml, mistral, plain):
         maker = PromptMaker(tokenizer)
         prompts = [maker.make(talk(Message(USER, t))) for t in ("hi", "\n\nwhat", "1 2 3 4")]
-        cuts = {prompt.cuts[0] for prompt in prompts}
+        cuts = {prompt.checkpoint_positions[0] for prompt in prompts}
         assert len(cuts) == 1
-        assert len({prompt.tokens[: prompt.cuts[0]] for prompt in prompts}) == 1
+        assert len({prompt.tokens[: prompt.checkpoint_positions[0]] for prompt in prompts}) == 1
         assert tokenizer.decode(list(prompts[0].tokens[: min(cuts)])).find(RULES) >= 0
 
 
@@ -82,8 +82,8 @@ def test_c16_cut_at_the_last_user_turn_survives_stripped_thoughts(chatml: Any) -
         (*loop().messages, Message(ASSISTANT, "It greets."), Message(USER, "Whom?")), tools=TOOLS
     )
     new = maker.make(follow_up)
-    assert new.tokens[: old.cuts[1]] == old.tokens[: old.cuts[1]]
-    assert new.tokens[: old.cuts[2]] != old.tokens[: old.cuts[2]]
+    assert new.tokens[: old.checkpoint_positions[1]] == old.tokens[: old.checkpoint_positions[1]]
+    assert new.tokens[: old.checkpoint_positions[2]] != old.tokens[: old.checkpoint_positions[2]]
 
 
 def test_many_turns_give_few_cuts(chatml: Any) -> None:
@@ -94,11 +94,11 @@ def test_many_turns_give_few_cuts(chatml: Any) -> None:
             Message(TOOL, f"the result of step {i}", tool_call_id="call_1"),
         ]
     prompt = PromptMaker(chatml).make(talk(*turns))
-    assert len(prompt.cuts) <= 7
-    assert list(prompt.cuts) == sorted(set(prompt.cuts))
+    assert len(prompt.checkpoint_positions) <= 7
+    assert list(prompt.checkpoint_positions) == sorted(set(prompt.checkpoint_positions))
     assert any(h.endswith("begin the long work<|im_end|>\n") for h in heads(chatml, prompt))
-    assert prompt.cuts[0] > 0
-    assert prompt.cuts[-1] < len(prompt.tokens)
+    assert prompt.checkpoint_positions[0] > 0
+    assert prompt.checkpoint_positions[-1] < len(prompt.tokens)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_c4_a_replayed_call_has_the_tokens_that_were_sampled(chatml: Any) -> Non
 def test_tokenize_and_back(chatml: Any, mistral: Any) -> None:
     maker = PromptMaker(chatml)
     text = "Hello <|im_end|> grüße 日本"
-    parsed = maker.tokenize(text, Spelling())
-    spelled = maker.tokenize(text, Spelling(parse_special=False))
+    parsed = maker.tokenize(text, TokenizeOptions())
+    spelled = maker.tokenize(text, TokenizeOptions(parse_special=False))
     end = chatml.convert_tokens_to_ids("<|im_end|>")
     assert end in parsed
     assert end not in spelled
@@ -235,7 +235,7 @@ def test_tokenize_and_back(chatml: Any, mistral: Any) -> None:
 def test_pieces_are_text_or_bytes(chatml: Any, mistral: Any) -> None:
     for tokenizer in (chatml, mistral):
         maker = PromptMaker(tokenizer)
-        tokens = maker.tokenize("grüße 日本 \U0001f600", Spelling())
+        tokens = maker.tokenize("grüße 日本 \U0001f600", TokenizeOptions())
         pieces = [maker.piece(token) for token in tokens]
         data = b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in pieces)
         assert data.decode().strip() == "grüße 日本 \U0001f600"

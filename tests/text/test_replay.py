@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxstack.core.ask import Ask
+from mlxstack.core.ask import Request
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.event import Chosen, Finished, FinishReason, Work
+from mlxstack.core.event import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.service import dialogue
-from mlxstack.service.ear import Ear, Hearing
-from mlxstack.service.parts import Called, Content, Reasoning
+from mlxstack.service.ear import ParseConfig, ResponseAssembler
+from mlxstack.service.parts import ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.text.prompt import Prompt, PromptMaker
-from mlxstack.text.replay import CALL_BYTES, Block, Replay, Scope
-from mlxstack.text.voice import Manner, Voice
+from mlxstack.text.replay import CALL_BYTES, Block, Scope, ToolCallReplay
+from mlxstack.text.voice import OutputFormat, ParseOptions
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -47,19 +47,25 @@ class Chat:
         self.tokenizer = tokenizer_of(name)
         self.maker = PromptMaker(self.tokenizer)
         self.bare = PromptMaker(self.tokenizer)
-        self.voice = Voice(self.tokenizer)
+        self.voice = OutputFormat(self.tokenizer)
         self.is_single = name == "channels"
 
     def heard(self, prompt: Prompt, tokens: list[int], scope: Scope = Scope()) -> Message:  # noqa: B008
         """What a client gets for an answer of these tokens."""
         eos = frozenset(self.tokenizer.eos_token_ids)
-        ask = Ask("a", prompt.tokens, 9999, eos=eos, salt=scope.salt, name=scope.name or None)
-        manner = Manner(tools=TOOLS, is_in_thinking=prompt.is_in_thinking, before=prompt.before)
-        ear = Ear(ask, Hearing(manner), self.voice, self.maker.replay)
-        events = [*(Chosen("a", token) for token in [*tokens, min(eos)])]
-        parts = [part for event in events for part in ear.hear(event)]
-        parts += ear.hear(Finished("a", FinishReason.EOS, Work()))
-        return dialogue.answer(p for p in parts if isinstance(p, Reasoning | Content | Called))
+        ask = Request(
+            "a", prompt.tokens, 9999, eos=eos, salt=scope.salt, display_name=scope.name or None
+        )
+        manner = ParseOptions(
+            tools=TOOLS, is_in_thinking=prompt.is_in_thinking, before=prompt.before
+        )
+        ear = ResponseAssembler(ask, ParseConfig(manner), self.voice, self.maker.replay)
+        events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
+        parts = [part for event in events for part in ear.on_event(event)]
+        parts += ear.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
+        return dialogue.answer(
+            p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)
+        )
 
     def written(self, talk: Conversation, answer: Message) -> str:
         """The answer as the template writes it, without what ends it."""
@@ -110,9 +116,9 @@ def test_a_prompt_differs_only_in_the_tokens_of_replayed_calls(name: str, data: 
         assert rest == plain.tokens[len(plain.tokens) - len(rest) :]
         assert plain.text is not None
         assert chat.maker.detokenize(rest) == plain.text[len(f"{prompt.text}{text}") :]
-        assert [chat.maker.detokenize(following.tokens[:cut]) for cut in following.cuts] == [
-            chat.maker.detokenize(plain.tokens[:cut]) for cut in plain.cuts
-        ]
+        assert [
+            chat.maker.detokenize(following.tokens[:cut]) for cut in following.checkpoint_positions
+        ] == [chat.maker.detokenize(plain.tokens[:cut]) for cut in plain.checkpoint_positions]
 
 
 def remembered(chat: Chat, text: str, scope: Scope = Scope()) -> Message:  # noqa: B008
@@ -240,7 +246,7 @@ def test_a_call_that_the_end_of_the_answer_closed_is_replayed_without_a_mark() -
 
 
 def test_blocks_take_a_bounded_room() -> None:
-    replay = Replay(max_bytes=10 * (CALL_BYTES + 400))
+    replay = ToolCallReplay(max_bytes=10 * (CALL_BYTES + 400))
     calls = [ToolCall(f"c{at}", "bash", {"path": "x" * 999}) for at in range(30)]
     for call in calls:
         replay.remember(Scope(), Block((call,), (7,) * 100, is_closed=True))
@@ -251,7 +257,7 @@ def test_blocks_take_a_bounded_room() -> None:
 
 
 def test_calls_of_one_block_come_back_together_or_not_at_all() -> None:
-    replay = Replay()
+    replay = ToolCallReplay()
     one, two = ToolCall("c1", "bash", {}), ToolCall("c2", "bash", {})
     replay.remember(Scope(), Block((one, two), (1, 2), is_closed=True))
     assert list(replay.known(Scope(), (one, two))) == [0]
@@ -263,7 +269,7 @@ def test_arguments_too_deep_to_compare_are_not_kept() -> None:
     deep: Any = {}
     for _ in range(200_000):
         deep = {"a": deep}
-    replay = Replay()
+    replay = ToolCallReplay()
     replay.remember(Scope(), Block((ToolCall("c", "bash", deep),), (1,), is_closed=True))
     assert replay.n_bytes == 0
 

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Message, Role, ToolCall
-from mlxstack.text.settle import Traits, settle
+from mlxstack.text.settle import TemplateCapabilities, adapt_to_template
 
-STRICT = Traits(has_late_system=False, needs_alternation=True, takes_user_after_tool=False)
+STRICT = TemplateCapabilities(
+    has_late_system=False, needs_alternation=True, takes_user_after_tool=False
+)
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 
 messages_st = st.lists(
@@ -26,18 +28,20 @@ def pairs(messages: tuple[Message, ...]) -> list[tuple[Role, str]]:
 
 def test_leading_system_messages_are_one_and_lose_the_billing_header() -> None:
     header = "x-anthropic-billing-header: cc_version=2.1.329.715;"
-    settled = settle(said((SYSTEM, header), (SYSTEM, "a"), (SYSTEM, "b"), (USER, "c")), Traits())
+    settled = adapt_to_template(
+        said((SYSTEM, header), (SYSTEM, "a"), (SYSTEM, "b"), (USER, "c")), TemplateCapabilities()
+    )
     assert pairs(settled) == [(SYSTEM, "a\n\nb"), (USER, "c")]
 
 
 def test_a12_late_system_stays_in_place_where_the_template_allows() -> None:
     turns = said((SYSTEM, "s"), (USER, "u"), (SYSTEM, "late"), (USER, "v"))
-    assert settle(turns, Traits()) == tuple(turns)
+    assert adapt_to_template(turns, TemplateCapabilities()) == tuple(turns)
 
 
 def test_a12_late_system_joins_the_turn_before_it() -> None:
     turns = said((SYSTEM, "s"), (USER, "u"), (SYSTEM, "late"), (ASSISTANT, "a"), (USER, "v"))
-    assert pairs(settle(turns, Traits(has_late_system=False))) == [
+    assert pairs(adapt_to_template(turns, TemplateCapabilities(has_late_system=False))) == [
         (SYSTEM, "s"),
         (USER, "u\n\n<system-reminder>\nlate\n</system-reminder>"),
         (ASSISTANT, "a"),
@@ -47,7 +51,7 @@ def test_a12_late_system_joins_the_turn_before_it() -> None:
 
 def test_a12_late_system_after_an_answer_never_changes_an_older_turn() -> None:
     turns = said((USER, "u"), (ASSISTANT, "a"), (SYSTEM, "late"), (USER, "v"))
-    assert pairs(settle(turns, STRICT)) == [
+    assert pairs(adapt_to_template(turns, STRICT)) == [
         (USER, "u"),
         (ASSISTANT, "a"),
         (USER, "<system-reminder>\nlate\n</system-reminder>\n\nv"),
@@ -56,8 +60,8 @@ def test_a12_late_system_after_an_answer_never_changes_an_older_turn() -> None:
 
 def test_a13_turns_are_merged_only_where_the_template_insists() -> None:
     turns = said((USER, "a"), (USER, "b"), (ASSISTANT, "c"), (TOOL, "1"), (TOOL, "2"))
-    assert settle(turns, Traits()) == tuple(turns)
-    assert pairs(settle(turns, STRICT)) == [
+    assert adapt_to_template(turns, TemplateCapabilities()) == tuple(turns)
+    assert pairs(adapt_to_template(turns, STRICT)) == [
         (USER, "a\n\nb"),
         (ASSISTANT, "c"),
         (TOOL, "1"),
@@ -68,23 +72,25 @@ def test_a13_turns_are_merged_only_where_the_template_insists() -> None:
 def test_a15_tool_messages_get_the_name_of_their_call() -> None:
     call = ToolCall("x", "Bash", {})
     turns = [Message(ASSISTANT, tool_calls=(call,)), Message(TOOL, "out", tool_call_id="x")]
-    assert settle(turns, Traits())[1].name == "Bash"
+    assert adapt_to_template(turns, TemplateCapabilities())[1].name == "Bash"
 
 
 def test_a_template_without_system_role_hears_it_from_the_user() -> None:
-    settled = settle(said((SYSTEM, "s"), (USER, "u")), Traits(has_system=False))
+    settled = adapt_to_template(
+        said((SYSTEM, "s"), (USER, "u")), TemplateCapabilities(has_system=False)
+    )
     assert pairs(settled) == [(USER, "s\n\nu")]
 
 
 def test_o3_string_arguments_become_objects() -> None:
     calls = (ToolCall("x", "Bash", '{"b":1,"a":2}'), ToolCall("y", "Bash", "{broken"))
-    settled = settle([Message(ASSISTANT, tool_calls=calls)], Traits())
+    settled = adapt_to_template([Message(ASSISTANT, tool_calls=calls)], TemplateCapabilities())
     assert [c.arguments for c in settled[0].tool_calls] == [{"b": 1, "a": 2}, "{broken"]
 
 
 @given(messages_st, messages_st)
 def test_a12_settling_is_append_only(old: list[Message], new: list[Message]) -> None:
-    before, after = settle(old, STRICT), settle(old + new, STRICT)
+    before, after = adapt_to_template(old, STRICT), adapt_to_template(old + new, STRICT)
     if not any(m.role is not SYSTEM for m in old):
         return
     kept = before[:-1]
@@ -94,6 +100,6 @@ def test_a12_settling_is_append_only(old: list[Message], new: list[Message]) -> 
 
 @given(messages_st)
 def test_a13_strict_templates_never_see_two_users_in_a_row(turns: list[Message]) -> None:
-    roles = [m.role for m in settle(turns, STRICT)]
+    roles = [m.role for m in adapt_to_template(turns, STRICT)]
     assert all(not (a is b and a in (USER, ASSISTANT)) for a, b in pairwise(roles))
     assert SYSTEM not in roles[1:]

@@ -201,7 +201,7 @@ def test_a_template_that_loops_over_no_tools_gets_an_empty_list(load: Load) -> N
     maker = load(RECURSIVE)
     assert prompt(maker, tools=()) == "<user>go</user><answer>"
     assert prompt(maker) == "bashc: string<user>go</user><answer>"
-    assert maker.make(Conversation((Message(USER, "go"),), tools=(BASH,))).cuts
+    assert maker.make(Conversation((Message(USER, "go"),), tools=(BASH,))).checkpoint_positions
 
 
 def test_endless_recursion_of_a_template_is_a_refusal(load: Load) -> None:

@@ -11,8 +11,8 @@ from textual.pilot import Pilot
 
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import News
-from mlxstack.tui.tape import TapeFeed
-from mlxstack.tui.theme import Look
+from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.theme import ThemeChoice
 from tests.tui.clerk import Clerk
 
 PICTURES_BY = (3, 11)
@@ -52,7 +52,7 @@ async def offered(pilot: Pilot[Any], words: str) -> None:
 
 def on_tape(tape: tuple[News, ...]) -> Dashboard:
     """A dashboard that has only a tape to look at."""
-    return Dashboard(TapeFeed("127.0.0.1:7109", tape), None, Look())
+    return Dashboard(RecordingFeed("127.0.0.1:7109", tape), None, ThemeChoice())
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def shoot(snap_compare: Any) -> Shoot:
             await pilot.press(*keys)
             await pilot.pause()
 
-        app = Dashboard(TapeFeed("127.0.0.1:7109", tape), Clerk(), Look())
+        app = Dashboard(RecordingFeed("127.0.0.1:7109", tape), Clerk(), ThemeChoice())
         run: Callable[[Pilot[Any]], Awaitable[None]] = before
         return bool(snap_compare(app, terminal_size=size, run_before=run))
 

@@ -5,22 +5,22 @@ from math import sin
 
 from msgspec.structs import replace
 
-from mlxstack.client import Lost
+from mlxstack.client import FeedLost
 from mlxstack.core.ask import Priority
-from mlxstack.core.event import Miss, Source
+from mlxstack.core.event import CacheMiss, KVSource
 from mlxstack.core.frame import (
+    AgentKVView,
     AgentView,
     CacheView,
-    Frame,
     MissView,
     PrefixView,
     RequestView,
     ServiceFacts,
-    StateView,
-    Sums,
+    StatusFrame,
     TurnView,
+    WindowSums,
 )
-from mlxstack.core.snapshot import AskState, Counters, SlotView, Snapshot, WaitingView
+from mlxstack.core.snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.tui.feed import News
 
 NOON = 1_780_000_000.0
@@ -70,9 +70,9 @@ CACHE = CacheView(
     n_entries=318,
     max_entries=1000,
     n_evicted=27,
-    minute=Sums(14, 13, 402_000, 391_500, 163.0),
-    hour=Sums(611, 580, 17_900_000, 17_300_000, 7_210.0),
-    whole=Sums(1_204, 1_122, 33_600_000, 32_100_000, 13_400.0),
+    minute=WindowSums(14, 13, 402_000, 391_500, 163.0),
+    hour=WindowSums(611, 580, 17_900_000, 17_300_000, 7_210.0),
+    whole=WindowSums(1_204, 1_122, 33_600_000, 32_100_000, 13_400.0),
     prefixes=PREFIXES,
     misses=(DIVERGED, MissView("cold", None, "chatcmpl-70aa", "aider", 312.0)),
 )
@@ -92,8 +92,8 @@ TURNS = tuple(
 AGENTS = (
     AgentView("claude-main", "live", 0, Priority.HIGH, True, 31_204, 5_851 * MIB, 212, 6_100_000,
               6_010_000, 48_200, 2_504.0, 0.0, None,
-              (StateView("qwen2.5-coder-14b", 31_204, 5_851 * MIB, "live"),
-               StateView("gpt-oss-20b", 12_800, 303 * MIB, "disk")), TURNS),
+              (AgentKVView("qwen2.5-coder-14b", 31_204, 5_851 * MIB, "live"),
+               AgentKVView("gpt-oss-20b", 12_800, 303 * MIB, "disk")), TURNS),
     AgentView("opencode-2", "live", 1, Priority.NORMAL, False, 9_804, 1_838 * MIB, 88, 902_000,
               811_000, 9_100, 338.0, 0.0, DIVERGED),
     AgentView("aider", "parked", None, Priority.LOW, False, 5_120, 960 * MIB, 12, 61_000, 30_100,
@@ -103,13 +103,13 @@ AGENTS = (
 )  # fmt: skip
 
 REQUESTS = (
-    RequestView("chatcmpl-71c4", "claude-main", 0, Source.SLOT, 30_911, 30_640, 293, 0.0, 0.118,
+    RequestView("chatcmpl-71c4", "claude-main", 0, KVSource.SLOT, 30_911, 30_640, 293, 0.0, 0.118,
                 9.42, 0.131, 12.77, "eos", 3.0),
-    RequestView("chatcmpl-71c0", "opencode-2", 1, Source.PARKED, 9_804, 1_280, 188, 0.41, 3.551,
+    RequestView("chatcmpl-71c0", "opencode-2", 1, KVSource.PARKED, 9_804, 1_280, 188, 0.41, 3.551,
                 6.05, 3.97, 0.53, "eos", 41.0, DIVERGED),
-    RequestView("chatcmpl-71bb", None, 2, Source.NONE, 512, 0, 16, 12.0, 0.213, 0.5, 12.22, 0.0,
+    RequestView("chatcmpl-71bb", None, 2, KVSource.NONE, 512, 0, 16, 12.0, 0.213, 0.5, 12.22, 0.0,
                 "cancelled", 77.0, MissView("cold")),
-    RequestView("chatcmpl-71b2", EVIL, 2, Source.NONE, 2_048, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0,
+    RequestView("chatcmpl-71b2", EVIL, 2, KVSource.NONE, 2_048, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0,
                 "failed", 126.0),
 )  # fmt: skip
 
@@ -119,12 +119,12 @@ REFUSED = tuple(
 )
 
 SLOTS = (
-    SlotView(0, 131_072, AskState.RUNNING, "chatcmpl-71c5", "claude-main", 31_204, 31_040, 31_040,
+    SlotView(0, 131_072, RequestPhase.RUNNING, "chatcmpl-71c5", "claude-main", 31_204, 31_040, 31_040,
              30_911, 164, 3_932, 31.4, 5_851 * MIB, 0.0, True),
-    SlotView(1, 131_072, AskState.PREFILLING, "chatcmpl-71c6", "opencode-2", 6_912, 9_804, 6_912,
-             1_280, 0, 4_096, 0.0, 1_296 * MIB, 0.0, True, Miss("diverged", 1_312)),
-    SlotView(2, 131_072, AskState.COMPLETED, "chatcmpl-71b9", EVIL, 2_144, 2_048, 2_048, 0, 96, 0,
-             0.0, 402 * MIB, 184.0, True, Miss("cold")),
+    SlotView(1, 131_072, RequestPhase.PREFILLING, "chatcmpl-71c6", "opencode-2", 6_912, 9_804, 6_912,
+             1_280, 0, 4_096, 0.0, 1_296 * MIB, 0.0, True, CacheMiss("diverged", 1_312)),
+    SlotView(2, 131_072, RequestPhase.COMPLETED, "chatcmpl-71b9", EVIL, 2_144, 2_048, 2_048, 0, 96, 0,
+             0.0, 402 * MIB, 184.0, True, CacheMiss("cold")),
 )  # fmt: skip
 
 WAITING = (WaitingView("chatcmpl-71c7", "claude-sub-1", Priority.HIGH, 20_480, 1.8, 0),)
@@ -149,7 +149,7 @@ def empty() -> tuple[News, ...]:
     snapshot = Snapshot(slots=slots, active_bytes=8 * GIB)
     facts = replace(FACTS, uptime_s=6.0)
     cache = CacheView(memory_budget=FACTS.budget_bytes, disk_budget=64 * GIB, max_entries=1000)
-    return (Frame(NOON, facts, snapshot, 0.0, cache, (), ()),)
+    return (StatusFrame(NOON, facts, snapshot, 0.0, cache, (), ()),)
 
 
 def busy() -> tuple[News, ...]:
@@ -163,7 +163,7 @@ def busy() -> tuple[News, ...]:
 def overloaded() -> tuple[News, ...]:
     """Every slot taken, a long queue, no memory left, and the first refusals."""
     slots = tuple(
-        replace(view, id=i, state=AskState.RUNNING, n_tokens=128_000, n_cached=0, tps=4.2)
+        replace(view, id=i, state=RequestPhase.RUNNING, n_tokens=128_000, n_cached=0, tps=4.2)
         for i, view in enumerate(SLOTS)
     )
     waiting = tuple(
@@ -187,7 +187,7 @@ def overloaded() -> tuple[News, ...]:
 
 def disconnected() -> tuple[News, ...]:
     """The service went away in the middle of its work."""
-    return (*busy(), Lost("no answer from http://127.0.0.1:7109 (connection refused)", 0.8))
+    return (*busy(), FeedLost("no answer from http://127.0.0.1:7109 (connection refused)", 0.8))
 
 
 def silent() -> tuple[News, ...]:
@@ -195,11 +195,11 @@ def silent() -> tuple[News, ...]:
     return tuple(
         replace(one, cache=None, agents=None, requests=None)
         for one in busy()
-        if isinstance(one, Frame)
+        if isinstance(one, StatusFrame)
     )
 
 
-def _working(last: Snapshot) -> Iterator[Frame]:
+def _working(last: Snapshot) -> Iterator[StatusFrame]:
     """Frames up to `last`, with waves of prefill on a stream of generated tokens."""
     n_prompt = last.counters.n_prompt_tokens - 300 * 620
     n_generated = last.counters.n_generated_tokens - 300 * 48
@@ -209,4 +209,4 @@ def _working(last: Snapshot) -> Iterator[Frame]:
         now = replace(last.counters, n_prompt_tokens=n_prompt, n_generated_tokens=n_generated)
         facts = replace(FACTS, uptime_s=FACTS.uptime_s + second)
         snapshot = replace(last, at=500.0 + second, turn=second, counters=now)
-        yield Frame(NOON + second, facts, snapshot, 0.02, CACHE, AGENTS, REQUESTS)
+        yield StatusFrame(NOON + second, facts, snapshot, 0.02, CACHE, AGENTS, REQUESTS)

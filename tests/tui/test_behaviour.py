@@ -10,29 +10,29 @@ from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from mlxstack.core.frame import AgentView, CacheView, Frame, PrefixView, RequestView
+from mlxstack.core.frame import AgentView, CacheView, PrefixView, RequestView, StatusFrame
 from mlxstack.core.snapshot import SlotView, Snapshot
 from mlxstack.tui.app import Dashboard, Updated
-from mlxstack.tui.deeds import DEEDS, Target
+from mlxstack.tui.deeds import DEEDS, ActionTarget
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.model import Link, LinkState
-from mlxstack.tui.screens.agents import Agents, OneAgent
-from mlxstack.tui.screens.asking import Consent, Words
-from mlxstack.tui.screens.cache import Cache
-from mlxstack.tui.screens.overview import Overview
-from mlxstack.tui.screens.page import Page
-from mlxstack.tui.screens.requests import Requests
-from mlxstack.tui.tape import TapeFeed
-from mlxstack.tui.theme import HOUSE, Look, look_from
-from mlxstack.tui.widgets.table import Table
+from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
+from mlxstack.tui.screens.asking import ConfirmDialog, TextDialog
+from mlxstack.tui.screens.cache import CacheScreen
+from mlxstack.tui.screens.overview import OverviewScreen
+from mlxstack.tui.screens.page import TextPage
+from mlxstack.tui.screens.requests import RequestsScreen
+from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.theme import HOUSE, ThemeChoice, look_from
+from mlxstack.tui.widgets.table import PatchedTable
 from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, on_tape, settled
 
 
 def attached(clerk: Clerk, tape: tuple[News, ...] | None = None) -> Dashboard:
-    return Dashboard(TapeFeed("127.0.0.1:7109", tape or scenes.busy()), clerk, Look())
+    return Dashboard(RecordingFeed("127.0.0.1:7109", tape or scenes.busy()), clerk, ThemeChoice())
 
 
 def on_screen(app: Dashboard) -> str:
@@ -50,13 +50,18 @@ async def test_the_number_keys_and_clicks_show_the_screens() -> None:
     app = on_tape(scenes.busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        for key, screen in (("2", Cache), ("3", Agents), ("4", Requests), ("1", Overview)):
+        for key, screen in (
+            ("2", CacheScreen),
+            ("3", AgentsScreen),
+            ("4", RequestsScreen),
+            ("1", OverviewScreen),
+        ):
             await pilot.press(key)
             assert type(app.screen) is screen
         await pilot.click("Tab", offset=(3, 0))
-        assert isinstance(app.screen, Overview)
+        assert isinstance(app.screen, OverviewScreen)
         await pilot.click(offset=(15, 0))
-        assert isinstance(app.screen, Cache)
+        assert isinstance(app.screen, CacheScreen)
 
 
 async def test_every_screen_knows_the_model_as_soon_as_it_is_shown() -> None:
@@ -76,7 +81,7 @@ async def test_h4_erase_is_asked_for_and_done_to_the_chosen_slot() -> None:
         await settled(pilot)
         await pilot.press("down", "e")
         await pilot.pause()
-        assert isinstance(app.screen, Consent)
+        assert isinstance(app.screen, ConfirmDialog)
         assert "slot 1 of opencode-2, 6.9k tokens" in on_screen(app)
         assert clerk.asked == []
         await pilot.press("y")
@@ -114,7 +119,7 @@ async def test_h4_nothing_is_erased_without_consent(refusal: str) -> None:
         await pilot.pause()
         await pilot.press(refusal)
         assert await told(pilot) == []
-        assert isinstance(app.screen, Overview)
+        assert isinstance(app.screen, OverviewScreen)
     assert clerk.asked == []
 
 
@@ -125,7 +130,7 @@ async def test_h4_save_proposes_the_agents_name_and_restore_reads_it_back() -> N
         await settled(pilot)
         await pilot.press("s")
         await pilot.pause()
-        assert isinstance(app.screen, Words)
+        assert isinstance(app.screen, TextDialog)
         assert app.screen.query_one(Input).value == "claude-main.kv"
         await pilot.press("enter")
         await settled(pilot)
@@ -183,7 +188,7 @@ async def test_h6_a_hostile_agent_is_shown_literally_in_the_palette() -> None:
         await settled(pilot)
         await pilot.press("3", "down", "down", "down")
         await pilot.pause()
-        assert app.chosen[Target.AGENT] == scenes.EVIL
+        assert app.chosen[ActionTarget.AGENT] == scenes.EVIL
         for words, first in (("", "Clear: cache"), ("delete", "Delete: agent")):
             await pilot.press("ctrl+p", *words)
             await offered(pilot, first)
@@ -212,7 +217,7 @@ async def test_a_tape_cannot_be_changed() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("e")
-        assert isinstance(app.screen, Overview)
+        assert isinstance(app.screen, OverviewScreen)
         assert app.check_action("deed", ("erase",)) is None
         await app.perform(DEEDS[0], "0")
         assert await told(pilot) == ["Save: a tape cannot be changed"]
@@ -227,7 +232,7 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         page = "\n".join("".join(cell.text for cell in line) for line in help_lines(""))
         for deed in DEEDS:
             assert any(title.startswith(f"{deed.label}: {deed.target}") for title in titles)
-            is_here = deed.target in Overview.TARGETS
+            is_here = deed.target in OverviewScreen.TARGETS
             assert (keys.get(deed.key) == deed.label) is is_here, deed
             assert deed.help in page
         assert {"Show overview", "Show cache", "Show agents", "Show requests"} <= set(titles)
@@ -255,7 +260,7 @@ async def test_a_question_mark_explains_each_screen() -> None:
         for key, word in (("1", "charts"), ("2", "miss"), ("3", "conversation"), ("4", "finished")):
             await pilot.press(key, "question_mark")
             await pilot.pause()
-            assert isinstance(app.screen, Page)
+            assert isinstance(app.screen, TextPage)
             assert word in on_screen(app)
             await pilot.press("escape")
 
@@ -266,11 +271,11 @@ async def test_enter_drills_into_an_agent_and_escape_comes_back() -> None:
         await settled(pilot)
         await pilot.press("3", "enter")
         await pilot.pause()
-        assert isinstance(app.screen, OneAgent)
+        assert isinstance(app.screen, AgentScreen)
         assert "gpt-oss-20b" in on_screen(app)
         assert "▓" in on_screen(app)
         await pilot.press("escape")
-        assert isinstance(app.screen, Agents)
+        assert isinstance(app.screen, AgentsScreen)
 
 
 async def test_in_a_low_terminal_deeds_are_done_to_what_can_be_seen() -> None:
@@ -296,7 +301,7 @@ async def test_enter_tells_why_a_request_and_a_miss_were_computed() -> None:
         assert "Tuesday, 14:09" in on_screen(app)
         await pilot.press("escape", "2", "tab", "tab", "enter")
         await pilot.pause()
-        assert isinstance(app.screen, Page)
+        assert isinstance(app.screen, TextPage)
         assert "Today is" in on_screen(app)
 
 
@@ -305,7 +310,7 @@ async def test_the_cursor_stays_on_its_row_when_others_come_and_go() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         slots = next(
-            one for one in app.screen.query(Table) if one.parent and one.parent.id == "slots"
+            one for one in app.screen.query(PatchedTable) if one.parent and one.parent.id == "slots"
         )
         slots.focus()
         await pilot.press("down", "down")
@@ -318,7 +323,7 @@ async def test_the_cursor_stays_on_its_row_when_others_come_and_go() -> None:
 
 
 async def test_h5_the_cursor_is_where_it_was_after_a_restart() -> None:
-    full, none = queue("a", "b", "c"), Frame(at=2.0)
+    full, none = queue("a", "b", "c"), StatusFrame(at=2.0)
     app = attached(Clerk(), (full,))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
@@ -327,14 +332,14 @@ async def test_h5_the_cursor_is_where_it_was_after_a_restart() -> None:
             app.post_message(news(app, one))
             await pilot.pause()
             await pilot.pause()
-        assert app.screen.query_one("#slots Table", Table).chosen == "2"
-        assert app.chosen[Target.SLOT] == "2"
+        assert app.screen.query_one("#slots Table", PatchedTable).chosen == "2"
+        assert app.chosen[ActionTarget.SLOT] == "2"
 
 
 async def test_things_of_one_name_are_rows_of_their_own() -> None:
     twice = CacheView(prefixes=(PrefixView(""), PrefixView(""), PrefixView("#2"), PrefixView("")))
     agents, requests = (AgentView("a"), AgentView("a")), (RequestView("r"), RequestView("r"))
-    app = on_tape((Frame(1.0, cache=twice, agents=agents, requests=requests),))
+    app = on_tape((StatusFrame(1.0, cache=twice, agents=agents, requests=requests),))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         for key, section, n_rows in (
@@ -344,15 +349,15 @@ async def test_things_of_one_name_are_rows_of_their_own() -> None:
         ):
             await pilot.press(key)
             await pilot.pause()
-            assert app.screen.query_one(f"#{section} Table", Table).row_count == n_rows
+            assert app.screen.query_one(f"#{section} Table", PatchedTable).row_count == n_rows
 
 
 async def test_a_theme_is_kept_and_colours_the_cells_at_once(tmp_path: Path) -> None:
     path = tmp_path / "home" / "tui.json"
-    app = Dashboard(TapeFeed("x", scenes.busy()), None, look_from(path))
+    app = Dashboard(RecordingFeed("x", scenes.busy()), None, look_from(path))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        table = app.screen.query(Table).first()
+        table = app.screen.query(PatchedTable).first()
         before = table.get_cell("0", "2").style
         app.theme = "textual-light"
         await pilot.pause()
@@ -364,7 +369,7 @@ async def test_a_theme_is_kept_and_colours_the_cells_at_once(tmp_path: Path) -> 
 async def test_a_damaged_or_unknown_theme_is_the_house_theme(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tui.json"
     path.write_text(content, encoding="utf-8")
-    app = Dashboard(TapeFeed("x", ()), None, look_from(path))
+    app = Dashboard(RecordingFeed("x", ()), None, look_from(path))
     async with app.run_test():
         assert app.theme == HOUSE.name
 
@@ -404,18 +409,18 @@ async def test_unchanged_frames_draw_nothing() -> None:
         assert drawn == 0
 
 
-def queue(*agents: str, first: int = 0) -> Frame:
+def queue(*agents: str, first: int = 0) -> StatusFrame:
     """A service with a slot for each of these agents."""
     slots = tuple(SlotView(i, 4096, agent=agent) for i, agent in enumerate(agents, -first))
-    return Frame(at=1.0, snapshot=Snapshot(slots=slots))
+    return StatusFrame(at=1.0, snapshot=Snapshot(slots=slots))
 
 
-def news(app: Dashboard, frame: Frame) -> Any:
+def news(app: Dashboard, frame: StatusFrame) -> Any:
     """The message that the feed would post."""
     from mlxstack.tui.app import Updated
-    from mlxstack.tui.model import fold
+    from mlxstack.tui.model import reduce
 
-    return Updated(fold(app.model, frame))
+    return Updated(reduce(app.model, frame))
 
 
 async def test_a_prefix_is_let_go_and_the_cache_is_cleared() -> None:
@@ -441,7 +446,7 @@ async def test_the_palette_goes_to_a_screen() -> None:
         await offered(pilot, "Show cache")
         await pilot.press("enter")
         async with asyncio.timeout(60):
-            while not isinstance(app.screen, Cache):
+            while not isinstance(app.screen, CacheScreen):
                 await pilot.pause(0.02)
 
 
@@ -450,4 +455,4 @@ async def test_no_key_leads_away_from_a_question() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("e", "2")
-        assert isinstance(app.screen, Consent)
+        assert isinstance(app.screen, ConfirmDialog)

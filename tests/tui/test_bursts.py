@@ -12,12 +12,12 @@ from textual.pilot import Pilot
 
 from mlxstack.tui.app import Dashboard, Updated
 from mlxstack.tui.model import Link, LinkState
-from mlxstack.tui.screens.agents import Agents, OneAgent
-from mlxstack.tui.screens.asking import Consent
-from mlxstack.tui.screens.overview import Overview
+from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
+from mlxstack.tui.screens.asking import ConfirmDialog
+from mlxstack.tui.screens.overview import OverviewScreen
 from mlxstack.tui.screens.palette import Palette
-from mlxstack.tui.tape import TapeFeed
-from mlxstack.tui.theme import Look
+from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.theme import ThemeChoice
 from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, settled
@@ -30,7 +30,7 @@ KEPT = ("save", 0, "eye.kv")
 @asynccontextmanager
 async def attached() -> AsyncIterator[tuple[Pilot[Any], Clerk]]:
     clerk = Clerk()
-    app = Dashboard(TapeFeed("127.0.0.1:7109", scenes.busy()[-1:]), clerk, Look())
+    app = Dashboard(RecordingFeed("127.0.0.1:7109", scenes.busy()[-1:]), clerk, ThemeChoice())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         yield pilot, clerk
@@ -70,7 +70,7 @@ async def test_each_key_is_meant_for_what_the_one_before_it_brought(
     async with attached() as (pilot, clerk):
         await burst(pilot, *keys)
         assert clerk.asked == asked
-        assert not isinstance(pilot.app.screen, Consent)
+        assert not isinstance(pilot.app.screen, ConfirmDialog)
 
 
 async def test_what_is_pasted_comes_before_the_enter_after_it() -> None:
@@ -84,9 +84,9 @@ async def test_what_is_pasted_comes_before_the_enter_after_it() -> None:
 async def test_enter_twice_opens_once() -> None:
     async with attached() as (pilot, _):
         await burst(pilot, "3", "enter", "enter")
-        assert isinstance(pilot.app.screen, OneAgent)
+        assert isinstance(pilot.app.screen, AgentScreen)
         await burst(pilot, "escape")
-        assert isinstance(pilot.app.screen, Agents)
+        assert isinstance(pilot.app.screen, AgentsScreen)
 
 
 async def test_a_key_after_leaving_is_no_error() -> None:
@@ -115,7 +115,7 @@ async def test_the_palette_may_be_used_too_early_and_too_late() -> None:
         await pilot.press("escape")
         await settled(pilot)
         palette._refresh_command_list(found, [], True)
-        assert isinstance(pilot.app.screen, Overview)
+        assert isinstance(pilot.app.screen, OverviewScreen)
 
 
 async def test_enter_twice_in_the_palette_asks_once() -> None:
@@ -123,9 +123,9 @@ async def test_enter_twice_in_the_palette_asks_once() -> None:
         await pilot.press("ctrl+p", *"erase")
         await offered(pilot, "Erase")
         await burst(pilot, "enter", "enter")
-        assert isinstance(pilot.app.screen, Consent)
+        assert isinstance(pilot.app.screen, ConfirmDialog)
         await burst(pilot, "y")
-        assert isinstance(pilot.app.screen, Overview)
+        assert isinstance(pilot.app.screen, OverviewScreen)
         assert clerk.asked == [ERASED]
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mlxstack.cli import tui
 from mlxstack.core.errors import SetupError
-from mlxstack.tui.tape import Recording, TapeFeed, new_tape, read_tape
+from mlxstack.tui.tape import RecordingFeed, RecordingWriter, new_recording, read_recording
 from tests.tui import scenes
 
 RUN = "import typer; from mlxstack.cli import tui; typer.run(tui.tui)"
@@ -29,8 +29,8 @@ def test_without_a_terminal_it_says_what_to_use_instead() -> None:
 
 
 async def recorded(path: Path) -> None:
-    with new_tape(path) as file:
-        async for _ in Recording(TapeFeed("x", scenes.busy()[-3:]), file).news():
+    with new_recording(path) as file:
+        async for _ in RecordingWriter(RecordingFeed("x", scenes.busy()[-3:]), file).news():
             pass
 
 
@@ -39,7 +39,7 @@ async def recorded(path: Path) -> None:
 async def test_h1_a_tape_plays_in_a_terminal_and_q_leaves(tmp_path: Path) -> None:
     tape = tmp_path / "busy.tape"
     await recorded(tape)
-    assert len(read_tape(tape)) == 3
+    assert len(read_recording(tape)) == 3
     code, seen = in_terminal(["--replay", str(tape), "--speed", "50"], tmp_path)
     assert code == 0
     for words in ("Overview", "claude-main", "The tape has ended", r"[red]rm -rf[/"):

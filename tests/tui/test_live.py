@@ -14,19 +14,19 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
-from mlxstack.client import Client, Message
-from mlxstack.core.frame import Frame, Sums
+from mlxstack.client import Client, ServerSentEvent
+from mlxstack.core.frame import StatusFrame, WindowSums
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import MOST_SAMPLES
 from mlxstack.tui.app import Dashboard
-from mlxstack.tui.deeds import Target
+from mlxstack.tui.deeds import ActionTarget
 from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.model import WINDOW_S, LinkState, series
 from mlxstack.tui.plain import pages
-from mlxstack.tui.theme import Look
+from mlxstack.tui.theme import ThemeChoice
 from mlxstack.tui.views.overview import totals
-from mlxstack.tui.widgets.chart import Chart
-from mlxstack.tui.widgets.table import Table
+from mlxstack.tui.widgets.chart import SparklineChart
+from mlxstack.tui.widgets.table import PatchedTable
 from tests.api.running import Running, running, standing, tiny_preset
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
@@ -52,10 +52,11 @@ def live(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 async def watching(url: str, key: str | None = None) -> AsyncIterator[Pilot[Any]]:
     """A dashboard attached to it, with its first frame drawn: keys reach the table."""
     async with Client(url, key) as client:
-        app = Dashboard(LiveFeed(client), client, Look())
+        app = Dashboard(LiveFeed(client), client, ThemeChoice())
         async with app.run_test(size=(80, 24)) as pilot:
             await until(
-                pilot, lambda: board(pilot).model.has_frame and isinstance(app.focused, Table)
+                pilot,
+                lambda: board(pilot).model.has_frame and isinstance(app.focused, PatchedTable),
             )
             yield pilot
 
@@ -80,7 +81,7 @@ async def until(pilot: Pilot[Any], is_so: Callable[[], bool], patience_s: float 
 
 def cells(pilot: Pilot[Any], slot: int) -> list[str]:
     """The row of a slot as a person sees it."""
-    table = pilot.app.screen.query(Table).first()
+    table = pilot.app.screen.query(PatchedTable).first()
     return [text.plain for text in table.get_row(str(slot))] if table.row_count else []
 
 
@@ -152,13 +153,13 @@ async def test_h3_cache_and_requests_are_what_the_service_says(live: Running) ->
         metrics = numbers((await http.get("/metrics")).text)
         assert sums.n_cached == metrics["llamacpp:prompt_tokens_cached"]
         await pilot.press("4")
-        shown = [row.value for row in app.screen.query(Table).first().rows]
+        shown = [row.value for row in app.screen.query(PatchedTable).first().rows]
         assert shown[:50] == [one["id"] for one in (await http.get("/requests")).json()][:50]
 
 
-def whole_of(app: Dashboard) -> Sums:
+def whole_of(app: Dashboard) -> WindowSums:
     cache = app.model.frame.cache
-    return cache.whole if cache else Sums()
+    return cache.whole if cache else WindowSums()
 
 
 async def test_h4_save_erase_and_restore_reach_the_service(live: Running) -> None:
@@ -168,7 +169,7 @@ async def test_h4_save_erase_and_restore_reach_the_service(live: Running) -> Non
         n_tokens = app.model.frame.snapshot.slots[2].n_tokens
         assert n_tokens > 0
         await pilot.press("down", "down")
-        await until(pilot, lambda: app.chosen[Target.SLOT] == "2")
+        await until(pilot, lambda: app.chosen[ActionTarget.SLOT] == "2")
         await pilot.press("s")
         await pilot.press("ctrl+u", *"mine.kv", "enter")
         await until(pilot, lambda: said(app, f"slot 2: {n_tokens} tokens saved to mine.kv"))
@@ -196,11 +197,11 @@ async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Runnin
     oldest = samples[0]
     async with watching(live.url) as pilot:
         app = board(pilot)
-        assert app.model.marks[0].at <= max(oldest.at, app.model.now.at - WINDOW_S) + 3
+        assert app.model.samples[0].at <= max(oldest.at, app.model.now.at - WINDOW_S) + 3
         shown = [pair[1] for pair in series(app.model, 300)]
         assert len([rate for rate in shown if rate is not None]) >= 2
         assert sum(rate for rate in shown if rate) > 0
-        drawn = str(app.screen.query_one("#decode", Chart).render())
+        drawn = str(app.screen.query_one("#decode", SparklineChart).render())
         assert any(sign in drawn for sign in "▂▃▄▅▆▇█")
 
 
@@ -212,8 +213,8 @@ async def test_the_past_is_bounded_and_only_the_first_frame_has_it(live: Running
     frames = []
     async with Client(live.url) as client:
         async for message in client.feed("/events"):
-            assert isinstance(message, Message)
-            frames.append(msgspec.json.decode(message.data, type=Frame))
+            assert isinstance(message, ServerSentEvent)
+            frames.append(msgspec.json.decode(message.data, type=StatusFrame))
             if len(frames) == 2:
                 break
     assert [bool(one.past) for one in frames] == [True, False]

@@ -15,11 +15,11 @@ from mlxstack.core.frame import AgentView
 from mlxstack.core.preset import SlotSpec
 from mlxstack.host import modes
 from mlxstack.host.paths import Home, make_home
-from mlxstack.tui.deeds import deed_of
-from mlxstack.tui.screens.agents import Agents, OneAgent
-from mlxstack.tui.screens.asking import Choice, Consent, Words
-from mlxstack.tui.widgets.lines import Lines
-from mlxstack.tui.widgets.table import Table
+from mlxstack.tui.deeds import action_of
+from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
+from mlxstack.tui.screens.asking import ChoiceDialog, ConfirmDialog, TextDialog
+from mlxstack.tui.widgets.lines import TextLines
+from mlxstack.tui.widgets.table import PatchedTable
 from tests.api.running import Running, running, tiny_preset
 from tests.tui.test_live import board, said, until, watching
 
@@ -71,14 +71,14 @@ async def at_agents(pilot: Pilot[Any], chosen: str) -> None:
 
 
 def rows(pilot: Pilot[Any]) -> list[str]:
-    return [str(row.value) for row in pilot.app.screen.query(Table).first().rows]
+    return [str(row.value) for row in pilot.app.screen.query(PatchedTable).first().rows]
 
 
 async def answered(pilot: Pilot[Any], key: str, *answer: str) -> None:
     """A key that asks, the question on the screen, and the answer."""
     await pilot.press(key)
     await pilot.pause()
-    assert isinstance(pilot.app.screen, Consent | Choice | Words)
+    assert isinstance(pilot.app.screen, ConfirmDialog | ChoiceDialog | TextDialog)
     await pilot.press(*answer)
 
 
@@ -120,7 +120,7 @@ async def test_h4_an_agent_is_pinned_and_let_go(live: Running, http: httpx.Async
         await answered(pilot, "i", "y")
         await until(pilot, seen(pilot, BOB, lambda one: one.is_pinned))
         assert (await http.get(f"/v1/agents/{BOB}")).json()["is_pinned"]
-        table = pilot.app.screen.query(Table).first()
+        table = pilot.app.screen.query(PatchedTable).first()
         await until(pilot, lambda: table.get_row(BOB)[0].plain == f"* {BOB}")
         await answered(pilot, "u", "y")
         await until(pilot, seen(pilot, BOB, lambda one: not one.is_pinned))
@@ -135,9 +135,9 @@ async def test_h4_an_agent_gets_a_priority_on_its_own_screen(
         await at_agents(pilot, ANN)
         await pilot.press("enter")
         await pilot.pause()
-        assert isinstance(pilot.app.screen, OneAgent)
+        assert isinstance(pilot.app.screen, AgentScreen)
         await answered(pilot, "o", "escape")
-        assert isinstance(pilot.app.screen, OneAgent)
+        assert isinstance(pilot.app.screen, AgentScreen)
         await answered(pilot, "o", "h")
         await until(pilot, lambda: said(board(pilot), f"{ANN} has priority high"))
         assert (await http.get(f"/v1/agents/{ANN}")).json()["priority"] == "high"
@@ -167,7 +167,7 @@ async def test_h4_an_agent_is_deleted_by_the_palettes_deed_and_gone(
         await pilot.press("y")
         await until(pilot, lambda: said(app, f"{BOB} is forgotten"))
         await pilot.press("3")
-        await until(pilot, lambda: isinstance(app.screen, Agents) and rows(pilot) == [ANN])
+        await until(pilot, lambda: isinstance(app.screen, AgentsScreen) and rows(pilot) == [ANN])
     assert (await http.get(f"/v1/agents/{BOB}")).status_code == 404
 
 
@@ -183,8 +183,10 @@ async def test_drilling_into_an_agent_shows_the_turns_that_the_service_tells(
         told = (await http.get(f"/v1/agents/{ANN}")).json()
         assert [turn["reason"] is None for turn in told["turns"]] == [False, True, True]
         app = pilot.app
-        await until(pilot, lambda: app.screen.query_one("#turns Table", Table).row_count == 3)
-        table = app.screen.query_one("#turns Table", Table)
+        await until(
+            pilot, lambda: app.screen.query_one("#turns Table", PatchedTable).row_count == 3
+        )
+        table = app.screen.query_one("#turns Table", PatchedTable)
         for i, turn in enumerate(told["turns"]):
             n_prompt = turn["n_cached"] + turn["n_computed"]
             row = [cell.plain for cell in table.get_row(str(i))]
@@ -193,7 +195,7 @@ async def test_drilling_into_an_agent_shows_the_turns_that_the_service_tells(
             parts = [turn[part] > 0 for part in ("n_cached", "n_computed", "n_generated")]
             assert [sign in row[4] for sign in "█▓░"] == parts
             assert row[5] == (turn["reason"] or "-")
-        states = app.screen.query_one("#states Table", Table)
+        states = app.screen.query_one("#states Table", PatchedTable)
         await until(pilot, lambda: states.row_count == len(told["states"]) == 1)
         shown = [cell.plain for cell in states.get_row("tiny")]
         assert shown[:2] == ["tiny", str(told["states"][0]["n_tokens"])]
@@ -247,7 +249,7 @@ async def test_h4_a_listed_prefix_is_pinned_under_a_name_and_let_go(
     await meet(http, ANN, BOB)
     async with watching(live.url) as pilot:
         await pilot.press("2")
-        table = pilot.app.screen.query_one("#prefixes Table", Table)
+        table = pilot.app.screen.query_one("#prefixes Table", PatchedTable)
         await until(pilot, lambda: table.row_count > 0)
         table.focus()
         await answered(pilot, "i", *"talk", "enter")
@@ -262,7 +264,7 @@ async def test_h4_a_listed_prefix_is_pinned_under_a_name_and_let_go(
     assert "talk" not in {one["name"] for one in found}
 
 
-def keys_in(table: Table) -> list[str]:
+def keys_in(table: PatchedTable) -> list[str]:
     return [str(row.value) for row in table.rows]
 
 
@@ -293,13 +295,13 @@ async def test_the_health_line_names_the_mode_that_the_service_belongs_to(tmp_pa
     with running(tiny_preset(tmp_path / "tiny"), home.root) as found:
         async with watching(found.url) as pilot:
             await until(pilot, lambda: board(pilot).model.frame.service.mode == "demo-mode")
-            health = pilot.app.screen.query_one("#health", Lines)
+            health = pilot.app.screen.query_one("#health", TextLines)
             await until(pilot, lambda: "· demo-mode ·" in str(health.render()))
 
 
 async def test_h4_without_its_computer_the_mode_cannot_be_switched(live: Running) -> None:
     async with watching(live.url) as pilot:
         await pilot.press("o")
-        assert not isinstance(pilot.app.screen, Words)
-        await board(pilot).perform(deed_of("switch"), None)
+        assert not isinstance(pilot.app.screen, TextDialog)
+        await board(pilot).perform(action_of("switch"), None)
         await until(pilot, lambda: said(board(pilot), "on the computer of the service only"))

@@ -2,33 +2,33 @@
 
 import pytest
 
-from mlxstack.core.frame import AgentView, CacheView, Frame, MissView
+from mlxstack.core.frame import AgentView, CacheView, MissView, StatusFrame
 from mlxstack.core.snapshot import SlotView, Snapshot
 from mlxstack.tui.app import Dashboard, Updated
 from mlxstack.tui.feed import News
-from mlxstack.tui.model import fold
-from mlxstack.tui.screens.asking import Consent
-from mlxstack.tui.screens.page import Page
-from mlxstack.tui.tape import TapeFeed
-from mlxstack.tui.theme import Look
-from mlxstack.tui.widgets.table import Table
+from mlxstack.tui.model import reduce
+from mlxstack.tui.screens.asking import ConfirmDialog
+from mlxstack.tui.screens.page import TextPage
+from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.theme import ThemeChoice
+from mlxstack.tui.widgets.table import PatchedTable
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 from tests.tui.test_behaviour import on_screen, told
 
 
-def seats(*slots: tuple[str | None, str | None]) -> Frame:
+def seats(*slots: tuple[str | None, str | None]) -> StatusFrame:
     """A service with these (agent, request) in its slots."""
     views = [SlotView(i, 4096, None, ask, agent, 9) for i, (agent, ask) in enumerate(slots)]
-    return Frame(at=1.0, snapshot=Snapshot(slots=tuple(views)))
+    return StatusFrame(at=1.0, snapshot=Snapshot(slots=tuple(views)))
 
 
 def attached(clerk: Clerk, *tape: News) -> Dashboard:
-    return Dashboard(TapeFeed("127.0.0.1:7109", tape), clerk, Look())
+    return Dashboard(RecordingFeed("127.0.0.1:7109", tape), clerk, ThemeChoice())
 
 
-def tell(app: Dashboard, frame: Frame) -> None:
-    app.post_message(Updated(fold(app.model, frame)))
+def tell(app: Dashboard, frame: StatusFrame) -> None:
+    app.post_message(Updated(reduce(app.model, frame)))
 
 
 @pytest.mark.parametrize("keys", [("e", "y"), ("s", "enter"), ("r", "enter")])
@@ -68,13 +68,13 @@ async def test_h4_an_agent_that_goes_on_meanwhile_is_still_the_one_in_its_slot()
 async def test_h4_the_palette_does_it_to_what_it_named() -> None:
     clerk = Clerk()
     ann, bob = AgentView("ann"), AgentView("bob")
-    app = attached(clerk, Frame(at=1.0, agents=(ann, bob)))
+    app = attached(clerk, StatusFrame(at=1.0, agents=(ann, bob)))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("3")
         commands = app.get_system_commands(app.screen)
         delete = next(one for one in commands if one.title == "Delete: agent ann")
-        tell(app, Frame(at=2.0, agents=(bob,)))
+        tell(app, StatusFrame(at=2.0, agents=(bob,)))
         await settled(pilot)
         await delete.callback()
         assert "Delete ann?" in on_screen(app)
@@ -91,26 +91,26 @@ async def test_one_answer_answers_one_question() -> None:
         for _ in range(2):
             await app.run_action("deed('erase')")
         await settled(pilot)
-        assert [type(one) for one in app.screen_stack].count(Consent) == 1
+        assert [type(one) for one in app.screen_stack].count(ConfirmDialog) == 1
 
 
 async def test_the_cursor_stays_at_its_place_when_its_row_goes_for_good() -> None:
     agents = [AgentView(name) for name in "abcde"]
-    app = attached(Clerk(), Frame(at=1.0, agents=tuple(agents)))
+    app = attached(Clerk(), StatusFrame(at=1.0, agents=tuple(agents)))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         await pilot.press("3", "down", "down")
-        table = app.screen.query_one(Table)
+        table = app.screen.query_one(PatchedTable)
         for gone, chosen in (("c", "d"), ("e", "d"), ("d", "b"), ("a", "b"), ("b", None)):
             agents = [one for one in agents if one.id != gone]
-            tell(app, Frame(at=2.0, agents=tuple(agents)))
+            tell(app, StatusFrame(at=2.0, agents=tuple(agents)))
             await settled(pilot)
             assert table.chosen == chosen
 
 
-def missed(*asks: str) -> Frame:
+def missed(*asks: str) -> StatusFrame:
     misses = (MissView("diverged", 3, ask, text_sent=f"sent by {ask}") for ask in asks)
-    return Frame(at=1.0, cache=CacheView(misses=tuple(misses)))
+    return StatusFrame(at=1.0, cache=CacheView(misses=tuple(misses)))
 
 
 async def test_a_miss_stays_under_the_cursor_when_newer_ones_come() -> None:
@@ -121,5 +121,5 @@ async def test_a_miss_stays_under_the_cursor_when_newer_ones_come() -> None:
         tell(app, missed("q4", "q3", "q2", "q1"))
         await settled(pilot)
         await pilot.press("enter")
-        assert isinstance(app.screen, Page)
+        assert isinstance(app.screen, TextPage)
         assert "sent by q1" in on_screen(app)

@@ -10,8 +10,8 @@ from mlxstack.client import Client
 from mlxstack.host.paths import Home
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
-from mlxstack.tui.screens.asking import Words
-from mlxstack.tui.theme import Look
+from mlxstack.tui.screens.asking import TextDialog
+from mlxstack.tui.theme import ThemeChoice
 from tests.cli.terminal import Shell, free_port
 from tests.tui.test_live import board, said, until
 
@@ -46,10 +46,10 @@ async def test_h4_the_mode_is_switched_and_an_error_is_told(shell: Shell) -> Non
     assert {"day", "night"} <= set(machine.modes)
     assert "watch" in machine.presets
     async with Client(url) as client:
-        app = Dashboard(LiveFeed(client), client, Look(), machine)
+        app = Dashboard(LiveFeed(client), client, ThemeChoice(), machine)
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.press("o")
-            assert isinstance(app.screen, Words)
+            assert isinstance(app.screen, TextDialog)
             await pilot.press(*"never", "enter")
             await until(pilot, lambda: said(board(pilot), "ghost"))
             await pilot.press("o")

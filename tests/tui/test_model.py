@@ -4,31 +4,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.client import Lost
-from mlxstack.core.frame import Frame, Sample
+from mlxstack.client import FeedLost
+from mlxstack.core.frame import StatusFrame, ThroughputSample
 from mlxstack.core.snapshot import Counters, Snapshot
 from mlxstack.tui.model import (
     WINDOW_S,
+    DashboardState,
     LinkState,
-    Model,
     decode_rate,
-    fold,
     prompt_rate,
+    reduce,
     series,
 )
 
 
-def frame(at: float, n_prompt: int = 0, n_generated: int = 0, n_calls: int = 0) -> Frame:
+def frame(at: float, n_prompt: int = 0, n_generated: int = 0, n_calls: int = 0) -> StatusFrame:
     counters = Counters(
         n_prompt_tokens=n_prompt, n_generated_tokens=n_generated, n_model_calls=n_calls
     )
-    return Frame(at=at, snapshot=Snapshot(counters=counters))
+    return StatusFrame(at=at, snapshot=Snapshot(counters=counters))
 
 
-def folded(*news: Frame | Lost) -> Model:
-    model = Model()
+def folded(*news: StatusFrame | FeedLost) -> DashboardState:
+    model = DashboardState()
     for one in news:
-        model = fold(model, one)
+        model = reduce(model, one)
     return model
 
 
@@ -62,7 +62,7 @@ def test_series_is_none_where_nothing_was_seen_and_sums_to_the_counters() -> Non
 
 
 def test_whoever_attaches_late_sees_the_last_minutes() -> None:
-    past = tuple(Sample(1000.0 + i, i * 10, i) for i in range(100))
+    past = tuple(ThroughputSample(1000.0 + i, i * 10, i) for i in range(100))
     model = folded(replace(frame(1100.0, 1000, 100), past=past))
     seen = [pair[1] for pair in series(model, 60) if pair[1] is not None]
     assert len(seen) in (20, 21)
@@ -73,10 +73,12 @@ def test_whoever_attaches_late_sees_the_last_minutes() -> None:
 
 def test_h5_after_a_gap_the_service_tells_what_happened_meanwhile() -> None:
     before = [frame(1000.0 + i, i * 10, i, i) for i in range(20)]
-    past = tuple(Sample(950.0 + i, max(0, i - 50) * 10, max(0, i - 50)) for i in range(140))
+    past = tuple(
+        ThroughputSample(950.0 + i, max(0, i - 50) * 10, max(0, i - 50)) for i in range(140)
+    )
     late = replace(frame(1090.0, 900, 90, 90), past=past)
-    model = folded(*before, Lost("gone", 0.1), late)
-    at = [mark.at for mark in model.marks]
+    model = folded(*before, FeedLost("gone", 0.1), late)
+    at = [mark.at for mark in model.samples]
     assert at == sorted(set(at))
     assert at[0] == 1000.0
     assert len([pair for pair in series(model, 300) if pair[1]]) in range(88, 92)
@@ -84,16 +86,16 @@ def test_h5_after_a_gap_the_service_tells_what_happened_meanwhile() -> None:
 
 def test_h5_the_past_of_a_restarted_service_counts_on_from_the_one_before() -> None:
     before = [frame(1000.0 + i, i * 10, i, i) for i in range(20)]
-    past = tuple(Sample(1030.0 + i, i * 10, i) for i in range(10))
+    past = tuple(ThroughputSample(1030.0 + i, i * 10, i) for i in range(10))
     late = replace(frame(1040.0, 100, 10, 10), past=past)
-    model = folded(*before, Lost("gone", 0.1), late)
+    model = folded(*before, FeedLost("gone", 0.1), late)
     assert model.now.n_generated == 19 + 10
     assert all((pair[1] or 0) >= 0 for pair in series(model, 300))
     assert round(sum(pair[1] or 0 for pair in series(model, 300))) == 29
 
 
 def test_h5_a_restart_counts_on_and_is_no_negative_speed() -> None:
-    lost = Lost("the service ended the feed", 0.05)
+    lost = FeedLost("the service ended the feed", 0.05)
     before = [frame(100.0 + i, i * 50, i * 10, i) for i in range(10)]
     after = [frame(115.0 + i, i * 50, i * 10, i) for i in range(10)]
     assert folded(*before, lost).link.state is LinkState.LOST
@@ -110,7 +112,7 @@ def test_h5_a_restart_is_no_speed_of_its_own() -> None:
 
 
 def test_a_lost_feed_keeps_what_was_known() -> None:
-    model = folded(frame(100.0, 5), Lost("gone", 0.4))
+    model = folded(frame(100.0, 5), FeedLost("gone", 0.4))
     assert model.frame.at == 100.0
     assert (model.link.why, model.link.retry_s) == ("gone", 0.4)
 
@@ -123,17 +125,17 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_history_is_bounded_and_never_negative(steps: list[tuple[float, int, int, bool]]) -> None:
-    model, at, n_prompt, n_generated, n_calls = Model(), 1000.0, 0, 0, 0
+    model, at, n_prompt, n_generated, n_calls = DashboardState(), 1000.0, 0, 0, 0
     for wait, prompt, generated, is_restart in steps:
         at += wait
         if is_restart:
             n_prompt = n_generated = n_calls = 0
         n_prompt, n_generated, n_calls = n_prompt + prompt, n_generated + generated, n_calls + 1
-        model = fold(model, frame(at, n_prompt, n_generated, n_calls))
+        model = reduce(model, frame(at, n_prompt, n_generated, n_calls))
         assert prompt_rate(model) >= -1e-6
         assert decode_rate(model) >= -1e-6
-    assert len(model.marks) <= 2 * WINDOW_S + 8
-    assert [m.at for m in model.marks] == sorted(m.at for m in model.marks)
+    assert len(model.samples) <= 2 * WINDOW_S + 8
+    assert [m.at for m in model.samples] == sorted(m.at for m in model.samples)
     assert len(series(model, 17)) == 17
     for prompt_tps, decode_tps in series(model, 17):
         assert (prompt_tps or 0) >= -1e-6

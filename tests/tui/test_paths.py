@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.tui.deeds import Aim, Hands, deed_of
+from mlxstack.tui.deeds import ActionContext, Aim, action_of
 from tests.tui.clerk import Clerk
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "a\0b", "x" * 300, "~", ".json"])
 async def test_a_path_that_leads_nowhere_is_told(path: str) -> None:
     with pytest.raises(BadRequest, match="cannot be read"):
-        await deed_of("warm").do(Hands(Clerk(), print), Aim("", path))
+        await action_of("warm").do(ActionContext(Clerk(), print), Aim("", path))
 
 
 async def test_a_chat_that_is_nested_without_end_is_told(tmp_path: Path) -> None:
     file = tmp_path / "deep.json"
     file.write_text("[" * 100_000)
     with pytest.raises(BadRequest, match="cannot be read"):
-        await deed_of("warm").do(Hands(Clerk(), print), Aim("", str(file)))
+        await action_of("warm").do(ActionContext(Clerk(), print), Aim("", str(file)))
 
 
 @pytest.mark.parametrize("deed", ["swap", "warm", "clear", "park", "pin"])
@@ -32,4 +32,4 @@ async def test_an_answer_of_few_words_is_no_error(deed: str, tmp_path: Path) -> 
 
     file = tmp_path / "words.txt"
     file.write_text("words")
-    assert await deed_of(deed).do(Hands(Terse(), print), Aim("x", str(file)))
+    assert await action_of(deed).do(ActionContext(Terse(), print), Aim("x", str(file)))

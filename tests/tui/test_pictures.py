@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxstack.tui.tape import read_tape
+from mlxstack.tui.tape import read_recording
 from tests.tui import scenes
 from tests.tui.conftest import Shoot
 
@@ -184,12 +184,12 @@ def test_silent_80x24(shoot: Shoot) -> None:
 
 
 def test_recorded_overview_80x24(shoot: Shoot) -> None:
-    assert shoot(read_tape(RECORDED)[:-4], NARROW)
+    assert shoot(read_recording(RECORDED)[:-4], NARROW)
 
 
 def test_recorded_cache_80x24(shoot: Shoot) -> None:
-    assert shoot(read_tape(RECORDED)[:-4], NARROW, "2")
+    assert shoot(read_recording(RECORDED)[:-4], NARROW, "2")
 
 
 def test_recorded_restart_80x24(shoot: Shoot) -> None:
-    assert shoot(read_tape(RECORDED), NARROW)
+    assert shoot(read_recording(RECORDED), NARROW)

@@ -12,7 +12,7 @@ import pytest
 from mlxstack.core.preset import SlotSpec
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.views.figures import share, size, tokens
-from mlxstack.tui.widgets.lines import Lines
+from mlxstack.tui.widgets.lines import TextLines
 from tests.api.running import Running, running, tiny_preset
 from tests.tui.test_live import board, cells, numbers, until, watching
 
@@ -50,7 +50,7 @@ def body(agent: str, max_tokens: int) -> dict[str, Any]:
 
 def lines(app: Dashboard, name: str) -> str:
     """What a person reads there."""
-    return str(app.screen.query_one(f"#{name}", Lines).render())
+    return str(app.screen.query_one(f"#{name}", TextLines).render())
 
 
 async def test_h3_at_rest_all_that_is_read_is_what_metrics_and_slots_tell(live: Running) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.client import Lost
+from mlxstack.client import FeedLost
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.frame import Frame
+from mlxstack.core.frame import StatusFrame
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import frame_in
-from mlxstack.tui.tape import Recording, TapeFeed, ended, new_tape, read_tape
-from mlxstack.tui.theme import Look
+from mlxstack.tui.tape import RecordingFeed, RecordingWriter, ended, new_recording, read_recording
+from mlxstack.tui.theme import ThemeChoice
 from tests.tui import scenes
 
 TAPE = Path(__file__).parent / "tapes" / "demo.jsonl"
@@ -21,9 +21,12 @@ TAPE = Path(__file__).parent / "tapes" / "demo.jsonl"
 
 async def test_a_recording_is_its_feed(tmp_path: Path) -> None:
     path = tmp_path / "one.tape"
-    with new_tape(path) as file:
-        passed = [one async for one in Recording(TapeFeed("x", scenes.disconnected()), file).news()]
-    assert tuple(passed) == scenes.disconnected() == read_tape(path)
+    with new_recording(path) as file:
+        passed = [
+            one
+            async for one in RecordingWriter(RecordingFeed("x", scenes.disconnected()), file).news()
+        ]
+    assert tuple(passed) == scenes.disconnected() == read_recording(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -31,7 +34,7 @@ async def test_a_tape_over_an_old_file_is_its_owners_too(tmp_path: Path) -> None
     path = tmp_path / "one.tape"
     path.write_text("old")
     path.chmod(0o644)
-    with new_tape(path) as file:
+    with new_recording(path) as file:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         file.write(b"new")
     assert path.read_text() == "new"
@@ -39,8 +42,10 @@ async def test_a_tape_over_an_old_file_is_its_owners_too(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
 async def test_a_full_disk_ends_the_dashboard_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    with new_tape(Path("/dev/full")) as file:
-        app = Dashboard(Recording(TapeFeed("x", scenes.empty()), file), None, Look())
+    with new_recording(Path("/dev/full")) as file:
+        app = Dashboard(
+            RecordingWriter(RecordingFeed("x", scenes.empty()), file), None, ThemeChoice()
+        )
         async with app.run_test() as pilot:
             await pilot.app.workers.wait_for_complete()
     assert app.return_code == 1
@@ -48,10 +53,10 @@ async def test_a_full_disk_ends_the_dashboard_in_words(capsys: pytest.CaptureFix
 
 
 def test_a_real_tape_can_be_read_and_holds_a_restart() -> None:
-    tape = read_tape(TAPE)
-    assert sum(isinstance(one, Lost) for one in tape) >= 2
-    assert any(isinstance(one, Frame) and one.snapshot.waiting for one in tape)
-    assert isinstance(ended(tape)[-1], Lost)
+    tape = read_recording(TAPE)
+    assert sum(isinstance(one, FeedLost) for one in tape) >= 2
+    assert any(isinstance(one, StatusFrame) and one.snapshot.waiting for one in tape)
+    assert isinstance(ended(tape)[-1], FeedLost)
 
 
 @pytest.mark.parametrize("content", [b"nonsense\n", b'{"frame": 3}\n', b"\xff\xfe\n", b"[1]\n"])
@@ -59,24 +64,24 @@ def test_what_is_no_tape_is_refused_with_its_line(tmp_path: Path, content: bytes
     path = tmp_path / "bad.tape"
     path.write_bytes(b'{"lost": "x"}\n' + content)
     with pytest.raises(BadRequest, match=r"bad\.tape is not a tape: line 2"):
-        read_tape(path)
+        read_recording(path)
 
 
 async def test_speed_divides_the_pauses() -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
-    tape = (Frame(at=10.0), Lost("x", 0.1), Frame(at=12.0))
-    assert [one async for one in TapeFeed("x", tape, speed=40.0).news()] == list(tape)
+    tape = (StatusFrame(at=10.0), FeedLost("x", 0.1), StatusFrame(at=12.0))
+    assert [one async for one in RecordingFeed("x", tape, speed=40.0).news()] == list(tape)
     assert 0.04 <= loop.time() - began < 1.5
 
 
 def test_frames_of_newer_services_are_read_and_garbage_is_told() -> None:
     newer = b'{"at": 5.0, "weather": "fine", "service": {"model": "m", "mood": "good"}}'
     frame = frame_in(newer)
-    assert isinstance(frame, Frame)
+    assert isinstance(frame, StatusFrame)
     assert frame.service.model == "m"
     for garbage in (b"", b"\xff", b'{"at": "noon"}', b'{"snapshot": {"slots": [{}]}}'):
-        assert isinstance(frame_in(garbage), Lost)
+        assert isinstance(frame_in(garbage), FeedLost)
 
 
 def test_a_frame_survives_its_own_encoding() -> None:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.core.frame import CacheView, Frame, TurnView
-from mlxstack.tui.model import Model, fold
+from mlxstack.core.frame import CacheView, StatusFrame, TurnView
+from mlxstack.tui.model import DashboardState, reduce
 from mlxstack.tui.plain import page
 from mlxstack.tui.views import agents, cache, overview, requests
 from mlxstack.tui.views.figures import (
@@ -21,18 +21,18 @@ from mlxstack.tui.views.figures import (
     span,
     tokens,
 )
-from mlxstack.tui.views.sheet import Sheet
+from mlxstack.tui.views.sheet import TableData
 from tests.tui import scenes
 
 
-def seen(tape: tuple[object, ...]) -> Model:
-    model = Model()
+def seen(tape: tuple[object, ...]) -> DashboardState:
+    model = DashboardState()
     for news in tape:
-        model = fold(model, news)  # type: ignore[arg-type]
+        model = reduce(model, news)  # type: ignore[arg-type]
     return model
 
 
-def texts(sheet: Sheet) -> list[list[str]]:
+def texts(sheet: TableData) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in sheet.rows]
 
 
@@ -125,9 +125,9 @@ def test_empty_sections_are_not_unreported_ones() -> None:
 
 def test_the_census_tells_where_everybody_is_and_that_there_are_more() -> None:
     last = seen(scenes.busy()).frame
-    head = agents.agents(Model(frame=last), 80).title[1].text
+    head = agents.agents(DashboardState(frame=last), 80).title[1].text
     assert "4: 2 live, 1 parked, 1 on disk" in head
-    many = Model(frame=replace(last, n_agents=300))
+    many = DashboardState(frame=replace(last, n_agents=300))
     assert "the last 4 of 300" in agents.agents(many, 80).title[1].text
 
 
@@ -137,7 +137,7 @@ def test_z10_an_agent_shows_where_it_last_missed_and_what_was_sent_instead() -> 
 
 
 def test_a_cache_that_is_off_says_how_to_switch_it_on() -> None:
-    model = seen((Frame(at=1.0, cache=CacheView(is_enabled=False)),))
+    model = seen((StatusFrame(at=1.0, cache=CacheView(is_enabled=False)),))
     assert "prefix_cache.enabled" in cache.prefixes(model, 80).note
     assert cache.budget(model, 80) == ()
 
@@ -154,7 +154,9 @@ def test_h2_slots_tell_state_fill_progress_speed_and_age() -> None:
 
 def test_ages_grow_while_the_snapshot_rests() -> None:
     last = seen(scenes.busy()).frame
-    older = Model(frame=Frame(at=last.at, snapshot=last.snapshot, snapshot_age_s=60.0))
+    older = DashboardState(
+        frame=StatusFrame(at=last.at, snapshot=last.snapshot, snapshot_age_s=60.0)
+    )
     assert texts(overview.slots(older, 80))[2][6] == "4m04s"
     assert texts(overview.queue(older, 80))[0][4] == "1m01s"
 

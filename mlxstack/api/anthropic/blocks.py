@@ -13,17 +13,17 @@ from mlxstack.core.errors import BadRequest, Unsupported
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
-class Text(Struct, tag="text"):
+class TextInput(Struct, tag="text"):
     """Words."""
 
     text: str
 
 
-class Image(Struct, tag="image"):
+class ImageInput(Struct, tag="image"):
     """A picture, which a text model cannot see."""
 
 
-class Document(Struct, tag="document"):
+class DocumentInput(Struct, tag="document"):
     """A file; its text can be read when the source carries it."""
 
     source: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class SearchResult(Struct, tag="search_result"):
     source: str | None = None
 
 
-class Thinking(Struct, tag="thinking"):
+class ThinkingInput(Struct, tag="thinking"):
     """What the assistant thought; its signature is not looked at."""
 
     thinking: str = ""
@@ -80,11 +80,11 @@ class ToolRemoval(Struct, tag="tool_removal"):
 
 
 Block = (
-    Text
-    | Image
-    | Document
+    TextInput
+    | ImageInput
+    | DocumentInput
     | SearchResult
-    | Thinking
+    | ThinkingInput
     | ToolUse
     | ToolResult
     | ToolReference
@@ -101,18 +101,18 @@ def read(content: Content | None, at: str) -> tuple[Block, ...]:
     BadRequest with the path of a field that has the wrong type.
     """
     if isinstance(content, str):
-        return (Text(content),) if content else ()
+        return (TextInput(content),) if content else ()
     return tuple(_read(content or [], at))
 
 
 def words(block: Block) -> str:
     """What a model can read of a block; "" for calls, results and thoughts."""
     match block:
-        case Text():
+        case TextInput():
             return block.text
-        case Image():
+        case ImageInput():
             return "[image omitted]"
-        case Document():
+        case DocumentInput():
             return _document(block)
         case SearchResult():
             return "\n".join([*_lines(block.title, block.source), *_texts(block.content)])
@@ -122,7 +122,9 @@ def words(block: Block) -> str:
 def require_readable(block: Block) -> None:
     """Raises Unsupported for a picture, or for a document without text."""
     kind = block.__struct_config__.tag
-    if isinstance(block, Image) or (isinstance(block, Document) and _inside(block) is None):
+    if isinstance(block, ImageInput) or (
+        isinstance(block, DocumentInput) and _inside(block) is None
+    ):
         raise Unsupported(f"{kind} input is not supported by this model; send text")
 
 
@@ -132,7 +134,7 @@ def _read(content: list[dict[str, Any]], at: str) -> Iterator[Block]:
         if not isinstance(kind, str):
             path = f"{at}[{i}].type"
             raise BadRequest(f"{path}: Field required", path)
-        yield _typed(raw, f"{at}[{i}]") if kind in KINDS else Text(_text(raw))
+        yield _typed(raw, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
 
 
 def _typed(raw: dict[str, Any], at: str) -> Block:
@@ -146,14 +148,14 @@ def _typed(raw: dict[str, Any], at: str) -> Block:
     return block
 
 
-def _document(document: Document) -> str:
+def _document(document: DocumentInput) -> str:
     inside = _inside(document)
     if inside is None:
         return "[document omitted]"
     return "\n".join(_lines(document.title, document.context, inside))
 
 
-def _inside(document: Document) -> str | None:
+def _inside(document: DocumentInput) -> str | None:
     """The text of a document, None if its source carries none."""
     source = document.source
     match source.get("type"), source.get("data"), source.get("content"):

@@ -9,14 +9,14 @@ from mlxstack.api.fields import Fields
 Content = str | list[dict[str, Any]]
 
 
-class Turn(Struct):
+class MessageParam(Struct):
     """One message; its blocks are read where their kinds are known."""
 
     role: str
     content: Content | None
 
 
-class ToolSpec(Struct):
+class ToolParam(Struct):
     """A tool. Those that a vendor's server would run have a `type` and no `input_schema`."""
 
     name: str | None = None
@@ -34,7 +34,7 @@ class ToolChoice(Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Struct):
+class ThinkingConfig(Struct):
     """Whether to think first, and for how many tokens at most."""
 
     type: str
@@ -60,11 +60,11 @@ class MessagesBody(Fields, kw_only=True):
 
     limits: ClassVar[tuple[str, ...]] = ("max_tokens",)
 
-    messages: list[Turn]
+    messages: list[MessageParam]
     system: Content | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
     stop_sequences: list[str] | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None

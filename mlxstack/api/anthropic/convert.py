@@ -6,8 +6,8 @@ from mlxstack.api import fields
 from mlxstack.api.anthropic import tools
 from mlxstack.api.anthropic.blocks import (
     Block,
-    Text,
-    Thinking,
+    TextInput,
+    ThinkingInput,
     ToolAddition,
     ToolReference,
     ToolRemoval,
@@ -17,7 +17,7 @@ from mlxstack.api.anthropic.blocks import (
     require_readable,
     words,
 )
-from mlxstack.api.anthropic.bodies import Content, MessagesBody, Turn
+from mlxstack.api.anthropic.bodies import Content, MessageParam, MessagesBody
 from mlxstack.api.asked_json import asked_json
 from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
@@ -27,9 +27,9 @@ from mlxstack.text.normal import (
     error_text,
     parse_arguments,
     result_text,
-    user_turn,
+    user_message,
 )
-from mlxstack.text.shape import Shape
+from mlxstack.text.shape import ResponseConstraint
 
 ROLES = ("user", "assistant", "system")
 THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -88,7 +88,7 @@ def _system(content: Content | None) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, text),) if text else ()
 
 
-def _messages(turns: list[Turn], known: Definitions) -> list[Message]:
+def _messages(turns: list[MessageParam], known: Definitions) -> list[Message]:
     newest = max((i for i, turn in enumerate(turns) if turn.role != "system"), default=-1)
     messages: list[Message] = []
     for i, turn in enumerate(turns):
@@ -118,14 +118,14 @@ def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Messa
         if isinstance(block, ToolResult)
     ]
     text = "\n".join(said for block in blocks if (said := words(block)))
-    return user_turn(results, text) or (Message(Role.USER),)
+    return user_message(results, text) or (Message(Role.USER),)
 
 
 def _assistant(blocks: tuple[Block, ...]) -> Message:
-    thoughts = [block.thinking for block in blocks if isinstance(block, Thinking)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingInput)]
     return Message(
         role=Role.ASSISTANT,
-        text="".join(block.text for block in blocks if isinstance(block, Text)),
+        text="".join(block.text for block in blocks if isinstance(block, TextInput)),
         reasoning="\n".join(thoughts) or None,
         tool_calls=tuple(
             ToolCall(block.id, block.name, parse_arguments(block.input))
@@ -177,14 +177,14 @@ def _template(body: MessagesBody) -> dict[str, Any]:
     return {"reasoning_effort": EFFORTS[effort]} if effort in EFFORTS else {}
 
 
-def shape(body: MessagesBody) -> Shape | None:
+def response_format(body: MessagesBody) -> ResponseConstraint | None:
     """What the answer must look like."""
     wanted = (body.output_config and body.output_config.format) or body.output_format
     if wanted is None or wanted.type != "json_schema":
         return None
-    return Shape(wanted.schema or {}, param="output_config.format")
+    return ResponseConstraint(wanted.schema or {}, param="output_config.format")
 
 
 def _format(body: MessagesBody) -> tuple[Message, ...]:
-    wanted = shape(body)
+    wanted = response_format(body)
     return () if wanted is None else (asked_json(wanted.schema),)

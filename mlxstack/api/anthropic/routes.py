@@ -12,32 +12,36 @@ from mlxstack.api import fields
 from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
 from mlxstack.api.anthropic import tools
 from mlxstack.api.anthropic.bodies import MessagesBody
-from mlxstack.api.anthropic.convert import conversation, require_answerable, shape
-from mlxstack.api.anthropic.stream import Names, frames
-from mlxstack.api.anthropic.wire import Message, TokenCount, message
-from mlxstack.api.described import described
+from mlxstack.api.anthropic.convert import conversation, require_answerable, response_format
+from mlxstack.api.anthropic.stream import ResponseIds, frames
+from mlxstack.api.anthropic.wire import MessageResponse, TokenCount, message
+from mlxstack.api.described import response_spec
 from mlxstack.api.given import TheService
-from mlxstack.api.names import served
+from mlxstack.api.names import resolve_model
 from mlxstack.api.request_id import request_id
 from mlxstack.core.conversation import Conversation
 from mlxstack.service.chat import admit
-from mlxstack.service.options import Options
+from mlxstack.service.options import GenerationOptions
 from mlxstack.service.service import Service
 
 # For callers who forget a limit that the protocol requires.
 MAX_TOKENS = 4096
 
 
-@post(["/v1/messages", "/v1/batch/messages"], status_code=200, responses=described(Message))
+@post(
+    ["/v1/messages", "/v1/batch/messages"],
+    status_code=200,
+    responses=response_spec(MessageResponse),
+)
 async def messages(
     request: AnyRequest, data: JSONBody[MessagesBody], service: TheService
-) -> Response[Message] | Stream:
+) -> Response[MessageResponse] | Stream:
     """Answer a conversation, whole or as server-sent events."""
-    model = served(service, data.model)
-    found = await service.words.read(lambda: conversation(data))
+    model = resolve_model(service, data.model)
+    found = await service.text_processor.read(lambda: conversation(data))
     require_answerable(found)
     order = await admit(service, found, _options(service, data, found, request))
-    names = Names(order.ask.id, model, request_id(request.scope))
+    names = ResponseIds(order.request.id, model, request_id(request.scope))
     if data.stream:
         return await answer_stream(service, order, lambda first, rest: frames(first, rest, names))
     return await answer_whole(
@@ -48,15 +52,15 @@ async def messages(
 @post("/v1/messages/count_tokens", status_code=200)
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
     """How long the prompt of these messages is; the engine is not asked."""
-    served(service, data.model)
-    found = await service.words.read(lambda: conversation(data))
-    prompt = await service.words.prompt(found)
+    resolve_model(service, data.model)
+    found = await service.text_processor.read(lambda: conversation(data))
+    prompt = await service.text_processor.prompt(found)
     return TokenCount(len(prompt.tokens))
 
 
 def _options(
     service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
-) -> Options:
+) -> GenerationOptions:
     """Anthropic's own fields over those that all doors share."""
     options = fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
@@ -65,9 +69,9 @@ def _options(
         options,
         max_tokens=default if options.max_tokens is None else options.max_tokens,
         stop=fields.stops(body.stop_sequences, "stop_sequences"),
-        calling=tools.choice(wanted, found.tools),
-        called=wanted.name if wanted and wanted.type == "tool" else None,
-        shape=shape(body),
+        tool_choice=tools.choice(wanted, found.tools),
+        forced_tool=wanted.name if wanted and wanted.type == "tool" else None,
+        response_format=response_format(body),
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
         call_prefix="toolu_",
         is_one_call=bool(wanted and wanted.disable_parallel_tool_use),

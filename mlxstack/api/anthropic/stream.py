@@ -16,14 +16,14 @@ from mlxstack.api.anthropic.wire import (
     BlockStop,
     Delta,
     Event,
-    InputDelta,
+    InputJSONDelta,
     MessageDelta,
     MessageStart,
     MessageStop,
     Ping,
     SignatureDelta,
     TextBlock,
-    TextDelta,
+    TextBlockDelta,
     ThinkingBlock,
     ThinkingDelta,
     ToolUseBlock,
@@ -31,12 +31,20 @@ from mlxstack.api.anthropic.wire import (
     reason_of,
     usage,
 )
-from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.errors import Dialect, to_stack_error
 from mlxstack.api.errors import body as error_body
-from mlxstack.service.parts import Called, Content, Ended, Part, Quiet, Reasoning, Started
+from mlxstack.service.parts import (
+    ContentPart,
+    GenerationFinished,
+    GenerationStarted,
+    KeepAlive,
+    ReasoningPart,
+    ResponsePart,
+    ToolCallPart,
+)
 
 
-class Names(Struct, frozen=True):
+class ResponseIds(Struct, frozen=True):
     """What an answer is called: its own id, its model, and the request it belongs to."""
 
     ask: str
@@ -44,7 +52,9 @@ class Names(Struct, frozen=True):
     request: str
 
 
-async def frames(first: Part, rest: Parts, names: Names) -> AsyncGenerator[bytes, None]:
+async def frames(
+    first: ResponsePart, rest: Parts, names: ResponseIds
+) -> AsyncGenerator[bytes, None]:
     """The stream, up to message_stop, or to the error that ended it."""
     stream = MessageStream(names)
     async with aclosing(rest):
@@ -55,33 +65,33 @@ async def frames(first: Part, rest: Parts, names: Names) -> AsyncGenerator[bytes
                 for event in stream.render(part):
                     yield _frame(event)
         except Exception as problem:
-            body = error_body(understand(problem), Dialect.ANTHROPIC, names.request)
+            body = error_body(to_stack_error(problem), Dialect.ANTHROPIC, names.request)
             yield sse.frame(body, "error")
 
 
 class MessageStream:
     """Turns the parts of one reply into events."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: ResponseIds) -> None:
         self._names = names
         self._open: type[Block] | None = None
         self._n_blocks = 0
         self._has_calls = False
 
-    def render(self, part: Part) -> Iterator[Event]:
+    def render(self, part: ResponsePart) -> Iterator[Event]:
         """The events of one part; before the answer begins there can only be pings (X-21)."""
         match part:
-            case Started():
+            case GenerationStarted():
                 yield MessageStart(opening(part, self._names.ask, self._names.model))
-            case Quiet():
+            case KeepAlive():
                 yield Ping()
-            case Reasoning():
+            case ReasoningPart():
                 yield from self._say(ThinkingBlock("", ""), ThinkingDelta(part.text))
-            case Content():
-                yield from self._say(TextBlock(""), TextDelta(part.text))
-            case Called():
+            case ContentPart():
+                yield from self._say(TextBlock(""), TextBlockDelta(part.text))
+            case ToolCallPart():
                 yield from self._call(part)
-            case Ended():
+            case GenerationFinished():
                 yield from self._end(part)
 
     def _say(self, block: Block, delta: Delta) -> Iterator[Event]:
@@ -90,16 +100,16 @@ class MessageStream:
             yield from self._start(block)
         yield BlockDelta(self._index, delta)
 
-    def _call(self, called: Called) -> Iterator[Event]:
+    def _call(self, called: ToolCallPart) -> Iterator[Event]:
         """The arguments come at once, since they are only understood as a whole (A-30)."""
         self._has_calls = True
         yield from self._close()
         yield from self._start(ToolUseBlock(called.id, called.name, {}))
         arguments = msgspec.json.encode(called.arguments).decode()
-        yield BlockDelta(self._index, InputDelta(arguments))
+        yield BlockDelta(self._index, InputJSONDelta(arguments))
         yield from self._close()
 
-    def _end(self, ended: Ended) -> Iterator[Event]:
+    def _end(self, ended: GenerationFinished) -> Iterator[Event]:
         """Even an empty answer has a block (A-22u)."""
         yield from self._close()
         if self._n_blocks == 0:

@@ -6,17 +6,17 @@ from typing import Any
 import msgspec
 
 from mlxstack.api.anthropic.blocks import ToolAddition, ToolRemoval, read
-from mlxstack.api.anthropic.bodies import MessagesBody, ToolChoice, ToolSpec
+from mlxstack.api.anthropic.bodies import MessagesBody, ToolChoice, ToolParam
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.options import Calling
+from mlxstack.service.options import ToolChoiceMode
 from mlxstack.text.normal import Definitions, removal_note
 
 CHOICES = {
-    "auto": Calling.AUTO,
-    "any": Calling.REQUIRED,
-    "tool": Calling.REQUIRED,
-    "none": Calling.NONE,
+    "auto": ToolChoiceMode.AUTO,
+    "any": ToolChoiceMode.REQUIRED,
+    "tool": ToolChoiceMode.REQUIRED,
+    "none": ToolChoiceMode.NONE,
 }
 
 
@@ -31,10 +31,10 @@ def declared(body: MessagesBody) -> tuple[Tool, ...]:
     return (*head, *(tool for tool in _joining(body) if tool.name not in names))
 
 
-def choice(wanted: ToolChoice | None, tools: Iterable[Tool]) -> Calling:
+def choice(wanted: ToolChoice | None, tools: Iterable[Tool]) -> ToolChoiceMode:
     """Whether there must be a call. Raises BadRequest."""
     if wanted is None:
-        return Calling.AUTO
+        return ToolChoiceMode.AUTO
     found = CHOICES.get(wanted.type)
     if found is None:
         raise BadRequest(
@@ -70,18 +70,18 @@ def _joining(body: MessagesBody) -> Iterator[Tool]:
 
 def _defined(definition: dict[str, Any], at: str) -> Tool:
     try:
-        return _tool(msgspec.convert(definition, ToolSpec), at, is_deferred=True)
+        return _tool(msgspec.convert(definition, ToolParam), at, is_deferred=True)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{at}: the definition of a tool cannot be read: {error}", at) from None
 
 
-def _tool(spec: ToolSpec, at: str, is_deferred: bool) -> Tool:
+def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
     if not spec.name:
         raise BadRequest(f"{at}.name: Field required", f"{at}.name")
     return Tool(spec.name, spec.description or "", spec.input_schema or {}, is_deferred)
 
 
-def _is_foreign(spec: ToolSpec) -> bool:
+def _is_foreign(spec: ToolParam) -> bool:
     """Run by a vendor's server, which is not here."""
     return spec.type not in (None, "custom") and spec.input_schema is None
 

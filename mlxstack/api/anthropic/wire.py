@@ -4,21 +4,29 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.event import Work
-from mlxstack.service.parts import Called, Content, Ended, Ending, Reasoning, Reply, Started
+from mlxstack.core.event import RequestTimings
+from mlxstack.service.parts import (
+    CollectedResponse,
+    ContentPart,
+    FinishCause,
+    GenerationFinished,
+    GenerationStarted,
+    ReasoningPart,
+    ToolCallPart,
+)
 
 # Clients must find one and send it back; nobody verifies it.
 SIGNATURE = "bWx4LXN0YWNr"
 
 STOP_REASONS = {
-    Ending.EOS: "end_turn",
-    Ending.WORD: "stop_sequence",
-    Ending.LENGTH: "max_tokens",
-    Ending.CONTEXT: "model_context_window_exceeded",
+    FinishCause.EOS: "end_turn",
+    FinishCause.WORD: "stop_sequence",
+    FinishCause.LENGTH: "max_tokens",
+    FinishCause.CONTEXT: "model_context_window_exceeded",
 }
 
 
-class Usage(Struct, frozen=True):
+class AnthropicUsage(Struct, frozen=True):
     """The first three add up to the prompt."""
 
     input_tokens: int
@@ -51,19 +59,19 @@ class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Message(Struct, frozen=True, tag="message"):
+class MessageResponse(Struct, frozen=True, tag="message"):
     """The answer; at the start of a stream without content and reason."""
 
     id: str
     model: str
     content: tuple[Block, ...]
-    usage: Usage
+    usage: AnthropicUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
     role: str = "assistant"
 
 
-class TextDelta(Struct, frozen=True, tag="text_delta"):
+class TextBlockDelta(Struct, frozen=True, tag="text_delta"):
     """More words."""
 
     text: str
@@ -81,16 +89,16 @@ class SignatureDelta(Struct, frozen=True, tag="signature_delta"):
     signature: str
 
 
-class InputDelta(Struct, frozen=True, tag="input_json_delta"):
+class InputJSONDelta(Struct, frozen=True, tag="input_json_delta"):
     """The arguments of a call."""
 
     partial_json: str
 
 
-Delta = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+Delta = TextBlockDelta | ThinkingDelta | SignatureDelta | InputJSONDelta
 
 
-class Reason(Struct, frozen=True):
+class StopReason(Struct, frozen=True):
     """Why the answer is over."""
 
     stop_reason: str
@@ -100,7 +108,7 @@ class Reason(Struct, frozen=True):
 class MessageStart(Struct, frozen=True, tag="message_start"):
     """The answer begins."""
 
-    message: Message
+    message: MessageResponse
 
 
 class Ping(Struct, frozen=True, tag="ping"):
@@ -130,8 +138,8 @@ class BlockStop(Struct, frozen=True, tag="content_block_stop"):
 class MessageDelta(Struct, frozen=True, tag="message_delta"):
     """The final truth about reason and usage."""
 
-    delta: Reason
-    usage: Usage
+    delta: StopReason
+    usage: AnthropicUsage
 
 
 class MessageStop(Struct, frozen=True, tag="message_stop"):
@@ -147,11 +155,11 @@ class TokenCount(Struct, frozen=True):
     input_tokens: int
 
 
-def message(reply: Reply, ask: str, model: str) -> Message:
+def message(reply: CollectedResponse, ask: str, model: str) -> MessageResponse:
     """The whole answer."""
     content = _blocks(reply)
     reason = reason_of(reply.ended, bool(reply.calls))
-    return Message(
+    return MessageResponse(
         id=ask,
         model=model,
         content=content or (TextBlock(""),),
@@ -161,15 +169,15 @@ def message(reply: Reply, ask: str, model: str) -> Message:
     )
 
 
-def opening(started: Started, ask: str, model: str) -> Message:
+def opening(started: GenerationStarted, ask: str, model: str) -> MessageResponse:
     """The answer as it begins; Anthropic counts one token from the start."""
-    work = Work(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
-    return Message(id=ask, model=model, content=(), usage=usage(work))
+    work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
+    return MessageResponse(id=ask, model=model, content=(), usage=usage(work))
 
 
-def usage(work: Work) -> Usage:
+def usage(work: RequestTimings) -> AnthropicUsage:
     """Reused tokens were read from the cache; writing to it has no price here."""
-    return Usage(
+    return AnthropicUsage(
         input_tokens=work.n_prompt - work.n_cached,
         cache_creation_input_tokens=0,
         cache_read_input_tokens=work.n_cached,
@@ -177,27 +185,27 @@ def usage(work: Work) -> Usage:
     )
 
 
-def reason_of(ended: Ended, has_calls: bool) -> Reason:
+def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
     """A complete call wants its result, whatever ended the answer (A-23u)."""
     if has_calls:
-        return Reason("tool_use", None)
-    return Reason(STOP_REASONS[ended.ending], ended.word)
+        return StopReason("tool_use", None)
+    return StopReason(STOP_REASONS[ended.ending], ended.stop_string)
 
 
-def _blocks(reply: Reply) -> tuple[Block, ...]:
+def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
     """Neighbours of one kind as one block, in the order in which they were said."""
     blocks: list[Block] = []
     for part in reply.spoken:
         last = blocks[-1] if blocks else None
         match part, last:
-            case Reasoning(), ThinkingBlock():
+            case ReasoningPart(), ThinkingBlock():
                 blocks[-1] = ThinkingBlock(last.thinking + part.text, SIGNATURE)
-            case Reasoning(), _:
+            case ReasoningPart(), _:
                 blocks.append(ThinkingBlock(part.text, SIGNATURE))
-            case Content(), TextBlock():
+            case ContentPart(), TextBlock():
                 blocks[-1] = TextBlock(last.text + part.text)
-            case Content(), _:
+            case ContentPart(), _:
                 blocks.append(TextBlock(part.text))
-            case Called(), _:
+            case ToolCallPart(), _:
                 blocks.append(ToolUseBlock(part.id, part.name, part.arguments))
     return tuple(blocks)

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.fields import AGENT_ID, AGENT_WORDS
 from mlxstack.api.given import TheService
-from mlxstack.api.holder import check_agent, check_raise, is_whole, may_see
+from mlxstack.api.holder import can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openai import convert
-from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
+from mlxstack.api.openai.bodies import ChatBody, ChatMessageParam, ChatToolParam
 from mlxstack.core.ask import Priority
 from mlxstack.core.errors import BadRequest
 from mlxstack.service import agents, dialogue
-from mlxstack.service.agents import Past, Portrait, Wanted
+from mlxstack.service.agents import AgentChanges, AgentDetails, AgentHistory
 
 NO = (None, "", "0", "false")
 
@@ -27,8 +27,8 @@ class CreateBody(Struct):
     """Without an id, one is made up; `messages` are what the agent has said and heard before."""
 
     id: str | None = None
-    messages: list[Turn] | None = None
-    tools: list[ToolSpec] | None = None
+    messages: list[ChatMessageParam] | None = None
+    tools: list[ChatToolParam] | None = None
 
 
 class ChangeBody(Struct):
@@ -54,7 +54,7 @@ class RewindBody(Struct):
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Everybody that the key may speak as, the last used first."""
     found = await agents.everyone(service)
-    seen = [shown(request, one) for one in found if may_see(request, one.view.id)]
+    seen = [shown(request, one) for one in found if can_access(request, one.view.id)]
     return {"object": "list", "data": seen}
 
 
@@ -65,11 +65,11 @@ async def create_agent(
     """Open an agent, with a past if it has one; 409 when there is one of this id."""
     agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
     check_agent(request, agent)
-    past = Past()
+    past = AgentHistory()
     if data.messages:
         body = ChatBody(messages=data.messages, tools=data.tools)
-        conversation = await service.words.read(lambda: convert.conversation(body))
-        past = Past(conversation.messages, conversation.tools)
+        conversation = await service.text_processor.read(lambda: convert.conversation(body))
+        past = AgentHistory(conversation.messages, conversation.tools)
     return shown(request, await agents.create(service, agent, past))
 
 
@@ -86,7 +86,7 @@ async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
     """Its priority, and whether its KV stays in memory whatever happens."""
-    wanted = Wanted(_priority(data.priority), data.is_pinned)
+    wanted = AgentChanges(_priority(data.priority), data.is_pinned)
     check_raise(request, wanted.priority)
     return shown(request, await agents.change(service, agent, wanted))
 
@@ -135,13 +135,13 @@ def checked(agent: str, param: str) -> str:
     return agent
 
 
-def shown(request: AnyRequest, portrait: Portrait) -> dict[str, Any]:
+def shown(request: AnyRequest, portrait: AgentDetails) -> dict[str, Any]:
     """An agent as an object: the fields of `core.frame.AgentView`, and some sums.
 
     What the cache held instead may be of another agent: a key of some agents does not read it.
     """
     view = portrait.view
-    if view.miss is not None and not is_whole(request):
+    if view.miss is not None and not is_unscoped(request):
         view = replace(view, miss=replace(view.miss, text_cached=""))
     found: dict[str, Any] = msgspec.to_builtins(view)
     return found | {

@@ -11,15 +11,15 @@ from mlxstack.api.given import TheService
 from mlxstack.api.guards import OF_ALL
 from mlxstack.api.holder import salt_of
 from mlxstack.api.openai import convert
-from mlxstack.api.openai.bodies import ChatBody, ToolSpec, Turn
-from mlxstack.core.act import Sweep, Swept
+from mlxstack.api.openai.bodies import ChatBody, ChatMessageParam, ChatToolParam
+from mlxstack.core.act import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.frame import CacheView, RequestView
 from mlxstack.service import memory
 from mlxstack.service.memory import Prefix
 from mlxstack.service.service import Service
-from mlxstack.service.words import Words
-from mlxstack.text.prompt import Spelling
+from mlxstack.service.words import TextProcessor
+from mlxstack.text.prompt import TokenizeOptions
 
 
 class PrefixBody(Struct):
@@ -32,8 +32,8 @@ class PrefixBody(Struct):
     id: str | None = None
     text: str | None = None
     tokens: list[int] | None = None
-    messages: list[Turn] | None = None
-    tools: list[ToolSpec] | None = None
+    messages: list[ChatMessageParam] | None = None
+    tools: list[ChatToolParam] | None = None
 
 
 @get("/cache", opt=OF_ALL)
@@ -45,13 +45,13 @@ async def show_cache(service: TheService, limit: FromQuery[int] = 20) -> CacheVi
 @get("/requests", opt=OF_ALL)
 async def list_requests(service: TheService) -> tuple[RequestView, ...]:
     """The last finished requests, the newest first."""
-    return service.journal.requests()
+    return service.request_log.requests()
 
 
 @get("/requests/{name:str}", opt=OF_ALL)
 async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
     """The newest request with this id, or of this agent: what was reused, and why not more."""
-    found = service.journal.find(name)
+    found = service.request_log.find(name)
     if found is None:
         raise NotFound(f"no request and no agent of the last ones is called {name}")
     return found
@@ -94,7 +94,7 @@ async def clear_cache(service: TheService) -> dict[str, int]:
 
 
 @post("/cache/gc", status_code=200, opt=OF_ALL)
-async def sweep_disk(service: TheService, data: JSONBody[Sweep]) -> Swept:
+async def sweep_disk(service: TheService, data: JSONBody[CollectGarbage]) -> GCResult:
     """Delete stored KV, and with scope "all" saved contexts, by age and bytes."""
     return await memory.sweep(service, data)
 
@@ -105,14 +105,14 @@ def _refuse_content(data: PrefixBody) -> None:
 
 
 async def _prefix(request: AnyRequest, service: Service, data: PrefixBody) -> Prefix:
-    words = service.words
+    words = service.text_processor
     tokens = await _tokens(words, data)
     if not tokens:
         raise BadRequest("the prefix is empty; at least one token is needed")
     return Prefix(tokens, words, salt_of(request))
 
 
-async def _tokens(words: Words, data: PrefixBody) -> tuple[int, ...]:
+async def _tokens(words: TextProcessor, data: PrefixBody) -> tuple[int, ...]:
     given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
     if len(given) != 1:
         raise BadRequest("give exactly one of text, tokens and messages", "text")
@@ -120,7 +120,7 @@ async def _tokens(words: Words, data: PrefixBody) -> tuple[int, ...]:
         words.check(data.tokens, "tokens")
         return tuple(data.tokens)
     if data.text is not None:
-        return await words.tokenize(data.text, Spelling(add_special=False))
+        return await words.tokenize(data.text, TokenizeOptions(add_special=False))
     body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
     conversation = await words.read(lambda: convert.conversation(body))
     return (await words.prompt(conversation)).tokens

@@ -14,36 +14,36 @@ from msgspec import structs
 from mlxstack.api import fields, sse
 from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole, later
 from mlxstack.api.choices import check_all, interleaved
-from mlxstack.api.described import described
-from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.described import response_spec
+from mlxstack.api.errors import Dialect, to_stack_error
 from mlxstack.api.errors import body as error_body
 from mlxstack.api.fields import Fields, Prompt, Prompts
 from mlxstack.api.given import TheService
 from mlxstack.api.logprobs import logprobs
 from mlxstack.api.native.params import spoken
 from mlxstack.api.timings import Stopwatch, timings
-from mlxstack.service.chat import Order, admit_text
+from mlxstack.service.chat import AdmittedRequest, admit_text
 from mlxstack.service.parts import (
-    Content,
-    Ended,
-    Ending,
-    Note,
-    Part,
-    Progressed,
-    Quiet,
-    Reply,
+    CollectedResponse,
+    ContentPart,
+    FinishCause,
+    GenerationFinished,
+    KeepAlive,
+    PrefillProgressed,
+    ResponsePart,
+    TokenLogprob,
 )
 from mlxstack.service.service import Service
 
 STOP_TYPES = {
-    Ending.EOS: "eos",
-    Ending.WORD: "word",
-    Ending.LENGTH: "limit",
-    Ending.CONTEXT: "limit",
+    FinishCause.EOS: "eos",
+    FinishCause.WORD: "word",
+    FinishCause.LENGTH: "limit",
+    FinishCause.CONTEXT: "limit",
 }
 
 
-class NativeBody(Fields, kw_only=True):
+class LlamaCompletionBody(Fields, kw_only=True):
     """POST /completion. A limit of 0 computes the prompt and nothing else.
 
     A list with a token id is one prompt, any other list holds several.
@@ -59,9 +59,9 @@ class NativeBody(Fields, kw_only=True):
 Answer = dict[str, Any] | list[dict[str, Any]]
 
 
-@post(["/completion", "/completions"], status_code=200, responses=described(Answer))
+@post(["/completion", "/completions"], status_code=200, responses=response_spec(Answer))
 async def completion(
-    request: AnyRequest, data: JSONBody[NativeBody], service: TheService
+    request: AnyRequest, data: JSONBody[LlamaCompletionBody], service: TheService
 ) -> Response[Answer] | Stream:
     """Continue a text or tokens, or several of them: then the answer is a list."""
     fields.only_one(data.n)
@@ -76,7 +76,7 @@ async def completion(
         for i, prompt in enumerate(prompts)
     ]
     shapes = [
-        Shape(service, order, prompt, data, index)
+        LlamaRenderer(service, order, prompt, data, index)
         for index, (order, prompt) in enumerate(zip(orders, prompts, strict=True))
     ]
     if data.stream:
@@ -90,23 +90,28 @@ async def completion(
     )
 
 
-class Shape:
+class LlamaRenderer:
     """Renders the answer to one order, the prompt number `index`, counting its tokens."""
 
     def __init__(
-        self, service: Service, order: Order, prompt: Prompt, body: NativeBody, index: int
+        self,
+        service: Service,
+        order: AdmittedRequest,
+        prompt: Prompt,
+        body: LlamaCompletionBody,
+        index: int,
     ) -> None:
         self._service = service
         self._order = order
         is_text = isinstance(prompt, str)
-        self._prompt = prompt if is_text else order.words.decode(order.ask.tokens)
+        self._prompt = prompt if is_text else order.words.decode(order.request.tokens)
         self._index = index
         self._body = body
         self._has_new_line = False
         self._n_predicted = 0
         self._watch = Stopwatch(time.monotonic)
 
-    def whole(self, reply: Reply) -> dict[str, Any]:
+    def whole(self, reply: CollectedResponse) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         self._has_new_line = "\n" in reply.content
         tokens = [note.token for note in reply.notes] if self._body.return_tokens else []
@@ -115,26 +120,26 @@ class Shape:
             **self._probabilities(reply.notes),
         }
 
-    def render(self, part: Part) -> list[bytes]:
+    def render(self, part: ResponsePart) -> list[bytes]:
         self._watch.hear(part)
         match part:
-            case Quiet():
+            case KeepAlive():
                 return [sse.keepalive(part.n_done, part.n_prompt)]
-            case Progressed():
+            case PrefillProgressed():
                 return [sse.frame({**self._partial("", ()), **_progress(part)})]
-            case Content():
+            case ContentPart():
                 return [sse.frame(self._content(part))]
-            case Ended():
+            case GenerationFinished():
                 return [sse.frame(self._final(part, "", []))]
         return []
 
-    def _content(self, part: Content) -> dict[str, Any]:
+    def _content(self, part: ContentPart) -> dict[str, Any]:
         self._has_new_line |= "\n" in part.text
         self._n_predicted += len(part.notes)
         pace = {"timings": self._watch.timings()} if self._body.timings_per_token else {}
         return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **pace}
 
-    def _partial(self, text: str, notes: tuple[Note, ...]) -> dict[str, Any]:
+    def _partial(self, text: str, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         return {
             "index": self._index,
             "content": text,
@@ -142,10 +147,10 @@ class Shape:
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": self._n_predicted,
-            "tokens_evaluated": len(self._order.ask.tokens),
+            "tokens_evaluated": len(self._order.request.tokens),
         }
 
-    def _final(self, ended: Ended, content: str, tokens: list[int]) -> dict[str, Any]:
+    def _final(self, ended: GenerationFinished, content: str, tokens: list[int]) -> dict[str, Any]:
         work = ended.work
         return {
             "index": self._index,
@@ -157,24 +162,24 @@ class Shape:
             "tokens_predicted": work.n_generated,
             "tokens_evaluated": work.n_prompt,
             "generation_settings": spoken(
-                self._order.ask, self._order.stop, bool(self._body.stream)
+                self._order.request, self._order.stop, bool(self._body.stream)
             ),
             "prompt": self._prompt,
             "has_new_line": self._has_new_line,
             "truncated": False,
             "stop_type": STOP_TYPES[ended.ending],
-            "stopping_word": ended.word or "",
+            "stopping_word": ended.stop_string or "",
             "tokens_cached": work.n_prompt + max(0, work.n_generated - 1),
             "timings": timings(work),
         }
 
-    def _probabilities(self, notes: tuple[Note, ...]) -> dict[str, Any]:
+    def _probabilities(self, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         found = logprobs(notes, self._order.words)
         return {"completion_probabilities": found.content} if found else {}
 
 
 async def frames(
-    shapes: Sequence[Shape], first: Part, replies: Sequence[Parts]
+    shapes: Sequence[LlamaRenderer], first: ResponsePart, replies: Sequence[Parts]
 ) -> AsyncGenerator[bytes, None]:
     """The stream of all prompts side by side; an error ends it.
 
@@ -188,16 +193,16 @@ async def frames(
                 for data in shapes[index].render(part):
                     yield data
     except Exception as problem:
-        yield sse.frame(error_body(understand(problem), Dialect.LLAMA, ""))
+        yield sse.frame(error_body(to_stack_error(problem), Dialect.LLAMA, ""))
 
 
-def _whole(shapes: Sequence[Shape], replies: Sequence[Reply]) -> Answer:
+def _whole(shapes: Sequence[LlamaRenderer], replies: Sequence[CollectedResponse]) -> Answer:
     """As llama-server: the object of a single prompt, a list for several."""
     found = [shape.whole(reply) for shape, reply in zip(shapes, replies, strict=True)]
     return found if len(found) > 1 else found[0]
 
 
-def _progress(part: Progressed) -> dict[str, Any]:
+def _progress(part: PrefillProgressed) -> dict[str, Any]:
     return {
         "prompt_progress": {
             "total": part.n_prompt,

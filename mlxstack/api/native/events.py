@@ -10,9 +10,9 @@ from litestar.response import Stream
 from mlxstack.api import sse
 from mlxstack.api.given import TheService
 from mlxstack.api.guards import OF_ALL
-from mlxstack.core.frame import Frame
-from mlxstack.service.frame import Sight
-from mlxstack.service.service import Health, Service
+from mlxstack.core.frame import StatusFrame
+from mlxstack.service.frame import StatusFeed
+from mlxstack.service.service import Service, ServiceHealth
 
 TICK_S = 0.5
 # A service that rests is drawn once in so many ticks; the others carry a comment.
@@ -28,9 +28,9 @@ async def events(service: TheService) -> Stream:
 
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
     """A frame per tick while something changes, and a comment between the rare ones else."""
-    sight = Sight(service)
+    sight = StatusFeed(service)
     before, n_still = None, 0
-    while service.health is not Health.STOPPING:
+    while service.health is not ServiceHealth.STOPPING:
         frame = sight.frame()
         n_still = n_still + 1 if _seen(frame) == before else 0
         yield PING if n_still % REST_TICKS else sse.frame(frame, "frame")
@@ -38,7 +38,7 @@ async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]
         await asyncio.sleep(tick_s)
 
 
-def _seen(frame: Frame) -> tuple[Any, ...]:
+def _seen(frame: StatusFrame) -> tuple[Any, ...]:
     """What changes when something happens, and not by waiting or by looking alone."""
     snapshot = frame.snapshot
     slots = tuple((slot.state, slot.n_tokens, slot.n_decoded) for slot in snapshot.slots)

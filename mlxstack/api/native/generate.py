@@ -11,22 +11,22 @@ from msgspec import Struct, field, structs
 
 from mlxstack.api import fields
 from mlxstack.api.answer import AnyRequest
-from mlxstack.api.described import described
+from mlxstack.api.described import response_spec
 from mlxstack.api.given import TheService
 from mlxstack.api.headers import PREFIX, cache_headers
-from mlxstack.api.leaving import unless_gone
-from mlxstack.api.names import served
+from mlxstack.api.leaving import cancel_on_disconnect
+from mlxstack.api.names import resolve_model
 from mlxstack.api.native.agents import checked
 from mlxstack.api.openai import chat, convert
-from mlxstack.api.openai.bodies import ChatBody, Turn
+from mlxstack.api.openai.bodies import ChatBody, ChatMessageParam
 from mlxstack.api.openai.routes import options
-from mlxstack.api.openai.wire import Completion
+from mlxstack.api.openai.wire import ChatCompletion
 from mlxstack.api.sse import BEAT_S, FIRST_S, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.service import generate
-from mlxstack.service.chat import Order
-from mlxstack.service.generate import Wish
-from mlxstack.service.parts import Part, gather
+from mlxstack.service.chat import AdmittedRequest
+from mlxstack.service.generate import AgentTurnRequest
+from mlxstack.service.parts import ResponsePart, gather
 from mlxstack.service.service import Service
 from mlxstack.service.status import saved_s
 
@@ -37,8 +37,8 @@ class GenerateBody(ChatBody, kw_only=True):
     `queue` waits for the agent's turn instead of a 409.
     """
 
-    messages: list[Turn] = field(default_factory=list)
-    append: list[Turn] | None = None
+    messages: list[ChatMessageParam] = field(default_factory=list)
+    append: list[ChatMessageParam] | None = None
     queue: bool | None = None
 
 
@@ -50,21 +50,21 @@ class AgentNote(Struct, frozen=True):
     cached_tokens: int
 
 
-class AgentCompletion(Completion, frozen=True, kw_only=True):
+class AgentCompletion(ChatCompletion, frozen=True, kw_only=True):
     """A chat completion that says whose it is."""
 
     agent: AgentNote
 
 
-@post("/v1/agents/{agent:str}/generate", status_code=200, responses=described(AgentCompletion))
+@post("/v1/agents/{agent:str}/generate", status_code=200, responses=response_spec(AgentCompletion))
 async def generate_for_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[GenerateBody]
 ) -> Response[AgentCompletion] | Stream:
     """Answer, whole or as server-sent events; 409 while the agent is busy, unless queue is true."""
-    model = served(service, data.model)
+    model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
-    wish = await service.words.read(lambda: _wish(agent, data, request))
-    wants = chat.Wants(
+    wish = await service.text_processor.read(lambda: _wish(agent, data, request))
+    wants = chat.StreamConfig(
         id=wish.options.id,
         model=model,
         has_usage=bool(data.stream_options and data.stream_options.include_usage),
@@ -72,19 +72,19 @@ async def generate_for_agent(
     )
     if data.stream:
         return await _stream(service, agent, wish, wants)
-    return await unless_gone(request, _whole(service, agent, wish, wants))
+    return await cancel_on_disconnect(request, _whole(service, agent, wish, wants))
 
 
 async def _whole(
-    service: Service, agent: str, wish: Wish, wants: chat.Wants
+    service: Service, agent: str, wish: AgentTurnRequest, wants: chat.StreamConfig
 ) -> Response[AgentCompletion]:
-    orders: list[Order] = []
+    orders: list[AdmittedRequest] = []
     async with aclosing(generate.parts(service, agent, wish, BEAT_S, BEAT_S)) as both:
         reply = await gather(_parts(both, orders.append))
     work = reply.ended.work
     completion = chat.whole((reply,), wants, orders[0].words)
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
-    headers = cache_headers(orders[0].ask, reply.started, work.saved_s)
+    headers = cache_headers(orders[0].request, reply.started, work.saved_s)
     return Response(
         AgentCompletion(**structs.asdict(completion), agent=note),
         headers=headers,
@@ -92,35 +92,38 @@ async def _whole(
     )
 
 
-async def _stream(service: Service, agent: str, wish: Wish, wants: chat.Wants) -> Stream:
+async def _stream(
+    service: Service, agent: str, wish: AgentTurnRequest, wants: chat.StreamConfig
+) -> Stream:
     """What can be refused within the first second is refused before the headers."""
-    orders: list[Order] = []
-    words = service.words
+    orders: list[AdmittedRequest] = []
+    words = service.text_processor
     parts = _parts(generate.parts(service, agent, wish, FIRST_S, BEAT_S), orders.append)
     first = await anext(parts)
     headers = {PREFIX + "agent": agent}
     if orders:
-        headers = cache_headers(orders[0].ask, first, saved_s(service.engine.snapshot(), first))
+        headers = cache_headers(orders[0].request, first, saved_s(service.engine.snapshot(), first))
     return streamed(chat.frames(first, [parts], wants, words), headers)
 
 
 async def _parts(
-    both: AsyncGenerator[Order | Part, None], admit: Callable[[Order], None]
-) -> AsyncGenerator[Part, None]:
+    both: AsyncGenerator[AdmittedRequest | ResponsePart, None],
+    admit: Callable[[AdmittedRequest], None],
+) -> AsyncGenerator[ResponsePart, None]:
     async with aclosing(both):
         async for one in both:
-            if isinstance(one, Order):
+            if isinstance(one, AdmittedRequest):
                 admit(one)
             else:
                 yield one
 
 
-def _wish(agent: str, body: GenerateBody, request: AnyRequest) -> Wish:
+def _wish(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     fields.only_one(body.n)
     whole = structs.replace(body, messages=body.append) if body.append else body
-    return Wish(
+    return AgentTurnRequest(
         conversation=convert.conversation(whole),
         options=structs.replace(options(body, request), agent=agent),
         is_added=bool(body.append),

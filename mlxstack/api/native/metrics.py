@@ -57,8 +57,8 @@ def own_counters(now: Counters, service: Service) -> Numbers:
     """Totals that llama-server does not have."""
     return (
         ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
-        ("saved_bytes", "Bytes newly written by saving slots", service.moved.n_saved),
-        ("restored_bytes", "Bytes read by restoring slots", service.moved.n_restored),
+        ("saved_bytes", "Bytes newly written by saving slots", service.slot_io_bytes.n_saved),
+        ("restored_bytes", "Bytes read by restoring slots", service.slot_io_bytes.n_restored),
         ("model_calls", "Forward passes of the model", now.n_model_calls),
         ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
         ("requests", "Requests that reached the engine", now.n_asks),

@@ -13,7 +13,7 @@ from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.service import swap
 from mlxstack.service.service import Service
-from mlxstack.service.swap import Timeline
+from mlxstack.service.swap import SwapReport
 
 DRAIN_S = 30.0
 
@@ -50,7 +50,7 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
         raise BadRequest(error.message, "model" if data.model else "preset") from error
 
 
-def shown(timeline: Timeline) -> dict[str, Any]:
+def shown(timeline: SwapReport) -> dict[str, Any]:
     """The timeline as an object."""
     return {
         "object": "model.loaded",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlxstack.core.ask import Ask, Sampling
+from mlxstack.core.ask import Request, SamplingParams
 
 RANDOM_SEED = 4294967295
 SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
@@ -48,7 +48,7 @@ SPOKEN: dict[str, Any] = {
 }
 
 
-def params(sampling: Sampling, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:
+def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:
     """The `params` of /props and /slots. -1 tokens is no limit."""
     return {
         "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
@@ -69,12 +69,12 @@ def params(sampling: Sampling, max_tokens: int, is_stream: bool = False) -> dict
     }
 
 
-def of_ask(ask: Ask) -> dict[str, Any]:
+def of_ask(ask: Request) -> dict[str, Any]:
     """The `params` of a slot: those of the last ask in it."""
     return {**params(ask.sampling, ask.max_tokens), "ignore_eos": not ask.eos}
 
 
-def spoken(ask: Ask, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
+def spoken(ask: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
     """The `generation_settings` of a native completion."""
     return {
         **of_ask(ask),

@@ -11,8 +11,8 @@ from msgspec import Struct
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
 from mlxstack.api.guards import OF_ALL
-from mlxstack.api.holder import is_whole, may_see
-from mlxstack.api.leaving import unless_gone
+from mlxstack.api.holder import can_access, is_unscoped
+from mlxstack.api.leaving import cancel_on_disconnect
 from mlxstack.api.native.params import of_ask
 from mlxstack.core.act import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.errors import BadRequest, Busy
@@ -54,7 +54,7 @@ async def act_on_slot(
     match action:
         case "save":
             wanted = SaveSlot(number, await _filename(request))
-            saved = await unless_gone(request, acts.save(service, wanted))
+            saved = await cancel_on_disconnect(request, acts.save(service, wanted))
             return {
                 "id_slot": saved.slot,
                 "filename": saved.name,
@@ -65,7 +65,7 @@ async def act_on_slot(
             }
         case "restore":
             named = RestoreSlot(number, await _filename(request))
-            done = await unless_gone(request, acts.restore(service, named))
+            done = await cancel_on_disconnect(request, acts.restore(service, named))
             return {
                 "id_slot": done.slot,
                 "filename": done.name,
@@ -74,7 +74,7 @@ async def act_on_slot(
                 "timings": {"restore_ms": done.restore_ms},
             }
         case "erase":
-            erased = await unless_gone(request, acts.erase(service, EraseSlot(number)))
+            erased = await cancel_on_disconnect(request, acts.erase(service, EraseSlot(number)))
             return {"id_slot": erased.slot, "n_erased": erased.n_erased}
     raise BadRequest("Invalid action", "action")
 
@@ -82,7 +82,7 @@ async def act_on_slot(
 def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
     """Of the slots of others, a key of some agents sees only whether they are busy."""
     agent = slot["agent"]
-    if is_whole(request) or (agent is not None and may_see(request, agent)):
+    if is_unscoped(request) or (agent is not None and can_access(request, agent)):
         return slot
     return {name: slot[name] for name in OPEN}
 

@@ -11,8 +11,8 @@ from mlxstack.api.given import TheService
 from mlxstack.api.guards import EARLY
 from mlxstack.api.native.params import params
 from mlxstack.core.errors import Loading, Unsupported
-from mlxstack.service.options import Wish, sampling
-from mlxstack.service.service import Health, Service
+from mlxstack.service.options import SamplingOverrides, sampling
+from mlxstack.service.service import Service, ServiceHealth
 
 
 @get("/", opt=EARLY)
@@ -30,15 +30,15 @@ async def probe() -> None:
 async def health(service: TheService) -> dict[str, str]:
     """200 only when requests would be served, now or when the change of models is over."""
     match service.health:
-        case Health.OK:
+        case ServiceHealth.OK:
             return {"status": "ok"}
-        case Health.SWAPPING:
+        case ServiceHealth.SWAPPING:
             return _swapping(service)
-        case Health.LOADING:
+        case ServiceHealth.LOADING:
             raise Loading("Loading model")
-        case Health.STOPPING:
+        case ServiceHealth.STOPPING:
             raise Loading("the service is shutting down")
-        case Health.STALLED:
+        case ServiceHealth.STALLED:
             raise Loading("the engine has work but finishes no turn; see the service log")
     raise Loading(f"{service.trouble}; see the service log")
 
@@ -55,8 +55,8 @@ def _swapping(service: Service) -> dict[str, str]:
 @get("/props")
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """What llama-server's /props tells, and how this engine decodes."""
-    snapshot, words, facts = service.engine.snapshot(), service.words, service.facts
-    defaults = sampling(Wish(), service.preset.sampling, facts.defaults, service.n_ctx)
+    snapshot, words, facts = service.engine.snapshot(), service.text_processor, service.facts
+    defaults = sampling(SamplingOverrides(), service.preset.sampling, facts.defaults, service.n_ctx)
     limit = service.preset.sampling.max_tokens or -1
     return {
         "default_generation_settings": {"params": params(defaults, limit), "n_ctx": service.n_ctx},
@@ -64,7 +64,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "model_alias": service.name,
         "model_ftype": f"KV {service.preset.kv.bits} bit",
         # A path of this machine: not for a key of some agents.
-        "model_path": facts.path if holder.is_whole(request) else "",
+        "model_path": facts.path if holder.is_unscoped(request) else "",
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "<__media__>",
         "endpoint_slots": True,

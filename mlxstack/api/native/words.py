@@ -9,7 +9,7 @@ from msgspec import Struct
 from mlxstack.api.given import TheService
 from mlxstack.api.openai import convert
 from mlxstack.api.openai.bodies import ChatBody
-from mlxstack.text.prompt import Spelling
+from mlxstack.text.prompt import TokenizeOptions
 
 
 class TokenizeBody(Struct):
@@ -30,7 +30,7 @@ class DetokenizeBody(Struct):
 @post("/tokenize", status_code=200)
 async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[str, Any]:
     """The token ids, with their pieces if asked for."""
-    words = service.words
+    words = service.text_processor
     parts = [data.content] if isinstance(data.content, str) else data.content or []
     tokens: list[int] = []
     for i, part in enumerate(parts):
@@ -49,19 +49,19 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
 async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dict[str, str]:
     """The text."""
     tokens = data.tokens or []
-    service.words.check(tokens, "tokens")
-    return {"content": await service.words.detokenize(tokens)}
+    service.text_processor.check(tokens, "tokens")
+    return {"content": await service.text_processor.detokenize(tokens)}
 
 
 @post("/apply-template", status_code=200)
 async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
     """The prompt that a chat body would become."""
-    words = service.words
+    words = service.text_processor
     return {"prompt": await words.text(await words.read(lambda: convert.conversation(data)))}
 
 
-def _spelling(body: TokenizeBody, is_first: bool) -> Spelling:
-    return Spelling(
+def _spelling(body: TokenizeBody, is_first: bool) -> TokenizeOptions:
+    return TokenizeOptions(
         add_special=bool(body.add_special) and is_first,
         parse_special=body.parse_special is not False,
     )

@@ -8,28 +8,28 @@ from mlxstack.api.fields import Fields, Prompts
 from mlxstack.api.openai.content import Content
 
 
-class Function(Struct):
+class FunctionParam(Struct):
     """The function of a call in the history; arguments usually are JSON in a string."""
 
     name: str = ""
     arguments: str | dict[str, Any] | None = None
 
 
-class Call(Struct):
+class ToolCallParam(Struct):
     """A call that the assistant made earlier."""
 
     id: str | None = None
-    function: Function | None = None
+    function: FunctionParam | None = None
 
 
-class Turn(Struct):
+class ChatMessageParam(Struct):
     """One message. `function` is the legacy role of `tool`."""
 
     role: str
     content: Content = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -42,7 +42,7 @@ class FunctionSpec(Struct):
     parameters: dict[str, Any] | None = None
 
 
-class ToolSpec(Struct):
+class ChatToolParam(Struct):
     """Tools of other types than `function` are skipped."""
 
     type: str = "function"
@@ -74,10 +74,10 @@ class ChatBody(Fields, kw_only=True):
     """POST /v1/chat/completions."""
 
     limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_completion_tokens", "max_tokens")
-    messages: list[Turn]
+    messages: list[ChatMessageParam]
     max_completion_tokens: int | None = None
     stream_options: StreamOptions | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ChatToolParam] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

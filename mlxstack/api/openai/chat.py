@@ -9,38 +9,38 @@ from msgspec import UNSET, Struct, structs
 from mlxstack.api import sse
 from mlxstack.api.answer import Parts
 from mlxstack.api.choices import interleaved
-from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.errors import Dialect, to_stack_error
 from mlxstack.api.errors import body as error_body
 from mlxstack.api.logprobs import logprobs
 from mlxstack.api.openai.wire import (
     FINGERPRINT,
-    Choice,
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
     Chunk,
     ChunkChoice,
-    Completion,
     Delta,
-    Message,
-    Progress,
+    PromptProgress,
     call_deltas,
     finish_reason,
     whole_call,
 )
 from mlxstack.api.timings import Stopwatch, timings, usage
 from mlxstack.service.parts import (
-    Called,
-    Content,
-    Ended,
-    Note,
-    Part,
-    Progressed,
-    Quiet,
-    Reasoning,
-    Reply,
+    CollectedResponse,
+    ContentPart,
+    GenerationFinished,
+    KeepAlive,
+    PrefillProgressed,
+    ReasoningPart,
+    ResponsePart,
+    TokenLogprob,
+    ToolCallPart,
 )
-from mlxstack.service.words import Words
+from mlxstack.service.words import TextProcessor
 
 
-class Wants(Struct, frozen=True):
+class StreamConfig(Struct, frozen=True):
     """What the stream shall carry, and under which names."""
 
     id: str
@@ -49,10 +49,12 @@ class Wants(Struct, frozen=True):
     has_pace: bool = False
 
 
-def whole(replies: Sequence[Reply], wants: Wants, words: Words) -> Completion:
+def whole(
+    replies: Sequence[CollectedResponse], wants: StreamConfig, words: TextProcessor
+) -> ChatCompletion:
     """The answer to a request that does not stream, with one choice for each reply."""
     ended = [reply.ended for reply in replies]
-    return Completion(
+    return ChatCompletion(
         id=wants.id,
         created=int(time.time()),
         model=wants.model,
@@ -63,13 +65,13 @@ def whole(replies: Sequence[Reply], wants: Wants, words: Words) -> Completion:
     )
 
 
-def _choice(index: int, reply: Reply, words: Words) -> Choice:
-    message = Message(
+def _choice(index: int, reply: CollectedResponse, words: TextProcessor) -> ChatChoice:
+    message = ChatMessage(
         content=reply.content or (None if reply.calls else ""),
         reasoning_content=reply.reasoning or UNSET,
         tool_calls=tuple(whole_call(call) for call in reply.calls) or UNSET,
     )
-    return Choice(
+    return ChatChoice(
         index=index,
         message=message,
         finish_reason=finish_reason(reply.ended, bool(reply.calls)),
@@ -78,13 +80,13 @@ def _choice(index: int, reply: Reply, words: Words) -> Choice:
 
 
 async def frames(
-    first: Part, replies: Sequence[Parts], wants: Wants, words: Words
+    first: ResponsePart, replies: Sequence[Parts], wants: StreamConfig, words: TextProcessor
 ) -> AsyncGenerator[bytes, None]:
     """The stream, from the role to [DONE], or to the error that ended it.
 
     `first` is the first part of the first reply; each reply is a choice.
     """
-    streams = [Stream(i, wants, words) for i in range(len(replies))]
+    streams = [ChatStream(i, wants, words) for i in range(len(replies))]
     async with aclosing(interleaved(replies)) as parts:
         try:
             for stream in streams:
@@ -98,14 +100,14 @@ async def frames(
                 yield streams[0].closing([stream.ended for stream in streams if stream.ended])
             yield sse.DONE
         except Exception as problem:
-            yield sse.frame(error_body(understand(problem), Dialect.OPENAI, wants.id))
+            yield sse.frame(error_body(to_stack_error(problem), Dialect.OPENAI, wants.id))
 
 
-class Stream:
+class ChatStream:
     """Turns the parts of one choice into frames, counting the calls."""
 
-    def __init__(self, index: int, wants: Wants, words: Words) -> None:
-        self.ended: Ended | None = None
+    def __init__(self, index: int, wants: StreamConfig, words: TextProcessor) -> None:
+        self.ended: GenerationFinished | None = None
         self._index = index
         self._wants = wants
         self._watch = Stopwatch(time.monotonic)
@@ -117,39 +119,39 @@ class Stream:
         """The frame that says who speaks."""
         return sse.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
 
-    def render(self, part: Part) -> Iterator[bytes]:
+    def render(self, part: ResponsePart) -> Iterator[bytes]:
         """The frames of one part; none for parts that this request did not ask for."""
         self._watch.hear(part)
         match part:
-            case Quiet():
+            case KeepAlive():
                 yield sse.keepalive(part.n_done, part.n_prompt)
-            case Progressed():
+            case PrefillProgressed():
                 yield self._progress(part)
-            case Reasoning():
+            case ReasoningPart():
                 yield self._say(Delta(reasoning_content=part.text), part.notes)
-            case Content():
+            case ContentPart():
                 yield self._say(Delta(content=part.text), part.notes)
-            case Called():
+            case ToolCallPart():
                 for delta in call_deltas(part, self._n_calls):
                     yield self._say(delta)
                 self._n_calls += 1
-            case Ended():
+            case GenerationFinished():
                 self.ended = part
                 yield self._end(part)
 
-    def closing(self, ended: Sequence[Ended]) -> bytes:
+    def closing(self, ended: Sequence[GenerationFinished]) -> bytes:
         """The frame that tells what all choices cost."""
         spent, total = timings(ended[0].work), usage(ended, len(ended))
         return sse.frame(structs.replace(self._chunk(), usage=total, timings=spent))
 
-    def _say(self, delta: Delta, notes: tuple[Note, ...] = ()) -> bytes:
+    def _say(self, delta: Delta, notes: tuple[TokenLogprob, ...] = ()) -> bytes:
         chunk = self._chunk(self._choice(delta, notes))
         if self._wants.has_pace:
             chunk = structs.replace(chunk, timings=self._watch.timings())
         return sse.frame(chunk)
 
     def _choice(
-        self, delta: Delta, notes: tuple[Note, ...] = (), reason: str | None = None
+        self, delta: Delta, notes: tuple[TokenLogprob, ...] = (), reason: str | None = None
     ) -> ChunkChoice:
         return ChunkChoice(
             delta,
@@ -158,12 +160,12 @@ class Stream:
             logprobs=logprobs(notes, self._words),
         )
 
-    def _progress(self, part: Progressed) -> bytes:
-        progress = Progress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
+    def _progress(self, part: PrefillProgressed) -> bytes:
+        progress = PromptProgress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
         choice = self._choice(Delta(role="assistant", content=None))
         return sse.frame(structs.replace(self._chunk(choice), prompt_progress=progress))
 
-    def _end(self, ended: Ended) -> bytes:
+    def _end(self, ended: GenerationFinished) -> bytes:
         """The timings come last: here, unless the usage still follows."""
         reason = finish_reason(ended, self._n_calls > 0)
         last = self._chunk(self._choice(Delta(), ended.notes, reason))

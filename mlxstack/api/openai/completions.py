@@ -15,23 +15,30 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from mlxstack.api import fields, sse
 from mlxstack.api.answer import AnyRequest, Parts, answer_stream, answer_whole, later
 from mlxstack.api.choices import check_all, copies, interleaved, n_choices
-from mlxstack.api.described import described
-from mlxstack.api.errors import Dialect, understand
+from mlxstack.api.described import response_spec
+from mlxstack.api.errors import Dialect, to_stack_error
 from mlxstack.api.errors import body as error_body
 from mlxstack.api.given import TheService
 from mlxstack.api.logprobs import LegacyLogprobs, legacy
-from mlxstack.api.names import served
+from mlxstack.api.names import resolve_model
 from mlxstack.api.openai.bodies import CompletionBody
 from mlxstack.api.openai.wire import FINGERPRINT, finish_reason
-from mlxstack.api.timings import Stopwatch, Timings, Usage, timings, usage
+from mlxstack.api.timings import OpenAIUsage, Stopwatch, Timings, timings, usage
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.chat import Order, admit_text
-from mlxstack.service.options import Options
-from mlxstack.service.parts import Content, Ended, Note, Part, Quiet, Reply
+from mlxstack.service.chat import AdmittedRequest, admit_text
+from mlxstack.service.options import GenerationOptions
+from mlxstack.service.parts import (
+    CollectedResponse,
+    ContentPart,
+    GenerationFinished,
+    KeepAlive,
+    ResponsePart,
+    TokenLogprob,
+)
 from mlxstack.service.service import Service
 
 
-class Choice(Struct, frozen=True):
+class CompletionChoice(Struct, frozen=True):
     """The text that one prompt was given, or a piece of it."""
 
     text: str
@@ -40,31 +47,31 @@ class Choice(Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class Completion(Struct, frozen=True):
+class TextCompletion(Struct, frozen=True):
     """The answer, or one frame of its stream."""
 
     id: str
     created: int
     model: str
-    choices: tuple[Choice, ...]
+    choices: tuple[CompletionChoice, ...]
     system_fingerprint: str = FINGERPRINT
     object: str = "text_completion"
-    usage: Usage | UnsetType = UNSET
+    usage: OpenAIUsage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
 
 
 @post(
     ["/v1/completions", "/v1/batch/completions"],
     status_code=200,
-    responses=described(Completion),
+    responses=response_spec(TextCompletion),
 )
 async def completions(
     request: AnyRequest, data: JSONBody[CompletionBody], service: TheService
-) -> Response[Completion] | Stream:
+) -> Response[TextCompletion] | Stream:
     """Continue one or several texts, whole or as server-sent events."""
     prompts = fields.prompts(data.prompt)
     check_all(len(prompts), n_choices(data.n, service.preset.slots.count), service)
-    shape = Shape(service, served(service, data.model), data, len(prompts))
+    shape = CompletionRenderer(service, resolve_model(service, data.model), data, len(prompts))
     options = _options(data, request)
     orders = [
         await admit_text(service, prompt, structs.replace(options, id=f"{shape.id}-{i}"))
@@ -78,7 +85,7 @@ async def completions(
     return await answer_whole(request, service, tuple(chain(*groups)), shape.whole)
 
 
-def _options(body: CompletionBody, request: AnyRequest) -> Options:
+def _options(body: CompletionBody, request: AnyRequest) -> GenerationOptions:
     for name in ("echo", "suffix"):
         if getattr(body, name):
             raise BadRequest(f"{name} is not supported", name)
@@ -88,14 +95,14 @@ def _options(body: CompletionBody, request: AnyRequest) -> Options:
     return fields.options(body, "", fields.top_logprobs(n_top, "logprobs"), request)
 
 
-class Shape:
+class CompletionRenderer:
     """Renders the choices of one answer, `n` for each prompt."""
 
     def __init__(self, service: Service, model: str, body: CompletionBody, n_prompts: int) -> None:
         self.id = f"cmpl-{uuid4().hex}"
         self.n = n_choices(body.n, service.preset.slots.count)
         self._service = service
-        self._words = service.words
+        self._words = service.text_processor
         self._model = model
         self._has_pace = bool(body.timings_per_token)
         self._watches = [Stopwatch(time.monotonic) for _ in range(n_prompts * self.n)]
@@ -103,10 +110,10 @@ class Shape:
         self._created = int(time.time())
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
 
-    def whole(self, replies: tuple[Reply, ...]) -> Completion:
+    def whole(self, replies: tuple[CollectedResponse, ...]) -> TextCompletion:
         """The answer to a request that does not stream."""
         choices = [
-            Choice(
+            CompletionChoice(
                 text=one.content,
                 index=i,
                 logprobs=legacy(one.notes, self._words, 0),
@@ -117,13 +124,13 @@ class Shape:
         return self._completion(tuple(choices), tuple(one.ended for one in replies))
 
     async def frames(
-        self, first: Part, rest: Parts, groups: Sequence[Sequence[Order]]
+        self, first: ResponsePart, rest: Parts, groups: Sequence[Sequence[AdmittedRequest]]
     ) -> AsyncGenerator[bytes, None]:
         """The stream, prompt by prompt, to [DONE] or to the error that ended it.
 
         `first` and `rest` are the parts of the first order of the first group.
         """
-        ended: dict[int, Ended] = {}
+        ended: dict[int, GenerationFinished] = {}
         try:
             for data in self._render(first, 0, ended):
                 yield data
@@ -135,11 +142,11 @@ class Shape:
                 yield sse.frame(self._completion((), tuple(ended[i] for i in sorted(ended))))
             yield sse.DONE
         except Exception as problem:
-            yield sse.frame(error_body(understand(problem), Dialect.OPENAI, self.id))
+            yield sse.frame(error_body(to_stack_error(problem), Dialect.OPENAI, self.id))
 
     async def _parts(
-        self, first: Parts, groups: Sequence[Sequence[Order]]
-    ) -> AsyncGenerator[tuple[int, Part], None]:
+        self, first: Parts, groups: Sequence[Sequence[AdmittedRequest]]
+    ) -> AsyncGenerator[tuple[int, ResponsePart], None]:
         """One prompt after the other, its choices side by side; parts with their index."""
         for at, group in enumerate(groups):
             begun = [first] if at == 0 else []
@@ -148,31 +155,35 @@ class Shape:
                 async for choice, part in parts:
                     yield at * self.n + choice, part
 
-    def _render(self, part: Part, index: int, ended: dict[int, Ended]) -> Iterator[bytes]:
+    def _render(
+        self, part: ResponsePart, index: int, ended: dict[int, GenerationFinished]
+    ) -> Iterator[bytes]:
         self._watches[index].hear(part)
         match part:
-            case Quiet():
+            case KeepAlive():
                 yield sse.keepalive(part.n_done, part.n_prompt)
-            case Content():
+            case ContentPart():
                 said = self._completion((self._choice(part.text, index, part.notes),))
                 pace = self._watches[index].timings() if self._has_pace else UNSET
                 yield sse.frame(structs.replace(said, timings=pace))
-            case Ended():
+            case GenerationFinished():
                 ended[index] = part
                 reason = finish_reason(part, has_calls=False)
                 last = structs.replace(self._choice("", index, part.notes), finish_reason=reason)
                 spent = UNSET if self._has_usage else timings(part.work)
                 yield sse.frame(structs.replace(self._completion((last,)), timings=spent))
 
-    def _choice(self, text: str, index: int, notes: tuple[Note, ...]) -> Choice:
+    def _choice(self, text: str, index: int, notes: tuple[TokenLogprob, ...]) -> CompletionChoice:
         """A piece of the stream; its tokens go on where those of the piece before ended."""
         noted = legacy(notes, self._words, self._offsets[index])
         if noted is not None:
             self._offsets[index] = noted.text_offset[-1] + len(noted.tokens[-1])
-        return Choice(text, index, noted)
+        return CompletionChoice(text, index, noted)
 
-    def _completion(self, choices: tuple[Choice, ...], ended: tuple[Ended, ...] = ()) -> Completion:
-        return Completion(
+    def _completion(
+        self, choices: tuple[CompletionChoice, ...], ended: tuple[GenerationFinished, ...] = ()
+    ) -> TextCompletion:
+        return TextCompletion(
             id=self.id,
             created=self._created,
             model=self._model,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mlxstack.core.errors import BadRequest, Unsupported
-from mlxstack.text.normal import system_text, text_of
+from mlxstack.text.normal import plain_text, system_text
 
 # What stands for the parts of other kinds where they cannot be refused any more.
 NOTES = {
@@ -19,20 +19,20 @@ NOTES = {
 Content = str | list[str | dict[str, Any]] | None
 
 
-def asked(content: Content, at: str) -> str:
+def read_latest_user(content: Content, at: str) -> str:
     """What the user says now, one line per part. Raises BadRequest for what is not text."""
     try:
-        return text_of(_checked(content, at), "\n")
+        return plain_text(_checked(content, at), "\n")
     except Unsupported as error:
         raise BadRequest(error.message, at) from None
 
 
-def told(content: Content, at: str) -> str:
+def read_history(content: Content, at: str) -> str:
     """What was said earlier, or by a tool: other kinds are noted, unknown ones left out (X-6)."""
-    return text_of(_readable(_checked(content, at)), "\n")
+    return plain_text(_readable(_checked(content, at)), "\n")
 
 
-def ruled(content: Content, at: str) -> str:
+def read_system(content: Content, at: str) -> str:
     """A system prompt, whose parts simply follow each other."""
     return system_text(_readable(_checked(content, at)))
 
@@ -50,7 +50,7 @@ def _readable(content: Content) -> Content:
 
 def _noted(part: str | dict[str, Any]) -> str | dict[str, Any]:
     try:
-        text_of([part])
+        plain_text([part])
     except Unsupported:
         assert isinstance(part, dict)
         return NOTES.get(part["type"], "")

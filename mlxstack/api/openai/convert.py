@@ -6,13 +6,19 @@ from typing import Any
 
 from mlxstack.api import fields
 from mlxstack.api.asked_json import asked_json
-from mlxstack.api.openai.bodies import Call, ChatBody, ResponseFormat, ToolSpec, Turn
-from mlxstack.api.openai.content import Content, asked, ruled, told
+from mlxstack.api.openai.bodies import (
+    ChatBody,
+    ChatMessageParam,
+    ChatToolParam,
+    ResponseFormat,
+    ToolCallParam,
+)
+from mlxstack.api.openai.content import Content, read_history, read_latest_user, read_system
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.options import Calling
+from mlxstack.service.options import ToolChoiceMode
 from mlxstack.text.normal import parse_arguments
-from mlxstack.text.shape import Shape
+from mlxstack.text.shape import ResponseConstraint
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -50,24 +56,24 @@ def _bound(body: ChatBody) -> None:
     fields.bound(len(body.tools or ()), fields.MOST_TOOLS, "tools", "tools")
 
 
-def calling(choice: str | dict[str, Any] | None) -> Calling:
+def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
     """Whether there must be a call. Raises BadRequest."""
     match choice:
         case None | "auto":
-            return Calling.AUTO
+            return ToolChoiceMode.AUTO
         case "none":
-            return Calling.NONE
+            return ToolChoiceMode.NONE
         case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode)}}:
-            return calling(mode)
+            return tool_choice_mode(mode)
         case "required" | dict():
-            return Calling.REQUIRED
+            return ToolChoiceMode.REQUIRED
     raise BadRequest(
         f"tool_choice is {choice!r}; known are none, auto, required, or a function",
         "tool_choice",
     )
 
 
-def called(body: ChatBody) -> str | None:
+def forced_tool(body: ChatBody) -> str | None:
     """The one function that must be called."""
     choice = body.tool_choice
     function = choice.get("function") if isinstance(choice, dict) else None
@@ -75,35 +81,35 @@ def called(body: ChatBody) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def shape(body: ChatBody) -> Shape | None:
+def response_format(body: ChatBody) -> ResponseConstraint | None:
     """What the answer must look like."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
-    return Shape(_schema(wanted) or {}, param="response_format")
+    return ResponseConstraint(_schema(wanted) or {}, param="response_format")
 
 
 def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     return wanted.json_schema.schema if wanted.json_schema else wanted.schema
 
 
-def _messages(turns: list[Turn]) -> tuple[Message, ...]:
+def _messages(turns: list[ChatMessageParam]) -> tuple[Message, ...]:
     """Only what the user asks last can be refused for not being text."""
     last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
     return tuple(
-        _message(turn, f"messages[{i}]", asked if i == last else told)
+        _message(turn, f"messages[{i}]", read_latest_user if i == last else read_history)
         for i, turn in enumerate(turns)
     )
 
 
-def _message(turn: Turn, at: str, read: Callable[[Content, str], str]) -> Message:
+def _message(turn: ChatMessageParam, at: str, read: Callable[[Content, str], str]) -> Message:
     role = ROLES.get(turn.role)
     if role is None:
         raise BadRequest(f"{at}.role is {turn.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
     reasoning = turn.reasoning if turn.reasoning_content is None else turn.reasoning_content
     return Message(
         role=role,
-        text=(ruled if role is Role.SYSTEM else read)(turn.content, f"{at}.content"),
+        text=(read_system if role is Role.SYSTEM else read)(turn.content, f"{at}.content"),
         reasoning=reasoning,
         tool_calls=tuple(_call(call) for call in turn.tool_calls or ()),
         tool_call_id=turn.tool_call_id,
@@ -111,7 +117,7 @@ def _message(turn: Turn, at: str, read: Callable[[Content, str], str]) -> Messag
     )
 
 
-def _call(call: Call) -> ToolCall:
+def _call(call: ToolCallParam) -> ToolCall:
     function = call.function
     name, arguments = (function.name, function.arguments) if function else ("", None)
     return ToolCall(
@@ -121,7 +127,7 @@ def _call(call: Call) -> ToolCall:
     )
 
 
-def _tools(specs: list[ToolSpec] | None) -> tuple[Tool, ...]:
+def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
     functions = [spec.function for spec in specs or () if spec.function is not None]
     return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
 

@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from mlxstack.api.answer import AnyRequest
 from mlxstack.api.given import TheService
-from mlxstack.api.leaving import unless_gone
-from mlxstack.api.names import served
+from mlxstack.api.leaving import cancel_on_disconnect
+from mlxstack.api.names import resolve_model
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.embedding import Embedded, embed, numbers
+from mlxstack.service.embedding import EmbeddingResult, embed, numbers
 
 Inputs = str | list[str | int | list[int]]
 
@@ -26,7 +26,7 @@ class EmbeddingsBody(Struct):
     dimensions: int | None = None
 
 
-class NativeBody(Struct):
+class LlamaEmbeddingBody(Struct):
     """llama-server's own; `content` is what it calls the input, and "input" means the same."""
 
     content: Inputs | None = None
@@ -41,7 +41,7 @@ class Embedding(Struct, frozen=True, kw_only=True):
     embedding: list[float] | str
 
 
-class Usage(Struct, frozen=True):
+class EmbeddingUsage(Struct, frozen=True):
     """Tokens."""
 
     prompt_tokens: int
@@ -54,7 +54,7 @@ class Embeddings(Struct, frozen=True, kw_only=True):
     object: str = "list"
     model: str
     data: tuple[Embedding, ...]
-    usage: Usage
+    usage: EmbeddingUsage
 
 
 @post("/v1/embeddings", status_code=200)
@@ -62,8 +62,8 @@ async def embeddings(
     request: AnyRequest, data: JSONBody[EmbeddingsBody], service: TheService
 ) -> Embeddings:
     """One vector of length one for each text."""
-    model = served(service, data.model)
-    found = await unless_gone(request, embed(service, _texts(data.input), data.dimensions))
+    model = resolve_model(service, data.model)
+    found = await cancel_on_disconnect(request, embed(service, _texts(data.input), data.dimensions))
     is_text = data.encoding_format == "base64"
     return Embeddings(
         model=model,
@@ -71,19 +71,21 @@ async def embeddings(
             Embedding(index=i, embedding=b64encode(v).decode() if is_text else numbers(v))
             for i, v in enumerate(found.vectors)
         ),
-        usage=Usage(found.n_tokens, found.n_tokens),
+        usage=EmbeddingUsage(found.n_tokens, found.n_tokens),
     )
 
 
 @post(["/embedding", "/embeddings"], status_code=200)
 async def native_embedding(
-    request: AnyRequest, data: JSONBody[NativeBody], service: TheService
+    request: AnyRequest, data: JSONBody[LlamaEmbeddingBody], service: TheService
 ) -> tuple[dict[str, Any], ...]:
     """llama-server's shape: a list, and in it a list of vectors for each text."""
     given = data.input if data.content is None else data.content
     if given is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
-    found: Embedded = await unless_gone(request, embed(service, _texts(given), None))
+    found: EmbeddingResult = await cancel_on_disconnect(
+        request, embed(service, _texts(given), None)
+    )
     return tuple(
         {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(found.vectors)
     )

@@ -14,7 +14,7 @@ from mlxstack.core.errors import UnknownModel
 from mlxstack.service.service import Service
 
 
-class Meta(Struct, frozen=True):
+class ModelMeta(Struct, frozen=True):
     """Sizes in tokens, parameters and bytes."""
 
     n_ctx: int
@@ -24,7 +24,7 @@ class Meta(Struct, frozen=True):
     size: int
 
 
-class Model(Struct, frozen=True):
+class ModelCard(Struct, frozen=True):
     """One name under which the model answers."""
 
     id: str
@@ -33,7 +33,7 @@ class Model(Struct, frozen=True):
     display_name: str
     max_input_tokens: int
     max_tokens: int
-    meta: Meta
+    meta: ModelMeta
     aliases: tuple[str, ...]
     tags: tuple[str, ...] = ()
     object: str = "model"
@@ -56,7 +56,7 @@ class LlamaModel(Struct, frozen=True):
 class Models(Struct, frozen=True):
     """All of them."""
 
-    data: tuple[Model, ...]
+    data: tuple[ModelCard, ...]
     models: tuple[LlamaModel, ...]
     first_id: str
     last_id: str
@@ -77,7 +77,7 @@ async def list_models(service: TheService) -> Models:
 
 
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
-async def get_model(service: TheService, name: FromPath[str]) -> Model:
+async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
     """One name; it may contain slashes."""
     wanted = name.removeprefix("/")
     if wanted not in names(service):
@@ -85,16 +85,16 @@ async def get_model(service: TheService, name: FromPath[str]) -> Model:
     return _model(service, wanted)
 
 
-def _model(service: Service, name: str) -> Model:
+def _model(service: Service, name: str) -> ModelCard:
     facts, n_ctx = service.facts, service.n_ctx
-    return Model(
+    return ModelCard(
         id=name,
         created=int(service.started_at),
         created_at=datetime.fromtimestamp(int(service.started_at), UTC).isoformat(),
         display_name=name,
         max_input_tokens=n_ctx,
         max_tokens=n_ctx,
-        meta=Meta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
+        meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
         aliases=tuple(other for other in names(service) if other != name),
     )
 

@@ -5,13 +5,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack import __version__
 from mlxstack.api.logprobs import Logprobs
-from mlxstack.api.timings import Timings, Usage
-from mlxstack.service.parts import Called, Ended, Ending
+from mlxstack.api.timings import OpenAIUsage, Timings
+from mlxstack.service.parts import FinishCause, GenerationFinished, ToolCallPart
 
 FINGERPRINT = f"mlx-stack-{__version__}"
 
 
-class Progress(Struct, frozen=True):
+class PromptProgress(Struct, frozen=True):
     """llama-server's `prompt_progress`."""
 
     total: int
@@ -20,29 +20,29 @@ class Progress(Struct, frozen=True):
     time_ms: int
 
 
-class Function(Struct, frozen=True):
+class FunctionCall(Struct, frozen=True):
     """`name` only in the first delta of a call."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class ToolCall(Struct, frozen=True):
+class ChatToolCall(Struct, frozen=True):
     """A call, or a delta of one; `index` only in deltas, `id` and `type` only in the first."""
 
-    function: Function
+    function: FunctionCall
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
 
 
-class Message(Struct, frozen=True):
+class ChatMessage(Struct, frozen=True):
     """What the assistant said."""
 
     content: str | None
     role: str = "assistant"
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    tool_calls: tuple[ChatToolCall, ...] | UnsetType = UNSET
 
 
 class Delta(Struct, frozen=True):
@@ -51,13 +51,13 @@ class Delta(Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+    tool_calls: tuple[ChatToolCall, ...] | UnsetType = UNSET
 
 
-class Choice(Struct, frozen=True):
+class ChatChoice(Struct, frozen=True):
     """One whole choice."""
 
-    message: Message
+    message: ChatMessage
     finish_reason: str
     index: int = 0
     logprobs: Logprobs | None = None
@@ -72,15 +72,15 @@ class ChunkChoice(Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
-class Completion(Struct, frozen=True):
+class ChatCompletion(Struct, frozen=True):
     """The answer to a request that does not stream."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
-    choices: tuple[Choice, ...]
-    usage: Usage
+    choices: tuple[ChatChoice, ...]
+    usage: OpenAIUsage
     timings: Timings
     object: str = "chat.completion"
 
@@ -94,31 +94,33 @@ class Chunk(Struct, frozen=True):
     system_fingerprint: str
     choices: tuple[ChunkChoice, ...]
     object: str = "chat.completion.chunk"
-    usage: Usage | UnsetType = UNSET
+    usage: OpenAIUsage | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
-    prompt_progress: Progress | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
-def finish_reason(ended: Ended, has_calls: bool) -> str:
+def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
     """`tool_calls` when any call was made, even if text followed."""
     if has_calls:
         return "tool_calls"
-    return "length" if ended.ending in (Ending.LENGTH, Ending.CONTEXT) else "stop"
+    return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"
 
 
-def whole_call(called: Called) -> ToolCall:
+def whole_call(called: ToolCallPart) -> ChatToolCall:
     """A call of a whole answer."""
-    return ToolCall(
-        function=Function(arguments=_json(called), name=called.name), id=called.id, type="function"
+    return ChatToolCall(
+        function=FunctionCall(arguments=_json(called), name=called.name),
+        id=called.id,
+        type="function",
     )
 
 
-def call_deltas(called: Called, index: int) -> tuple[Delta, Delta]:
+def call_deltas(called: ToolCallPart, index: int) -> tuple[Delta, Delta]:
     """The first names the call, the second brings its arguments."""
-    head = ToolCall(Function("", called.name), index=index, id=called.id, type="function")
-    rest = ToolCall(Function(_json(called)), index=index)
+    head = ChatToolCall(FunctionCall("", called.name), index=index, id=called.id, type="function")
+    rest = ChatToolCall(FunctionCall(_json(called)), index=index)
     return Delta(tool_calls=(head,)), Delta(tool_calls=(rest,))
 
 
-def _json(called: Called) -> str:
+def _json(called: ToolCallPart) -> str:
     return msgspec.json.encode(called.arguments).decode()

@@ -8,39 +8,39 @@ import msgspec
 
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.trial import (
-    Build,
-    Finding,
-    Floor,
+    BenchJob,
+    BenchResult,
+    BuildModel,
     FollowUp,
-    Job,
+    FullEngine,
     Joins,
-    Load,
+    LoadFiles,
+    SingleFloor,
     Steps,
     Trial,
-    Whole,
 )
 from mlxstack.engine import loader
 from mlxstack.engine.bench import joins, model, singles, steps, whole, words
-from mlxstack.engine.loader import Loaded
+from mlxstack.engine.loader import LoadedModel
 
 
 def main() -> None:
     """One job: a JSON `Job` on stdin, a JSON list of `Finding` on stdout."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchJob)
     sys.stdout.buffer.write(msgspec.json.encode(run(job)))
 
 
-def run(job: Job) -> list[Finding]:
+def run(job: BenchJob) -> list[BenchResult]:
     """The findings of all trials, in order. The model is loaded when a trial first needs it."""
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     found = []
     for trial in job.trials:
-        if isinstance(trial, Build):
+        if isinstance(trial, BuildModel):
             model.build(trial)
-            found.append(Finding())
-        elif isinstance(trial, Load):
+            found.append(BenchResult())
+        elif isinstance(trial, LoadFiles):
             found.append(singles.load(trial))
-        elif isinstance(trial, Whole):
+        elif isinstance(trial, FullEngine):
             found.append(whole.whole(trial, job.model))
         else:
             loaded = loaded or loader.load(ModelSpec(id=job.model), KVSpec())
@@ -48,11 +48,11 @@ def run(job: Job) -> list[Finding]:
     return found
 
 
-def _with_model(trial: Trial, loaded: Loaded) -> Finding:
-    kinds: dict[type, Callable[[Any, Loaded], Finding]] = {
+def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
+    kinds: dict[type, Callable[[Any, LoadedModel], BenchResult]] = {
         Steps: steps.steps,
         Joins: joins.joins,
-        Floor: singles.floor,
+        SingleFloor: singles.floor,
         FollowUp: words.follow_up,
     }
     return kinds[type(trial)](trial, loaded)

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from mlxstack.core.trial import Finding, Joins, Samples
+from mlxstack.core.trial import BenchResult, Joins, TrialSamples
 from mlxstack.engine import layers
 from mlxstack.engine.bench.rows import Ours, Theirs, filled
-from mlxstack.engine.loader import Loaded
+from mlxstack.engine.loader import LoadedModel
 
 
-def joins(trial: Joins, loaded: Loaded) -> Finding:
+def joins(trial: Joins, loaded: LoadedModel) -> BenchResult:
     """The same newcomer comes and goes, by turns in both batches; the first time is not counted."""
     model = loaded.model
     n_present = max(4, trial.n_bytes // _bytes_per_token(loaded))
@@ -29,7 +29,7 @@ def joins(trial: Joins, loaded: Loaded) -> Finding:
             if i:
                 times.setdefault((side.who, "join_s"), []).append(joined)
                 times.setdefault((side.who, "leave_s"), []).append(left)
-    return Finding(tuple(Samples(*name, tuple(values)) for name, values in times.items()))
+    return BenchResult(tuple(TrialSamples(*name, tuple(values)) for name, values in times.items()))
 
 
 def _timed(act: Callable[[], None]) -> float:
@@ -38,7 +38,7 @@ def _timed(act: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _bytes_per_token(loaded: Loaded) -> int:
+def _bytes_per_token(loaded: LoadedModel) -> int:
     caches = filled(loaded.model, 4)
     leaves = [leaf for leaf in layers.leaves(caches) if layers.is_sliceable(leaf)]
     parts = [part for leaf in leaves for part in layers.span(leaf, 0, 1)]

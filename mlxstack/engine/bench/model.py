@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import Tokenizer
 
-from mlxstack.core.trial import Build
+from mlxstack.core.trial import BuildModel
 from mlxstack.demo import MODEL_DIR
 
 HEAD_DIM = 64
@@ -20,7 +20,7 @@ DIGITS = frozenset("0123456789")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def build(trial: Build) -> None:
+def build(trial: BuildModel) -> None:
     """Write the model; the same seed gives the same bytes."""
     folder = Path(trial.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def build(trial: Build) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def _config(trial: Build, n_vocab: int) -> dict[str, Any]:
+def _config(trial: BuildModel, n_vocab: int) -> dict[str, Any]:
     n_heads = trial.width // HEAD_DIM
     return {
         "model_type": "llama",

@@ -8,13 +8,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxstack.core.ask import Sampling
+from mlxstack.core.ask import SamplingParams
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine import layers
-from mlxstack.engine.batch import Batch, Row
-from mlxstack.engine.caches import CacheMaker
-from mlxstack.engine.context import Context
-from mlxstack.engine.sampling import Chooser
+from mlxstack.engine.batch import Batch, BatchRow
+from mlxstack.engine.caches import CacheFactory
+from mlxstack.engine.context import SlotContext
+from mlxstack.engine.sampling import Sampler
 
 FIRST = 5
 """The token that every row is fed first; which one does not matter."""
@@ -29,7 +29,7 @@ def filled(model: Any, n_tokens: int, seed: int = 0) -> list[Any]:
     model(mx.array([SEEN[: min(n_tokens, len(SEEN))]]), cache=caches)
     for i, leaf in enumerate(layers.leaves(caches)):
         if n_tokens > len(SEEN):
-            layers.lengthen(leaf, n_tokens - len(SEEN), seed + i)
+            layers.extend_room(leaf, n_tokens - len(SEEN), seed + i)
     evaluate(caches)
     return caches
 
@@ -46,20 +46,20 @@ class Ours:
     who = "ours"
 
     def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
-        self._maker = CacheMaker(model, KVSpec())
+        self._maker = CacheFactory(model, KVSpec())
         self._batch = Batch(model)
         for each in caches:
             self.join(self.newcomer(each))
         self.finish()
 
-    def newcomer(self, caches: list[Any]) -> Row:
+    def newcomer(self, caches: list[Any]) -> BatchRow:
         """A row that may join."""
-        context = Context(self._maker)
+        context = SlotContext(self._maker)
         context.caches, context.tokens = caches, [0] * caches[0].offset
         slot = max((row.slot for row in self._batch.rows), default=-1) + 1
-        return Row(slot, context, Chooser(Sampling(), SEEN, 0), FIRST)
+        return BatchRow(slot, context, Sampler(SamplingParams(), SEEN, 0), FIRST)
 
-    def join(self, row: Row) -> None:
+    def join(self, row: BatchRow) -> None:
         """The row takes part in the next step; all KV is in its place."""
         self._batch.join(row)
         self._settle()

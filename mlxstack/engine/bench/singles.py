@@ -6,15 +6,15 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import trim_prompt_cache
 
-from mlxstack.core.trial import Finding, Floor, Load, Samples
+from mlxstack.core.trial import BenchResult, LoadFiles, SingleFloor, TrialSamples
 from mlxstack.engine.bench.rows import FIRST, evaluate, filled
-from mlxstack.engine.loader import Loaded
+from mlxstack.engine.loader import LoadedModel
 
 STEP = 2048
 """As mlx-lm's own `prefill_step_size`."""
 
 
-def floor(trial: Floor, loaded: Loaded) -> Finding:
+def floor(trial: SingleFloor, loaded: LoadedModel) -> BenchResult:
     """Prefill all but the last new token, then feed it and read the next one, as mlx-lm does."""
     caches = filled(loaded.model, trial.n_context) if trial.n_context else []
     times = []
@@ -30,10 +30,10 @@ def floor(trial: Floor, loaded: Loaded) -> Finding:
         if i:
             times.append(time.perf_counter() - began)
         trim_prompt_cache(caches, trial.n_new)
-    return Finding((Samples("floor", "ttft_s", tuple(times)),))
+    return BenchResult((TrialSamples("floor", "ttft_s", tuple(times)),))
 
 
-def load(trial: Load) -> Finding:
+def load(trial: LoadFiles) -> BenchResult:
     """All files, read and evaluated, once."""
     files = sorted(Path(trial.folder).rglob("*.safetensors"))
     began = time.perf_counter()
@@ -41,4 +41,6 @@ def load(trial: Load) -> Finding:
     mx.eval(arrays)
     took = time.perf_counter() - began
     n_bytes = sum(array.nbytes for array in arrays)
-    return Finding((Samples("mx.load", "load_s", (took,)), Samples("mx.load", "bytes", (n_bytes,))))
+    return BenchResult(
+        (TrialSamples("mx.load", "load_s", (took,)), TrialSamples("mx.load", "bytes", (n_bytes,)))
+    )

@@ -7,10 +7,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.trial import Finding, Samples, Steps
+from mlxstack.core.trial import BenchResult, Steps, TrialSamples
 from mlxstack.engine import buffer_cache
 from mlxstack.engine.bench.rows import FIRST, Ours, Theirs, filled
-from mlxstack.engine.loader import Loaded
+from mlxstack.engine.loader import LoadedModel
 
 Side = Ours | Theirs
 
@@ -18,7 +18,7 @@ STRETCH = 5
 """Steps of one side before it is the other's turn."""
 
 
-def steps(trial: Steps, loaded: Loaded) -> Finding:
+def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
     """Both batches live side by side; each pass times a few steps of one, then of the other."""
     model, contexts = loaded.model, trial.contexts
 
@@ -32,12 +32,12 @@ def steps(trial: Steps, loaded: Loaded) -> Finding:
     for _ in range(trial.passes):
         for who, step_s in _by_turns((ours, theirs), trial.n_steps).items():
             times[who].append(step_s)
-    return Finding(
+    return BenchResult(
         (
-            Samples("ours", "bytes", (ours_bytes,)),
-            Samples("theirs", "bytes", (theirs_bytes,)),
-            Samples("alone", "bytes", (alone,)),
-            *(Samples(who, "step_s", tuple(values)) for who, values in times.items()),
+            TrialSamples("ours", "bytes", (ours_bytes,)),
+            TrialSamples("theirs", "bytes", (theirs_bytes,)),
+            TrialSamples("alone", "bytes", (alone,)),
+            *(TrialSamples(who, "step_s", tuple(values)) for who, values in times.items()),
         )
     )
 

@@ -6,19 +6,19 @@ import time
 from pathlib import Path
 from random import Random
 
-from mlxstack.core.ask import Ask
-from mlxstack.core.event import Chosen, Event, Failed, Finished
+from mlxstack.core.ask import Request
+from mlxstack.core.event import Event, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
-from mlxstack.core.trial import Finding, Samples, Whole
-from mlxstack.engine.thread import Engine
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
+from mlxstack.core.trial import BenchResult, FullEngine, TrialSamples
+from mlxstack.engine.thread import EngineCore
+from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.vault import DiskKVStore
 
 N_VOCAB = 1000
 Arrived = tuple[float, Event]
 
 
-def whole(trial: Whole, model: str) -> Finding:
+def whole(trial: FullEngine, model: str) -> BenchResult:
     """Seconds per step while all rows decode, once per pass."""
     room = trial.n_prompt + trial.n_tokens + 64
     preset = Preset(
@@ -31,35 +31,35 @@ def whole(trial: Whole, model: str) -> Finding:
             for event in events:
                 arrived.put((time.perf_counter(), event))
 
-        stores = DiskVault(Path(folder) / "kv"), SlotShelf(Path(folder) / "slots")
-        engine = Engine(preset, *stores, deliver)
+        stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
+        engine = EngineCore(preset, *stores, deliver)
         engine.start().result()
         try:
             times = [_step_s(engine, arrived, trial, seed) for seed in range(trial.passes)]
         finally:
             engine.stop(drain_s=1).result()
-    return Finding((Samples("engine", "step_s", tuple(times)),))
+    return BenchResult((TrialSamples("engine", "step_s", tuple(times)),))
 
 
 def _step_s(
-    engine: Engine, arrived: "queue.SimpleQueue[Arrived]", trial: Whole, seed: int
+    engine: EngineCore, arrived: "queue.SimpleQueue[Arrived]", trial: FullEngine, seed: int
 ) -> float:
     random = Random(seed)
     for i in range(trial.n_rows):
         prompt = tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
         now = time.monotonic()
-        engine.submit(Ask(f"{seed}-{i}", prompt, trial.n_tokens, use_cache=False, arrived=now))
+        engine.submit(Request(f"{seed}-{i}", prompt, trial.n_tokens, use_cache=False, arrived=now))
     first: dict[str, float] = {}
     tokens: list[float] = []
     ends: list[float] = []
     while len(ends) < trial.n_rows:
         at, event = arrived.get()
-        if isinstance(event, Failed):
+        if isinstance(event, RequestFailed):
             raise event.error
-        if isinstance(event, Chosen):
-            first.setdefault(event.ask, at)
+        if isinstance(event, TokenSampled):
+            first.setdefault(event.request, at)
             tokens.append(at)
-        elif isinstance(event, Finished):
+        elif isinstance(event, RequestFinished):
             ends.append(at)
     start, stop = max(first.values()), min(ends)
     n_steps = sum(start < at <= stop for at in tokens) / trial.n_rows

@@ -6,8 +6,8 @@ from random import Random
 from typing import TypeVar
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.core.trial import Finding, FollowUp, Samples
-from mlxstack.engine.loader import Loaded
+from mlxstack.core.trial import BenchResult, FollowUp, TrialSamples
+from mlxstack.engine.loader import LoadedModel
 from mlxstack.policy import blocks
 from mlxstack.text.prompt import PromptMaker
 
@@ -21,7 +21,7 @@ N_WORDS = 400
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def follow_up(trial: FollowUp, loaded: Loaded) -> Finding:
+def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
     """Each pass has a history of its own, and a maker that has seen nothing."""
     times: dict[tuple[str, str], list[float]] = {}
     for seed in range(trial.passes):
@@ -32,11 +32,11 @@ def follow_up(trial: FollowUp, loaded: Loaded) -> Finding:
             _, hash_s = _timed(_keys, made.tokens)
             times.setdefault((who, "prompt_s"), []).append(prompt_s)
             times.setdefault((who, "hash_s"), []).append(hash_s)
-    return Finding(tuple(Samples(*name, tuple(values)) for name, values in times.items()))
+    return BenchResult(tuple(TrialSamples(*name, tuple(values)) for name, values in times.items()))
 
 
 def _keys(tokens: Sequence[int]) -> tuple[bytes, ...]:
-    return blocks.chain(b"salt", tokens, BLOCK)
+    return blocks.hash_blocks(b"salt", tokens, BLOCK)
 
 
 def _history(maker: PromptMaker, random: Random, n_tokens: int) -> Conversation:

@@ -1,17 +1,25 @@
 """What a person can do to a service from the dashboard."""
 
-from mlxstack.tui.deeds.deed import Aim, Calls, Deed, Hands, Machine, Target, Wants
-from mlxstack.tui.deeds.registry import DEEDS, deed_of, deeds_of
+from mlxstack.tui.deeds.deed import (
+    Action,
+    ActionContext,
+    ActionInput,
+    ActionTarget,
+    Aim,
+    LocalMachine,
+    ServiceCalls,
+)
+from mlxstack.tui.deeds.registry import DEEDS, action_of, actions_of
 
 __all__ = [
     "DEEDS",
+    "Action",
+    "ActionContext",
+    "ActionInput",
+    "ActionTarget",
     "Aim",
-    "Calls",
-    "Deed",
-    "Hands",
-    "Machine",
-    "Target",
-    "Wants",
-    "deed_of",
-    "deeds_of",
+    "LocalMachine",
+    "ServiceCalls",
+    "action_of",
+    "actions_of",
 ]

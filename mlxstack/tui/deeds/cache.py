@@ -8,31 +8,31 @@ from urllib.parse import quote
 import msgspec
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.tui.deeds.deed import Aim, Deed, Hands, Target, Wants
-from mlxstack.tui.model import Model
+from mlxstack.tui.deeds.deed import Action, ActionContext, ActionInput, ActionTarget, Aim
+from mlxstack.tui.model import DashboardState
 from mlxstack.tui.views.figures import printable, size, tokens
 
 
-async def pin(hands: Hands, aim: Aim) -> str:
+async def pin(hands: ActionContext, aim: Aim) -> str:
     """What is listed is kept whatever happens, under a name."""
     done = await hands.calls.post("/cache/prefixes", {"name": aim.words, "id": aim.key})
     return f"{aim.words}: {done.get('n_tokens', 0)} tokens are kept"
 
 
-async def unpin(hands: Hands, aim: Aim) -> str:
+async def unpin(hands: ActionContext, aim: Aim) -> str:
     """The prefix stays until its room is needed."""
     await hands.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
     return f"{aim.key} is no longer pinned"
 
 
-async def warm(hands: Hands, aim: Aim) -> str:
+async def warm(hands: ActionContext, aim: Aim) -> str:
     """Computed behind everybody else, then kept under the name of the file."""
     body = await asyncio.to_thread(_prefix, aim.words)
     done = await hands.calls.post("/cache/prefixes", body)
     return f"{body['name']}: {done.get('n_tokens', 0)} tokens are kept"
 
 
-async def clear(hands: Hands, _: Aim) -> str:
+async def clear(hands: ActionContext, _: Aim) -> str:
     """What is in use or pinned stays."""
     done = await hands.calls.post("/cache/clear", {})
     return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
@@ -51,7 +51,7 @@ def _prefix(path: str) -> dict[str, Any]:
         raise BadRequest(f"{file} cannot be read: {why}") from why
 
 
-def _told(model: Model, key: str) -> str:
+def _told(model: DashboardState, key: str) -> str:
     cache = model.frame.cache
     one = next((view for view in cache.prefixes if view.id == key), None) if cache else None
     if one is None:
@@ -59,49 +59,49 @@ def _told(model: Model, key: str) -> str:
     return f"{printable(one.name, 60) or 'the unnamed one'} ({tokens(one.n_tokens)} tokens)"
 
 
-def _parked(model: Model) -> str:
+def _parked(model: DashboardState) -> str:
     cache = model.frame.cache
     return size(cache.memory_bytes) if cache else "all"
 
 
-DEEDS: tuple[Deed, ...] = (
-    Deed(
+DEEDS: tuple[Action, ...] = (
+    Action(
         id="pin",
         key="i",
         label="Pin",
         help="Keep the chosen prefix under a name, whatever happens.",
-        target=Target.PREFIX,
-        wants=Wants.NAME,
+        target=ActionTarget.PREFIX,
+        wants=ActionInput.NAME,
         describe=lambda model, key: f"Keep {_told(model, key)} under which name?",
         do=pin,
     ),
-    Deed(
+    Action(
         id="unpin",
         key="u",
         label="Unpin",
         help="Let go of the chosen pinned prefix: it stays until its room is needed.",
-        target=Target.PREFIX,
-        wants=Wants.CONSENT,
+        target=ActionTarget.PREFIX,
+        wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Let go of the pinned prefix {_told(model, key)}?",
         do=unpin,
     ),
-    Deed(
+    Action(
         id="warm",
         key="w",
         label="Warm",
         help="Compute what is in a file (text, or messages in .json) and pin it under its name.",
-        target=Target.CACHE,
-        wants=Wants.FILE,
+        target=ActionTarget.CACHE,
+        wants=ActionInput.FILE,
         describe=lambda *_: "Compute and pin which file of this computer? .json: a chat.",
         do=warm,
     ),
-    Deed(
+    Action(
         id="clear",
         key="x",
         label="Clear",
         help="Forget all parked KV in memory that is neither in use nor pinned.",
-        target=Target.CACHE,
-        wants=Wants.CONSENT,
+        target=ActionTarget.CACHE,
+        wants=ActionInput.CONSENT,
         describe=lambda model, _: f"Clear the cache? {_parked(model)} are held, live ones stay.",
         do=clear,
     ),

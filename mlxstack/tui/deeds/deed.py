@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from mlxstack.client import SlotErased, SlotRestored, SlotSaved
-from mlxstack.tui.model import Model
+from mlxstack.tui.model import DashboardState
 
 
-class Target(StrEnum):
+class ActionTarget(StrEnum):
     """What a deed is done to; a screen with such things offers the deed."""
 
     SLOT = "slot"
@@ -21,7 +21,7 @@ class Target(StrEnum):
     MACHINE = "machine"
 
 
-class Wants(StrEnum):
+class ActionInput(StrEnum):
     """What is asked for before it is done."""
 
     NOTHING = "nothing"
@@ -34,7 +34,7 @@ class Wants(StrEnum):
     MODE = "mode"
 
 
-class Calls(Protocol):
+class ServiceCalls(Protocol):
     """What the deeds need of `mlxstack.client.Client`."""
 
     url: str
@@ -46,7 +46,7 @@ class Calls(Protocol):
     async def delete(self, path: str) -> dict[str, Any]: ...
 
 
-class Machine(Protocol):
+class LocalMachine(Protocol):
     """The computer of the service, where the dashboard runs on it too: its presets and modes."""
 
     @property
@@ -71,15 +71,15 @@ class Aim(Struct, frozen=True):
     words: str = ""
 
 
-class Hands(Struct, frozen=True):
+class ActionContext(Struct, frozen=True):
     """What a deed works with: the service, its computer if it is this one, and the clipboard."""
 
-    calls: Calls
+    calls: ServiceCalls
     copy: Callable[[str], None]
-    machine: Machine | None = None
+    machine: LocalMachine | None = None
 
 
-class Deed(Struct, frozen=True):
+class Action(Struct, frozen=True):
     """`do` returns what happened; it raises StackError or ConnectionError when it went wrong.
 
     `describe` says in a sentence what will happen to which thing.
@@ -89,7 +89,7 @@ class Deed(Struct, frozen=True):
     key: str
     label: str
     help: str
-    target: Target
-    wants: Wants
-    describe: Callable[[Model, str], str]
-    do: Callable[[Hands, Aim], Awaitable[str]]
+    target: ActionTarget
+    wants: ActionInput
+    describe: Callable[[DashboardState, str], str]
+    do: Callable[[ActionContext, Aim], Awaitable[str]]

@@ -7,18 +7,18 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from mlxstack.core.frame import AgentView
-from mlxstack.tui.deeds import Target
-from mlxstack.tui.model import Model
-from mlxstack.tui.screens.board import Board, keys_of
+from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.model import DashboardState
+from mlxstack.tui.screens.board import BaseScreen, keys_of
 from mlxstack.tui.views import agents
-from mlxstack.tui.views.sheet import Cell, Line, Sheet, Tone
-from mlxstack.tui.widgets.lines import Lines
-from mlxstack.tui.widgets.section import Section
+from mlxstack.tui.views.sheet import CellStyle, Line, TableData, TextCell
+from mlxstack.tui.widgets.lines import TextLines
+from mlxstack.tui.widgets.section import TitledTable
 
-AGENTS = frozenset({Target.AGENT})
+AGENTS = frozenset({ActionTarget.AGENT})
 
 
-class Agents(Board):
+class AgentsScreen(BaseScreen):
     """All of them; enter shows one."""
 
     MODE = "agents"
@@ -33,19 +33,19 @@ class Agents(Board):
 
     def parts(self) -> Iterable[Widget]:
         """One table."""
-        table = Section(agents.agents, "agents", target=Target.AGENT)
-        yield table.data_bind(model=Board.model)
+        table = TitledTable(agents.agents, "agents", target=ActionTarget.AGENT)
+        yield table.data_bind(model=BaseScreen.model)
 
     async def open(self, section: str, key: str) -> None:
         """Drill into one agent."""
         del section
-        one = OneAgent(self._feed, key)
+        one = AgentScreen(self._feed, key)
         is_there = self.app.push_screen(one)
         one.model = self.model
         await is_there
 
 
-class OneAgent(Board):
+class AgentScreen(BaseScreen):
     """What one agent did, turn by turn."""
 
     MODE = "agents"
@@ -63,25 +63,27 @@ class OneAgent(Board):
         super().__init__(feed)
         self._agent = name
 
-    def aim(self, target: Target) -> str | None:
+    def aim(self, target: ActionTarget) -> str | None:
         """This agent, wherever the cursor of the list goes meanwhile."""
-        return self._agent if target is Target.AGENT else None
+        return self._agent if target is ActionTarget.AGENT else None
 
     def parts(self) -> Iterable[Widget]:
         """Portrait, states, turns."""
-        yield Lines(self._portrait, "portrait").data_bind(model=Board.model)
-        yield Section(self._states, "states").data_bind(model=Board.model)
-        yield Section(self._turns, "turns").data_bind(model=Board.model)
+        yield TextLines(self._portrait, "portrait").data_bind(model=BaseScreen.model)
+        yield TitledTable(self._states, "states").data_bind(model=BaseScreen.model)
+        yield TitledTable(self._turns, "turns").data_bind(model=BaseScreen.model)
 
-    def _portrait(self, model: Model, _: int) -> tuple[Line, ...]:
+    def _portrait(self, model: DashboardState, _: int) -> tuple[Line, ...]:
         one = agents.agent(model, self._agent)
-        return agents.portrait(one) if one else ((Cell("This agent is gone.", Tone.WARN),),)
+        return (
+            agents.portrait(one) if one else ((TextCell("This agent is gone.", CellStyle.WARN),),)
+        )
 
-    def _states(self, model: Model, width: int) -> Sheet:
+    def _states(self, model: DashboardState, width: int) -> TableData:
         return agents.states(self._one(model), width)
 
-    def _turns(self, model: Model, width: int) -> Sheet:
+    def _turns(self, model: DashboardState, width: int) -> TableData:
         return agents.turns(self._one(model), width)
 
-    def _one(self, model: Model) -> AgentView:
+    def _one(self, model: DashboardState) -> AgentView:
         return agents.agent(model, self._agent) or AgentView(self._agent)

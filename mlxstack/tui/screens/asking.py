@@ -12,7 +12,7 @@ from textual.widgets import Button, Static
 from textual.widgets.button import ButtonVariant
 
 from mlxstack.tui.views.figures import printable
-from mlxstack.tui.widgets.entry import Entry
+from mlxstack.tui.widgets.entry import TextInput
 
 MOST = 400
 
@@ -26,7 +26,7 @@ class Question(ModalScreen[str | None]):
             self.dismiss(words)
 
 
-class Reply(Button):
+class AnswerButton(Button):
     """An answer to be pressed. It acts at once: a key that comes after it is no answer any more."""
 
     def __init__(self, label: str, words: str | None, variant: ButtonVariant = "default") -> None:
@@ -40,7 +40,7 @@ class Reply(Button):
         return self
 
 
-class Consent(Question):
+class ConfirmDialog(Question):
     """Yes (it needs no words) or no. Enter is no, unless one goes to the other button first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -57,8 +57,8 @@ class Consent(Question):
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
             with Horizontal(classes="buttons"):
-                yield Reply("No (n)", None)
-                yield Reply("Yes (y)", "", "warning")
+                yield AnswerButton("No (n)", None)
+                yield AnswerButton("Yes (y)", "", "warning")
 
     def action_agree(self) -> None:
         """By key."""
@@ -69,7 +69,7 @@ class Consent(Question):
         self.answer(None)
 
 
-class Choice(Question):
+class ChoiceDialog(Question):
     """One of a few words, by its first letter or by mouse."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -88,7 +88,7 @@ class Choice(Question):
             yield Static(self._question, markup=False)
             with Horizontal(classes="buttons"):
                 for word in self._words:
-                    yield Reply(f"{word.capitalize()} ({word[0]})", word)
+                    yield AnswerButton(f"{word.capitalize()} ({word[0]})", word)
             yield Static("esc leaves it as it is", markup=False, classes="note")
 
     def action_choose(self, letter: str) -> None:
@@ -102,7 +102,7 @@ class Choice(Question):
         self.answer(None)
 
 
-class Words(Question):
+class TextDialog(Question):
     """A line to write in; `known` words are proposed while one writes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -122,14 +122,14 @@ class Words(Question):
         suggester = SuggestFromList(self._known, case_sensitive=False)
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
-            yield Entry(self._proposal, max_length=4096, suggester=suggester)
+            yield TextInput(self._proposal, max_length=4096, suggester=suggester)
             if self._known:
                 yield Static(printable(", ".join(self._known), MOST), markup=False, classes="note")
             yield Static("enter does it, esc does not", markup=False, classes="note")
 
     def action_accept(self) -> None:
         """No words are no answer."""
-        self.answer(self.query_one(Entry).value.strip() or None)
+        self.answer(self.query_one(TextInput).value.strip() or None)
 
     def action_cancel(self) -> None:
         """Nothing is done."""

@@ -10,26 +10,26 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer
 
-from mlxstack.tui.deeds import Target, deeds_of
-from mlxstack.tui.model import Model
+from mlxstack.tui.deeds import ActionTarget, actions_of
+from mlxstack.tui.model import DashboardState
 from mlxstack.tui.views.overview import banner
-from mlxstack.tui.views.sheet import Cell, Line, Tone
-from mlxstack.tui.widgets.lines import Lines
+from mlxstack.tui.views.sheet import CellStyle, Line, TextCell
+from mlxstack.tui.widgets.lines import TextLines
 from mlxstack.tui.widgets.nav import Nav
-from mlxstack.tui.widgets.section import Section
+from mlxstack.tui.widgets.section import TitledTable
 
 
-class Board(Screen[None]):
+class BaseScreen(Screen[None]):
     """A screen over the model. The app sets `model`; whatever is bound to it redraws."""
 
     MODE: ClassVar[str]
-    TARGETS: ClassVar[frozenset[Target]] = frozenset()
+    TARGETS: ClassVar[frozenset[ActionTarget]] = frozenset()
     EXPLAINS: ClassVar[str]
 
     # Before the table's own: that one tells of the row later.
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", show=False, priority=True)]
 
-    model = reactive(Model(), repaint=False)
+    model = reactive(DashboardState(), repaint=False)
 
     def __init__(self, feed: str) -> None:
         super().__init__()
@@ -38,25 +38,25 @@ class Board(Screen[None]):
     def compose(self) -> ComposeResult:
         """First line, banner, parts, keys."""
         yield Nav(self.MODE, self._feed)
-        yield Lines(_banner, "banner").data_bind(model=Board.model)
-        yield from self.parts()
+        yield TextLines(_banner, "banner").data_bind(model=BaseScreen.model)
+        yield from self.compose_body()
         yield Footer(compact=True)
 
-    def aim(self, target: Target) -> str | None:
+    def aim(self, target: ActionTarget) -> str | None:
         """The key of the row under the cursor, if the rows of some table are of this kind.
 
         Asked of the table itself: a message about its cursor may come after the next key.
         """
-        aims = (section.chosen for section in self.query(Section) if section.target is target)
+        aims = (section.chosen for section in self.query(TitledTable) if section.target is target)
         return next(aims, None)
 
     async def action_open(self) -> None:
         """More about the row under the cursor."""
-        section = next((one for one in self.query(Section) if one.has_focus_within), None)
+        section = next((one for one in self.query(TitledTable) if one.has_focus_within), None)
         if section is not None and section.id and section.chosen is not None:
             await self.open(section.id, section.chosen)
 
-    async def on_section_opened(self, event: Section.Opened) -> None:
+    async def on_section_opened(self, event: TitledTable.Opened) -> None:
         """By mouse. The second click of two finds another screen on top."""
         if self.is_active:
             await self.open(event.section, event.key)
@@ -64,12 +64,12 @@ class Board(Screen[None]):
     async def open(self, section: str, key: str) -> None:
         """Show more about a row; returns when keys that follow are meant for that."""
 
-    def parts(self) -> Iterable[Widget]:
+    def compose_body(self) -> Iterable[Widget]:
         """What is between the first and the last line."""
         raise NotImplementedError
 
 
-def keys_of(targets: frozenset[Target]) -> list[Binding]:
+def keys_of(targets: frozenset[ActionTarget]) -> list[Binding]:
     """The keys of the deeds that such a screen offers."""
     return [
         Binding(
@@ -79,10 +79,10 @@ def keys_of(targets: frozenset[Target]) -> list[Binding]:
             id=f"deed-{deed.id}",
             tooltip=deed.help,
         )
-        for deed in deeds_of(targets)
+        for deed in actions_of(targets)
     ]
 
 
-def _banner(model: Model, _: int) -> tuple[Line, ...]:
+def _banner(model: DashboardState, _: int) -> tuple[Line, ...]:
     told = banner(model)
-    return ((Cell(told, Tone.STRONG),),) if told else ()
+    return ((TextCell(told, CellStyle.STRONG),),) if told else ()

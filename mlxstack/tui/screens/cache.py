@@ -6,18 +6,18 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from mlxstack.tui.deeds import Target
-from mlxstack.tui.screens.board import Board, keys_of
-from mlxstack.tui.screens.page import Page
+from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.screens.board import BaseScreen, keys_of
+from mlxstack.tui.screens.page import TextPage
 from mlxstack.tui.views import cache
 from mlxstack.tui.views.requests import miss_lines
-from mlxstack.tui.widgets.lines import Lines
-from mlxstack.tui.widgets.section import Section
+from mlxstack.tui.widgets.lines import TextLines
+from mlxstack.tui.widgets.section import TitledTable
 
-OURS = frozenset({Target.PREFIX, Target.CACHE})
+OURS = frozenset({ActionTarget.PREFIX, ActionTarget.CACHE})
 
 
-class Cache(Board):
+class CacheScreen(BaseScreen):
     """Budgets, hit rates, prefixes, misses."""
 
     MODE = "cache"
@@ -35,14 +35,14 @@ class Cache(Board):
 
     def parts(self) -> Iterable[Widget]:
         """Budgets, rates, prefixes, misses."""
-        yield Lines(cache.budget, "budget").data_bind(model=Board.model)
-        yield Section(cache.rates, "rates").data_bind(model=Board.model)
-        prefixes = Section(cache.prefixes, "prefixes", target=Target.PREFIX)
-        yield prefixes.data_bind(model=Board.model)
-        yield Section(cache.misses, "misses").data_bind(model=Board.model)
+        yield TextLines(cache.budget, "budget").data_bind(model=BaseScreen.model)
+        yield TitledTable(cache.rates, "rates").data_bind(model=BaseScreen.model)
+        prefixes = TitledTable(cache.prefixes, "prefixes", target=ActionTarget.PREFIX)
+        yield prefixes.data_bind(model=BaseScreen.model)
+        yield TitledTable(cache.misses, "misses").data_bind(model=BaseScreen.model)
 
     async def open(self, section: str, key: str) -> None:
         """All of one miss."""
         one = cache.miss(self.model, key) if section == "misses" else None
         if one is not None:
-            await self.app.push_screen(Page("Why", miss_lines(one)))
+            await self.app.push_screen(TextPage("Why", miss_lines(one)))

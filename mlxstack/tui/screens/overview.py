@@ -7,17 +7,17 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from mlxstack.tui.deeds import Target
-from mlxstack.tui.screens.board import Board, keys_of
+from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.screens.board import BaseScreen, keys_of
 from mlxstack.tui.views import overview
-from mlxstack.tui.widgets.chart import DECODE, PREFILL, Chart
-from mlxstack.tui.widgets.lines import Lines
-from mlxstack.tui.widgets.section import Section
+from mlxstack.tui.widgets.chart import DECODE, PREFILL, SparklineChart
+from mlxstack.tui.widgets.lines import TextLines
+from mlxstack.tui.widgets.section import TitledTable
 
-OURS = frozenset({Target.SLOT, Target.SERVICE, Target.MACHINE})
+OURS = frozenset({ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE})
 
 
-class Overview(Board):
+class OverviewScreen(BaseScreen):
     """Health, speed, slots, queue."""
 
     MODE = "overview"
@@ -37,11 +37,11 @@ class Overview(Board):
 
     def parts(self) -> Iterable[Widget]:
         """Health, charts, totals, slots, queue."""
-        yield Lines(overview.health, "health").data_bind(model=Board.model)
+        yield TextLines(overview.health, "health").data_bind(model=BaseScreen.model)
         with Horizontal(id="charts"):
-            yield Chart(PREFILL, "prefill").data_bind(model=Board.model)
-            yield Chart(DECODE, "decode").data_bind(model=Board.model)
-        yield Lines(overview.totals, "totals").data_bind(model=Board.model)
-        slots = Section(overview.slots, "slots", target=Target.SLOT)
-        yield slots.data_bind(model=Board.model)
-        yield Section(overview.queue, "queue").data_bind(model=Board.model)
+            yield SparklineChart(PREFILL, "prefill").data_bind(model=BaseScreen.model)
+            yield SparklineChart(DECODE, "decode").data_bind(model=BaseScreen.model)
+        yield TextLines(overview.totals, "totals").data_bind(model=BaseScreen.model)
+        slots = TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
+        yield slots.data_bind(model=BaseScreen.model)
+        yield TitledTable(overview.queue, "queue").data_bind(model=BaseScreen.model)

@@ -13,7 +13,7 @@ from mlxstack.tui.views.sheet import Line
 from mlxstack.tui.widgets.tones import content
 
 
-class Page(ModalScreen[None]):
+class TextPage(ModalScreen[None]):
     """Closed by escape, enter, q or a click outside."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 from textual.widget import Widget
 
-from mlxstack.tui.screens.board import Board
-from mlxstack.tui.screens.page import Page
+from mlxstack.tui.screens.board import BaseScreen
+from mlxstack.tui.screens.page import TextPage
 from mlxstack.tui.views import requests
-from mlxstack.tui.widgets.section import Section
+from mlxstack.tui.widgets.section import TitledTable
 
 
-class Requests(Board):
+class RequestsScreen(BaseScreen):
     """The last ones; enter tells why one took what it took."""
 
     MODE = "requests"
@@ -24,11 +24,11 @@ class Requests(Board):
 
     def parts(self) -> Iterable[Widget]:
         """One table."""
-        yield Section(requests.requests, "requests").data_bind(model=Board.model)
+        yield TitledTable(requests.requests, "requests").data_bind(model=BaseScreen.model)
 
     async def open(self, section: str, key: str) -> None:
         """Why, for one request."""
         del section
         one = requests.request(self.model, key)
         if one is not None:
-            await self.app.push_screen(Page("Why", requests.why(one)))
+            await self.app.push_screen(TextPage("Why", requests.why(one)))

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from mlxstack.core.frame import AgentView, MissView, TurnView
-from mlxstack.tui.model import Model
+from mlxstack.tui.model import DashboardState
 from mlxstack.tui.views.figures import (
     NONE,
     printable,
@@ -15,35 +15,44 @@ from mlxstack.tui.views.figures import (
     tokens,
 )
 from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
-from mlxstack.tui.views.sheet import Cell, Column, Line, Row, Sheet, Tone, fitted, title
+from mlxstack.tui.views.sheet import (
+    CellStyle,
+    Line,
+    TableColumn,
+    TableData,
+    TableRow,
+    TextCell,
+    fitted,
+    title,
+)
 
 NOT_YET = "This service does not report its agents yet."
 NAMES = {"live": "live", "parked": "parked", "disk": "on disk"}
-PLACES = {"live": Tone.GOOD, "parked": Tone.PLAIN, "disk": Tone.FAINT}
+PLACES = {"live": CellStyle.GOOD, "parked": CellStyle.PLAIN, "disk": CellStyle.FAINT}
 REUSED, COMPUTED, GENERATED = "█", "▓", "░"
 
 
-def agents(model: Model, width: int) -> Sheet:
+def agents(model: DashboardState, width: int) -> TableData:
     """Everybody, live, parked or on disk."""
     found = model.frame.agents
     is_wide = width >= WIDE
     columns = (
-        Column("agent", 12, is_wide=True),
-        Column("where", 8),
-        Column("tokens", 7, is_right=True),
-        Column("requests", 8, is_right=True),
-        Column("reused", 6, is_right=True),
-        Column("saved", 7, is_right=True),
-        Column("idle", 6, is_right=True),
-        *((Column("priority", 8), Column("size", 9, is_right=True)) if is_wide else ()),
-        *((Column("last miss", 16, is_wide=True),) if is_wide else ()),
+        TableColumn("agent", 12, is_wide=True),
+        TableColumn("where", 8),
+        TableColumn("tokens", 7, is_right=True),
+        TableColumn("requests", 8, is_right=True),
+        TableColumn("reused", 6, is_right=True),
+        TableColumn("saved", 7, is_right=True),
+        TableColumn("idle", 6, is_right=True),
+        *((TableColumn("priority", 8), TableColumn("size", 9, is_right=True)) if is_wide else ()),
+        *((TableColumn("last miss", 16, is_wide=True),) if is_wide else ()),
     )
-    rows = tuple(Row(one.id, _agent(one, is_wide)) for one in found or ())
+    rows = tuple(TableRow(one.id, _agent(one, is_wide)) for one in found or ())
     note = NOT_YET if found is None else "No agent has come by yet."
-    return Sheet(title("Agents", _census(model)), fitted(columns, width), rows, note)
+    return TableData(title("Agents", _census(model)), fitted(columns, width), rows, note)
 
 
-def agent(model: Model, name: str) -> AgentView | None:
+def agent(model: DashboardState, name: str) -> AgentView | None:
     """One of them."""
     return next((one for one in model.frame.agents or () if one.id == name), None)
 
@@ -57,15 +66,15 @@ def portrait(one: AgentView) -> tuple[Line, ...]:
     )
     first = joined(
         [
-            Cell(printable(one.id, 60), Tone.STRONG),
+            TextCell(printable(one.id, 60), CellStyle.STRONG),
             _place(one),
-            Cell(one.priority.name.lower(), PRIORITIES[one.priority]),
-            Cell(f"{tokens(one.n_tokens)} tokens, {size(one.n_bytes)}"),
-            *([Cell("pinned", Tone.WARN)] if one.is_pinned else []),
+            TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
+            TextCell(f"{tokens(one.n_tokens)} tokens, {size(one.n_bytes)}"),
+            *([TextCell("pinned", CellStyle.WARN)] if one.is_pinned else []),
         ]
     )
-    saved = Cell(f"{span(one.saved_s)} saved", Tone.GOOD)
-    second = joined([Cell(f"{one.n_requests} requests"), Cell(work), saved])
+    saved = TextCell(f"{span(one.saved_s)} saved", CellStyle.GOOD)
+    second = joined([TextCell(f"{one.n_requests} requests"), TextCell(work), saved])
     return (first, second, *((last_miss(one.miss),) if one.miss else ()))
 
 
@@ -76,49 +85,49 @@ def last_miss(miss: MissView) -> Line:
     if miss.text_cached or miss.text_sent:
         change = f": {printable(miss.text_cached, 24)} -> {printable(miss.text_sent, 24)}"
     told = f"{printable(miss.reason, 40)}{at}, {span(miss.age_s)} ago{change}"
-    return (Cell("last miss ", Tone.FAINT), Cell(told, Tone.WARN))
+    return (TextCell("last miss ", CellStyle.FAINT), TextCell(told, CellStyle.WARN))
 
 
-def states(one: AgentView, width: int) -> Sheet:
+def states(one: AgentView, width: int) -> TableData:
     """What it has for each model."""
     columns = (
-        Column("model", 16, is_wide=True),
-        Column("tokens", 7, is_right=True),
-        Column("size", 9, is_right=True),
-        Column("where", 8),
+        TableColumn("model", 16, is_wide=True),
+        TableColumn("tokens", 7, is_right=True),
+        TableColumn("size", 9, is_right=True),
+        TableColumn("where", 8),
     )
     rows = tuple(
-        Row(
+        TableRow(
             state.model,
             (
-                Cell(printable(state.model, 60)),
-                Cell(tokens(state.n_tokens)),
-                Cell(size(state.n_bytes)),
-                Cell(printable(state.place)),
+                TextCell(printable(state.model, 60)),
+                TextCell(tokens(state.n_tokens)),
+                TextCell(size(state.n_bytes)),
+                TextCell(printable(state.place)),
             ),
         )
         for state in one.states
     )
-    return Sheet(title("States"), fitted(columns, width), rows, "No state is kept.")
+    return TableData(title("States"), fitted(columns, width), rows, "No state is kept.")
 
 
-def turns(one: AgentView, width: int) -> Sheet:
+def turns(one: AgentView, width: int) -> TableData:
     """Its latest turns as bars of tokens: reused, computed, generated."""
     columns = (
-        Column("age", 6, is_right=True),
-        Column("ttft", 7, is_right=True),
-        Column("reused", 6, is_right=True),
-        Column("tokens", 7, is_right=True),
-        Column("bar", 20, is_wide=True),
-        Column("why not more", 12),
+        TableColumn("age", 6, is_right=True),
+        TableColumn("ttft", 7, is_right=True),
+        TableColumn("reused", 6, is_right=True),
+        TableColumn("tokens", 7, is_right=True),
+        TableColumn("bar", 20, is_wide=True),
+        TableColumn("why not more", 12),
     )
     shown = fitted(columns, width)
     largest = max((_n_tokens(turn) for turn in one.turns), default=0)
     rows = tuple(
-        Row(str(i), _turn(turn, largest, shown[4].width)) for i, turn in enumerate(one.turns)
+        TableRow(str(i), _turn(turn, largest, shown[4].width)) for i, turn in enumerate(one.turns)
     )
     legend = f"{REUSED} reused  {COMPUTED} computed  {GENERATED} generated"
-    return Sheet(title("Turns", legend), shown, tuple(reversed(rows)), "No turn was recorded.")
+    return TableData(title("Turns", legend), shown, tuple(reversed(rows)), "No turn was recorded.")
 
 
 def turn_bar(turn: TurnView, largest: int, width: int) -> str:
@@ -133,18 +142,18 @@ def _n_tokens(turn: TurnView) -> int:
     return turn.n_cached + turn.n_computed + turn.n_generated
 
 
-def _turn(turn: TurnView, largest: int, width: int) -> tuple[Cell, ...]:
+def _turn(turn: TurnView, largest: int, width: int) -> tuple[TextCell, ...]:
     return (
-        Cell(span(turn.age_s)),
-        Cell(short_time(turn.ttft_s)),
-        Cell(share(turn.n_cached, turn.n_cached + turn.n_computed)),
-        Cell(tokens(_n_tokens(turn))),
-        Cell(turn_bar(turn, largest, width)),
-        Cell(printable(turn.reason or NONE, 40), Tone.FAINT),
+        TextCell(span(turn.age_s)),
+        TextCell(short_time(turn.ttft_s)),
+        TextCell(share(turn.n_cached, turn.n_cached + turn.n_computed)),
+        TextCell(tokens(_n_tokens(turn))),
+        TextCell(turn_bar(turn, largest, width)),
+        TextCell(printable(turn.reason or NONE, 40), CellStyle.FAINT),
     )
 
 
-def _census(model: Model) -> str:
+def _census(model: DashboardState) -> str:
     """How many there are, and where."""
     found = model.frame.agents
     if not found:
@@ -156,27 +165,27 @@ def _census(model: Model) -> str:
     return f"{some}{': ' if told else ''}{told}  enter shows one"
 
 
-def _agent(one: AgentView, is_wide: bool) -> tuple[Cell, ...]:
+def _agent(one: AgentView, is_wide: bool) -> tuple[TextCell, ...]:
     cells = (
-        Cell(starred(one.id, is_pinned=one.is_pinned)),
+        TextCell(starred(one.id, is_pinned=one.is_pinned)),
         _place(one),
-        Cell(tokens(one.n_tokens)),
-        Cell(str(one.n_requests)),
-        Cell(share(one.n_cached, one.n_prompt)),
-        Cell(span(one.saved_s) if one.saved_s else NONE),
-        Cell(NONE if one.place == "live" and not one.idle_s else span(one.idle_s)),
+        TextCell(tokens(one.n_tokens)),
+        TextCell(str(one.n_requests)),
+        TextCell(share(one.n_cached, one.n_prompt)),
+        TextCell(span(one.saved_s) if one.saved_s else NONE),
+        TextCell(NONE if one.place == "live" and not one.idle_s else span(one.idle_s)),
     )
     if not is_wide:
         return cells
     return (
         *cells,
-        Cell(one.priority.name.lower(), PRIORITIES[one.priority]),
-        Cell(size(one.n_bytes)),
-        Cell(printable(one.miss.reason if one.miss else NONE, 60), Tone.FAINT),
+        TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
+        TextCell(size(one.n_bytes)),
+        TextCell(printable(one.miss.reason if one.miss else NONE, 60), CellStyle.FAINT),
     )
 
 
-def _place(one: AgentView) -> Cell:
+def _place(one: AgentView) -> TextCell:
     if one.slot is not None:
-        return Cell(f"slot {one.slot}", Tone.GOOD)
-    return Cell(printable(one.place, 8) or NONE, PLACES.get(one.place, Tone.PLAIN))
+        return TextCell(f"slot {one.slot}", CellStyle.GOOD)
+    return TextCell(printable(one.place, 8) or NONE, PLACES.get(one.place, CellStyle.PLAIN))

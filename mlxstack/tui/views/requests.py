@@ -1,48 +1,57 @@
 """Where did the time of the last requests go?"""
 
 from mlxstack.core.frame import MissView, RequestView
-from mlxstack.tui.model import Model
+from mlxstack.tui.model import DashboardState
 from mlxstack.tui.views.figures import NONE, printable, share, short_time, span, tokens
 from mlxstack.tui.views.overview import WIDE
-from mlxstack.tui.views.sheet import Cell, Column, Line, Row, Sheet, Tone, fitted, title
+from mlxstack.tui.views.sheet import (
+    CellStyle,
+    Line,
+    TableColumn,
+    TableData,
+    TableRow,
+    TextCell,
+    fitted,
+    title,
+)
 
 NOT_YET = "This service does not report its finished requests yet."
 BAD = frozenset({"failed", "refused"})
 HEADER = "x-mlx-stack-"
 
 
-def requests(model: Model, width: int) -> Sheet:
+def requests(model: DashboardState, width: int) -> TableData:
     """The last ones, the latest first."""
     found = model.frame.requests
     is_wide = width >= WIDE
     columns = (
-        Column("age", 6, is_right=True),
-        Column("agent", 8, is_wide=True),
-        Column("prompt", 6, is_right=True),
-        Column("reused", 6, is_right=True),
-        Column("out", 5, is_right=True),
-        Column("queue", 6, is_right=True),
-        Column("prefill", 7, is_right=True),
-        Column("decode", 6, is_right=True),
-        Column("ttft", 6, is_right=True),
+        TableColumn("age", 6, is_right=True),
+        TableColumn("agent", 8, is_wide=True),
+        TableColumn("prompt", 6, is_right=True),
+        TableColumn("reused", 6, is_right=True),
+        TableColumn("out", 5, is_right=True),
+        TableColumn("queue", 6, is_right=True),
+        TableColumn("prefill", 7, is_right=True),
+        TableColumn("decode", 6, is_right=True),
+        TableColumn("ttft", 6, is_right=True),
         *(
             (
-                Column("saved", 7, is_right=True),
-                Column("slot", 4, is_right=True),
-                Column("from", 6),
-                Column("ended", 9),
+                TableColumn("saved", 7, is_right=True),
+                TableColumn("slot", 4, is_right=True),
+                TableColumn("from", 6),
+                TableColumn("ended", 9),
             )
             if is_wide
             else ()
         ),
     )
-    rows = tuple(Row(one.id, _request(one, is_wide)) for one in found or ())
+    rows = tuple(TableRow(one.id, _request(one, is_wide)) for one in found or ())
     note = NOT_YET if found is None else "No request has finished yet."
     head = title("Requests", f"the last {len(rows)}, enter tells why" if rows else "")
-    return Sheet(head, fitted(columns, width), rows, note)
+    return TableData(head, fitted(columns, width), rows, note)
 
 
-def request(model: Model, name: str) -> RequestView | None:
+def request(model: DashboardState, name: str) -> RequestView | None:
     """One of them."""
     return next((one for one in model.frame.requests or () if one.id == name), None)
 
@@ -67,11 +76,17 @@ def why(one: RequestView) -> tuple[Line, ...]:
         ("saved by reuse", one.saved_s),
     )
     return (
-        (Cell(printable(one.id, 70), Tone.STRONG), Cell(f"  ended: {printable(one.ended)}")),
-        *((Cell(f"  {name:<20}", Tone.FAINT), Cell(short_time(s))) for name, s in times),
+        (
+            TextCell(printable(one.id, 70), CellStyle.STRONG),
+            TextCell(f"  ended: {printable(one.ended)}"),
+        ),
+        *(
+            (TextCell(f"  {name:<20}", CellStyle.FAINT), TextCell(short_time(s)))
+            for name, s in times
+        ),
         (),
         *(
-            (Cell(f"  {HEADER}{k}: ", Tone.FAINT), Cell(printable(v, 70)))
+            (TextCell(f"  {HEADER}{k}: ", CellStyle.FAINT), TextCell(printable(v, 70)))
             for k, v in headers.items()
         ),
         (),
@@ -82,42 +97,49 @@ def why(one: RequestView) -> tuple[Line, ...]:
 def miss_lines(miss: MissView) -> tuple[Line, ...]:
     """Why something was computed again, and the text around the place."""
     at = "" if miss.at is None else f", at token {miss.at}"
-    head: Line = (Cell(f"Computed again because: {printable(miss.reason, 80)}{at}", Tone.WARN),)
+    head: Line = (
+        TextCell(f"Computed again because: {printable(miss.reason, 80)}{at}", CellStyle.WARN),
+    )
     if not (miss.text_shared or miss.text_cached or miss.text_sent):
         return (head,)
     texts = (
-        ("the same up to", miss.text_shared, Tone.PLAIN),
-        ("in the cache", miss.text_cached, Tone.BAD),
-        ("in the request", miss.text_sent, Tone.GOOD),
+        ("the same up to", miss.text_shared, CellStyle.PLAIN),
+        ("in the cache", miss.text_cached, CellStyle.BAD),
+        ("in the request", miss.text_sent, CellStyle.GOOD),
     )
-    told = [(Cell(f"  {k:<16}", Tone.FAINT), Cell(printable(v, 300), tone)) for k, v, tone in texts]
+    told = [
+        (TextCell(f"  {k:<16}", CellStyle.FAINT), TextCell(printable(v, 300), tone))
+        for k, v, tone in texts
+    ]
     return (head, *told)
 
 
 def _all_reused(one: RequestView, n_new: int) -> Line:
     told = f"Nothing was missed: {one.n_cached} tokens came from {one.source}, {n_new} were new."
-    return (Cell(told, Tone.GOOD),)
+    return (TextCell(told, CellStyle.GOOD),)
 
 
-def _request(one: RequestView, is_wide: bool) -> tuple[Cell, ...]:
-    tone = Tone.BAD if one.ended in BAD else Tone.PLAIN
+def _request(one: RequestView, is_wide: bool) -> tuple[TextCell, ...]:
+    tone = CellStyle.BAD if one.ended in BAD else CellStyle.PLAIN
     cells = (
-        Cell(span(one.age_s)),
-        Cell(printable(one.agent or NONE, 60), tone),
-        Cell(tokens(one.n_prompt)),
-        Cell(share(one.n_cached, one.n_prompt), Tone.GOOD if one.n_cached else Tone.FAINT),
-        Cell(tokens(one.n_generated)),
-        Cell(short_time(one.queued_s)),
-        Cell(short_time(one.prefill_s)),
-        Cell(short_time(one.decode_s)),
-        Cell(short_time(one.ttft_s)),
+        TextCell(span(one.age_s)),
+        TextCell(printable(one.agent or NONE, 60), tone),
+        TextCell(tokens(one.n_prompt)),
+        TextCell(
+            share(one.n_cached, one.n_prompt), CellStyle.GOOD if one.n_cached else CellStyle.FAINT
+        ),
+        TextCell(tokens(one.n_generated)),
+        TextCell(short_time(one.queued_s)),
+        TextCell(short_time(one.prefill_s)),
+        TextCell(short_time(one.decode_s)),
+        TextCell(short_time(one.ttft_s)),
     )
     if not is_wide:
         return cells
     return (
         *cells,
-        Cell(short_time(one.saved_s) if one.saved_s else NONE),
-        Cell(NONE if one.slot is None else str(one.slot)),
-        Cell(one.source.value),
-        Cell(printable(one.ended, 12), tone),
+        TextCell(short_time(one.saved_s) if one.saved_s else NONE),
+        TextCell(NONE if one.slot is None else str(one.slot)),
+        TextCell(one.source.value),
+        TextCell(printable(one.ended, 12), tone),
     )

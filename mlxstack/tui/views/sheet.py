@@ -8,7 +8,7 @@ from msgspec.structs import replace
 GAP = 2
 
 
-class Tone(StrEnum):
+class CellStyle(StrEnum):
     """How a cell is meant; themes decide what that looks like."""
 
     PLAIN = "plain"
@@ -20,17 +20,17 @@ class Tone(StrEnum):
     BAD = "bad"
 
 
-class Cell(Struct, frozen=True):
+class TextCell(Struct, frozen=True):
     """A piece of text. It holds no line ends and is never read as markup."""
 
     text: str
-    tone: Tone = Tone.PLAIN
+    tone: CellStyle = CellStyle.PLAIN
 
 
-Line = tuple[Cell, ...]
+Line = tuple[TextCell, ...]
 
 
-class Column(Struct, frozen=True):
+class TableColumn(Struct, frozen=True):
     """`width` in cells; a wide column takes what the others leave."""
 
     title: str
@@ -39,29 +39,29 @@ class Column(Struct, frozen=True):
     is_wide: bool = False
 
 
-class Row(Struct, frozen=True):
+class TableRow(Struct, frozen=True):
     """`key` names the thing that the row is about."""
 
     key: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TextCell, ...]
 
 
-class Sheet(Struct, frozen=True):
+class TableData(Struct, frozen=True):
     """A titled table. `note` is said instead of rows when there are none."""
 
     title: Line
-    columns: tuple[Column, ...] = ()
-    rows: tuple[Row, ...] = ()
+    columns: tuple[TableColumn, ...] = ()
+    rows: tuple[TableRow, ...] = ()
     note: str = ""
 
 
 def title(name: str, rest: str = "") -> Line:
     """The heading of a sheet, with what is to be said about all of it."""
-    head = (Cell(name, Tone.STRONG),)
-    return (*head, Cell(f"  {rest}", Tone.FAINT)) if rest else head
+    head = (TextCell(name, CellStyle.STRONG),)
+    return (*head, TextCell(f"  {rest}", CellStyle.FAINT)) if rest else head
 
 
-def distinct(sheet: Sheet) -> Sheet:
+def distinct(sheet: TableData) -> TableData:
     """The same sheet, every row with a key of its own: nobody promises that names are unique."""
     seen: dict[str, int] = {}
     rows = []
@@ -71,7 +71,7 @@ def distinct(sheet: Sheet) -> Sheet:
     return sheet if len(seen) == len(rows) else distinct(replace(sheet, rows=tuple(rows)))
 
 
-def fitted(columns: tuple[Column, ...], width: int) -> tuple[Column, ...]:
+def fitted(columns: tuple[TableColumn, ...], width: int) -> tuple[TableColumn, ...]:
     """The same columns, the wide ones as wide as `width` cells allow, never below their own."""
     taken = sum(column.width + GAP for column in columns)
     n_wide = sum(column.is_wide for column in columns)

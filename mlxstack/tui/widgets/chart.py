@@ -6,7 +6,7 @@ from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from mlxstack.tui.model import WINDOW_S, Model, series
+from mlxstack.tui.model import WINDOW_S, DashboardState, series
 from mlxstack.tui.views.figures import plot, rate
 from mlxstack.tui.views.overview import speed
 from mlxstack.tui.widgets.tones import content
@@ -15,10 +15,10 @@ PREFILL, DECODE = 0, 1
 COLOURS = ("$accent", "$success")
 
 
-class Chart(Widget):
+class SparklineChart(Widget):
     """`which` of the two speeds: PREFILL or DECODE."""
 
-    model = reactive(Model(), repaint=False)
+    model = reactive(DashboardState(), repaint=False)
 
     def __init__(self, which: int, name: str) -> None:
         super().__init__(id=name)

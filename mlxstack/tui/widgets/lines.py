@@ -7,17 +7,17 @@ from textual import events
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from mlxstack.tui.model import Model
+from mlxstack.tui.model import DashboardState
 from mlxstack.tui.views.sheet import Line
 from mlxstack.tui.widgets.tones import content
 
-Draw = Callable[[Model, int], tuple[Line, ...]]
+Draw = Callable[[DashboardState, int], tuple[Line, ...]]
 
 
-class Lines(Static):
+class TextLines(Static):
     """Takes no room when there is nothing to say."""
 
-    model = reactive(Model(), repaint=False)
+    model = reactive(DashboardState(), repaint=False)
 
     def __init__(self, draw: Draw, name: str) -> None:
         super().__init__(id=name, markup=False)

@@ -9,24 +9,24 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from mlxstack.tui.deeds import Target
-from mlxstack.tui.model import Model
-from mlxstack.tui.views.sheet import Sheet, distinct
-from mlxstack.tui.widgets.table import Table
+from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.model import DashboardState
+from mlxstack.tui.views.sheet import TableData, distinct
+from mlxstack.tui.widgets.table import PatchedTable
 from mlxstack.tui.widgets.tones import content
 
-Draw = Callable[[Model, int], Sheet]
+Draw = Callable[[DashboardState, int], TableData]
 
 
-class Section(Vertical):
+class TitledTable(Vertical):
     """`target` tells what its rows are, for the deeds that can be done to them."""
 
-    model = reactive(Model(), repaint=False)
+    model = reactive(DashboardState(), repaint=False)
 
-    class Chosen(Message):
+    class RowChosen(Message):
         """The cursor is on this thing; None when there is none."""
 
-        def __init__(self, target: Target, key: str | None) -> None:
+        def __init__(self, target: ActionTarget, key: str | None) -> None:
             super().__init__()
             self.target = target
             self.key = key
@@ -39,12 +39,12 @@ class Section(Vertical):
             self.section = section
             self.key = key
 
-    def __init__(self, draw: Draw, name: str, target: Target | None = None) -> None:
+    def __init__(self, draw: Draw, name: str, target: ActionTarget | None = None) -> None:
         super().__init__(id=name)
         self._draw_sheet = draw
-        self._table = Table()
+        self._table = PatchedTable()
         self.target = target
-        self._shown: Sheet | None = None
+        self._shown: TableData | None = None
         self._told: str | None = None
 
     @property
@@ -66,12 +66,12 @@ class Section(Vertical):
         """Another width, other columns."""
         self._redraw()
 
-    def on_data_table_row_highlighted(self, event: Table.RowHighlighted) -> None:
+    def on_data_table_row_highlighted(self, event: PatchedTable.RowHighlighted) -> None:
         """The cursor moved."""
         event.stop()
         self._choose()
 
-    def on_data_table_row_selected(self, event: Table.RowSelected) -> None:
+    def on_data_table_row_selected(self, event: PatchedTable.RowSelected) -> None:
         """Enter, or a click on the row under the cursor."""
         event.stop()
         key = self.chosen
@@ -90,7 +90,7 @@ class Section(Vertical):
         if sheet.rows and self.screen.focused is None and self.app.app_focus:
             self.screen.set_focus(self._table)
 
-    def _become(self, sheet: Sheet) -> None:
+    def _become(self, sheet: TableData) -> None:
         heading, note = self.query(Static)
         if self._shown is None or sheet.title != self._shown.title:
             heading.update(content((sheet.title,)), layout=False)
@@ -106,4 +106,4 @@ class Section(Vertical):
         chosen = self.chosen
         if self.target is not None and chosen != self._told:
             self._told = chosen
-            self.post_message(self.Chosen(self.target, chosen))
+            self.post_message(self.RowChosen(self.target, chosen))

@@ -5,16 +5,16 @@ from typing import Any
 from rich.text import Text
 from textual.widgets import DataTable
 
-from mlxstack.tui.views.sheet import Cell, Column, Row, Sheet
+from mlxstack.tui.views.sheet import TableColumn, TableData, TableRow, TextCell
 from mlxstack.tui.widgets.tones import text
 
 
-class Table(DataTable[Text]):
+class PatchedTable(DataTable[Text]):
     """Shows sheets; the cursor stays on the thing that it is on, also when all go and come back."""
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", zebra_stripes=False)
-        self._sheet = Sheet(title=())
+        self._sheet = TableData(title=())
         self._last: str | None = None
 
     def on_mount(self) -> None:
@@ -27,7 +27,7 @@ class Table(DataTable[Text]):
         rows = self._sheet.rows
         return rows[self.cursor_row].key if 0 <= self.cursor_row < len(rows) else None
 
-    def show(self, sheet: Sheet) -> None:
+    def show(self, sheet: TableData) -> None:
         """Become this sheet."""
         before, self._sheet = self._sheet, sheet
         place = self.cursor_row
@@ -44,11 +44,11 @@ class Table(DataTable[Text]):
             for old, new in zip(before.rows, sheet.rows, strict=True):
                 self._patch(old, new)
 
-    def _key_at(self, sheet: Sheet) -> str | None:
+    def _key_at(self, sheet: TableData) -> str | None:
         row = self.cursor_row
         return sheet.rows[row].key if 0 <= row < len(sheet.rows) else None
 
-    def _fill(self, sheet: Sheet, place: int) -> None:
+    def _fill(self, sheet: TableData, place: int) -> None:
         """The cursor on what it was on, or on what is at its place now."""
         for row in sheet.rows:
             self.add_row(*self._texts(row), key=row.key)
@@ -58,15 +58,15 @@ class Table(DataTable[Text]):
         # The toolkit bounds it by the rows that there are.
         self.move_cursor(row=place, scroll=False)
 
-    def _patch(self, old: Row, new: Row) -> None:
+    def _patch(self, old: TableRow, new: TableRow) -> None:
         for i, (before, now) in enumerate(zip(old.cells, new.cells, strict=True)):
             if before != now:
                 self.update_cell(new.key, str(i), self._text(i, now))
 
-    def _texts(self, row: Row) -> list[Text]:
+    def _texts(self, row: TableRow) -> list[Text]:
         return [self._text(i, cell) for i, cell in enumerate(row.cells)]
 
-    def _text(self, column: int, cell: Cell) -> Text:
+    def _text(self, column: int, cell: TextCell) -> Text:
         return text(cell, self.app.theme_variables, self._sheet.columns[column].is_right)
 
     def _repaint(self, _: Any) -> None:
@@ -75,5 +75,5 @@ class Table(DataTable[Text]):
                 self.update_cell(row.key, str(i), self._text(i, cell))
 
 
-def _head(column: Column) -> Text:
+def _head(column: TableColumn) -> Text:
     return Text(column.title, justify="right" if column.is_right else "left", no_wrap=True)

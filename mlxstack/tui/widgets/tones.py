@@ -7,15 +7,15 @@ from rich.text import Text
 from textual.color import Color
 from textual.content import Content
 
-from mlxstack.tui.views.sheet import Cell, Line, Tone
+from mlxstack.tui.views.sheet import CellStyle, Line, TextCell
 
 COLOURS = {
-    Tone.GOOD: "success",
-    Tone.BUSY: "accent",
-    Tone.WARN: "warning",
-    Tone.BAD: "error",
+    CellStyle.GOOD: "success",
+    CellStyle.BUSY: "accent",
+    CellStyle.WARN: "warning",
+    CellStyle.BAD: "error",
 }
-PLAIN = {Tone.PLAIN: "", Tone.STRONG: "bold", Tone.FAINT: "dim"}
+PLAIN = {CellStyle.PLAIN: "", CellStyle.STRONG: "bold", CellStyle.FAINT: "dim"}
 
 
 def content(lines: tuple[Line, ...]) -> Content:
@@ -24,7 +24,7 @@ def content(lines: tuple[Line, ...]) -> Content:
     return Content("\n").join(drawn)
 
 
-def text(cell: Cell, variables: Mapping[str, str], is_right: bool) -> Text:
+def text(cell: TextCell, variables: Mapping[str, str], is_right: bool) -> Text:
     """A table cell as text; nothing in it is markup."""
     return Text(
         cell.text,
@@ -36,11 +36,11 @@ def text(cell: Cell, variables: Mapping[str, str], is_right: bool) -> Text:
     )
 
 
-def _name(tone: Tone) -> str:
+def _name(tone: CellStyle) -> str:
     return f"${COLOURS[tone]}" if tone in COLOURS else PLAIN[tone]
 
 
-def _style(tone: Tone, variables: Mapping[str, str]) -> Style:
+def _style(tone: CellStyle, variables: Mapping[str, str]) -> Style:
     if tone in PLAIN:
         return Style.parse(PLAIN[tone])
     return Style.from_color(Color.parse(variables[COLOURS[tone]]).rich_color)

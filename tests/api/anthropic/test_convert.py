@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.api.anthropic.blocks import KINDS
-from mlxstack.api.anthropic.bodies import MessagesBody, ToolSpec, Turn
+from mlxstack.api.anthropic.bodies import MessageParam, MessagesBody, ToolParam
 from mlxstack.api.anthropic.convert import conversation
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
@@ -198,8 +198,12 @@ def test_many_tools_are_looked_up_by_name_once_for_all() -> None:
     added = [{"type": "tool_addition", "tool": {"name": "t1"}}] * n
     found = user(*[result([{"type": "tool_reference", "tool_name": "t2"}])] * n)
     body = MessagesBody(
-        messages=[Turn("user", "hi"), Turn("system", added), Turn("user", found["content"])],
-        tools=[ToolSpec(name=Name(f"t{i}")) for i in range(n)],
+        messages=[
+            MessageParam("user", "hi"),
+            MessageParam("system", added),
+            MessageParam("user", found["content"]),
+        ],
+        tools=[ToolParam(name=Name(f"t{i}")) for i in range(n)],
     )
     assert len(conversation(body).messages) == n + 2
     assert Name.n_hashed < 5 * n

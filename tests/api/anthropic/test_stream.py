@@ -6,35 +6,35 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.anthropic.stream import MessageStream, Names, _frame
+from mlxstack.api.anthropic.stream import MessageStream, ResponseIds, _frame
 from mlxstack.api.anthropic.wire import message
-from mlxstack.core.event import Work
+from mlxstack.core.event import RequestTimings
 from mlxstack.service.parts import (
-    Called,
-    Content,
-    Ended,
-    Ending,
-    Part,
-    Quiet,
-    Reasoning,
-    Reply,
-    Spoken,
-    Started,
+    CollectedResponse,
+    ContentPart,
+    FinishCause,
+    GenerationFinished,
+    GenerationStarted,
+    KeepAlive,
+    ReasoningPart,
+    ResponsePart,
+    SpokenPart,
+    ToolCallPart,
 )
 from tests.api.anthropic.speaking import blocks, events, in_order
 
-NAMES = Names("msg_1", "m", "req_1")
+NAMES = ResponseIds("msg_1", "m", "req_1")
 WORDS = st.text(min_size=1, max_size=8)
 ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers() | WORDS | st.none(), max_size=3)
-SPOKEN: st.SearchStrategy[Spoken] = st.one_of(
-    st.builds(Reasoning, WORDS),
-    st.builds(Content, WORDS),
-    st.builds(Called, st.just("toolu_1"), st.just("f"), ARGUMENTS),
+SPOKEN: st.SearchStrategy[SpokenPart] = st.one_of(
+    st.builds(ReasoningPart, WORDS),
+    st.builds(ContentPart, WORDS),
+    st.builds(ToolCallPart, st.just("toolu_1"), st.just("f"), ARGUMENTS),
 )
-QUIET = st.builds(Quiet, st.just(1), st.just(2))
+QUIET = st.builds(KeepAlive, st.just(1), st.just(2))
 
 
-def said(*parts: Part) -> list[dict[str, Any]]:
+def said(*parts: ResponsePart) -> list[dict[str, Any]]:
     """The events of these parts, read back from their bytes."""
     stream = MessageStream(NAMES)
     frames = [_frame(event) for part in parts for event in stream.render(part)]
@@ -44,18 +44,20 @@ def said(*parts: Part) -> list[dict[str, Any]]:
 @given(
     st.lists(QUIET, max_size=2),
     st.lists(SPOKEN | QUIET, max_size=12),
-    st.sampled_from(Ending),
+    st.sampled_from(FinishCause),
 )
 def test_a30_any_reply_streams_in_order_and_adds_up(
-    before: list[Quiet], parts: list[Spoken | Quiet], ending: Ending
+    before: list[KeepAlive], parts: list[SpokenPart | KeepAlive], ending: FinishCause
 ) -> None:
-    started = Started(slot=0, n_prompt=9, n_cached=4)
-    ended = Ended(ending, Work(n_prompt=9, n_cached=4, n_generated=7), slot=0)
+    started = GenerationStarted(slot=0, n_prompt=9, n_cached=4)
+    ended = GenerationFinished(
+        ending, RequestTimings(n_prompt=9, n_cached=4, n_generated=7), slot=0
+    )
     found = said(*before, started, *parts, ended)
     in_order(found)
-    spoken = tuple(part for part in parts if not isinstance(part, Quiet))
-    calls = tuple(part for part in spoken if isinstance(part, Called))
-    reply = Reply(started=started, ended=ended, calls=calls, spoken=spoken)
+    spoken = tuple(part for part in parts if not isinstance(part, KeepAlive))
+    calls = tuple(part for part in spoken if isinstance(part, ToolCallPart))
+    reply = CollectedResponse(started=started, ended=ended, calls=calls, spoken=spoken)
     whole = message(reply, "msg_1", "m")
     assert blocks(found) == json.loads(json.dumps([_plain(block) for block in whole.content]))
     last = found[-2]
@@ -63,17 +65,17 @@ def test_a30_any_reply_streams_in_order_and_adds_up(
     assert (whole.stop_reason == "tool_use") is bool(calls)
     assert last["usage"]["output_tokens"] == 7
     assert sum(event["type"] == "ping" for event in found) == len(before) + sum(
-        isinstance(part, Quiet) for part in parts
+        isinstance(part, KeepAlive) for part in parts
     )
 
 
 def test_x21_pings_may_come_before_the_answer_begins() -> None:
-    assert [event["type"] for event in said(Quiet(0, 9))] == ["ping"]
+    assert [event["type"] for event in said(KeepAlive(0, 9))] == ["ping"]
 
 
 def test_a34_no_empty_text_between_thoughts_and_call() -> None:
-    started = Started(slot=0, n_prompt=9, n_cached=4)
-    found = said(started, Reasoning("hm"), Called("toolu_1", "f", {}))
+    started = GenerationStarted(slot=0, n_prompt=9, n_cached=4)
+    found = said(started, ReasoningPart("hm"), ToolCallPart("toolu_1", "f", {}))
     kinds = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
     assert kinds == ["thinking", "tool_use"]
     deltas = [e["delta"]["type"] for e in found if e["type"] == "content_block_delta"]

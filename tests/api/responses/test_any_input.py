@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.api.openai.responses.convert import calling, conversation
+from mlxstack.api.openai.responses.convert import conversation, tool_choice_mode
 from mlxstack.api.openai.responses.items import READERS
-from mlxstack.api.openai.responses.sealed import opened, sealed
+from mlxstack.api.openai.responses.sealed import decode, encode
 from mlxstack.api.openai.responses.toolbox import toolbox
 from mlxstack.core.conversation import Role
 from mlxstack.core.errors import BadRequest
@@ -75,17 +75,17 @@ def test_any_items_are_read_or_refused(items: list[Any], tools: list[Any], text:
 def test_any_tool_choice_is_read_or_refused(choice: Any) -> None:
     if isinstance(choice, str | dict | None):
         try:
-            calling(choice)
+            tool_choice_mode(choice)
         except BadRequest as error:
             assert error.param == "tool_choice"
 
 
 @given(thoughts=st.text())
 def test_sealed_thoughts_open_again(thoughts: str) -> None:
-    assert opened(sealed(thoughts)) == thoughts
+    assert decode(encode(thoughts)) == thoughts
 
 
 @given(foreign=st.text() | st.text().map("mlx-stack:".__add__))
 def test_foreign_seals_stay_closed(foreign: str) -> None:
-    assert opened(None) == ""
-    assert isinstance(opened(foreign), str)
+    assert decode(None) == ""
+    assert isinstance(decode(foreign), str)

@@ -9,7 +9,7 @@ import pytest
 
 from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.convert import conversation
-from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.api.openai.responses.toolbox import ToolNames
 from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
 from tests.api.responses import codex
 from tests.api.responses.checking import Told, told
@@ -110,7 +110,7 @@ def test_the_session_is_hinted_by_the_thread(scripted: Scripted) -> None:
     scripted.http.post(
         "/v1/responses", json=codex.request(), headers=codex.HEADERS
     ).raise_for_status()
-    assert scripted.engine.asked[-1].hint == f"codex:{codex.THREAD}"
+    assert scripted.engine.asked[-1].session_hint == f"codex:{codex.THREAD}"
     assert scripted.engine.asked[-1].agent is None
 
 
@@ -124,7 +124,7 @@ def test_thoughts_come_back_sealed(scripted: Scripted) -> None:
     assert thoughts["encrypted_content"]
     returned = {**thoughts, "content": None}
     output_item = {"type": "function_call_output", "call_id": called["call_id"], "output": "a.txt"}
-    said = conversation(ResponsesBody(input=[returned, called, output_item]), Toolbox()).messages
+    said = conversation(ResponsesBody(input=[returned, called, output_item]), ToolNames()).messages
     assert said[0].reasoning == "The folder is empty, so I look."
     assert said[0].tool_calls[0].id == called["call_id"]
 

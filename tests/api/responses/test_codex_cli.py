@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import Struct, structs
 
-from mlxstack.core.ask import Ask
+from mlxstack.core.ask import Request
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from tests.api.running import serving, standing
 from tests.clients.agents import CODEX_CONFIG
@@ -48,7 +48,7 @@ def codex(folder: Path, n_ctx: int, *answers: str) -> Run:
     engine.loading.set_result(FACTS)
     submit = engine.submit
 
-    def next_answer(ask: Ask) -> None:
+    def next_answer(ask: Request) -> None:
         said = answers[min(len(engine.asked), len(answers) - 1)]
         engine.script = engine.tokenizer.encode(f"</think>\n{said}", add_special_tokens=False)
         submit(ask)

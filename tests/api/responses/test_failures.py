@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from mlxstack.api import sse
-from mlxstack.api.openai.responses.telling import Telling
-from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.api.openai.responses.telling import ResponseStream
+from mlxstack.api.openai.responses.toolbox import ToolNames
 from mlxstack.api.openai.responses.wire import Response
 from mlxstack.core.errors import (
     BadRequest,
@@ -113,7 +113,9 @@ def test_failures_make_codex_wait_or_give_up(
         id="resp_1", created_at=1, model="m", temperature=0, top_p=1, reasoning={}, text={},
         metadata={},
     )  # fmt: skip
-    telling = Telling(begun, Toolbox(), scripted.live.service.words, is_sealed=False)
+    telling = ResponseStream(
+        begun, ToolNames(), scripted.live.service.text_processor, is_sealed=False
+    )
     opened = list(telling.opening())
     last = telling.broke(problem)
     assert last.sequence_number == len(opened)

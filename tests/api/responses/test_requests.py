@@ -9,7 +9,7 @@ from msgspec import structs
 from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.convert import conversation
 from mlxstack.api.openai.responses.items import messages
-from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.api.openai.responses.toolbox import ToolNames
 from tests.api.responses.checking import PLAIN, whole
 from tests.api.responses.conftest import Scripted
 
@@ -85,12 +85,12 @@ def test_items_of_every_kind_are_read_or_left_out(scripted: Scripted) -> None:
 
 
 def test_thoughts_belong_to_the_turn_that_follows() -> None:
-    said = conversation(ResponsesBody(input=HISTORY), Toolbox()).messages
+    said = conversation(ResponsesBody(input=HISTORY), ToolNames()).messages
     (turn,) = (message for message in said if message.text == "Calling.")
     assert turn.reasoning == "Hm."
     assert [call.name for call in turn.tool_calls] == ["act", "act", "patch", "local_shell"]
     alone = [*HISTORY[1:4], {"role": "user", "content": "again"}]
-    assert [m.text for m in conversation(ResponsesBody(input=alone), Toolbox()).messages] == [
+    assert [m.text for m in conversation(ResponsesBody(input=alone), ToolNames()).messages] == [
         "Question one",
         "again",
     ], "thoughts that led to nothing are left out"
@@ -107,7 +107,7 @@ def test_a_turn_of_many_items_is_put_together_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(structs, "replace", counted)
     items = [called(f"call_{n}", name="act") for n in range(300)]
     said = {"role": "assistant", "content": "Look."}
-    turns = messages([user({"type": "input_text", "text": "hi"}), *items, said, said], Toolbox())
+    turns = messages([user({"type": "input_text", "text": "hi"}), *items, said, said], ToolNames())
     assert len(turns[1].tool_calls) == 300
     assert turns[1].text == "Look.\n\nLook."
     assert len(made) == 1

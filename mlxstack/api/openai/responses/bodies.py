@@ -31,14 +31,14 @@ class ResponsesBody(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessageItem(Struct):
+class MessageInput(Struct):
     """What somebody said."""
 
     role: str
     content: Content = None
 
 
-class FunctionCallItem(Struct):
+class FunctionCallInput(Struct):
     """A call that the assistant made earlier."""
 
     call_id: str
@@ -47,7 +47,7 @@ class FunctionCallItem(Struct):
     namespace: str | None = None
 
 
-class CustomCallItem(Struct):
+class CustomCallInput(Struct):
     """A call whose argument is free text."""
 
     call_id: str
@@ -72,14 +72,14 @@ class OutputItem(Struct):
     id: str | None = None
 
 
-class ReasoningItem(Struct):
+class ReasoningInput(Struct):
     """What the assistant thought; only content that can be read counts."""
 
     content: list[Item] | None = None
     encrypted_content: str | None = None
 
 
-class ToolSpec(Struct):
+class ResponsesToolParam(Struct):
     """A tool of any type; `tools` are those of a namespace."""
 
     type: str = "function"

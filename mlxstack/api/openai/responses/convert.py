@@ -4,21 +4,21 @@ from typing import Any
 
 from mlxstack.api import fields
 from mlxstack.api.asked_json import asked_json
-from mlxstack.api.openai.content import ruled
+from mlxstack.api.openai.content import read_system
 from mlxstack.api.openai.convert import effort
 from mlxstack.api.openai.responses.bodies import ResponsesBody
 from mlxstack.api.openai.responses.items import messages
-from mlxstack.api.openai.responses.toolbox import Toolbox
+from mlxstack.api.openai.responses.toolbox import ToolNames
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.options import Calling
-from mlxstack.text.shape import Shape
+from mlxstack.service.options import ToolChoiceMode
+from mlxstack.text.shape import ResponseConstraint
 
 # What only a server that stores responses could do.
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
-def conversation(body: ResponsesBody, box: Toolbox) -> Conversation:
+def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
     """Raises BadRequest with the path of the field that cannot work."""
     for name in STATEFUL:
         if getattr(body, name):
@@ -38,25 +38,25 @@ def conversation(body: ResponsesBody, box: Toolbox) -> Conversation:
     return Conversation(messages=said, tools=box.tools, thinking=thinking, template=template)
 
 
-def calling(choice: str | dict[str, Any] | None) -> Calling:
+def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
     """Whether there must be a call. Raises BadRequest."""
     match choice:
         case None | "auto":
-            return Calling.AUTO
+            return ToolChoiceMode.AUTO
         case "none":
-            return Calling.NONE
+            return ToolChoiceMode.NONE
         case "required" | {"type": "function" | "custom"}:
-            return Calling.REQUIRED
+            return ToolChoiceMode.REQUIRED
         case {"type": "allowed_tools", "mode": str(mode)}:
-            return calling(mode)
+            return tool_choice_mode(mode)
         case dict():
-            return Calling.AUTO
+            return ToolChoiceMode.AUTO
     raise BadRequest(
         f"tool_choice is {choice!r}; known are none, auto, required, or a tool", "tool_choice"
     )
 
 
-def called(choice: str | dict[str, Any] | None, box: Toolbox) -> str | None:
+def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | None:
     """The one tool that must be called, by its name in the prompt."""
     match choice:
         case {"type": "function" | "custom", "name": str(name), **more}:
@@ -65,13 +65,13 @@ def called(choice: str | dict[str, Any] | None, box: Toolbox) -> str | None:
     return None
 
 
-def shape(body: ResponsesBody) -> Shape | None:
+def response_format(body: ResponsesBody) -> ResponseConstraint | None:
     """What the answer must look like."""
     match (body.text or {}).get("format"):
         case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
-            return Shape(schema, param="text.format")
+            return ResponseConstraint(schema, param="text.format")
         case {"type": "json_schema" | "json_object"}:
-            return Shape(param="text.format")
+            return ResponseConstraint(param="text.format")
     return None
 
 
@@ -79,11 +79,11 @@ def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
     """As the first system message; given as items, they are read as such."""
     given = body.instructions
     if isinstance(given, list):
-        return messages(given, Toolbox())
-    return (Message(Role.SYSTEM, ruled(given, "instructions")),) if given else ()
+        return messages(given, ToolNames())
+    return (Message(Role.SYSTEM, read_system(given, "instructions")),) if given else ()
 
 
-def _input(body: ResponsesBody, box: Toolbox) -> tuple[Message, ...]:
+def _input(body: ResponsesBody, box: ToolNames) -> tuple[Message, ...]:
     if isinstance(body.input, str):
         return (Message(Role.USER, body.input),)
     return messages(body.input, box)

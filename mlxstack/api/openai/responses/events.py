@@ -3,61 +3,61 @@
 from msgspec import Struct
 
 from mlxstack.api import sse
-from mlxstack.api.logprobs import Chosen
+from mlxstack.api.logprobs import SampledLogprob
 from mlxstack.api.openai.responses.wire import OutputItem, OutputText, Response
 
 
-class Event(Struct, kw_only=True, tag_field="type"):
+class ResponsesEvent(Struct, kw_only=True, tag_field="type"):
     """`sequence_number` is given when the event is sent."""
 
     sequence_number: int = 0
 
 
-class Created(Event, tag="response.created"):
+class Created(ResponsesEvent, tag="response.created"):
     """It has begun."""
 
     response: Response
 
 
-class InProgress(Event, tag="response.in_progress"):
+class InProgress(ResponsesEvent, tag="response.in_progress"):
     """It goes on: the first one, and the heartbeat (X-21)."""
 
     response: Response
 
 
-class Completed(Event, tag="response.completed"):
+class Completed(ResponsesEvent, tag="response.completed"):
     """It ended well."""
 
     response: Response
 
 
-class Incomplete(Event, tag="response.incomplete"):
+class IncompleteEvent(ResponsesEvent, tag="response.incomplete"):
     """It was cut."""
 
     response: Response
 
 
-class Failed(Event, tag="response.failed"):
+class FailedEvent(ResponsesEvent, tag="response.failed"):
     """It broke."""
 
     response: Response
 
 
-class ItemAdded(Event, tag="response.output_item.added"):
+class ItemAdded(ResponsesEvent, tag="response.output_item.added"):
     """An item begins."""
 
     output_index: int
     item: OutputItem
 
 
-class ItemDone(Event, tag="response.output_item.done"):
+class ItemDone(ResponsesEvent, tag="response.output_item.done"):
     """An item is complete."""
 
     output_index: int
     item: OutputItem
 
 
-class InItem(Event):
+class InItem(ResponsesEvent):
     """Something inside an item."""
 
     item_id: str
@@ -82,18 +82,18 @@ class PartDone(InContent, kw_only=True, tag="response.content_part.done"):
     part: OutputText
 
 
-class TextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
     """New words."""
 
     delta: str
-    logprobs: tuple[Chosen, ...] = ()
+    logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class TextDone(InContent, kw_only=True, tag="response.output_text.done"):
     """All words."""
 
     text: str
-    logprobs: tuple[Chosen, ...] = ()
+    logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class ReasoningDelta(InContent, kw_only=True, tag="response.reasoning_text.delta"):
@@ -121,7 +121,7 @@ class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
     arguments: str
 
 
-class InputDelta(InItem, tag="response.custom_tool_call_input.delta"):
+class CustomInputDelta(InItem, tag="response.custom_tool_call_input.delta"):
     """New input of a custom tool; always all of it."""
 
     delta: str
@@ -133,6 +133,6 @@ class InputDone(InItem, tag="response.custom_tool_call_input.done"):
     input: str
 
 
-def frame(event: Event) -> bytes:
+def frame(event: ResponsesEvent) -> bytes:
     """The event as it is sent, named by its type."""
     return sse.frame(event, str(type(event).__struct_config__.tag))

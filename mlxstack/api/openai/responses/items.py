@@ -8,24 +8,24 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from mlxstack.api.openai.content import asked, ruled, told
+from mlxstack.api.openai.content import read_history, read_latest_user, read_system
 from mlxstack.api.openai.responses import sealed
 from mlxstack.api.openai.responses.bodies import (
-    CustomCallItem,
-    FunctionCallItem,
+    CustomCallInput,
+    FunctionCallInput,
     Item,
-    MessageItem,
+    MessageInput,
     OutputItem,
-    ReasoningItem,
+    ReasoningInput,
     ShellCallItem,
 )
-from mlxstack.api.openai.responses.toolbox import INPUT, Toolbox
+from mlxstack.api.openai.responses.toolbox import INPUT, ToolNames
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.normal import parse_arguments
 
 T = TypeVar("T")
-Reader = Callable[[Item, str, Toolbox], Message]
+Reader = Callable[[Item, str, ToolNames], Message]
 
 ROLES = {
     "developer": Role.SYSTEM,
@@ -36,7 +36,7 @@ ROLES = {
 JOINT = "\n\n"
 
 
-def messages(items: list[Item], box: Toolbox) -> tuple[Message, ...]:
+def messages(items: list[Item], box: ToolNames) -> tuple[Message, ...]:
     """The conversation; items of other types are left out. Raises BadRequest with their path.
 
     What the assistant thought, said and called without anybody in between is one turn.
@@ -68,47 +68,49 @@ def _as(kind: type[T], item: Item, at: str) -> T:
         raise BadRequest(f"{at}: {error}", at) from None
 
 
-def _new_question(item: Item, at: str, _: Toolbox) -> Message:
-    content = _as(MessageItem, item, at).content
-    return Message(Role.USER, asked(content, f"{at}.content"))
+def _new_question(item: Item, at: str, _: ToolNames) -> Message:
+    content = _as(MessageInput, item, at).content
+    return Message(Role.USER, read_latest_user(content, f"{at}.content"))
 
 
-def _message(item: Item, at: str, _: Toolbox) -> Message:
-    sent = _as(MessageItem, item, at)
+def _message(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(MessageInput, item, at)
     role = ROLES.get(sent.role)
     if role is None:
         raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
-    read = ruled if role is Role.SYSTEM else told
+    read = read_system if role is Role.SYSTEM else read_history
     return Message(role, read(sent.content, f"{at}.content"))
 
 
-def _reasoning(item: Item, at: str, _: Toolbox) -> Message:
-    sent = _as(ReasoningItem, item, at)
+def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(ReasoningInput, item, at)
     content: list[str | Item] = [*(sent.content or ())]
-    thoughts = told(content, f"{at}.content") or sealed.opened(sent.encrypted_content)
+    thoughts = read_history(content, f"{at}.content") or sealed.decode(sent.encrypted_content)
     return Message(Role.ASSISTANT, reasoning=thoughts or None)
 
 
-def _function_call(item: Item, at: str, box: Toolbox) -> Message:
-    sent = _as(FunctionCallItem, item, at)
+def _function_call(item: Item, at: str, box: ToolNames) -> Message:
+    sent = _as(FunctionCallInput, item, at)
     name = box.spoken(sent.name, sent.namespace)
     return _calling(ToolCall(sent.call_id, name, parse_arguments(sent.arguments)))
 
 
-def _custom_call(item: Item, at: str, box: Toolbox) -> Message:
-    sent = _as(CustomCallItem, item, at)
+def _custom_call(item: Item, at: str, box: ToolNames) -> Message:
+    sent = _as(CustomCallInput, item, at)
     name = box.spoken(sent.name, sent.namespace)
     return _calling(ToolCall(sent.call_id, name, {INPUT: sent.input}))
 
 
-def _shell_call(item: Item, at: str, _: Toolbox) -> Message:
+def _shell_call(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(ShellCallItem, item, at)
     return _calling(ToolCall(_call_id(sent), "local_shell", sent.action))
 
 
-def _output(item: Item, at: str, _: Toolbox) -> Message:
+def _output(item: Item, at: str, _: ToolNames) -> Message:
     sent = _as(OutputItem, item, at)
-    return Message(Role.TOOL, told(sent.output, f"{at}.output"), tool_call_id=_call_id(sent))
+    return Message(
+        Role.TOOL, read_history(sent.output, f"{at}.output"), tool_call_id=_call_id(sent)
+    )
 
 
 def _call_id(sent: ShellCallItem | OutputItem) -> str:

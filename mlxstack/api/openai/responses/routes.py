@@ -12,18 +12,18 @@ from msgspec import Struct, structs
 
 from mlxstack.api import fields
 from mlxstack.api.answer import AnyRequest, answer_stream, answer_whole
-from mlxstack.api.described import described
+from mlxstack.api.described import response_spec
 from mlxstack.api.given import TheService
-from mlxstack.api.names import served
+from mlxstack.api.names import resolve_model
 from mlxstack.api.openai.responses import convert
 from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.api.openai.responses.telling import Telling, frames, whole
-from mlxstack.api.openai.responses.toolbox import Toolbox, toolbox
+from mlxstack.api.openai.responses.telling import ResponseStream, frames, whole
+from mlxstack.api.openai.responses.toolbox import ToolNames, toolbox
 from mlxstack.api.openai.responses.wire import Response
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.chat import Order, admit
-from mlxstack.service.options import Options
+from mlxstack.service.chat import AdmittedRequest, admit
+from mlxstack.service.options import GenerationOptions
 from mlxstack.service.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
@@ -40,16 +40,16 @@ class InputTokens(Struct, frozen=True):
 @post(
     ["/v1/responses", "/responses", "/v1/batch/responses"],
     status_code=200,
-    responses=described(Response),
+    responses=response_spec(Response),
 )
 async def responses(
     request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
 ) -> HttpResponse[Response] | Stream:
     """Answer a list of items, whole or as server-sent events."""
-    model, box = served(service, data.model), toolbox(data.tools)
-    conversation = await service.words.read(lambda: convert.conversation(data, box))
+    model, box = resolve_model(service, data.model), toolbox(data.tools)
+    conversation = await service.text_processor.read(lambda: convert.conversation(data, box))
     order = await _admit(service, conversation, _options(data, request, box))
-    telling = Telling(
+    telling = ResponseStream(
         _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
     if data.stream:
@@ -60,15 +60,17 @@ async def responses(
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
 async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
     """Count what the same body would send to the model."""
-    served(service, data.model)
+    resolve_model(service, data.model)
     box = toolbox(data.tools)
-    prompt = await service.words.prompt(
-        await service.words.read(lambda: convert.conversation(data, box))
+    prompt = await service.text_processor.prompt(
+        await service.text_processor.read(lambda: convert.conversation(data, box))
     )
     return InputTokens(len(prompt.tokens))
 
 
-async def _admit(service: Service, conversation: Conversation, options: Options) -> Order:
+async def _admit(
+    service: Service, conversation: Conversation, options: GenerationOptions
+) -> AdmittedRequest:
     """Here the messages are called `input`."""
     try:
         return await admit(service, conversation, options)
@@ -78,32 +80,32 @@ async def _admit(service: Service, conversation: Conversation, options: Options)
         raise
 
 
-def _options(body: ResponsesBody, request: AnyRequest, box: Toolbox) -> Options:
+def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> GenerationOptions:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     n_top = fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
     found = fields.options(body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request)
     return structs.replace(
         found,
-        calling=convert.calling(body.tool_choice),
-        called=convert.called(body.tool_choice, box),
-        shape=convert.shape(body) or found.shape,
+        tool_choice=convert.tool_choice_mode(body.tool_choice),
+        forced_tool=convert.forced_tool(body.tool_choice, box),
+        response_format=convert.response_format(body) or found.response_format,
         is_one_call=body.parallel_tool_calls is False,
     )
 
 
-def _response(body: ResponsesBody, order: Order, model: str) -> Response:
+def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Response:
     """The response before anything was said."""
     reasoning = body.reasoning or {}
     return Response(
-        id=order.ask.id,
+        id=order.request.id,
         created_at=int(time.time()),
         model=model,
         instructions=body.instructions,
         tools=tuple(body.tools or ()),
         tool_choice=body.tool_choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        temperature=order.ask.sampling.temperature,
-        top_p=order.ask.sampling.top_p,
+        temperature=order.request.sampling.temperature,
+        top_p=order.request.sampling.top_p,
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
         reasoning={name: reasoning.get(name) for name in ("effort", "summary")},

@@ -9,12 +9,12 @@ import base64
 SEAL = "mlx-stack:"
 
 
-def sealed(thoughts: str) -> str:
+def encode(thoughts: str) -> str:
     """What a client sends back untouched."""
     return SEAL + base64.urlsafe_b64encode(thoughts.encode()).decode()
 
 
-def opened(content: str | None) -> str:
+def decode(content: str | None) -> str:
     """The thoughts inside; "" for nothing, and for what others have sealed."""
     if content is None or not content.startswith(SEAL):
         return ""

@@ -6,11 +6,11 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET
 
-from mlxstack.api.logprobs import Chosen
+from mlxstack.api.logprobs import SampledLogprob
 from mlxstack.api.openai.responses import events
-from mlxstack.api.openai.responses.events import Event
-from mlxstack.api.openai.responses.sealed import sealed
-from mlxstack.api.openai.responses.toolbox import INPUT, Kind, Offer
+from mlxstack.api.openai.responses.events import ResponsesEvent
+from mlxstack.api.openai.responses.sealed import encode
+from mlxstack.api.openai.responses.toolbox import INPUT, ClientTool, ToolKind
 from mlxstack.api.openai.responses.wire import (
     CustomCallItem,
     FunctionCallItem,
@@ -21,33 +21,33 @@ from mlxstack.api.openai.responses.wire import (
     ReasoningText,
     Status,
 )
-from mlxstack.service.parts import Called
+from mlxstack.service.parts import ToolCallPart
 
 
-class Message:
+class MessageItemStream:
     """Words of the answer."""
 
     def __init__(self, index: int) -> None:
         self._id, self._index = f"msg_{uuid4().hex}", index
         self._texts: list[str] = []
-        self._logprobs: list[Chosen] = []
+        self._logprobs: list[SampledLogprob] = []
 
-    def begin(self) -> Iterator[Event]:
+    def begin(self) -> Iterator[ResponsesEvent]:
         """The item and its one part, both empty."""
         item = MessageItem(self._id, "in_progress")
         yield events.ItemAdded(output_index=self._index, item=item)
         part = OutputText("")
         yield events.PartAdded(item_id=self._id, output_index=self._index, part=part)
 
-    def add(self, text: str, logprobs: tuple[Chosen, ...]) -> Iterator[Event]:
+    def add(self, text: str, logprobs: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """More words."""
         self._texts.append(text)
         self._logprobs += logprobs
-        yield events.TextDelta(
+        yield events.OutputTextDelta(
             item_id=self._id, output_index=self._index, delta=text, logprobs=logprobs
         )
 
-    def end(self, status: Status) -> Iterator[Event]:
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """The whole text, three times: as the protocol wants it."""
         item = self.item(status)
         part = item.content[0]
@@ -63,7 +63,7 @@ class Message:
         return MessageItem(self._id, status, (text,))
 
 
-class Thoughts:
+class ReasoningItemStream:
     """Thinking before the answer, or between calls."""
 
     def __init__(self, index: int, *, is_sealed: bool) -> None:
@@ -71,17 +71,17 @@ class Thoughts:
         self._is_sealed = is_sealed
         self._texts: list[str] = []
 
-    def begin(self) -> Iterator[Event]:
+    def begin(self) -> Iterator[ResponsesEvent]:
         """The item, empty."""
         item = ReasoningItem(self._id, "in_progress")
         yield events.ItemAdded(output_index=self._index, item=item)
 
-    def add(self, text: str, _: tuple[Chosen, ...]) -> Iterator[Event]:
+    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
         """More thoughts."""
         self._texts.append(text)
         yield events.ReasoningDelta(item_id=self._id, output_index=self._index, delta=text)
 
-    def end(self, status: Status) -> Iterator[Event]:
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
         """All thoughts."""
         item = self.item(status)
         yield events.ReasoningDone(
@@ -96,21 +96,25 @@ class Thoughts:
             id=self._id,
             status=status,
             content=(ReasoningText(text),),
-            encrypted_content=sealed(text) if self._is_sealed else None,
+            encrypted_content=encode(text) if self._is_sealed else None,
         )
 
 
-Stretch = Message | Thoughts
+Stretch = MessageItemStream | ReasoningItemStream
 
 
-def call(called: Called, offer: Offer, index: int) -> tuple[list[Event], OutputItem]:
+def call(
+    called: ToolCallPart, offer: ClientTool, index: int
+) -> tuple[list[ResponsesEvent], OutputItem]:
     """The events of a complete call, and its item."""
-    if offer.kind is Kind.CUSTOM:
+    if offer.kind is ToolKind.CUSTOM:
         return _custom_call(called, offer, index)
     return _function_call(called, offer, index)
 
 
-def _function_call(called: Called, offer: Offer, index: int) -> tuple[list[Event], OutputItem]:
+def _function_call(
+    called: ToolCallPart, offer: ClientTool, index: int
+) -> tuple[list[ResponsesEvent], OutputItem]:
     arguments = msgspec.json.encode(called.arguments).decode()
     item = FunctionCallItem(
         f"fc_{uuid4().hex}", called.id, offer.name, "in_progress", "", offer.namespace or UNSET
@@ -126,7 +130,9 @@ def _function_call(called: Called, offer: Offer, index: int) -> tuple[list[Event
     ], done
 
 
-def _custom_call(called: Called, offer: Offer, index: int) -> tuple[list[Event], OutputItem]:
+def _custom_call(
+    called: ToolCallPart, offer: ClientTool, index: int
+) -> tuple[list[ResponsesEvent], OutputItem]:
     said = called.arguments.get(INPUT)
     text = said if isinstance(said, str) else msgspec.json.encode(called.arguments).decode()
     item = CustomCallItem(
@@ -135,7 +141,7 @@ def _custom_call(called: Called, offer: Offer, index: int) -> tuple[list[Event],
     done = msgspec.structs.replace(item, status="completed", input=text)
     return [
         events.ItemAdded(output_index=index, item=item),
-        events.InputDelta(item_id=item.id, output_index=index, delta=text),
+        events.CustomInputDelta(item_id=item.id, output_index=index, delta=text),
         events.InputDone(item_id=item.id, output_index=index, input=text),
         events.ItemDone(output_index=index, item=done),
     ], done

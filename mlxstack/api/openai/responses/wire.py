@@ -4,27 +4,27 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mlxstack.api.logprobs import Chosen
-from mlxstack.api.timings import Cached, Thought, Timings
-from mlxstack.core.event import Work
-from mlxstack.service.parts import Ended
+from mlxstack.api.logprobs import SampledLogprob
+from mlxstack.api.timings import CachedTokens, ReasoningTokens, Timings
+from mlxstack.core.event import RequestTimings
+from mlxstack.service.parts import GenerationFinished
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class Read(Cached, frozen=True):
+class InputTokensDetails(CachedTokens, frozen=True):
     """How much of the input came from the caches; writing to them costs nothing here."""
 
     cache_write_tokens: int = 0
 
 
-class Usage(Struct, frozen=True):
+class ResponsesUsage(Struct, frozen=True):
     """Token counts, in the names of this dialect."""
 
     input_tokens: int
-    input_tokens_details: Read
+    input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: Thought
+    output_tokens_details: ReasoningTokens
     total_tokens: int
 
 
@@ -33,7 +33,7 @@ class OutputText(Struct, frozen=True, tag="output_text"):
 
     text: str
     annotations: tuple[str, ...] = ()
-    logprobs: tuple[Chosen, ...] = ()
+    logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
@@ -86,7 +86,7 @@ class CustomCallItem(Struct, frozen=True, tag="custom_tool_call"):
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
-class Incomplete(Struct, frozen=True):
+class IncompleteDetails(Struct, frozen=True):
     """Why a response ended early."""
 
     reason: str = "max_output_tokens"
@@ -110,8 +110,8 @@ class Response(Struct, frozen=True, kw_only=True):
     model: str
     output: tuple[OutputItem, ...] = ()
     error: Failure | None = None
-    incomplete_details: Incomplete | None = None
-    usage: Usage | None = None
+    incomplete_details: IncompleteDetails | None = None
+    usage: ResponsesUsage | None = None
     instructions: str | list[dict[str, Any]] | None = None
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str | dict[str, Any] = "auto"
@@ -131,13 +131,13 @@ class Response(Struct, frozen=True, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-def usage(ended: Ended) -> Usage:
+def usage(ended: GenerationFinished) -> ResponsesUsage:
     """What one response cost."""
-    work: Work = ended.work
-    return Usage(
+    work: RequestTimings = ended.work
+    return ResponsesUsage(
         input_tokens=work.n_prompt,
-        input_tokens_details=Read(work.n_cached),
+        input_tokens_details=InputTokensDetails(work.n_cached),
         output_tokens=work.n_generated,
-        output_tokens_details=Thought(ended.n_reasoning),
+        output_tokens_details=ReasoningTokens(ended.n_reasoning),
         total_tokens=work.n_prompt + work.n_generated,
     )
