@@ -44,11 +44,11 @@ def copies(order: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
 
 
 def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
-    ask = order.request
-    seed = ask.sampling.seed
-    drawn = structs.replace(ask.sampling, seed=None if seed is None else seed + i)
+    request = order.request
+    seed = request.sampling.seed
+    drawn = structs.replace(request.sampling, seed=None if seed is None else seed + i)
     return structs.replace(
-        order, request=structs.replace(ask, id=f"{ask.id}-{i}", agent=None, sampling=drawn)
+        order, request=structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=drawn)
     )
 
 

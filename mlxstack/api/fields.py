@@ -87,7 +87,7 @@ class Fields(Struct, kw_only=True):
 
 
 def options(
-    body: Fields, ask: str, n_logprobs: int | None, caller: Connection
+    body: Fields, request: str, n_logprobs: int | None, caller: Connection
 ) -> GenerationOptions:
     """What the body wants, and what the caller may have.
 
@@ -95,7 +95,7 @@ def options(
     caller's key does not give.
     """
     wanted = GenerationOptions(
-        id=ask,
+        id=request,
         max_tokens=limit(body),
         sampling=_wish(body, n_logprobs),
         stop=stops(body.stop, "stop"),

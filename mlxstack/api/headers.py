@@ -20,9 +20,9 @@ EXPOSED = tuple(
 )
 
 
-def cache_headers(ask: Request, first: ResponsePart, saved_s: float) -> dict[str, str]:
+def cache_headers(request: Request, first: ResponsePart, saved_s: float) -> dict[str, str]:
     """From the first part of a reply; a part other than Started knows no cache numbers yet."""
-    agent = {PREFIX + "agent": ask.display_name} if ask.display_name else {}
+    agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
     if not isinstance(first, GenerationStarted):
         return agent
     miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}

@@ -94,9 +94,9 @@ async def returns(stage: Sandbox, plan: CachePlan) -> tuple[Returns, ...]:
             seen[total].append(await _comes_and_goes(caller, body, yard, f"{total} {team}"))
     stage.say("the same agents after a restart")
     async with service(stage, "returns", slots) as server, Caller(server) as caller:
-        await caller.ask(question(STRANGER, yard, "first of the day"), ANSWER)
+        await caller.request(question(STRANGER, yard, "first of the day"), ANSWER)
         warm = {
-            total: [await caller.ask(body, ANSWER) for *_, body in each]
+            total: [await caller.request(body, ANSWER) for *_, body in each]
             for total, each in seen.items()
         }
     return tuple(
@@ -116,13 +116,13 @@ async def _comes_and_goes(
 ) -> tuple[TimedRequest, TimedRequest, TimedRequest, Body]:
     """Cold, next turn in the same slot, next turn from memory; and the body of one turn more."""
     n_new = Split().new
-    cold = await caller.ask(body, ANSWER)
+    cold = await caller.request(body, ANSWER)
     body = next_turn(body, cold.text, n_new, yard, f"{seed} a")
-    same = await caller.ask(body, ANSWER)
-    await caller.ask(question(STRANGER, yard, f"{seed} a"), ANSWER)
+    same = await caller.request(body, ANSWER)
+    await caller.request(question(STRANGER, yard, f"{seed} a"), ANSWER)
     body = next_turn(body, same.text, n_new, yard, f"{seed} b")
-    hot = await caller.ask(body, ANSWER)
-    await caller.ask(question(STRANGER, yard, f"{seed} b"), ANSWER)
+    hot = await caller.request(body, ANSWER)
+    await caller.request(question(STRANGER, yard, f"{seed} b"), ANSWER)
     return cold, same, hot, next_turn(body, hot.text, n_new, yard, f"{seed} c")
 
 
@@ -137,7 +137,7 @@ async def team_starts(stage: Sandbox, plan: CachePlan) -> tuple[Start, ...]:
             split = Split().scaled(plan.team_total)
             bodies = [agent(split, yard, team, i) for i in range(plan.team)]
             before = await computed(server)
-            timed = await asyncio.gather(*(caller.ask(body, ANSWER) for body in bodies))
+            timed = await asyncio.gather(*(caller.request(body, ANSWER) for body in bodies))
             n_computed = await computed(server) - before
             head = await _shared(server, bodies)
             lengths = [one.usage.prompt_tokens for one in timed]
@@ -159,7 +159,7 @@ async def saves(stage: Sandbox, plan: CachePlan) -> Saves:
         turns = await _saved_turns(caller, client, plan, yard)
         stage.say(f"a context of {plan.n_big} tokens is saved while others decode")
         big = question(plan.n_big, yard, "big")
-        cold = await caller.ask(big, ANSWER, id_slot=0)
+        cold = await caller.request(big, ANSWER, id_slot=0)
         before, _ = await _gaps(caller, client, plan, yard, None)
         during, saved = await _gaps(caller, client, plan, yard, "big")
         assert saved is not None
@@ -177,7 +177,7 @@ async def _saved_turns(
 ) -> tuple[SlotSaved, ...]:
     body, saved = agent(Split(200, 0, 200, 50), yard, 77, 0), []
     for i in range(plan.n_turns):
-        answer = await caller.ask(body, 4 * ANSWER, id_slot=1)
+        answer = await caller.request(body, 4 * ANSWER, id_slot=1)
         saved.append(await client.save_slot(1, "diary"))
         body = next_turn(body, answer.text, Split().new, yard, f"diary {i}")
     return tuple(saved)
@@ -188,9 +188,11 @@ async def _gaps(
 ) -> tuple[tuple[float, ...], SlotSaved | None]:
     """Silences of two decoders, in the middle of their answers or while slot 0 is saved."""
     enough = asyncio.Event()
-    asks = [
+    requests = [
         asyncio.create_task(
-            caller.ask(question(50, yard, f"{name} {slot}"), plan.n_decode, enough, id_slot=slot)
+            caller.request(
+                question(50, yard, f"{name} {slot}"), plan.n_decode, enough, id_slot=slot
+            )
         )
         for slot in (1, 2)
     ]
@@ -200,7 +202,7 @@ async def _gaps(
     ended = caller.clock()
     await asyncio.sleep(plan.calm_s)
     enough.set()
-    timed = await asyncio.gather(*asks)
+    timed = await asyncio.gather(*requests)
     if saved is None:
         return tuple(gap for one in timed for gap in one.gaps), None
     gaps = tuple(gap for one in timed for gap in one.gaps_within(began, ended))

@@ -101,7 +101,7 @@ class Caller:
         """Now, in the seconds of `Timed`."""
         return time.perf_counter()
 
-    async def ask(
+    async def request(
         self, body: Body, max_tokens: int, enough: asyncio.Event | None = None, **more: Any
     ) -> TimedRequest:
         """One streamed chat completion; it is left at the first piece after `enough` is set.
@@ -143,7 +143,7 @@ class Caller:
         return Yardstick(word=max(0.1, word), tool=max(1.0, n_tools / 2))
 
     async def _n_prompt(self, body: Body) -> int:
-        return (await self.ask(body, 1)).usage.prompt_tokens
+        return (await self.request(body, 1)).usage.prompt_tokens
 
 
 def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> TimedRequest:

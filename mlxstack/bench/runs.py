@@ -47,20 +47,20 @@ class BenchContext(Struct, frozen=True):
     say: Callable[[str], None]
 
 
-def report(name: str, wanted: BenchRequest, scene: BenchContext) -> BenchReport:
+def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport:
     """Run one benchmark. Raises Broken when something does not start or measures nothing."""
-    folder = scene.folder / name
+    folder = inputs.folder / name
     folder.mkdir(parents=True)
-    build = replace(SMALL if wanted.is_small else FULL, folder=str(scene.folder / "model"))
-    stage = Sandbox(folder, child_env(scene.env), "", scene.say)
+    build = replace(SMALL if wanted.is_small else FULL, folder=str(inputs.folder / "model"))
+    stage = Sandbox(folder, child_env(inputs.env), "", inputs.say)
     model = "none" if name in WITHOUT_MODEL else _model_words(wanted, build)
-    before = conditions(model, scene.day, scene.env)
+    before = conditions(model, inputs.day, inputs.env)
     if wanted.own is None and name not in WITHOUT_MODEL:
         stage = with_model(stage, wanted.model, build)
     results = BENCHES[name](stage, wanted)
     return BenchReport(
         name=f"bench {name}",
-        command=scene.command,
+        command=inputs.command,
         conditions=before,
         **structs.asdict(results),
     )

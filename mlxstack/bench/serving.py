@@ -70,11 +70,11 @@ async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> di
     yards = {caller.server.name: await caller.yardstick() for caller in callers}
     found: dict[str, Found] = {name: {} for name in yards}
     for i in range(plan.passes):
-        for scene in (SCENES[name] for name in played(plan.scenes)):
+        for inputs in (SCENES[name] for name in played(plan.scenes)):
             for caller in callers if i % 2 == 0 else reversed(callers):
                 name = caller.server.name
-                stage.say(f"{scene.__name__} on {name}, pass {i + 1}")
-                for figure, values in (await scene(caller, plan, yards[name], f"{i}")).items():
+                stage.say(f"{inputs.__name__} on {name}, pass {i + 1}")
+                for figure, values in (await inputs(caller, plan, yards[name], f"{i}")).items():
                     found[name][figure] = (*found[name].get(figure, ()), *values)
     return found
 
@@ -95,10 +95,10 @@ async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> 
     """One long prompt cold, again, its next turn, and a sibling with the same head."""
     team = 9000 + int(seed)
     body = agent(plan.split, yard, team, 0)
-    cold = await caller.ask(body, 8)
-    again = await caller.ask(body, 8)
-    later = await caller.ask(next_turn(body, again.text, plan.split.new, yard, seed), 8)
-    other = await caller.ask(sibling(body, plan.split.new, yard, f"{team}"), 8)
+    cold = await caller.request(body, 8)
+    again = await caller.request(body, 8)
+    later = await caller.request(next_turn(body, again.text, plan.split.new, yard, seed), 8)
+    other = await caller.request(sibling(body, plan.split.new, yard, f"{team}"), 8)
     return {
         "cold": (cold.ttft_s,),
         "again": (again.ttft_s,),
@@ -117,7 +117,7 @@ async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
     for n in plan.crowd:
         bodies = [question(plan.n_prompt, yard, f"crowd {seed} {n} {i}") for i in range(n)]
         began = caller.clock()
-        timed = await asyncio.gather(*(caller.ask(body, plan.n_answer) for body in bodies))
+        timed = await asyncio.gather(*(caller.request(body, plan.n_answer) for body in bodies))
         took = caller.clock() - began
         found |= {
             f"crowd {n}: seconds": (took,),
@@ -133,7 +133,7 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
     """A team with 50 tokens each: one by one, and together."""
 
     async def ask(how: str, i: int) -> TimedRequest:
-        return await caller.ask(question(plan.n_prompt, yard, f"{how} {seed} {i}"), 50)
+        return await caller.request(question(plan.n_prompt, yard, f"{how} {seed} {i}"), 50)
 
     began = caller.clock()
     for i in range(plan.team):
@@ -146,16 +146,18 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
 async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
     """Three agents decode when somebody comes with a prompt as long as that of `turns`."""
     enough = asyncio.Event()
-    asks = [
+    engine_requests = [
         asyncio.create_task(
-            caller.ask(question(plan.n_prompt, yard, f"decoder {seed} {i}"), plan.n_endless, enough)
+            caller.request(
+                question(plan.n_prompt, yard, f"decoder {seed} {i}"), plan.n_endless, enough
+            )
         )
         for i in range(DECODERS)
     ]
     await asyncio.sleep(plan.lead_s)
-    joined = await caller.ask(agent(plan.split, yard, 8000 + int(seed), 0), 8)
+    joined = await caller.request(agent(plan.split, yard, 8000 + int(seed), 0), 8)
     enough.set()
-    decoders = await asyncio.gather(*asks)
+    decoders = await asyncio.gather(*engine_requests)
     calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
     calm = _gaps(decoders, calm_from, joined.started)
     gaps = _gaps(decoders, joined.started, until)
@@ -177,7 +179,9 @@ async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
         return {}
     enough = asyncio.Event()
     bodies = [question(plan.n_prompt, yard, f"counted by {seed} {i}") for i in range(DECODERS)]
-    asks = [asyncio.create_task(caller.ask(body, plan.n_endless, enough)) for body in bodies]
+    engine_requests = [
+        asyncio.create_task(caller.request(body, plan.n_endless, enough)) for body in bodies
+    ]
     await asyncio.sleep(plan.lead_s)
     began = caller.clock()
     asked = [question(plan.n_prompt, yard, f"count {seed} {i}") for i in range(COUNTS)]
@@ -185,7 +189,7 @@ async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) ->
     until = max(caller.clock(), began + CALM_S)
     await asyncio.sleep(max(0.0, until - caller.clock()))
     enough.set()
-    decoders = await asyncio.gather(*asks)
+    decoders = await asyncio.gather(*engine_requests)
     return {
         "counts": tuple(one for one in took if one is not None),
         "gaps uncounted": _gaps(decoders, began - CALM_S, began),
@@ -220,7 +224,7 @@ async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: 
     bodies = [agent(plan.team_split, yard, number, i) for i in range(plan.team)]
     for turn in range(plan.n_turns):
         for i, body in enumerate(bodies):
-            timed = await caller.ask(body, plan.n_team_answer)
+            timed = await caller.request(body, plan.n_team_answer)
             seed = f"{number} {turn} {i}"
             bodies[i] = next_turn(body, timed.text, plan.split.new, yard, seed)
 
@@ -230,7 +234,7 @@ async def _talk(
 ) -> list[TimedRequest]:
     body, talk = agent(plan.team_split, yard, number, member), []
     for turn in range(plan.n_turns):
-        talk.append(await caller.ask(body, plan.n_team_answer))
+        talk.append(await caller.request(body, plan.n_team_answer))
         seed = f"{number} {turn} {member}"
         body = next_turn(body, talk[-1].text, plan.split.new, yard, seed)
     return talk
@@ -243,9 +247,9 @@ async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) 
 
     async def client() -> None:
         for _ in left:
-            await caller.ask(body, 1)
+            await caller.request(body, 1)
 
-    await asyncio.gather(*(caller.ask(body, 1) for _ in range(plan.n_clients)))
+    await asyncio.gather(*(caller.request(body, 1) for _ in range(plan.n_clients)))
     began = caller.clock()
     await asyncio.gather(*(client() for _ in range(plan.n_clients)))
     return {"requests per second": (plan.n_requests / (caller.clock() - began),)}

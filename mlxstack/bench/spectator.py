@@ -27,9 +27,9 @@ POLL_S = 0.05
 class Spectator:
     """The process of one dashboard, and the tape on which it writes what it sees."""
 
-    def __init__(self, pid: int, tape: Path) -> None:
+    def __init__(self, pid: int, recording: Path) -> None:
         self._process = psutil.Process(pid)
-        self._tape = tape
+        self._recording = recording
 
     def cpu_s(self) -> float:
         """Seconds of CPU that it took so far, its own and the kernel's for it."""
@@ -38,7 +38,7 @@ class Spectator:
 
     def n_frames(self) -> int:
         """Frames that it was sent so far."""
-        return self._tape.read_bytes().count(b"\n") if self._tape.exists() else 0
+        return self._recording.read_bytes().count(b"\n") if self._recording.exists() else 0
 
 
 @contextlib.asynccontextmanager
@@ -46,15 +46,15 @@ async def spectator(stage: Sandbox, url: str) -> AsyncIterator[Spectator]:
     """Attached and drawing inside, left by its own key after. Raises Broken when it does not."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    tape = stage.folder / f"watched-{time.monotonic_ns()}.tape"
+    recording = stage.folder / f"watched-{time.monotonic_ns()}.tape"
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "--url", url, "--record", str(tape), env=_env(stage), stdin=theirs,
+        *COMMAND, "--url", url, "--record", str(recording), env=_env(stage), stdin=theirs,
         stdout=theirs, stderr=theirs, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
     asyncio.get_running_loop().add_reader(ours, _drain, ours)
     try:
-        found = Spectator(process.pid, tape)
+        found = Spectator(process.pid, recording)
         await _attached(process, found)
         yield found
         os.write(ours, b"q")

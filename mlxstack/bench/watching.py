@@ -119,7 +119,7 @@ async def _talk(
     yard = await caller.yardstick()
     while not enough.is_set():
         body = question(plan.n_prompt, yard, f"watched {number} {len(said)}")
-        said.append(await caller.ask(body, plan.n_answer, enough, ignore_eos=True))
+        said.append(await caller.request(body, plan.n_answer, enough, ignore_eos=True))
     return said
 
 

@@ -86,8 +86,8 @@ def next_turn(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> 
     """The same conversation, answered and asked again."""
     random = Random(f"turn {seed}")
     answer = {"role": "assistant", "content": said}
-    ask = {"role": "user", "content": text(random, n_new, yard)}
-    return {**body, "messages": [*body["messages"], answer, ask]}
+    request = {"role": "user", "content": text(random, n_new, yard)}
+    return {**body, "messages": [*body["messages"], answer, request]}
 
 
 def sibling(body: Body, n_new: int, yard: Yardstick, seed: str) -> Body:

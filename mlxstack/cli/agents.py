@@ -6,7 +6,7 @@ import typer
 
 from mlxstack.cli.show import as_json, harmless, table
 from mlxstack.cli.sizes import size
-from mlxstack.cli.slots import Name, Url, ask, path_of
+from mlxstack.cli.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.up import Json
 
 app = typer.Typer(rich_markup_mode=None)
@@ -27,14 +27,16 @@ def agents(context: typer.Context, name: Name = None, url: Url = None, json: Jso
 @app.command("list")
 def list_agents(name: Name = None, url: Url = None, json: Json = False) -> None:
     """List the agents: where they are, and what they reuse."""
-    found = ask(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))["data"]
+    found = engine_request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))[
+        "data"
+    ]
     as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found])
 
 
 @app.command()
 def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Where an agent is, what it cost, and its latest turns."""
-    found = ask(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
+    found = engine_request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
     if json:
         as_json(found)
         return
@@ -54,7 +56,9 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
 @app.command()
 def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """What an agent said and heard."""
-    found = ask(name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any]))
+    found = engine_request(
+        name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any])
+    )
     if json:
         as_json(found)
         return
@@ -76,7 +80,7 @@ def remove(
 ) -> None:
     """Forget an agent: its history, and its KV in memory; its files on disk go with the next gc."""
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
-    done = ask(name, url, lambda client: client.delete(path))
+    done = engine_request(name, url, lambda client: client.delete(path))
     _tell(done, f"{agent} left the memory" if evict_only else f"{agent} is forgotten", json)
 
 
@@ -89,7 +93,7 @@ def fork(
     json: Json = False,
 ) -> None:
     """A new agent that goes on from here; nothing but names and words is copied."""
-    done = ask(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
+    done = engine_request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
     _tell(done, f"{new} goes on from where {agent} is", json)
 
 
@@ -103,7 +107,7 @@ def rewind(
 ) -> None:
     """Go back to an earlier message."""
     body = {"n_messages": n_messages}
-    done = ask(name, url, lambda client: client.post(_path(agent, "rewind"), body))
+    done = engine_request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
     _tell(done, f"{agent} has {n_messages} messages", json)
 
 
@@ -116,7 +120,9 @@ def pin(
     json: Json = False,
 ) -> None:
     """Keep the KV of an agent in memory, whatever happens."""
-    done = ask(name, url, lambda client: client.post(_path(agent), {"is_pinned": not off}))
+    done = engine_request(
+        name, url, lambda client: client.post(_path(agent), {"is_pinned": not off})
+    )
     _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
 
 
@@ -129,7 +135,7 @@ def priority(
     json: Json = False,
 ) -> None:
     """Who goes first when several wait."""
-    done = ask(name, url, lambda client: client.post(_path(agent), {"priority": level}))
+    done = engine_request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
     _tell(done, f"{agent} has priority {level}", json)
 
 

@@ -9,7 +9,7 @@ import typer
 from mlxstack.cli import gc as sweeps
 from mlxstack.cli.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.show import as_json, table
-from mlxstack.cli.slots import Name, Url, ask, path_of
+from mlxstack.cli.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.up import Json
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def why(
     from mlxstack.core.frame import RequestView
 
     path = path_of("requests", request)
-    found = ask(name, url, lambda client: client.get(path, RequestView))
+    found = engine_request(name, url, lambda client: client.get(path, RequestView))
     if json:
         as_json(found)
         return
@@ -86,7 +86,7 @@ def warm(
 ) -> None:
     """Compute a prefix from a file, and keep it under a name."""
     body = {"name": prefix, **_content(file)}
-    done: Any = ask(name, url, lambda client: client.post("/cache/prefixes", body))
+    done: Any = engine_request(name, url, lambda client: client.post("/cache/prefixes", body))
     as_json(done) if json else typer.echo(f"{prefix}: {done['n_tokens']} tokens are kept")
 
 
@@ -94,14 +94,14 @@ def warm(
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Let go of a named prefix."""
     path = path_of("cache", "prefixes", prefix)
-    done = ask(name, url, lambda client: client.delete(path))
+    done = engine_request(name, url, lambda client: client.delete(path))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
 
 
 @app.command()
 def clear(name: Name = None, url: Url = None, json: Json = False) -> None:
     """Forget what is parked in memory and neither in use nor pinned."""
-    done: Any = ask(name, url, lambda client: client.post("/cache/clear", {}))
+    done: Any = engine_request(name, url, lambda client: client.post("/cache/clear", {}))
     as_json(done) if json else typer.echo(f"{_size(done['n_bytes'])} freed")
 
 
@@ -147,7 +147,7 @@ def render(view: "CacheView") -> str:
 def _look(name: str | None, url: str | None) -> "CacheView":
     from mlxstack.core.frame import CacheView
 
-    return ask(name, url, lambda client: client.get("/cache", CacheView))
+    return engine_request(name, url, lambda client: client.get("/cache", CacheView))
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _title(prefix: "PrefixView") -> str:
 
 
 def _reason(miss: "MissView") -> str:
-    who = miss.agent or miss.ask
+    who = miss.agent or miss.request
     if miss.at is None:
         return f"{who}: {miss.reason}"
     where = f"{who}: {miss.reason} at token {miss.at}, after {miss.text_shared[-40:]!r}"

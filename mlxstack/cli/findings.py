@@ -110,9 +110,9 @@ def _descriptors() -> Iterator[CheckResult]:
 def _blas(env: Mapping[str, str]) -> Iterator[CheckResult]:
     if sys.platform != "linux":
         return
-    library = find_openblas()
-    if library is not None:
-        yield CheckResult(CheckLevel.OK, "blas", f"{library} is preloaded into workers")
+    agent_store = find_openblas()
+    if agent_store is not None:
+        yield CheckResult(CheckLevel.OK, "blas", f"{agent_store} is preloaded into workers")
     elif "openblas" in env.get("LD_PRELOAD", ""):
         yield CheckResult(CheckLevel.OK, "blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
     else:
@@ -150,11 +150,11 @@ def _home(home: Home) -> Iterator[CheckResult]:
 
 
 def _presets(home: Home) -> Iterator[CheckResult]:
-    shelf = catalog(home)
-    wrong = [one for one in shelf if one.error is not None]
+    slot_files = catalog(home)
+    wrong = [one for one in slot_files if one.error is not None]
     for one in wrong:
         yield CheckResult(CheckLevel.WARN, "preset", str(one.error), f"correct {one.source}")
-    yield CheckResult(CheckLevel.OK, "presets", f"{len(shelf) - len(wrong)} can be started")
+    yield CheckResult(CheckLevel.OK, "presets", f"{len(slot_files) - len(wrong)} can be started")
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[CheckResult]:

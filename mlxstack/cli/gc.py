@@ -42,7 +42,7 @@ def collect(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCRe
     home = home_from(os.environ)
     if url is None:
         name = name or _keeper(home)
-    return _sweep_here(sweep, home) if name is None and url is None else _ask(sweep, name, url)
+    return _sweep_here(sweep, home) if name is None and url is None else _request(sweep, name, url)
 
 
 def show(swept: "GCResult", json: bool) -> None:
@@ -79,15 +79,17 @@ def _sweep_here(sweep: "CollectGarbage", home: "Home") -> "GCResult":
     from mlxstack.store.history import AgentFolders
     from mlxstack.store.vault import DiskKVStore
 
-    vault = QuotaKVStore(DiskKVStore(home.kv), AgentFolders(home.agents), DiskSpec())
-    return vault.sweep(sweep, frozenset())
+    store = QuotaKVStore(DiskKVStore(home.kv), AgentFolders(home.agents), DiskSpec())
+    return store.sweep(sweep, frozenset())
 
 
-def _ask(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
+def _request(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
     import msgspec
 
-    from mlxstack.cli.slots import ask
+    from mlxstack.cli.slots import engine_request
     from mlxstack.core.act import GCResult
 
     body = msgspec.to_builtins(sweep)
-    return msgspec.convert(ask(name, url, lambda client: client.post("/cache/gc", body)), GCResult)
+    return msgspec.convert(
+        engine_request(name, url, lambda client: client.post("/cache/gc", body)), GCResult
+    )

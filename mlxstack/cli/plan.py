@@ -169,7 +169,7 @@ def _scenario(
     file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
 ) -> "Scenario":
     from mlxstack.cli import scenario
-    from mlxstack.cli.slots import ask
+    from mlxstack.cli.slots import engine_request
 
     found = scenario.read_scenario(file) if file else scenario.Scenario()
     if served is not None:
@@ -178,7 +178,9 @@ def _scenario(
         found = scenario.at_work(found, agents)
     if speeds_of is not None:
         name, url = (None, speeds_of) if "://" in speeds_of else (speeds_of, None)
-        found = scenario.as_fast_as(found, ask(name, url, lambda client: client.metrics()))
+        found = scenario.as_fast_as(
+            found, engine_request(name, url, lambda client: client.metrics())
+        )
     return found
 
 

@@ -68,17 +68,17 @@ def _list(json: bool) -> None:
     from mlxstack.cli.catalog import catalog
     from mlxstack.host.paths import home_from
 
-    shelf = catalog(home_from(os.environ))
+    slot_files = catalog(home_from(os.environ))
     if json:
-        as_json({"presets": shelf})
+        as_json({"presets": slot_files})
         return
-    good = [one for one in shelf if one.error is None]
+    good = [one for one in slot_files if one.error is None]
     rows = [
         (one.name, f"{one.n_slots} x {one.n_ctx}", one.kv_bits, one.modalities, one.when_to_use)
         for one in good
     ]
     table(("PRESET", "SLOTS x CTX", "KV BITS", "MODALITIES", "WHEN TO USE"), rows)
-    for one in shelf:
+    for one in slot_files:
         if one.error is not None:
             note(f"warning: {one.error}")
     typer.echo("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")

@@ -36,7 +36,7 @@ def slots(context: typer.Context, name: Name = None, url: Url = None, json: Json
 @app.command("list")
 def show(name: Name = None, url: Url = None, json: Json = False) -> None:
     """List the slots and what they hold."""
-    found = ask(name, url, lambda client: client.slots())
+    found = engine_request(name, url, lambda client: client.slots())
     if json:
         as_json({"slots": found})
         return
@@ -49,7 +49,7 @@ def save(
     slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
 ) -> None:
     """Write the context of a slot to a file."""
-    done = ask(name, url, lambda client: client.save_slot(slot, filename))
+    done = engine_request(name, url, lambda client: client.save_slot(slot, filename))
     took = done.timings.get("save_ms", 0.0)
     text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
     as_json(done) if json else typer.echo(f"{text} written in {took:.1f} ms")
@@ -60,7 +60,7 @@ def restore(
     slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
 ) -> None:
     """Bring the context of a file back into a slot."""
-    done = ask(name, url, lambda client: client.restore_slot(slot, filename))
+    done = engine_request(name, url, lambda client: client.restore_slot(slot, filename))
     took = done.timings.get("restore_ms", 0.0)
     text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
     as_json(done) if json else typer.echo(f"{text} read in {took:.1f} ms")
@@ -69,7 +69,7 @@ def restore(
 @app.command()
 def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) -> None:
     """Empty a slot."""
-    done = ask(name, url, lambda client: client.erase_slot(slot))
+    done = engine_request(name, url, lambda client: client.erase_slot(slot))
     as_json(done) if json else typer.echo(f"slot {slot}: {done.n_erased} tokens erased")
 
 
@@ -90,7 +90,9 @@ def gc(
     sweeps.show(sweeps.collect(wanted, name, url), json)
 
 
-def ask(name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]") -> T:
+def engine_request(
+    name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]"
+) -> T:
     """Ask the service of this name or URL."""
     import asyncio
 

@@ -39,7 +39,7 @@ class MissView(Struct, frozen=True):
 
     reason: str
     at: int | None = None
-    ask: str = ""
+    request: str = ""
     agent: str | None = None
     age_s: float = 0.0
     text_shared: str = ""

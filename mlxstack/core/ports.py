@@ -57,7 +57,7 @@ class KVStore(Protocol):
         """Whether a file of this key exists (not whether it is sound)."""
         ...
 
-    def write(self, blob: KVFile) -> int:
+    def write(self, file: KVFile) -> int:
         """Store durably, at most once per key; bytes newly written, 0 if it was there.
 
         A file of this key that says something else of itself is replaced.

@@ -82,7 +82,7 @@ class PaceSpec(Strict, frozen=True):
     """`max_stall_ms` bounds the silence of a decoding agent while others prefill."""
 
     max_stall_ms: Annotated[float, Meta(ge=10)] = 250.0
-    max_bite: Annotated[int, Meta(ge=16)] = 2048
+    max_chunk: Annotated[int, Meta(ge=16)] = 2048
     aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
 
 

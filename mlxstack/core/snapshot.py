@@ -24,7 +24,7 @@ class SlotView(Struct, frozen=True):
     id: int
     n_ctx: int
     state: RequestPhase | None = None
-    ask: str | None = None
+    request: str | None = None
     agent: str | None = None
     n_tokens: int = 0
     n_prompt: int = 0
@@ -42,7 +42,7 @@ class SlotView(Struct, frozen=True):
 class WaitingView(Struct, frozen=True):
     """One ask in the queue."""
 
-    ask: str
+    request: str
     agent: str | None
     priority: Priority
     n_prompt: int

@@ -43,7 +43,7 @@ def recall(draw: Draw, n_turns: int, n_words: int) -> Case:
     messages += facts.tell(draw, thing, word) + distance(draw, n_turns, n_words)
     if draw.rng.random() < 0.08:
         messages.append(system(draw))
-    return Case(messages + facts.ask(draw, thing, word), expect=word)
+    return Case(messages + facts.engine_request(draw, thing, word), expect=word)
 
 
 def near_recall(draw: Draw) -> Case:
@@ -52,9 +52,11 @@ def near_recall(draw: Draw) -> Case:
 
 def asked_twice(draw: Draw) -> Case:
     thing, word = secret(draw)
-    messages = opening(draw) + facts.tell(draw, thing, word) + facts.ask(draw, thing, word)
+    messages = (
+        opening(draw) + facts.tell(draw, thing, word) + facts.engine_request(draw, thing, word)
+    )
     messages += distance(draw, draw.rng.randint(0, 1), 0)
-    return Case(messages + facts.ask(draw, thing, word), expect=word)
+    return Case(messages + facts.engine_request(draw, thing, word), expect=word)
 
 
 def two_facts(draw: Draw) -> Case:
@@ -67,7 +69,7 @@ def two_facts(draw: Draw) -> Case:
     messages = opening(draw) + tells[0] + tells[1] + between
     if draw.rng.random() < 0.5:
         return Case(messages + asking, expect=value)
-    return Case(messages + facts.ask(draw, thing, word), expect=word)
+    return Case(messages + facts.engine_request(draw, thing, word), expect=word)
 
 
 def just_told(draw: Draw) -> Case:
@@ -85,36 +87,36 @@ def one_turn(draw: Draw) -> Case:
 
 
 def shelved(draw: Draw) -> tuple[list[tuple[tools.Skill, Message, list[str]]], list[Message]]:
-    shelf = tools.shelf(draw, draw.rng.choice((1, 1, 2, 2, 3, 4)))
-    return shelf, [tool for _, tool, _ in shelf]
+    slot_files = tools.slot_file_store(draw, draw.rng.choice((1, 1, 2, 2, 3, 4)))
+    return slot_files, [tool for _, tool, _ in slot_files]
 
 
 def tool_call(draw: Draw) -> Case:
     """Ends with the call."""
-    shelf, listed = shelved(draw)
+    slot_files, listed = shelved(draw)
     messages = opening(draw) + distance(draw, draw.rng.choice((0, 0, 0, 1)), 0)
-    messages += tools.use(draw, *draw.rng.choice(shelf))[:2]
+    messages += tools.use(draw, *draw.rng.choice(slot_files))[:2]
     return Case(messages, listed)
 
 
 def tool_answer(draw: Draw) -> Case:
     """Ends with the answer built from the tool's response; sometimes with a second call."""
-    shelf, listed = shelved(draw)
-    messages = opening(draw) + tools.use(draw, *draw.rng.choice(shelf))
+    slot_files, listed = shelved(draw)
+    messages = opening(draw) + tools.use(draw, *draw.rng.choice(slot_files))
     if draw.rng.random() < 0.4:
-        messages += tools.use(draw, *draw.rng.choice(shelf))
+        messages += tools.use(draw, *draw.rng.choice(slot_files))
     return Case(messages, listed)
 
 
 def tool_session(draw: Draw) -> Case:
     """Many requests over one list: calls, answers, and now and then nothing that fits."""
-    shelf, listed = shelved(draw)
-    skills = [skill for skill, _, _ in shelf]
+    slot_files, listed = shelved(draw)
+    skills = [skill for skill, _, _ in slot_files]
     messages = opening(draw)
     for _ in range(draw.rng.randint(3, 6)):
         chance = draw.rng.random()
         if chance < 0.72:
-            used = tools.use(draw, *draw.rng.choice(shelf))
+            used = tools.use(draw, *draw.rng.choice(slot_files))
             messages += used if draw.rng.random() < 0.3 else used[:2]
         else:
             messages += tools.no_fit(draw, skills) if chance < 0.9 else quiet(draw)
@@ -135,8 +137,8 @@ def tool_missing(draw: Draw) -> Case:
 
 def tool_other(draw: Draw) -> Case:
     """Tools are listed; the request needs one that is not among them."""
-    shelf, listed = shelved(draw)
-    return Case(opening(draw) + tools.no_fit(draw, [skill for skill, _, _ in shelf]), listed)
+    slot_files, listed = shelved(draw)
+    return Case(opening(draw) + tools.no_fit(draw, [skill for skill, _, _ in slot_files]), listed)
 
 
 def quiet(draw: Draw) -> list[Message]:
@@ -150,12 +152,12 @@ def quiet(draw: Draw) -> list[Message]:
 
 def tool_recall(draw: Draw) -> Case:
     """A magic word amid tools."""
-    shelf, listed = shelved(draw)
+    slot_files, listed = shelved(draw)
     thing, word = draw.rng.choice(facts.WORD_THINGS), words.magic_word(draw.rng, draw.held_out)
     messages = opening(draw) + facts.tell(draw, thing, word)
     if draw.rng.random() < 0.5:
-        messages += tools.use(draw, *draw.rng.choice(shelf))
-    return Case(messages + facts.ask(draw, thing, word), listed, expect=word)
+        messages += tools.use(draw, *draw.rng.choice(slot_files))
+    return Case(messages + facts.engine_request(draw, thing, word), listed, expect=word)
 
 
 SHORT: tuple[tuple[Make, int], ...] = (

@@ -230,7 +230,7 @@ def listed(draw: Draw, skill: Skill) -> tuple[Message, list[str]]:
     return {"type": "function", "function": function}, params
 
 
-def shelf(draw: Draw, count: int) -> list[tuple[Skill, Message, list[str]]]:
+def slot_file_store(draw: Draw, count: int) -> list[tuple[Skill, Message, list[str]]]:
     """`count` different tools, some of them made up."""
     skills = draw.rng.sample(SKILLS, count)
     skills = [made_up(draw) if draw.rng.random() < 0.25 else skill for skill in skills]

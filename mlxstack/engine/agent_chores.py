@@ -15,29 +15,29 @@ from mlxstack.engine.pinning import pin
 from mlxstack.engine.seating import SlotKVManager
 
 
-def do(chore: LocateAgentKV | PinAgent | ReleaseAgentKV, seating: SlotKVManager) -> Any:
+def do(command: LocateAgentKV | PinAgent | ReleaseAgentKV, slot_kv: SlotKVManager) -> Any:
     """A tuple of Kept, Pinned, or Freed."""
-    match chore:
+    match command:
         case LocateAgentKV():
-            return tuple(seating.lookup.locate(agent) for agent in chore.agents)
+            return tuple(slot_kv.lookup.locate(agent) for agent in command.agents)
         case PinAgent():
-            return _pin(seating, chore.agent)
+            return _pin(slot_kv, command.agent)
         case ReleaseAgentKV():
-            return FreedBytes(_let_go(seating, chore))
+            return FreedBytes(_let_go(slot_kv, command))
 
 
-def _pin(seating: SlotKVManager, agent: str) -> PinnedPrefix:
-    last = seating.lookup.last(agent)
+def _pin(slot_kv: SlotKVManager, agent: str) -> PinnedPrefix:
+    last = slot_kv.lookup.last(agent)
     if last is None:
         return PinnedPrefix(pin_of(agent), 0, 0)
-    return pin(seating, PinPrefix(pin_of(agent), tuple(last.tokens), last.salt))
+    return pin(slot_kv, PinPrefix(pin_of(agent), tuple(last.tokens), last.salt))
 
 
-def _let_go(seating: SlotKVManager, chore: ReleaseAgentKV) -> int:
+def _let_go(slot_kv: SlotKVManager, command: ReleaseAgentKV) -> int:
     """Bytes that left memory. What others claim stays."""
-    memory, keys = seating.memory, seating.lookup.keys_of(chore.agent)
-    memory.retention.release(chore.agent)
-    if chore.is_kept:
+    memory, keys = slot_kv.memory, slot_kv.lookup.keys_of(command.agent)
+    memory.retention.release(command.agent)
+    if command.is_kept:
         return memory.release([key for key in keys if memory.is_on_disk(key)])
-    seating.lookup.forget(chore.agent)
+    slot_kv.lookup.forget(command.agent)
     return memory.release(keys)

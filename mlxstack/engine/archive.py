@@ -36,31 +36,31 @@ class DiskTier:
 
     def __init__(
         self,
-        vault: KVStore,
-        shelf: SlotFileStore,
+        store: KVStore,
+        slot_files: SlotFileStore,
         memory: PrefixCache,
         identity: str,
         post: CallSoon,
     ) -> None:
         self.manifests: AgentManifestStore | None = None
         self.parker = ContextParker(memory)
-        self._vault = vault
-        self._shelf = shelf
+        self._store = store
+        self._slot_files = slot_files
         self._memory = memory
         self._identity = identity
         self._post = post
-        self._writing = WriteQueue(memory, vault, identity, post)
+        self._writing = WriteQueue(memory, store, identity, post)
         self.gc = self._writing.sweeping
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
-        sources = RestoreSources(vault, shelf, identity)
+        sources = RestoreSources(store, slot_files, identity)
         self._restoring = SlotRestore(sources, self._reader, post, self._anchor)
 
     def open(self) -> int:
         """Take what earlier runs left on disk into the index; how many records."""
-        self.parker.shared_prefixes.recall(self._vault.noted(self._identity))
+        self.parker.shared_prefixes.recall(self._store.noted(self._identity))
         self.parker.shared_prefixes.keep = self._note
         now, n_known = time.monotonic(), 0
-        for head in sorted(self._vault.heads(self._identity), key=parents_first):
+        for head in sorted(self._store.heads(self._identity), key=parents_first):
             try:
                 self._memory.on_disk(record_of(head), now)
                 n_known += 1
@@ -100,7 +100,7 @@ class DiskTier:
 
         Raises Unsupported for caches that cannot be stored.
         """
-        self._shelf.check_replaceable(name)
+        self._slot_files.check_replaceable(name)
         if not context.is_storable:
             raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
 
@@ -125,7 +125,7 @@ class DiskTier:
             n_written = sum(write.result() for write in writes)
             if self._missing(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
-            n_written += self._shelf.write(name, manifest)
+            n_written += self._slot_files.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
             return SlotSaveResult(
                 slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took
@@ -152,7 +152,7 @@ class DiskTier:
 
     def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
         """Read a slot file and all it names, and make it the context; see `Restoring`."""
-        self._shelf.check(wanted.name)
+        self._slot_files.check(wanted.name)
         return self._restoring.start(wanted)
 
     def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
@@ -173,7 +173,7 @@ class DiskTier:
 
     def _note(self, data: bytes) -> None:
         """Keep this beside the KV; the next note makes up for one that was not kept."""
-        self._writing.after(lambda: self._vault.note(self._identity, data))
+        self._writing.after(lambda: self._store.note(self._identity, data))
 
     def _anchor(self, context: SlotContext, manifest: Manifest) -> None:
         if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
@@ -196,7 +196,7 @@ class DiskTier:
         Asking is using: a sweep leaves the rest alone, and takes no head before its tail.
         """
         keys = (*manifest.segments, *manifest.checkpoints)
-        return [key for key in keys if not self._vault.has(self._identity, key)]
+        return [key for key in keys if not self._store.has(self._identity, key)]
 
     def _index(self, context: SlotContext) -> IndexedContext:
         shelved = self.parker.index_context(context, time.monotonic())
@@ -212,7 +212,7 @@ class DiskTier:
 
     def _is_invalidated(self, key: str) -> bool:
         """Whether the index believes in a file that is no longer there."""
-        return self._memory.get(key) is None and not self._vault.has(self._identity, key)
+        return self._memory.get(key) is None and not self._store.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
         """Whether it has to be written: in memory, and not on disk or on its way.
@@ -221,21 +221,21 @@ class DiskTier:
         """
         if self._writing.promised((key,)) or self._memory.get(key) is None:
             return False
-        return not (self._memory.is_on_disk(key) and self._vault.has(self._identity, key))
+        return not (self._memory.is_on_disk(key) and self._store.has(self._identity, key))
 
     def _loaded(
-        self, keys: Sequence[str], blobs: dict[str, KVFile | StackError], then: Callable[[], None]
+        self, keys: Sequence[str], files: dict[str, KVFile | StackError], then: Callable[[], None]
     ) -> None:
         self._memory.index.unlock(keys)
         for key in keys:
-            blob = blobs.pop(key)  # its bytes go as soon as they are arrays
+            file = files.pop(key)  # its bytes go as soon as they are arrays
             node = self._memory.index.nodes.get(key)
             if node is None:  # lost with what it continues
                 continue
-            if isinstance(blob, KVFile):
-                self._memory.put(node.record, part_of(blob), time.monotonic())
+            if isinstance(file, KVFile):
+                self._memory.put(node.record, part_of(file), time.monotonic())
             else:
-                log.warning("KV could not be read: %s", blob)
+                log.warning("KV could not be read: %s", file)
                 self._memory.invalidate(key)
         then()
 
@@ -243,7 +243,7 @@ class DiskTier:
         found: dict[str, KVFile | StackError] = {}
         for key in keys:
             try:
-                found[key] = self._vault.read(self._identity, key)
+                found[key] = self._store.read(self._identity, key)
             except Exception as error:
                 found[key] = describe_error(error, "reading KV")
         return found

@@ -39,34 +39,34 @@ NO_EMBEDDINGS = (
 )
 
 
-def do(chore: CacheCommand, seating: SlotKVManager, ledger: EngineStats) -> Any:
+def do(command: CacheCommand, slot_kv: SlotKVManager, ledger: EngineStats) -> Any:
     """The answer to the chore, as its own words say. Raises NotFound."""
-    match chore:
+    match command:
         case GetCacheStats():
-            return look(seating, ledger, chore.limit)
+            return look(slot_kv, ledger, command.limit)
         case LocateAgentKV() | PinAgent() | ReleaseAgentKV():
-            return agent_chores.do(chore, seating)
+            return agent_chores.do(command, slot_kv)
         case PinPrefix() | PinKnownPrefix() | UnpinPrefix() | ListSharedPrefixes() | RetainPrefix():
-            return pinning.do(chore, seating)
+            return pinning.do(command, slot_kv)
         case EmbedTexts():
             raise Unsupported(NO_EMBEDDINGS)
         case ClearCache():
-            return FreedBytes(seating.memory.make_room(0, MemoryPressure.CRITICAL))
+            return FreedBytes(slot_kv.memory.make_room(0, MemoryPressure.CRITICAL))
         case ReclaimMemory():
             return FreedBytes(
-                seating.memory.make_room(seating.live_bytes, MemoryPressure(chore.level))
+                slot_kv.memory.make_room(slot_kv.live_bytes, MemoryPressure(command.level))
             )
 
 
-def look(seating: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
+def look(slot_kv: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
     """The KV memory as people see it. Live contexts count as memory, like parked ones."""
-    memory = seating.memory
+    memory = slot_kv.memory
     now = time.monotonic()
     totals = audit.totals(memory.index)
     rates = ledger.meters.rates(now)
     return CacheView(
         is_enabled=memory.spec.enabled,
-        memory_bytes=seating.live_bytes + totals.memory,
+        memory_bytes=slot_kv.live_bytes + totals.memory,
         memory_budget=memory.budget,
         disk_bytes=totals.disk,
         disk_budget=memory.spec.disk.max_bytes,
@@ -76,7 +76,7 @@ def look(seating: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
         minute=_sums(rates.minute),
         hour=_sums(rates.hour),
         whole=_sums(rates.whole),
-        prefixes=tuple(_prefix(p, seating) for p in memory.retention.top(now, limit)),
+        prefixes=tuple(_prefix(p, slot_kv) for p in memory.retention.top(now, limit)),
     )
 
 
@@ -91,11 +91,11 @@ def _sums(tally: RequestSums) -> WindowSums:
     )
 
 
-def _prefix(prefix: PrefixStats, seating: SlotKVManager) -> PrefixView:
-    known = seating.memory.retention.known(prefix.key)
+def _prefix(prefix: PrefixStats, slot_kv: SlotKVManager) -> PrefixView:
+    known = slot_kv.memory.retention.known(prefix.key)
     keys = known.keys if known else ()
-    agents = seating.lookup.sharing(keys)
-    nodes = [node for key in keys if (node := seating.memory.index.nodes.get(key))]
+    agents = slot_kv.lookup.sharing(keys)
+    nodes = [node for key in keys if (node := slot_kv.memory.index.nodes.get(key))]
     places = [p.value for p in Tier if nodes and all(p in node.tiers for node in nodes)]
     return PrefixView(
         id=prefix.key,

@@ -120,9 +120,9 @@ def memory_plan(preset: Preset, facts: ModelFacts, total: int, limits: DeviceLim
 
 def _workspace(config: dict[str, Any], preset: Preset, bits: int) -> int:
     """Bytes as the planner estimates them; 0 for a config that it cannot read."""
-    bite, slots = preset.pace.max_bite, preset.slots
+    chunk, slots = preset.pace.max_chunk, preset.slots
     try:
-        activations = architectures.workspace_bytes(config, bite, slots.count)
+        activations = architectures.workspace_bytes(config, chunk, slots.count)
     except KeyError:
         return 0
-    return activations + architectures.peak_score_bytes(config, bits, bite, slots.n_ctx)
+    return activations + architectures.peak_score_bytes(config, bits, chunk, slots.n_ctx)

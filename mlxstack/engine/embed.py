@@ -64,28 +64,28 @@ class EmbeddingEngine:
         self._thread.start()
         return self._loaded
 
-    def run_cache_command(self, chore: CacheCommand) -> Future[Any]:
+    def run_cache_command(self, command: CacheCommand) -> Future[Any]:
         """The vectors of `Embed`; the future raises Unsupported for every other chore."""
         future: Future[Any] = Future()
-        if not isinstance(chore, EmbedTexts):
+        if not isinstance(command, EmbedTexts):
             future.set_exception(Unsupported(NO_SLOTS))
             return future
 
         def work() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(embed(self._model, chore.texts))
+                    future.set_result(embed(self._model, command.texts))
                 except Exception as error:
                     future.set_exception(error)
 
         self._inbox.put(work)
         return future
 
-    def submit(self, ask: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Fails at once."""
-        self._deliver((RequestFailed(ask.id, Unsupported(NO_SLOTS)),))
+        self._deliver((RequestFailed(request.id, Unsupported(NO_SLOTS)),))
 
-    def cancel(self, ask_id: str) -> None:
+    def cancel(self, request_id: str) -> None:
         """Nothing is ever under way."""
 
     def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:

@@ -78,7 +78,7 @@ class SlotActionRunner:
         elif isinstance(act, SaveSlot):
             self._save(act, context, future)
         else:
-            room = partial(self._turns.seating.reserve_memory, context)
+            room = partial(self._turns.slot_kv.reserve_memory, context)
             wanted = RestoreRequest(act.name, context, self._turns.n_ctx, room)
             restoring = self._archive.restore(wanted)
             restoring.add_done_callback(lambda done: self._restored(act, done, future))
@@ -113,7 +113,7 @@ class SlotActionRunner:
             return
         n_tokens = len(context)
         if act.is_kept:
-            self._turns.seating.store(context)
+            self._turns.slot_kv.store(context)
         context.clear()
         self._done(act, future, SlotEraseResult(act.slot, n_tokens))
 

@@ -23,9 +23,9 @@ def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
 
     The hub's own progress bars are only drawn on a terminal.
     """
-    blobs = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=spec.id, repo_type="model") / "blobs"
+    files = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=spec.id, repo_type="model") / "blobs"
     log.info("looking for %s on the hub", spec.id)
-    with _telling(spec.id, blobs, every_s):
+    with _telling(spec.id, files, every_s):
         return Path(mlx_utils._download(spec.id, revision=spec.revision))
 
 

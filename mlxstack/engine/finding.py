@@ -57,10 +57,13 @@ class PrefixLookup:
     """
 
     def __init__(
-        self, memory: PrefixCache, learning: SharedPrefixes, is_foreign: Callable[[str], bool]
+        self,
+        memory: PrefixCache,
+        shared_prefixes: SharedPrefixes,
+        is_foreign: Callable[[str], bool],
     ) -> None:
         self._memory = memory
-        self._learning = learning
+        self._shared_prefixes = shared_prefixes
         self._is_foreign = is_foreign
         self._prompts: OrderedDict[str, LastPrompt] = OrderedDict()
         self._most_bytes = min(MOST_PROMPT_BYTES, memory.budget // PROMPT_SHARE)
@@ -69,23 +72,23 @@ class PrefixLookup:
         self._hashed: tuple[Request, tuple[BlockHashes, ...]] | None = None
 
     def find(
-        self, ask: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
+        self, request: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
     ) -> tuple[ReusePlan, CacheMiss | None]:
         """Where the prompt can go on from, on disk if it `may_read`; why not from further on."""
-        chains, before = self._chains(ask), self._before(ask, slots)
-        clues = self._clues(ask, chains, before)
-        if not ask.use_cache:
+        chains, before = self._chains(request), self._before(request, slots)
+        clues = self._clues(request, chains, before)
+        if not request.use_cache:
             return ReusePlan(), restore.explain_miss(
                 ReusePlan(), (), replace(clues, is_enabled=False)
             )
-        options = [_live(slots[slot], KVSource.SLOT, slot, ask, 1)]
+        options = [_live(slots[slot], KVSource.SLOT, slot, request, 1)]
         if self._memory.spec.enabled:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
             block = self._memory.spec.block_size
-            options += [_live(slots[i], KVSource.FORK, i, ask, block) for i in others]
-            stored = self._stored(ask.tokens, chains, slots[slot])
+            options += [_live(slots[i], KVSource.FORK, i, request, block) for i in others]
+            stored = self._stored(request.tokens, chains, slots[slot])
             options += [one for one in stored if may_read or one.source is not KVSource.DISK]
-        plan = restore.plan(len(ask.tokens), options)
+        plan = restore.plan(len(request.tokens), options)
         return plan, _told(restore.explain_miss(plan, options, clues), before)
 
     def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
@@ -93,15 +96,15 @@ class PrefixLookup:
         chains = self._memory.chains(tokens, salt)
         return restore.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
-    def remember(self, ask: Request) -> None:
+    def remember(self, request: Request) -> None:
         """The prompt that has just been seated: heads are learned, the agent's next is compared."""
-        chains = self._chains(ask)
-        self._learning.observe(_conversation(ask, chains[0]), chains[0], ask)
-        name = ask.agent or ask.display_name
+        chains = self._chains(request)
+        self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
+        name = request.agent or request.display_name
         if name is None:
             return
         self.forget(name)
-        self._prompts[name] = LastPrompt(array("I", ask.tokens), ask.salt, chains)
+        self._prompts[name] = LastPrompt(array("I", request.tokens), request.salt, chains)
         self.n_bytes += self._prompts[name].n_bytes
         while len(self._prompts) > MOST_AGENTS or self._is_over():
             self.forget(next(iter(self._prompts)))
@@ -152,10 +155,10 @@ class PrefixLookup:
         """Whether the last prompts take too many bytes; the newest one is always kept."""
         return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
-    def _chains(self, ask: Request) -> tuple[BlockHashes, ...]:
+    def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
         """Hashed once for all that is asked about this ask."""
-        if self._hashed is None or self._hashed[0] is not ask:
-            self._hashed = ask, self._memory.chains(ask.tokens, ask.salt)
+        if self._hashed is None or self._hashed[0] is not request:
+            self._hashed = request, self._memory.chains(request.tokens, request.salt)
         return self._hashed[1]
 
     def _stored(
@@ -172,31 +175,31 @@ class PrefixLookup:
             free_from = 0
 
     def _clues(
-        self, ask: Request, chains: Iterable[BlockHashes], before: Sequence[int]
+        self, request: Request, chains: Iterable[BlockHashes], before: Sequence[int]
     ) -> MissContext:
-        name = ask.agent or ask.display_name
-        is_new = name is not None and self._last(ask) is None
+        name = request.agent or request.display_name
+        is_new = name is not None and self._last(request) is None
         return MissContext(
-            n_prompt=len(ask.tokens),
+            n_prompt=len(request.tokens),
             block_size=self._memory.spec.block_size,
             is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),
-            n_common=common_prefix(before, ask.tokens),
+            n_common=common_prefix(before, request.tokens),
             n_evicted=max(matching.was_known(self._memory.index, c.keys) for c in chains),
         )
 
-    def _before(self, ask: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
+    def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
         """The prompt to which this one is compared: the agent's last, else the nearest live one."""
-        last = self._last(ask)
+        last = self._last(request)
         if last is not None:
             return last.tokens
-        live = [c.tokens[: c.n_prompt] for c in slots if c.salt == ask.salt and len(c)]
-        return max(live, key=lambda tokens: common_prefix(tokens, ask.tokens), default=())
+        live = [c.tokens[: c.n_prompt] for c in slots if c.salt == request.salt and len(c)]
+        return max(live, key=lambda tokens: common_prefix(tokens, request.tokens), default=())
 
-    def _last(self, ask: Request) -> LastPrompt | None:
+    def _last(self, request: Request) -> LastPrompt | None:
         """The last prompt of who asks; where it differs is told to nobody under another salt."""
-        last = self._prompts.get(ask.agent or ask.display_name or "")
-        return last if last is not None and last.salt == ask.salt else None
+        last = self._prompts.get(request.agent or request.display_name or "")
+        return last if last is not None and last.salt == request.salt else None
 
 
 def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
@@ -206,23 +209,23 @@ def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
     return replace(miss, instead=tuple(before[miss.at : miss.at + SHOWN]))
 
 
-def _conversation(ask: Request, chain: BlockHashes) -> str:
+def _conversation(request: Request, chain: BlockHashes) -> str:
     """Who speaks: the agent, the client's hint, else how the prompt goes on after its head."""
-    head = ask.checkpoint_positions[0] if ask.checkpoint_positions else 0
-    told = blocks.hash_at(chain, ask.tokens, min(len(ask.tokens), head + FIRST_WORDS))
-    return ask.agent or ask.session_hint or told.hex()
+    head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
+    told = blocks.hash_at(chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS))
+    return request.agent or request.session_hint or told.hex()
 
 
 def _live(
-    context: SlotContext, source: KVSource, slot: int, ask: Request, block: int
+    context: SlotContext, source: KVSource, slot: int, request: Request, block: int
 ) -> ReuseSource:
     """A live context as a source; from other slots whole blocks, where it can be cut."""
     n_common = 0
     is_usable = source is KVSource.SLOT or context.is_storable
-    if context.salt == ask.salt and is_usable:
-        n_common = common_prefix(context.tokens, ask.tokens)
+    if context.salt == request.salt and is_usable:
+        n_common = common_prefix(context.tokens, request.tokens)
     if context.is_cuttable:
-        covered = min(n_common, len(ask.tokens) - 1)
+        covered = min(n_common, len(request.tokens) - 1)
         return ReuseSource(
             source, covered - covered % block, free_from=context.min_rewind, slot=slot
         )

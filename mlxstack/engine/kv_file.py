@@ -43,13 +43,13 @@ def file_of(record: records.Record, part: PackedSegment | StateCheckpoint, ident
     return KVFile(record.key, kind, identity, start, end, planes, _text(about))
 
 
-def part_of(blob: KVFile) -> PackedSegment | StateCheckpoint:
+def part_of(file: KVFile) -> PackedSegment | StateCheckpoint:
     """The arrays of a file. Raises Damaged when its meta is not ours."""
-    layout = json.loads(meta_of(blob.meta).layout)
-    arrays = [segments.from_plane(plane) for plane in blob.tensors]
-    if blob.kind == SEGMENT:
-        return PackedSegment(blob.start, blob.end, tuple(arrays), tuple(layout))
-    return segments.checkpoint(blob.end, arrays, layout)
+    layout = json.loads(meta_of(file.meta).layout)
+    arrays = [segments.from_plane(plane) for plane in file.tensors]
+    if file.kind == SEGMENT:
+        return PackedSegment(file.start, file.end, tuple(arrays), tuple(layout))
+    return segments.checkpoint(file.end, arrays, layout)
 
 
 def record_of(head: KVFileHeader) -> records.Record:

@@ -42,15 +42,15 @@ class SharedPrefixes:
         """Those of them that are remembered with their tokens."""
         return tuple(self._learned.values())
 
-    def observe(self, conversation: str, chain: BlockHashes, ask: Request) -> None:
+    def observe(self, conversation: str, chain: BlockHashes, request: Request) -> None:
         """A prompt with this chain arrived, in this conversation."""
         head = self._heads.observe(conversation, chain.keys)
         if head is None:
             return
         if len(self._heads.hot) > MOST_HEADS:
             self._forget(self._heads.hot[0])
-        if not ask.salt:
-            tokens = ask.tokens[: head.n_blocks * self._block_size]
+        if not request.salt:
+            tokens = request.tokens[: head.n_blocks * self._block_size]
             self._learned[head.key.hex()] = SharedPrefixTokens(head.key.hex(), tokens)
             if self.keep is not None:
                 self.keep(msgspec.json.encode(self.learned))

@@ -9,8 +9,8 @@ from mlxstack.policy.desk import QueuedRequest
 class RequestState:
     """Owned by the MLX thread. Times are seconds of the monotonic clock."""
 
-    def __init__(self, ask: Request) -> None:
-        self.request = ask
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.state = RequestPhase.WAITING
         self.slot: int | None = None
         self.n_cached = 0
@@ -18,7 +18,7 @@ class RequestState:
         self.miss: CacheMiss | None = None
         self.n_generated = 0
         self.n_loads = 0
-        self.seated_at = ask.arrived
+        self.seated_at = request.arrived
         self.running_at = 0.0
         self.first_at = 0.0
         self.prefill_s = 0.0
@@ -55,16 +55,16 @@ class RequestState:
         )
 
 
-def queued_request_of(ask: Request, n_bytes: int) -> QueuedRequest:
+def queued_request_of(request: Request, n_bytes: int) -> QueuedRequest:
     """What the scheduler needs to know of an ask that will take `n_bytes` of live KV."""
     return QueuedRequest(
-        request=ask.id,
-        n_prompt=len(ask.tokens),
-        arrived=ask.arrived,
-        priority=ask.priority,
-        pin=ask.slot,
-        agent=ask.agent,
-        deadline=ask.deadline,
+        request=request.id,
+        n_prompt=len(request.tokens),
+        arrived=request.arrived,
+        priority=request.priority,
+        pin=request.slot,
+        agent=request.agent,
+        deadline=request.deadline,
         n_bytes=n_bytes,
-        name=ask.agent or ask.display_name,
+        name=request.agent or request.display_name,
     )

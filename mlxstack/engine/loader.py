@@ -92,9 +92,9 @@ def weights_digest(path: Path) -> str:
     """A digest of all weight files: their hub blob names where there are any, else their bytes."""
     digest = xxhash.xxh3_128()
     for file in sorted(path.glob("*.safetensors")):
-        blob = file.resolve().name
+        kv_file = file.resolve().name
         digest.update(file.name.encode())
-        digest.update(blob.encode() if BLOB.fullmatch(blob) else _bytes_digest(file))
+        digest.update(kv_file.encode() if BLOB.fullmatch(kv_file) else _bytes_digest(file))
     digest.update(json.dumps(mlx_utils.load_config(path), sort_keys=True, default=str).encode())
     return digest.hexdigest()
 

@@ -21,10 +21,10 @@ class IncrementalPack:
     `shelve`, instead of being packed for ever.
     """
 
-    def __init__(self, context: SlotContext, shelving: ContextParker) -> None:
+    def __init__(self, context: SlotContext, parker: ContextParker) -> None:
         self._context = context
         self._version = context.version
-        self._shelving = shelving
+        self._parker = parker
         self._n_left = len(pieces(0, len(context)))
 
     @property
@@ -37,7 +37,7 @@ class IncrementalPack:
         if self._n_left == 0 or not self.is_current:
             return False
         self._n_left -= 1
-        return self._shelving.index_next(self._context, time.monotonic())
+        return self._parker.index_next(self._context, time.monotonic())
 
 
 class BackgroundSteps:

@@ -12,7 +12,7 @@ from mlxstack.policy.desk import ACTIVE, SchedulerState, Slot
 
 
 def build_snapshot(
-    desk: SchedulerState,
+    state: SchedulerState,
     slots: Sequence[SlotContext],
     shown: Mapping[int, RequestState],
     counters: Counters,
@@ -22,11 +22,11 @@ def build_snapshot(
     """`shown` holds for each slot the ask in it, or the last one that was."""
     now = time.monotonic()
     views = tuple(
-        _slot(seat, slots[seat.id], shown.get(seat.id), n_ctx, now) for seat in desk.slots
+        _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now) for slot in state.slots
     )
     waiting = tuple(
         WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
-        for t in desk.waiting
+        for t in state.waiting
     )
     return Snapshot(
         at=now,
@@ -41,23 +41,23 @@ def build_snapshot(
 
 
 def _slot(
-    seat: Slot, context: SlotContext, live: RequestState | None, n_ctx: int, now: float
+    slot: Slot, context: SlotContext, live: RequestState | None, n_ctx: int, now: float
 ) -> SlotView:
-    idle = 0.0 if seat.state in ACTIVE else max(0.0, now - seat.last_used)
-    empty = SlotView(id=seat.id, n_ctx=n_ctx, n_tokens=len(context), n_bytes=context.n_bytes)
+    idle = 0.0 if slot.state in ACTIVE else max(0.0, now - slot.last_used)
+    empty = SlotView(id=slot.id, n_ctx=n_ctx, n_tokens=len(context), n_bytes=context.n_bytes)
     if live is None:
         return empty
     running_s = now - live.running_at if live.running_at else 0.0
-    is_active = seat.state in ACTIVE
+    is_active = slot.state in ACTIVE
     return SlotView(
-        id=seat.id,
+        id=slot.id,
         n_ctx=n_ctx,
         state=live.state,
-        ask=live.request.id,
+        request=live.request.id,
         agent=live.request.agent or live.request.display_name,
         n_tokens=len(context),
         n_prompt=len(live.request.tokens),
-        n_done=seat.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
+        n_done=slot.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
         n_cached=live.n_cached,
         n_decoded=live.n_generated,
         n_remain=max(0, live.request.max_tokens - live.n_generated),

@@ -19,41 +19,41 @@ from mlxstack.policy.prefix import common_prefix
 
 
 def do(
-    chore: PinPrefix | PinKnownPrefix | UnpinPrefix | ListSharedPrefixes | RetainPrefix,
-    seating: SlotKVManager,
+    command: PinPrefix | PinKnownPrefix | UnpinPrefix | ListSharedPrefixes | RetainPrefix,
+    slot_kv: SlotKVManager,
 ) -> Any:
     """The answer to the chore, as its own words say. Raises NotFound."""
-    match chore:
+    match command:
         case PinPrefix():
-            return pin(seating, chore)
+            return pin(slot_kv, command)
         case PinKnownPrefix():
-            return pin_known(seating, chore)
+            return pin_known(slot_kv, command)
         case UnpinPrefix():
-            if not seating.memory.retention.unpin(chore.name):
-                raise NotFound(f"no prefix is called {chore.name}")
+            if not slot_kv.memory.retention.unpin(command.name):
+                raise NotFound(f"no prefix is called {command.name}")
         case ListSharedPrefixes():
-            return tuple(one.tokens for one in seating.learned)
+            return tuple(one.tokens for one in slot_kv.learned)
         case RetainPrefix():
-            _park_nearest(seating, chore.tokens, "")
+            _park_nearest(slot_kv, command.tokens, "")
     return None
 
 
-def pin(seating: SlotKVManager, wanted: PinPrefix) -> PinnedPrefix:
+def pin(slot_kv: SlotKVManager, wanted: PinPrefix) -> PinnedPrefix:
     """A live context that begins with the tokens is parked first, so that there is something."""
-    memory = seating.memory
-    _park_nearest(seating, wanted.tokens, wanted.salt)
-    found = seating.lookup.kept(wanted.tokens, wanted.salt, seating.slots[0])
+    memory = slot_kv.memory
+    _park_nearest(slot_kv, wanted.tokens, wanted.salt)
+    found = slot_kv.lookup.kept(wanted.tokens, wanted.salt, slot_kv.slots[0])
     return _pin(memory, PinnedPrefixName(wanted.name, found.keys, found.position, time.monotonic()))
 
 
-def pin_known(seating: SlotKVManager, wanted: PinKnownPrefix) -> PinnedPrefix:
+def pin_known(slot_kv: SlotKVManager, wanted: PinKnownPrefix) -> PinnedPrefix:
     """Raises NotFound when what has this id was forgotten meanwhile."""
-    owners = seating.memory.retention
-    known = owners.known(wanted.id)
+    retention = slot_kv.memory.retention
+    known = retention.known(wanted.id)
     if known is None:
         raise NotFound(f"no prefix has the id {wanted.id}; it may have been evicted")
     name = PinnedPrefixName(wanted.name, known.keys, known.n_tokens, time.monotonic())
-    return _pin(seating.memory, name)
+    return _pin(slot_kv.memory, name)
 
 
 def _pin(memory: PrefixCache, name: PinnedPrefixName) -> PinnedPrefix:
@@ -63,9 +63,9 @@ def _pin(memory: PrefixCache, name: PinnedPrefixName) -> PinnedPrefix:
     return PinnedPrefix(name.name, name.n_tokens, n_bytes)
 
 
-def _park_nearest(seating: SlotKVManager, tokens: tuple[int, ...], salt: str) -> None:
+def _park_nearest(slot_kv: SlotKVManager, tokens: tuple[int, ...], salt: str) -> None:
     """Park the live context that shares most of these tokens, if any shares some."""
-    live = [c for c in seating.slots if c.salt == salt and len(c)]
+    live = [c for c in slot_kv.slots if c.salt == salt and len(c)]
     nearest = max(live, key=lambda c: common_prefix(c.tokens, tokens), default=None)
     if nearest is not None and common_prefix(nearest.tokens, tokens):
-        seating.park(nearest)
+        slot_kv.park(nearest)

@@ -14,41 +14,41 @@ RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
 
 
-def room_for(ask: Request) -> int:
+def room_for(request: Request) -> int:
     """Tokens of KV that are allocated for the prompt and the beginning of its answer."""
-    return layers.in_steps(len(ask.tokens) + min(ask.max_tokens, RESERVE))
+    return layers.in_steps(len(request.tokens) + min(request.max_tokens, RESERVE))
 
 
-def bite(model: object, context: SlotContext, ask: Request, n_tokens: int) -> float:
+def chunk_size(model: object, context: SlotContext, request: Request, n_tokens: int) -> float:
     """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
 
     It ends earlier where a checkpoint is worth taking, and takes it there.
     """
     start = len(context)
-    end = min(start + n_tokens, _next_stop(context, ask, start))
-    tokens = ask.tokens[start:end]
+    end = min(start + n_tokens, _next_stop(context, request, start))
+    tokens = request.tokens[start:end]
     began = time.perf_counter()
-    context.reserve(room_for(ask))
+    context.reserve(room_for(request))
     model(mx.array([tokens]), cache=context.caches)  # type: ignore[operator]
     context.evaluate()
     took = time.perf_counter() - began
     context.extend(tokens)
-    if end in ask.checkpoint_positions or end == len(ask.tokens) - 1:
+    if end in request.checkpoint_positions or end == len(request.tokens) - 1:
         context.checkpoint()
     return took
 
 
-def row_of(ask: Request, slot: int, context: SlotContext) -> BatchRow:
+def row_of(request: Request, slot: int, context: SlotContext) -> BatchRow:
     """The row of an ask whose prompt is computed but for its last token."""
-    walk = ask.constraint.start() if ask.constraint else None
-    chooser = Sampler(ask.sampling, ask.tokens, time.monotonic_ns(), walk)
-    return BatchRow(slot, context, chooser, ask.tokens[-1], ask.max_tokens)
+    state = request.constraint.start() if request.constraint else None
+    chooser = Sampler(request.sampling, request.tokens, time.monotonic_ns(), state)
+    return BatchRow(slot, context, chooser, request.tokens[-1], request.max_tokens)
 
 
-def _next_stop(context: SlotContext, ask: Request, start: int) -> int:
+def _next_stop(context: SlotContext, request: Request, start: int) -> int:
     """Where a bite has to end at the latest: the next point worth a checkpoint, or the end."""
-    end = len(ask.tokens) - 1
+    end = len(request.tokens) - 1
     stops = [context.quantized_start]
     if not context.is_sliceable:
-        stops += ask.checkpoint_positions
+        stops += request.checkpoint_positions
     return min((stop for stop in stops if start < stop < end), default=end)

@@ -29,8 +29,8 @@ READERS = 4
 class RestoreSources(Struct, frozen=True):
     """Where slot files and their KV come from, and the identity they must have."""
 
-    vault: KVStore
-    shelf: SlotFileStore
+    store: KVStore
+    slot_files: SlotFileStore
     identity: str
 
 
@@ -56,7 +56,7 @@ class RestoreSource(Struct, frozen=True):
     @property
     def n_bytes(self) -> int:
         """Bytes of all arrays."""
-        planes = [plane for blob in self.checkpoints for plane in blob.tensors]
+        planes = [plane for file in self.checkpoints for plane in file.tensors]
         states = sum(memoryview(plane.data).nbytes for plane in planes)
         return states + sum(head.n_bytes for head in self.heads)
 
@@ -106,15 +106,15 @@ class SlotRestore:
                     "filename",
                 )
             wanted.room(found.n_bytes)
-            landing = RestoreBuffers(wanted.context.new_empty(n_tokens), found.heads, n_tokens)
-            reading = self._reader.submit(self._read_into, wanted.name, found, landing)
-            self._then(reading, lambda _: take_over(found, landing), result)
+            buffers = RestoreBuffers(wanted.context.new_empty(n_tokens), found.heads, n_tokens)
+            reading = self._reader.submit(self._read_into, wanted.name, found, buffers)
+            self._then(reading, lambda _: take_over(found, buffers), result)
 
-        def take_over(found: RestoreSource, landing: RestoreBuffers) -> None:
+        def take_over(found: RestoreSource, buffers: RestoreBuffers) -> None:
             marks = [m for b in found.checkpoints if isinstance(m := part_of(b), StateCheckpoint)]
             n_tokens, context = len(found.manifest.tokens), wanted.context
             if n_tokens:
-                context.take_over(landing.load(found.manifest.tokens, marks))
+                context.take_over(buffers.load(found.manifest.tokens, marks))
             else:
                 context.clear()
             # Whoever restores it: only the tenant who saved it goes on with it.
@@ -140,24 +140,28 @@ class SlotRestore:
         done.add_done_callback(lambda found: self._post(lambda: run(found)))
 
     def _inspect(self, name: str) -> RestoreSource:
-        vault, shelf, identity = self._sources.vault, self._sources.shelf, self._sources.identity
-        manifest = shelf.read(name)
+        store, slot_files, identity = (
+            self._sources.store,
+            self._sources.slot_files,
+            self._sources.identity,
+        )
+        manifest = slot_files.read(name)
         if manifest.identity != identity:
             raise Damaged(
                 f"the slot file {name} was saved with another model, adapter, KV precision or "
                 "version of mlx-lm; compute the context again, or run what it was saved with"
             )
-        heads = _each(name, manifest.segments, lambda key: vault.head(identity, key))
-        marks = _each(name, manifest.checkpoints, lambda key: vault.read(identity, key))
+        heads = _each(name, manifest.segments, lambda key: store.head(identity, key))
+        marks = _each(name, manifest.checkpoints, lambda key: store.read(identity, key))
         check_cover(name, manifest, heads)
         return RestoreSource(manifest, heads, marks)
 
-    def _read_into(self, name: str, found: RestoreSource, landing: RestoreBuffers) -> None:
+    def _read_into(self, name: str, found: RestoreSource, buffers: RestoreBuffers) -> None:
         """Several files at once: one thread cannot fill fresh memory as fast as it is read."""
-        vault, identity, keys = self._sources.vault, self._sources.identity, found.manifest.segments
+        store, identity, keys = self._sources.store, self._sources.identity, found.manifest.segments
 
         def pour(at: int) -> None:
-            vault.read_into(identity, keys[at], landing.buffers(at))
+            store.read_into(identity, keys[at], buffers.buffers(at))
 
         with _as_one(name), ThreadPoolExecutor(READERS, "pouring") as pool:
             for _ in pool.map(pour, range(len(keys))):

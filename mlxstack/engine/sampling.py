@@ -71,14 +71,14 @@ class Sampler:
         sampling: SamplingParams,
         prompt: Sequence[int],
         seed: int,
-        walk: ConstraintState | None = None,
+        state: ConstraintState | None = None,
     ) -> None:
         sampling = replace(sampling, temperature=_bounded(sampling.temperature))
         self._sampling = sampling
         self._uniform = UniformStream(seed if sampling.seed is None else sampling.seed)
         self._processors = _processors(sampling)
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
-        self._constraint = walk
+        self._constraint = state
         self._last: mx.array | None = None
         self.rules = _draw_rules(sampling)
 

@@ -40,7 +40,7 @@ class SlotKVManager:
         self._pieces = pieces
         self._persist = persist
         self.lookup = PrefixLookup(memory, archive.parker.shared_prefixes, archive.is_foreign)
-        self._shelving = archive.parker
+        self._parker = archive.parker
         self.slots = slots
         self.memory = memory
         self.archive = archive
@@ -65,25 +65,25 @@ class SlotKVManager:
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
         """What several conversations began with."""
-        return self._shelving.shared_prefixes.learned
+        return self._parker.shared_prefixes.learned
 
-    def need(self, ask: Request) -> int:
+    def need(self, request: Request) -> int:
         """Bytes of live KV for the prompt and the beginning of its answer."""
-        return self.bytes_per_token * room_for(ask)
+        return self.bytes_per_token * room_for(request)
 
-    def too_big(self, ask: Request) -> OutOfMemory:
+    def too_big(self, request: Request) -> OutOfMemory:
         """Why this ask cannot be served at all, with the numbers."""
         return OutOfMemory(
-            f"a prompt of {len(ask.tokens)} tokens needs {self.need(ask)} bytes of KV, the whole "
+            f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the whole "
             f"budget is {self.memory.budget}; shorten it, raise prefix_cache.memory_budget_pct, or "
             "use fewer kv.bits where the model can"
         )
 
     def plan(
-        self, ask: Request, slot: int, *, may_read: bool
+        self, request: Request, slot: int, *, may_read: bool
     ) -> tuple[ReusePlan, CacheMiss | None]:
         """Where the prompt can go on from in this slot, and why not from further on."""
-        return self.lookup.find(ask, self.slots, slot, may_read=may_read)
+        return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
     def load(self, plan: ReusePlan, then: Callable[[], None]) -> bool:
         """Whether parts of the plan have to be read from disk first; `then` is called after."""
@@ -94,7 +94,7 @@ class SlotKVManager:
             self.archive.load(missing, then)
         return bool(missing)
 
-    def prepare_slot(self, ask: Request, slot: int, plan: ReusePlan) -> None:
+    def prepare_slot(self, request: Request, slot: int, plan: ReusePlan) -> None:
         """Make the slot's context the planned beginning of the prompt.
 
         What it held before and the prompt does not continue is parked, unless it is short and
@@ -110,17 +110,17 @@ class SlotKVManager:
             mine.rewind(plan.position)
         else:
             mine.clear()
-        n_tokens = room_for(ask)
+        n_tokens = room_for(request)
         self._make_way(plan, self.bytes_per_token * (n_tokens - len(mine)))
         if plan.source is KVSource.FORK and plan.slot is not None:
             fresh = mine.new_empty()
             fresh.fork_from(self.slots[plan.slot], plan.position)
             mine.take_over(fresh)
         elif plan.path:
-            self._shelving.restore_context(mine, ask, plan, now)
+            self._parker.restore_context(mine, request, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
-        mine.salt, mine.agent, mine.n_prompt = ask.salt, ask.agent, len(ask.tokens)
-        self.lookup.remember(ask)
+        mine.salt, mine.agent, mine.n_prompt = request.salt, request.agent, len(request.tokens)
+        self.lookup.remember(request)
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
 
@@ -133,7 +133,7 @@ class SlotKVManager:
         if not spec.enabled or not context.is_storable:
             return
         context.checkpoint(spared)
-        shelved = self._shelving.park(context, time.monotonic())
+        shelved = self._parker.park(context, time.monotonic())
         if spec.disk.enabled and self._may_be_written(context):
             self._write(context, shelved)
 
@@ -223,7 +223,7 @@ class SlotKVManager:
     def store(self, context: SlotContext) -> None:
         """Write what is not on disk yet of this context; memory lets it go again."""
         if self._is_stored(context):
-            self._write(context, self._shelving.index_context(context, time.monotonic()))
+            self._write(context, self._parker.index_context(context, time.monotonic()))
 
     def _store_in_pieces(self, context: SlotContext) -> None:
         """As `store`, unless the context changes meanwhile: then whoever changes it stores it."""

@@ -53,11 +53,11 @@ class ContextParker:
 
         Each time anew: what it was may have been evicted meanwhile.
         """
-        owners, heads = self._memory.retention, self.shared_prefixes.named
-        known = {name.name: name for name in owners.names}
+        retention, heads = self._memory.retention, self.shared_prefixes.named
+        known = {name.name: name for name in retention.names}
         for name in known.values():
             if name.is_learned and name.name not in heads:
-                owners.unpin(name.name)
+                retention.unpin(name.name)
         if not shelved.segments or not heads:
             return
         keys = self._memory.chain_of(context).keys
@@ -66,9 +66,9 @@ class ContextParker:
             is_given = old is not None and not old.is_learned
             if not is_given and keys[head.n_blocks - 1 : head.n_blocks] == (head.key,):
                 n_tokens = head.n_blocks * self._memory.spec.block_size
-                held = owners.held(shelved.segments[-1], n_tokens)
+                held = retention.held(shelved.segments[-1], n_tokens)
                 since = old.since if old else now
-                owners.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
+                retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
     def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
         """What of the context lies on disk only comes to memory too, without reading it.
@@ -114,7 +114,7 @@ class ContextParker:
         return True
 
     def restore_context(
-        self, context: SlotContext, ask: Request, plan: ReusePlan, now: float
+        self, context: SlotContext, request: Request, plan: ReusePlan, now: float
     ) -> None:
         """Make the context the parked prefix of the plan; all its keys are in memory."""
         fresh = context.new_empty(plan.position)
@@ -124,10 +124,12 @@ class ContextParker:
         )
         marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
         fresh.load(
-            ask.tokens[: plan.position], spans, [m for m in marks if isinstance(m, StateCheckpoint)]
+            request.tokens[: plan.position],
+            spans,
+            [m for m in marks if isinstance(m, StateCheckpoint)],
         )
         context.take_over(fresh)
-        context.salt = ask.salt
+        context.salt = request.salt
         if plan.path:
             context.set_parent_segment(plan.path[-1].key)
         self._memory.index.touch(plan.keys, now)

@@ -15,13 +15,13 @@ class DiskCollector:
     def __init__(
         self,
         memory: PrefixCache,
-        vault: KVStore,
+        store: KVStore,
         identity: str,
         writer: BackgroundWriter,
         post: CallSoon,
     ) -> None:
         self._memory = memory
-        self._vault = vault
+        self._store = store
         self._identity = identity
         self._writer = writer
         self._post = post
@@ -32,12 +32,12 @@ class DiskCollector:
         known = [key for key in keys if key in nodes]
         n_bytes = sum(nodes[key].record.n_bytes for key in known)
         in_use = self._in_use(known)
-        return self._forgetting(self._writer.submit(lambda: self._vault.make_room(n_bytes, in_use)))
+        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
 
     def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
         """Delete what the bounds do not allow. Raises Busy; the future what the vault raises."""
         in_use = self._in_use(())
-        return self._forgetting(self._writer.submit(lambda: self._vault.sweep(wanted, in_use)))
+        return self._forgetting(self._writer.submit(lambda: self._store.sweep(wanted, in_use)))
 
     def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
         """What is read or written now, or pinned, and what that or `keys` continue: none may go."""

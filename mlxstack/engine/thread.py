@@ -63,8 +63,8 @@ class EngineCore:
     def __init__(
         self,
         preset: Preset,
-        vault: KVStore,
-        shelf: SlotFileStore,
+        store: KVStore,
+        slot_files: SlotFileStore,
         deliver: Deliver,
         memory_bytes: int | None = None,
         manifests: AgentManifestStore | None = None,
@@ -72,8 +72,8 @@ class EngineCore:
         self._preset = preset
         self._total = this_memory(os.environ).total if memory_bytes is None else memory_bytes
         self._device_memory = DeviceMemory(self._total)
-        self._vault = vault
-        self._shelf = shelf
+        self._store = store
+        self._slot_files = slot_files
         self._manifests = manifests
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[idle.Message] = queue.SimpleQueue()
@@ -87,7 +87,7 @@ class EngineCore:
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._turns: EngineLoop
         self._archive: DiskTier
-        self._errands: SlotActionRunner
+        self._actions: SlotActionRunner
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -95,13 +95,13 @@ class EngineCore:
         self._thread.start()
         return self._loaded
 
-    def submit(self, ask: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Events of this ask come through `deliver`, ending with Finished or Failed."""
-        self._post(lambda: self._turns.submit(ask))
+        self._post(lambda: self._turns.submit(request))
 
-    def cancel(self, ask_id: str) -> None:
+    def cancel(self, request_id: str) -> None:
         """Leads to Finished(CANCELLED), unless the ask is over already."""
-        self._post(lambda: self._turns.cancel(ask_id))
+        self._post(lambda: self._turns.cancel(request_id))
 
     def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
         """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
@@ -110,17 +110,17 @@ class EngineCore:
             future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
             return future
         self._owe(future)
-        self._post(lambda: self._errands.run(act, future))
+        self._post(lambda: self._actions.run(act, future))
         return future
 
-    def run_cache_command(self, chore: CacheCommand) -> Future[Any]:
+    def run_cache_command(self, command: CacheCommand) -> Future[Any]:
         """Do something with the KV memory between two turns; see `engine.chores.do`."""
-        return self._do(lambda: self._tend(chore))
+        return self._do(lambda: self._tend(command))
 
     def park(self) -> Future[FlushResult]:
         """Bring all KV to disk that may be there, before the engine ends."""
         # There are no turns before the model is loaded.
-        return self._do(lambda: self._turns.seating.park_all())  # noqa: PLW0108
+        return self._do(lambda: self._turns.slot_kv.park_all())  # noqa: PLW0108
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
@@ -156,9 +156,9 @@ class EngineCore:
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
 
-    def _tend(self, chore: CacheCommand) -> Any:
-        done = chores.do(chore, self._turns.seating, self._turns.ledger)
-        if isinstance(chore, ReclaimMemory):
+    def _tend(self, command: CacheCommand) -> Any:
+        done = chores.do(command, self._turns.slot_kv, self._turns.ledger)
+        if isinstance(command, ReclaimMemory):
             self._turns.release_buffers()
         return done
 
@@ -226,7 +226,7 @@ class EngineCore:
         self._loaded.set_result(facts)
         try:
             self._serve()
-            self._turns.seating.park_all()
+            self._turns.slot_kv.park_all()
         finally:
             self._archive.close()
 
@@ -244,19 +244,19 @@ class EngineCore:
         key = facts.identity.key()
         plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
         memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
-        self._archive = DiskTier(self._vault, self._shelf, memory, key, self._post)
+        self._archive = DiskTier(self._store, self._slot_files, memory, key, self._post)
         self._archive.manifests = self._manifests
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
         slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
-        seating = SlotKVManager(slots, memory, self._archive, pieces, preset.agents.persist)
-        seating.bytes_per_token = kv_bytes_per_token(loaded.model, maker)
-        seating.array_limit = plan.array_limit
+        slot_kv = SlotKVManager(slots, memory, self._archive, pieces, preset.agents.persist)
+        slot_kv.bytes_per_token = kv_bytes_per_token(loaded.model, maker)
+        slot_kv.array_limit = plan.array_limit
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        self._turns = EngineLoop(loaded.model, seating, preset.slots.n_ctx, limits)
+        self._turns = EngineLoop(loaded.model, slot_kv, preset.slots.n_ctx, limits)
         self._turns.max_cached_bytes = plan.max_cached_bytes
-        self._errands = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
+        self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
         self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
@@ -285,7 +285,7 @@ class EngineCore:
         if not self._turns.has_work and self._inbox.empty():
             self._turns.release_buffers()
             self._has_work = False
-            self._obey(idle.wait(self._inbox, self._turns.seating.memory))
+            self._obey(idle.wait(self._inbox, self._turns.slot_kv.memory))
         # What these put in is for after the next turn: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
@@ -315,7 +315,7 @@ class EngineCore:
             self._turns.snapshot(),
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,
             why_not_batching=self._verdict.why_not,
-            kv_budget_bytes=self._turns.seating.memory.budget,
+            kv_budget_bytes=self._turns.slot_kv.memory.budget,
         )
 
 

@@ -32,7 +32,7 @@ from mlxstack.engine.ledger import EngineStats
 from mlxstack.engine.live import RequestState, queued_request_of
 from mlxstack.engine.matches import PrefixOverlapCache
 from mlxstack.engine.picture import build_snapshot
-from mlxstack.engine.prefill import bite, row_of
+from mlxstack.engine.prefill import chunk_size, row_of
 from mlxstack.engine.seating import SlotKVManager
 from mlxstack.policy import desk as desks
 from mlxstack.policy import waiting
@@ -60,13 +60,13 @@ class EngineLoop(SlotReservations):
     """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
 
     def __init__(
-        self, model: object, seating: SlotKVManager, n_ctx: int, limits: SchedulerLimits
+        self, model: object, slot_kv: SlotKVManager, n_ctx: int, limits: SchedulerLimits
     ) -> None:
-        super().__init__(seating.slots)
+        super().__init__(slot_kv.slots)
         self._model = model
         self.n_ctx = n_ctx
         self._limits = limits
-        self.seating = seating
+        self.slot_kv = slot_kv
         self.batch = Batch(model)
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
@@ -80,37 +80,38 @@ class EngineLoop(SlotReservations):
     @property
     def has_work(self) -> bool:
         """Whether another turn would do anything."""
-        return bool(self._live or self._desk.actions)
+        return bool(self._live or self._state.actions)
 
-    def submit(self, ask: Request) -> None:
+    def submit(self, request: Request) -> None:
         """The ask joins the queue, or is refused at once when that is full."""
-        ticket = queued_request_of(ask, self.seating.need(ask))
-        if ticket.n_bytes > self.seating.memory.budget:
-            self._refuse(ask, self.seating.too_big(ask))
+        ticket = queued_request_of(request, self.slot_kv.need(request))
+        if ticket.n_bytes > self.slot_kv.memory.budget:
+            self._refuse(request, self.slot_kv.too_big(request))
             return
-        if is_full(self._desk, ticket, time.monotonic(), self._limits):
-            wait = waiting.retry_after(self._desk, self.ledger.seconds_per_request)
-            n = len(self._desk.waiting)
-            self._refuse(ask, Busy(f"all slots are busy and {n} requests wait", wait))
+        if is_full(self._state, ticket, time.monotonic(), self._limits):
+            wait = waiting.retry_after(self._state, self.ledger.seconds_per_request)
+            n = len(self._state.waiting)
+            self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
             return
-        self._live[ask.id] = RequestState(ask)
+        self._live[request.id] = RequestState(request)
         self.ledger.count(n_asks=1)
-        self._emit(RequestQueued(ask.id, len(self._desk.waiting)))
-        self._desk = desks.enqueue(self._desk, ticket)
+        self._emit(RequestQueued(request.id, len(self._state.waiting)))
+        self._state = desks.enqueue(self._state, ticket)
 
-    def cancel(self, ask_id: str) -> None:
+    def cancel(self, request_id: str) -> None:
         """Stop an ask in whatever state it is; its KV so far stays in the slot."""
-        live = self._live.get(ask_id)
+        live = self._live.get(request_id)
         if live is not None:
             self._end(
-                live, RequestFinished(ask_id, FinishReason.CANCELLED, live.work(time.monotonic()))
+                live,
+                RequestFinished(request_id, FinishReason.CANCELLED, live.work(time.monotonic())),
             )
 
     def renew(self, slot: int) -> None:
         """A held slot is idle again, with a context that no ask has made."""
         self._last.pop(slot, None)
         now = time.monotonic()
-        self._desk = desks.reset_slot(self._desk, slot, len(self.slots[slot]), now)
+        self._state = desks.reset_slot(self._state, slot, len(self.slots[slot]), now)
 
     def agent_in(self, slot: int) -> str | None:
         """Who spoke last in this slot, as the snapshot says it."""
@@ -121,7 +122,9 @@ class EngineLoop(SlotReservations):
         """One round. Events are delivered before a bite begins, and at the end."""
         self._n_steps += 1
         self._schedule()
-        self._desk, next_bite = next_prefill_chunk(self._desk, self.ledger.speed, self._limits.pace)
+        self._state, next_bite = next_prefill_chunk(
+            self._state, self.ledger.speed, self._limits.pace
+        )
         self._decode(self.batch.step)
         if next_bite is not None:
             # Nobody's token waits for the bite, and the bite is timed alone.
@@ -131,7 +134,7 @@ class EngineLoop(SlotReservations):
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
-        self.seating.maintain(self._n_steps, desks.idle_slots(self._desk))
+        self.slot_kv.maintain(self._n_steps, desks.idle_slots(self._state))
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache, once no step is in flight; what it chose is kept."""
@@ -152,13 +155,13 @@ class EngineLoop(SlotReservations):
     def fail_all(self, error: StackError) -> None:
         """Every ask ends with this error and its slot is emptied; no other slot has changed."""
         self.batch.reset()
-        for ask_id in list(self._live):
-            self._fail(ask_id, error)
-        for seat in self._desk.slots:
+        for request_id in list(self._live):
+            self._fail(request_id, error)
+        for slot in self._state.slots:
             # An ask whose end broke has left its seat behind.
-            if seat.state in ACTIVE:
-                self._clear(seat.id, error)
-                self.release(seat.id)
+            if slot.state in ACTIVE:
+                self._clear(slot.id, error)
+                self.release(slot.id)
         buffer_cache.release()
 
     def snapshot(self) -> Snapshot:
@@ -167,15 +170,15 @@ class EngineLoop(SlotReservations):
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
             n_decode_rows=self.batch.n_rows,
-            n_evicted=self.seating.memory.index.n_evicted,
+            n_evicted=self.slot_kv.memory.index.n_evicted,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
-        return build_snapshot(self._desk, self.slots, shown, counters, self.n_ctx, self._n_steps)
+        return build_snapshot(self._state, self.slots, shown, counters, self.n_ctx, self._n_steps)
 
     def _schedule(self) -> None:
         now = time.monotonic()
         shared, promised = self._matches.shared, self._matches.promised
-        self._desk, actions = schedule(self._desk, now, self._limits, shared, promised)
+        self._state, actions = schedule(self._state, now, self._limits, shared, promised)
         for action in actions:
             if isinstance(action, AssignSlot):
                 self._guard(
@@ -199,12 +202,12 @@ class EngineLoop(SlotReservations):
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
         """Reuse what there is; what lies on disk is read first, while others go on."""
         may_read = live.n_loads < MOST_LOADS
-        plan, miss = self.seating.plan(live.request, slot, may_read=may_read)
-        if self.seating.load(plan, partial(self._slot_prepared, live.request.id, slot)):
+        plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
+        if self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
             live.n_loads += 1
-            self._desk = desks.start_loading(self._desk, slot)
+            self._state = desks.start_loading(self._state, slot)
             return
-        self.seating.prepare_slot(live.request, slot, plan)
+        self.slot_kv.prepare_slot(live.request, slot, plan)
         from_disk = live.n_loads and plan.source is KVSource.PARKED
         live.source = KVSource.DISK if from_disk else plan.source
         live.n_cached, live.miss = plan.position, miss
@@ -213,22 +216,22 @@ class EngineLoop(SlotReservations):
         self._emit(SlotAssigned(live.request.id, slot, plan.position, live.source, miss))
         self._advance(live, plan.position)
 
-    def _slot_prepared(self, ask_id: str, slot: int) -> None:
-        live = self._live.get(ask_id)
-        if live is not None and self._desk.slot(slot).state is SlotState.LOADING:
-            self._desk = desks.finish_loading(self._desk, slot)
-            self._guard(ask_id, partial(self._prepare_slot, live, slot))
+    def _slot_prepared(self, request_id: str, slot: int) -> None:
+        live = self._live.get(request_id)
+        if live is not None and self._state.slot(slot).state is SlotState.LOADING:
+            self._state = desks.finish_loading(self._state, slot)
+            self._guard(request_id, partial(self._prepare_slot, live, slot))
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
-        seat = self._desk.slot(slot)
-        assert seat.queued is not None
-        live = self._live[seat.queued.request]
+        slot_state = self._state.slot(slot)
+        assert slot_state.queued is not None
+        live = self._live[slot_state.queued.request]
         self._guard(live.request.id, partial(self._prefill_chunk, live, slot, n_tokens))
 
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
         start = len(context)
-        took = bite(self._model, context, live.request, n_tokens)
+        took = chunk_size(self._model, context, live.request, n_tokens)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
@@ -237,8 +240,8 @@ class EngineLoop(SlotReservations):
     def _advance(self, live: RequestState, position: int) -> None:
         """Prefill stands at `position`; with one token left the slot joins the batch."""
         assert live.slot is not None
-        self._desk = desks.advance(self._desk, live.slot, position)
-        if self._desk.slot(live.slot).state is SlotState.RUNNING:
+        self._state = desks.advance(self._state, live.slot, position)
+        if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
             self.batch.join(row_of(live.request, live.slot, self.slots[live.slot]))
             self.ledger.count(n_prompt_tokens=1)
@@ -261,9 +264,9 @@ class EngineLoop(SlotReservations):
             self._break([row.slot], reason)
 
     def _receive(self, one: RowToken) -> None:
-        seat = self._desk.slot(one.row.slot)
-        live = self._live.get(seat.queued.request) if seat.queued else None
-        if live is None or seat.state is not SlotState.RUNNING:
+        slot = self._state.slot(one.row.slot)
+        live = self._live.get(slot.queued.request) if slot.queued else None
+        if live is None or slot.state is not SlotState.RUNNING:
             return
         now = time.monotonic()
         reason = live.choose(one.token, now, self.n_ctx)
@@ -277,56 +280,58 @@ class EngineLoop(SlotReservations):
         now = time.monotonic()
         self._live.pop(live.request.id, None)
         self._matches.forget(live.request.id)
-        self._desk = desks.dequeue(self._desk, live.request.id)
+        self._state = desks.dequeue(self._state, live.request.id)
         if live.slot is not None:
             # The context is somebody else's while this ask waits for the disk.
-            if self._desk.slot(live.slot).state is not SlotState.LOADING:
+            if self._state.slot(live.slot).state is not SlotState.LOADING:
                 self.batch.leave(live.slot)
                 self._keep(live.slot)
                 self._last[live.slot] = live
                 self.ledger.served(live.work(now), now - live.seated_at)
-            self._desk = desks.release_slot(self._desk, live.slot, len(self.slots[live.slot]), now)
+            self._state = desks.release_slot(
+                self._state, live.slot, len(self.slots[live.slot]), now
+            )
         live.state = self.ledger.ended(last)
         self._emit(last)
 
     def _keep(self, slot: int) -> None:
         """What an ask has left in its slot is kept; if that breaks, the answer is none the less."""
         try:
-            self.seating.end_request(slot)
+            self.slot_kv.end_request(slot)
         except Exception as error:
             log.exception("what an answer left in slot %d could not be kept", slot)
             self._clear(slot, describe_error(error, "keeping this slot"))
 
-    def _guard(self, ask_id: str, work: Callable[[], None]) -> None:
+    def _guard(self, request_id: str, work: Callable[[], None]) -> None:
         """A request that raises fails alone, with its slot reset."""
         try:
             work()
         except Exception as error:  # whatever it was, it concerns this ask only
-            self._log(ask_id, error)
-            self._fail(ask_id, error)
+            self._log(request_id, error)
+            self._fail(request_id, error)
 
     def _break(self, slots: list[int], error: Exception) -> None:
         for slot in slots:
-            ticket = self._desk.slot(slot).queued
+            ticket = self._state.slot(slot).queued
             if ticket is not None:
                 self._log(ticket.request, error)
                 self._fail(ticket.request, error)
 
-    def _log(self, ask_id: str, error: Exception) -> None:
+    def _log(self, request_id: str, error: Exception) -> None:
         """Log an error that the client cannot act on, with its traceback and the request id."""
         if not isinstance(error, StackError) or isinstance(error, Broken):
-            request = self._live[ask_id].request.request_id or ask_id
+            request = self._live[request_id].request.request_id or request_id
             log.error("request %s failed in the engine: %s", request, error, exc_info=error)
 
-    def _fail(self, ask_id: str, error: Exception) -> None:
-        live, plain = self._live[ask_id], describe_error(error, "this request")
+    def _fail(self, request_id: str, error: Exception) -> None:
+        live, plain = self._live[request_id], describe_error(error, "this request")
         if live.slot is not None:
             self._clear(live.slot, plain)
-        self._end(live, RequestFailed(ask_id, plain))
+        self._end(live, RequestFailed(request_id, plain))
 
-    def _refuse(self, ask: Request, error: StackError) -> None:
+    def _refuse(self, request: Request, error: StackError) -> None:
         self.ledger.count(n_refused=1)
-        self._emit(RequestFailed(ask.id, error))
+        self._emit(RequestFailed(request.id, error))
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)

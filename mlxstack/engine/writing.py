@@ -37,13 +37,13 @@ class WriteQueue:
     The writer's bound is what it holds on to; the rest waits in memory, where it may be evicted.
     """
 
-    def __init__(self, memory: PrefixCache, vault: KVStore, identity: str, post: CallSoon) -> None:
+    def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
         self._memory = memory
-        self._vault = vault
+        self._store = store
         self._identity = identity
         self._post = post
         self._writer = BackgroundWriter(eased=self._on_capacity)
-        self.sweeping = DiskCollector(memory, vault, identity, self._writer, post)
+        self.sweeping = DiskCollector(memory, store, identity, self._writer, post)
         self._due: deque[PendingWrite] = deque()
         self._promised: dict[str, Future[int]] = {}
         self._told = ""
@@ -119,16 +119,16 @@ class WriteQueue:
         if part is None:
             del self._promised[key]
             raise StackError("memory ran short before the disk could take it")
-        blob = file_of(self._memory.index.nodes[key].record, part, self._identity)
+        file = file_of(self._memory.index.nodes[key].record, part, self._identity)
 
         def work() -> int:
             # One writer thread: that job is over.
             room.result()
-            n_bytes = self._vault.write(blob)
+            n_bytes = self._store.write(file)
             self.n_written += n_bytes
             return n_bytes
 
-        n_bytes = sum(memoryview(plane.data).nbytes for plane in blob.tensors)
+        n_bytes = sum(memoryview(plane.data).nbytes for plane in file.tensors)
         future = self._writer.submit(work, n_bytes)
         self._memory.index.set_writing(key, True)
         return future

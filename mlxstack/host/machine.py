@@ -62,18 +62,18 @@ def find_openblas(folders: tuple[str, ...] = LIBRARY_FOLDERS) -> Path | None:
     for folder in folders:
         for place in (Path(folder) / triplet, Path(folder)):
             for build in (*THREADED_FOLDERS, "."):
-                library = place / build / OPENBLAS
-                if library.is_file():
-                    return library
+                agent_store = place / build / OPENBLAS
+                if agent_store.is_file():
+                    return agent_store
     return None
 
 
-def preload(env: Mapping[str, str], library: Path | None) -> dict[str, str]:
+def preload(env: Mapping[str, str], agent_store: Path | None) -> dict[str, str]:
     """The variables to add to `env` so that a child uses `library`; empty when it does already."""
     already = env.get("LD_PRELOAD", "")
-    if library is None or "openblas" in already:
+    if agent_store is None or "openblas" in already:
         return {}
-    return {"LD_PRELOAD": f"{library}:{already}" if already else str(library)}
+    return {"LD_PRELOAD": f"{agent_store}:{already}" if already else str(agent_store)}
 
 
 def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ def _document(text: str, top: SourceLocation) -> SourcedDocument:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise SetupError(f"{top}: a preset is a mapping such as `model: {{id: demo}}`")
-        marks = {(): top} | dict(islice(_walk(node, (), top), MOST_VALUES + 1))
+        marks = {(): top} | dict(islice(_state(node, (), top), MOST_VALUES + 1))
         if len(marks) > MOST_VALUES:
             raise SetupError(f"{top}: there are too many values, more than {MOST_VALUES}")
         return SourcedDocument(loader.construct_document(node), marks)
@@ -129,7 +129,7 @@ def _survives(above: dict[str, Any], keys: Keys) -> bool:
     return isinstance(here, dict)
 
 
-def _walk(
+def _state(
     node: yaml.Node, keys: Keys, top: SourceLocation
 ) -> Iterator[tuple[Keys, SourceLocation]]:
     if node.tag not in PLAIN:
@@ -142,7 +142,7 @@ def _walk(
     elif isinstance(node, yaml.SequenceNode):
         for at, item in enumerate(node.value):
             yield (*keys, at), SourceLocation(top.source, top.folder, item.start_mark.line + 1)
-            yield from _walk(item, (*keys, at), top)
+            yield from _state(item, (*keys, at), top)
 
 
 def _walk_mapping(
@@ -161,7 +161,7 @@ def _walk_mapping(
             )
         seen[key] = line
         yield (*keys, key), SourceLocation(top.source, top.folder, line)
-        yield from _walk(value, (*keys, key), top)
+        yield from _state(value, (*keys, key), top)
 
 
 def _place(why: yaml.YAMLError) -> str:

@@ -57,7 +57,9 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
         try:
-            with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._journal:
+            with closing(
+                RotatingLog(self._plan.home.log_file(self._plan.name))
+            ) as self._request_log:
                 end = await self._keep_alive()
                 self._tell(phase=end, worker=None)
         finally:
@@ -157,7 +159,7 @@ class Supervisor:
 
     def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        words = tuple(self._journal.last_lines)[-N_LAST_WORDS:]
+        words = tuple(self._request_log.last_lines)[-N_LAST_WORDS:]
         self._say(f"worker {pid} {how}")
         self._tell(
             worker=None,
@@ -186,7 +188,7 @@ class Supervisor:
         self._write(f"{stamp} [supervisor {os.getpid()}] {what}")
 
     def _write(self, line: str) -> None:
-        self._journal.write(line)
+        self._request_log.write(line)
         if self._echo is not None:
             self._echo(line)
 

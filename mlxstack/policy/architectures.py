@@ -55,7 +55,7 @@ def model_type(config: Config) -> str:
     return ALIASES.get(outer, outer)
 
 
-def workspace_bytes(config: Config, bite: int, n_slots: int = 1) -> int:
+def workspace_bytes(config: Config, chunk: int, n_slots: int = 1) -> int:
     """A generous estimate of activations: the widest layer over one bite, and all logits.
 
     Measure after load where you can; this is for deciding before.
@@ -66,7 +66,7 @@ def workspace_bytes(config: Config, bite: int, n_slots: int = 1) -> int:
     inner = max(inner) if isinstance(inner, list) else inner
     per_token = 6 * hidden + 3 * inner + 2 * heads * _dim(text)
     logits = text.get("vocab_size", 0) * 4 * (n_slots + 1)
-    return int(per_token * bite * _element_bytes(text) + logits)
+    return int(per_token * chunk * _element_bytes(text) + logits)
 
 
 def score_bytes(config: Config, bits: int) -> int:
@@ -89,9 +89,9 @@ def score_bytes(config: Config, bits: int) -> int:
     return 0 if is_fused and all(one.kind is not LayerKind.LATENT for one in layers) else each
 
 
-def peak_score_bytes(config: Config, bits: int, bite: int, n_ctx: int) -> int:
+def peak_score_bytes(config: Config, bits: int, chunk: int, n_ctx: int) -> int:
     """The most bytes of attention scores in a prefill of `n_ctx` tokens on a GPU."""
-    return min(MAX_SCORE_BYTES, score_bytes(config, bits) * bite * n_ctx)
+    return min(MAX_SCORE_BYTES, score_bytes(config, bits) * chunk * n_ctx)
 
 
 def _text(config: Config) -> dict[str, Any]:

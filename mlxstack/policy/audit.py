@@ -15,7 +15,7 @@ def totals(index: PrefixIndex) -> Totals:
     return Totals(_bytes(memory), _bytes(disk), n_segments)
 
 
-def check_index(index: PrefixIndex, owners: Retention | None = None) -> None:
+def check_index(index: PrefixIndex, retention: Retention | None = None) -> None:
     """Assert every invariant of the index, and of its owners. O(records + blocks)."""
     for key, node in index.nodes.items():
         _check_node(index, key, node)
@@ -28,8 +28,8 @@ def check_index(index: PrefixIndex, owners: Retention | None = None) -> None:
     assert n_blocks == sum(len(r.blocks) for r in records if isinstance(r, SegmentMeta))
     assert len(index.states) == sum(isinstance(r, CheckpointMeta) for r in records)
     assert index.memory_bytes == totals(index).memory, "the bytes in memory do not add up"
-    if owners is not None:
-        _check_owners(index, owners)
+    if retention is not None:
+        _check_owners(index, retention)
 
 
 def _bytes(nodes: Sequence[IndexEntry]) -> int:
@@ -57,12 +57,12 @@ def _check_node(index: PrefixIndex, key: str, node: IndexEntry) -> None:
         assert all(key in index.blocks[block] for block in record.blocks), f"{key} is hidden"
 
 
-def _check_owners(index: PrefixIndex, owners: Retention) -> None:
+def _check_owners(index: PrefixIndex, retention: Retention) -> None:
     claimed: dict[str, set[str]] = {}
-    for agent, keys in owners.claims:
+    for agent, keys in retention.claims:
         for key in keys:
             claimed.setdefault(key, set()).add(agent)
-    for name in owners.names:
+    for name in retention.names:
         for key in name.keys:
             claimed.setdefault(key, set()).add(name.name)
     for key, node in index.nodes.items():

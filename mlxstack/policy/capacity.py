@@ -47,7 +47,7 @@ class ServiceLoad(Struct, frozen=True):
     workspace: int = 0
     n_slots: int = 1
     n_ctx: int = 4096
-    bite: int = 512
+    chunk: int = 512
     budget: Budget | None = None
 
 
@@ -86,7 +86,7 @@ class ContextRow(Struct, frozen=True):
 def need(load: ServiceLoad) -> MemoryNeed:
     """The most bytes this load can take: all slots full, one of them in prefill."""
     settled = load.geometry.peak_state_bytes(load.n_ctx, 1)
-    in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.bite)
+    in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.chunk)
     return MemoryNeed(
         weights=load.weights,
         kv_full=load.geometry.peak_full_bytes(load.n_ctx) * load.n_slots,

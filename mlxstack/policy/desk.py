@@ -84,9 +84,9 @@ class SchedulerState(Struct, frozen=True):
         """The seat of this slot id."""
         return self.slots[slot]
 
-    def find(self, ask: str) -> Slot | None:
+    def find(self, request: str) -> Slot | None:
         """The seat in which this ask is being served, if any."""
-        return next((s for s in self.slots if s.queued and s.queued.request == ask), None)
+        return next((s for s in self.slots if s.queued and s.queued.request == request), None)
 
     @property
     def active_bytes(self) -> int:
@@ -96,13 +96,13 @@ class SchedulerState(Struct, frozen=True):
     @property
     def n_active(self) -> int:
         """How many seats prefill or decode."""
-        return sum(seat.state in ACTIVE for seat in self.slots)
+        return sum(slot.state in ACTIVE for slot in self.slots)
 
 
-def idle_slots(desk: SchedulerState) -> list[int]:
+def idle_slots(state: SchedulerState) -> list[int]:
     """Slots that are idle but not empty, the longest unused first."""
-    idle = [s for s in desk.slots if s.state is SlotState.IDLE and s.n_tokens]
-    return [seat.id for seat in sorted(idle, key=lambda seat: seat.last_used)]
+    idle = [s for s in state.slots if s.state is SlotState.IDLE and s.n_tokens]
+    return [seat.id for seat in sorted(idle, key=lambda slot: slot.last_used)]
 
 
 def initial_state(n_slots: int) -> SchedulerState:
@@ -110,101 +110,107 @@ def initial_state(n_slots: int) -> SchedulerState:
     return SchedulerState(slots=tuple(Slot(id=i) for i in range(n_slots)))
 
 
-def enqueue(desk: SchedulerState, ticket: QueuedRequest) -> SchedulerState:
+def enqueue(state: SchedulerState, ticket: QueuedRequest) -> SchedulerState:
     """The ticket joins the queue."""
-    return msgspec.structs.replace(desk, waiting=(*desk.waiting, ticket))
+    return msgspec.structs.replace(state, waiting=(*state.waiting, ticket))
 
 
-def enqueue_action(desk: SchedulerState, errand: SlotAction) -> SchedulerState:
+def enqueue_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     """The errand joins the errands of its slot."""
-    return msgspec.structs.replace(desk, actions=(*desk.actions, errand))
+    return msgspec.structs.replace(state, actions=(*state.actions, pending))
 
 
-def drop_action(desk: SchedulerState, errand: SlotAction) -> SchedulerState:
+def drop_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     """The errand waits no longer."""
-    rest = tuple(e for e in desk.actions if e.id != errand.id)
-    return msgspec.structs.replace(desk, actions=rest)
+    rest = tuple(e for e in state.actions if e.id != pending.id)
+    return msgspec.structs.replace(state, actions=rest)
 
 
-def dequeue(desk: SchedulerState, ask: str) -> SchedulerState:
+def dequeue(state: SchedulerState, request: str) -> SchedulerState:
     """The ask waits no longer; unchanged if it did not wait."""
-    return msgspec.structs.replace(desk, waiting=tuple(t for t in desk.waiting if t.request != ask))
-
-
-def assign_slot(desk: SchedulerState, ticket: QueuedRequest, slot: int) -> SchedulerState:
-    """The ticket takes the idle seat and begins to prefill at position 0."""
-    seat = desk.slot(slot)
-    assert seat.state is SlotState.IDLE, f"slot {slot} is {seat.state}, not idle"
-    taken = msgspec.structs.replace(
-        seat, state=SlotState.PREFILLING, queued=ticket, position=0, n_prompt=ticket.n_prompt
+    return msgspec.structs.replace(
+        state, waiting=tuple(t for t in state.waiting if t.request != request)
     )
-    return dequeue(_with_slot(desk, taken), ticket.request)
 
 
-def start_loading(desk: SchedulerState, slot: int) -> SchedulerState:
+def assign_slot(state: SchedulerState, ticket: QueuedRequest, slot: int) -> SchedulerState:
+    """The ticket takes the idle seat and begins to prefill at position 0."""
+    slot_state = state.slot(slot)
+    assert slot_state.state is SlotState.IDLE, f"slot {slot} is {slot_state.state}, not idle"
+    taken = msgspec.structs.replace(
+        slot_state, state=SlotState.PREFILLING, queued=ticket, position=0, n_prompt=ticket.n_prompt
+    )
+    return dequeue(_with_slot(state, taken), ticket.request)
+
+
+def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
     """The prefilling seat waits for the disk; others get the bites meanwhile."""
-    seat = desk.slot(slot)
-    assert seat.state is SlotState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
-    return _with_slot(desk, msgspec.structs.replace(seat, state=SlotState.LOADING))
+    slot_state = state.slot(slot)
+    assert slot_state.state is SlotState.PREFILLING, (
+        f"slot {slot} is {slot_state.state}, not prefilling"
+    )
+    return _with_slot(state, msgspec.structs.replace(slot_state, state=SlotState.LOADING))
 
 
-def finish_loading(desk: SchedulerState, slot: int) -> SchedulerState:
+def finish_loading(state: SchedulerState, slot: int) -> SchedulerState:
     """What the seat waited for is there, or lost for good."""
-    seat = desk.slot(slot)
-    assert seat.state is SlotState.LOADING, f"slot {slot} is {seat.state}, not loading"
-    return _with_slot(desk, msgspec.structs.replace(seat, state=SlotState.PREFILLING))
+    slot_state = state.slot(slot)
+    assert slot_state.state is SlotState.LOADING, f"slot {slot} is {slot_state.state}, not loading"
+    return _with_slot(state, msgspec.structs.replace(slot_state, state=SlotState.PREFILLING))
 
 
-def advance(desk: SchedulerState, slot: int, position: int) -> SchedulerState:
+def advance(state: SchedulerState, slot: int, position: int) -> SchedulerState:
     """Prefill reached `position`; the seat runs once only the last prompt token is left."""
-    seat = desk.slot(slot)
-    assert seat.state is SlotState.PREFILLING, f"slot {slot} is {seat.state}, not prefilling"
-    moved = msgspec.structs.replace(seat, position=position)
+    slot_state = state.slot(slot)
+    assert slot_state.state is SlotState.PREFILLING, (
+        f"slot {slot} is {slot_state.state}, not prefilling"
+    )
+    moved = msgspec.structs.replace(slot_state, position=position)
     if moved.n_left == 0:
         moved = msgspec.structs.replace(moved, state=SlotState.RUNNING)
-    return _with_slot(desk, moved)
+    return _with_slot(state, moved)
 
 
-def skip(desk: SchedulerState, slot: int) -> SchedulerState:
+def skip(state: SchedulerState, slot: int) -> SchedulerState:
     """The bite of this turn goes to `slot`: everyone else who prefills was passed over again."""
-    seats = tuple(
+    slots = tuple(
         msgspec.structs.replace(s, n_passed=0 if s.id == slot else s.n_passed + 1)
         if s.state is SlotState.PREFILLING
         else s
-        for s in desk.slots
+        for s in state.slots
     )
-    return msgspec.structs.replace(desk, slots=seats)
+    return msgspec.structs.replace(state, slots=slots)
 
 
-def reserve_slot(desk: SchedulerState, errand: SlotAction) -> SchedulerState:
+def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     """The errand starts in its idle seat."""
-    seat = desk.slot(errand.slot)
-    assert seat.state is SlotState.IDLE, f"slot {errand.slot} is {seat.state}, not idle"
-    held = msgspec.structs.replace(seat, state=SlotState.HELD)
-    return _with_slot(drop_action(desk, errand), held)
+    slot = state.slot(pending.slot)
+    assert slot.state is SlotState.IDLE, f"slot {pending.slot} is {slot.state}, not idle"
+    held = msgspec.structs.replace(slot, state=SlotState.HELD)
+    return _with_slot(drop_action(state, pending), held)
 
 
-def release_slot(desk: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
+def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
     """The seat is idle again, with `n_tokens` of what was said in it.
 
     Who only waited for the disk has not used it; how its context began is unknown now.
     """
-    seat = desk.slot(slot)
-    if seat.state is SlotState.LOADING:
-        before = Slot(slot, n_tokens=n_tokens, last_used=seat.last_used, name=seat.name)
-        return _with_slot(desk, before)
-    n_prompt = min(seat.n_prompt, n_tokens)
-    name = seat.queued.name if seat.queued else seat.name
+    slot_state = state.slot(slot)
+    if slot_state.state is SlotState.LOADING:
+        before = Slot(slot, n_tokens=n_tokens, last_used=slot_state.last_used, name=slot_state.name)
+        return _with_slot(state, before)
+    n_prompt = min(slot_state.n_prompt, n_tokens)
+    name = slot_state.queued.name if slot_state.queued else slot_state.name
     return _with_slot(
-        desk, Slot(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
+        state, Slot(slot, n_tokens=n_tokens, n_prompt=n_prompt, last_used=now, name=name)
     )
 
 
-def reset_slot(desk: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
+def reset_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
     """The seat is idle again, with another context of `n_tokens`, unknown where it is from."""
-    return _with_slot(desk, Slot(slot, n_tokens=n_tokens, last_used=now))
+    return _with_slot(state, Slot(slot, n_tokens=n_tokens, last_used=now))
 
 
-def _with_slot(desk: SchedulerState, seat: Slot) -> SchedulerState:
-    seats = (*desk.slots[: seat.id], seat, *desk.slots[seat.id + 1 :])
-    return msgspec.structs.replace(desk, slots=seats)
+def _with_slot(state: SchedulerState, slot: Slot) -> SchedulerState:
+    slots = (*state.slots[: slot.id], slot, *state.slots[slot.id + 1 :])
+    return msgspec.structs.replace(state, slots=slots)

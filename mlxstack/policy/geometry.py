@@ -107,22 +107,22 @@ class Geometry(Struct, frozen=True):
         """
         return self.growth * (n_tokens + SLACK if n_tokens else 0)
 
-    def peak_state_bytes(self, n_tokens: int, bite: int) -> int:
+    def peak_state_bytes(self, n_tokens: int, chunk: int) -> int:
         """The most bytes that layers which cannot be cut allocate up to `n_tokens`, in bites.
 
         A window holds at most W - 1 + bite tokens.
         """
-        return self._bounded_bytes(n_tokens, bite)
+        return self._bounded_bytes(n_tokens, chunk)
 
     def _vector_bytes(self, layer: Layer, dim: int) -> int:
         if layer.kind is not LayerKind.FULL or self.bits == PLAIN_BITS:
             return dim * self.element_bytes
         return dim * self.bits // 8 + 2 * (dim // self.group_size) * self.element_bytes
 
-    def _bounded_bytes(self, n_tokens: int, bite: int) -> int:
+    def _bounded_bytes(self, n_tokens: int, chunk: int) -> int:
         return sum(
             layer.state_bytes * (n_tokens > 0)
-            + self.token_bytes(layer) * _bounded_rows(layer, n_tokens, bite)
+            + self.token_bytes(layer) * _bounded_rows(layer, n_tokens, chunk)
             for layer in self.layers
             if layer.kind not in SLICEABLE
         )
@@ -160,11 +160,11 @@ def uncapped(geometry: Geometry) -> Geometry:
     )
 
 
-def _bounded_rows(layer: Layer, n_tokens: int, bite: int) -> int:
-    slack = SLACK if bite else 0
+def _bounded_rows(layer: Layer, n_tokens: int, chunk: int) -> int:
+    slack = SLACK if chunk else 0
     if layer.kind is LayerKind.SLIDING:
         in_place = min(n_tokens + slack, layer.window)
-        return max(in_place, min(n_tokens, layer.window - 1 + bite))
+        return max(in_place, min(n_tokens, layer.window - 1 + chunk))
     if layer.kind is LayerKind.CHUNKED:
-        return min(n_tokens + slack, layer.window + bite + slack)
+        return min(n_tokens + slack, layer.window + chunk + slack)
     return 0

@@ -35,40 +35,40 @@ class PrefillPolicy(Struct, frozen=True):
     max_score_bytes: int = 0
 
 
-def next_to_prefill(seats: Sequence[Slot], pace: PrefillPolicy) -> Slot:
+def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
     """The more urgent first, then the shortest remaining prompt; the oldest gets its share.
 
     So every prompt ends: the one that came first gets one bite of `max_passed + 1`, then another
     is first.
     """
-    first = min(seats, key=_arrival)
+    first = min(slots, key=_arrival)
     if first.n_passed >= pace.max_passed:
         return first
-    return min(seats, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
+    return min(slots, key=lambda s: (_priority(s), s.n_left, _arrival(s)))
 
 
-def chunk_size(seat: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
+def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
     """Tokens to prefill now for this seat, ending on a block boundary whenever that is near.
 
     With someone decoding, bite plus decode step stay inside `max_stall_s` at measured speed.
     """
-    budget = _budget(seat, n_decoding, speed, pace)
-    if seat.n_left <= budget:
-        return seat.n_left
-    end = seat.position + budget
+    budget = _budget(slot, n_decoding, speed, pace)
+    if slot.n_left <= budget:
+        return slot.n_left
+    end = slot.position + budget
     aligned = end - end % pace.block
-    if aligned <= seat.position:
+    if aligned <= slot.position:
         aligned = end - end % FINEST
-    return aligned - seat.position
+    return aligned - slot.position
 
 
-def _budget(seat: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    most = tokens_within_scores(seat.position, pace)
+def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
+    most = tokens_within_scores(slot.position, pace)
     if speed.prefill_tps == 0:
         return min(pace.block, most)
     stall = HEADROOM * pace.max_stall_s - speed.decode_s
     seconds = stall if n_decoding else pace.patience_s
-    return max(FINEST, min(most, tokens_within(speed, seat.position, seconds)))
+    return max(FINEST, min(most, tokens_within(speed, slot.position, seconds)))
 
 
 def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
@@ -80,9 +80,9 @@ def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
     return max(FINEST, min(pace.max_chunk, n_tokens))
 
 
-def _priority(seat: Slot) -> int:
-    return seat.queued.priority if seat.queued else Priority.NORMAL
+def _priority(slot: Slot) -> int:
+    return slot.queued.priority if slot.queued else Priority.NORMAL
 
 
-def _arrival(seat: Slot) -> tuple[float, int]:
-    return seat.queued.arrived if seat.queued else 0.0, seat.id
+def _arrival(slot: Slot) -> tuple[float, int]:
+    return slot.queued.arrived if slot.queued else 0.0, slot.id

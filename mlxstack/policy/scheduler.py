@@ -68,15 +68,15 @@ Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
 
 
 def is_full(
-    desk: SchedulerState, ticket: QueuedRequest, now: float, limits: SchedulerLimits
+    state: SchedulerState, ticket: QueuedRequest, now: float, limits: SchedulerLimits
 ) -> bool:
     """Whether this ask has to be refused: with it, too many would wait after the next `decide`."""
-    after, _ = schedule(enqueue(desk, ticket), now, limits, lambda ask, slot: 0)
+    after, _ = schedule(enqueue(state, ticket), now, limits, lambda request, slot: 0)
     return len(after.waiting) > limits.max_waiting
 
 
 def schedule(
-    desk: SchedulerState,
+    state: SchedulerState,
     now: float,
     limits: SchedulerLimits,
     match: OverlapFn,
@@ -90,57 +90,57 @@ def schedule(
     Deciding again at once changes nothing.
     """
     actions: list[Action] = []
-    for late in waiting.expired(desk, now):
-        desk = dequeue(desk, late.request)
+    for late in waiting.expired(state, now):
+        state = dequeue(state, late.request)
         actions.append(Expire(late))
-    for errand in desk.actions:
-        if desk.slot(errand.slot).state is SlotState.IDLE and _is_first(desk, errand):
-            desk = reserve_slot(desk, errand)
-            actions.append(RunSlotAction(errand))
-    tickets = waiting.schedulable(desk, now, limits.aging_per_s)
-    while _has_room(desk, limits) and (ticket := next(tickets, None)):
-        if should_wait_for_prefix(desk, ticket, promise):
+    for pending in state.actions:
+        if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
+            state = reserve_slot(state, pending)
+            actions.append(RunSlotAction(pending))
+    tickets = waiting.schedulable(state, now, limits.aging_per_s)
+    while _has_room(state, limits) and (ticket := next(tickets, None)):
+        if should_wait_for_prefix(state, ticket, promise):
             continue
-        if not _fits(desk, ticket, limits):
+        if not _fits(state, ticket, limits):
             # Nobody smaller slips past, or a large prompt would wait for ever.
             break
-        slot = select_slot(desk, ticket, match, _barred(desk, ticket))
+        slot = select_slot(state, ticket, match, _barred(state, ticket))
         if slot is not None:
-            desk = assign_slot(desk, ticket, slot)
+            state = assign_slot(state, ticket, slot)
             actions.append(AssignSlot(ticket, slot))
-    return desk, actions
+    return state, actions
 
 
 def next_prefill_chunk(
-    desk: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
+    state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
 ) -> tuple[SchedulerState, PrefillChunk | None]:
     """The bite of this turn, or None when nobody has a prompt to compute."""
-    seats = [s for s in desk.slots if s.state is SlotState.PREFILLING]
-    if not seats:
-        return desk, None
-    n_decoding = sum(s.state is SlotState.RUNNING for s in desk.slots)
-    seat = next_to_prefill(seats, pace)
-    n_tokens = chunk_size(seat, n_decoding, speed, pace)
-    return skip(desk, seat.id), PrefillChunk(seat.id, n_tokens)
+    slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
+    if not slots:
+        return state, None
+    n_decoding = sum(s.state is SlotState.RUNNING for s in state.slots)
+    slot = next_to_prefill(slots, pace)
+    n_tokens = chunk_size(slot, n_decoding, speed, pace)
+    return skip(state, slot.id), PrefillChunk(slot.id, n_tokens)
 
 
-def _has_room(desk: SchedulerState, limits: SchedulerLimits) -> bool:
-    is_idle = any(seat.state is SlotState.IDLE for seat in desk.slots)
-    return is_idle and desk.n_active < limits.max_active
+def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
+    is_idle = any(slot.state is SlotState.IDLE for slot in state.slots)
+    return is_idle and state.n_active < limits.max_active
 
 
-def _fits(desk: SchedulerState, ticket: QueuedRequest, limits: SchedulerLimits) -> bool:
+def _fits(state: SchedulerState, ticket: QueuedRequest, limits: SchedulerLimits) -> bool:
     """Whether its KV fits beside the active ones; alone it is never kept waiting."""
-    if limits.max_bytes is None or not desk.n_active:
+    if limits.max_bytes is None or not state.n_active:
         return True
-    return desk.active_bytes + ticket.n_bytes <= limits.max_bytes
+    return state.active_bytes + ticket.n_bytes <= limits.max_bytes
 
 
-def _is_first(desk: SchedulerState, errand: SlotAction) -> bool:
+def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
     """Pinned asks that came earlier go before an errand; errands are in order of arrival."""
-    return all(t.pin != errand.slot or t.arrived >= errand.arrived for t in desk.waiting)
+    return all(t.pin != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
 
 
-def _barred(desk: SchedulerState, ticket: QueuedRequest) -> frozenset[int]:
+def _barred(state: SchedulerState, ticket: QueuedRequest) -> frozenset[int]:
     """Slots with an errand that came before this ticket."""
-    return frozenset(e.slot for e in desk.actions if e.arrived < ticket.arrived)
+    return frozenset(e.slot for e in state.actions if e.arrived < ticket.arrived)

@@ -20,7 +20,7 @@ SLACK = 32
 
 
 def select_slot(
-    desk: SchedulerState, ticket: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+    state: SchedulerState, ticket: QueuedRequest, match: OverlapFn, barred: frozenset[int]
 ) -> int | None:
     """The slot for this ticket now, or None: wait. `barred` slots are not to be given away.
 
@@ -29,17 +29,17 @@ def select_slot(
     empty seat rather than destroy the rest; the engine forks the prefix from there. Slots that
     others wait for by pin are taken last.
     """
-    idle = [s for s in desk.slots if s.state is SlotState.IDLE and s.id not in barred]
+    idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
     if ticket.pin is not None:
         return ticket.pin if any(s.id == ticket.pin for s in idle) else None
-    wanted = {t.pin for t in desk.waiting}
+    wanted = {t.pin for t in state.waiting}
     shared = {s.id: match(ticket.request, s.id) if s.n_tokens else 0 for s in idle}
     own = [s for s in idle if _continues(s, ticket, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
-    for seats in (own, () if empty else alike):
-        if seats:
-            return max(seats, key=lambda s: (shared[s.id], s.last_used)).id
+    for slots in (own, () if empty else alike):
+        if slots:
+            return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
     least_missed = min(idle, key=lambda s: (s.id in wanted, *_worth(s)), default=None)
     return least_missed.id if least_missed else None
 
@@ -50,30 +50,30 @@ def no_shared_prefill(_ask: str, _other: str) -> int:
 
 
 def should_wait_for_prefix(
-    desk: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn
+    state: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn
 ) -> bool:
     """Whether a slot is just computing what this ticket would compute next: wait, then fork."""
     return any(
-        seat.position < promise(ticket.request, seat.queued.request)
-        for seat in desk.slots
-        if seat.state in COMPUTING and seat.queued
+        slot.position < promise(ticket.request, slot.queued.request)
+        for slot in state.slots
+        if slot.state in COMPUTING and slot.queued
     )
 
 
-def _continues(seat: Slot, ticket: QueuedRequest, n_shared: int) -> bool:
+def _continues(slot: Slot, ticket: QueuedRequest, n_shared: int) -> bool:
     """Whether the prompt goes on with the conversation of this seat, as far as can be known.
 
     Short user messages make the prompts of two conversations alike but for their last tokens:
     only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
     """
-    if seat.name is not None and ticket.name is not None and seat.name != ticket.name:
+    if slot.name is not None and ticket.name is not None and slot.name != ticket.name:
         return False
-    n_prompt = seat.n_prompt or seat.n_tokens
-    is_restored = not seat.n_prompt
-    is_known = is_restored or (seat.name is not None and seat.name == ticket.name)
+    n_prompt = slot.n_prompt or slot.n_tokens
+    is_restored = not slot.n_prompt
+    is_known = is_restored or (slot.name is not None and slot.name == ticket.name)
     slack = min(SLACK, n_prompt // 4) if is_known else 0
     return n_shared > 0 and n_prompt - n_shared <= slack
 
 
-def _worth(seat: Slot) -> tuple[bool, float, int]:
-    return seat.n_tokens > 0, seat.last_used, seat.id
+def _worth(slot: Slot) -> tuple[bool, float, int]:
+    return slot.n_tokens > 0, slot.last_used, slot.id

@@ -74,7 +74,7 @@ class _SimulatedRequest:
 
     @property
     def plan(self) -> PlannedRequest:
-        return self.agent.asks[self.index]
+        return self.agent.requests[self.index]
 
 
 class _Simulation:
@@ -84,7 +84,7 @@ class _Simulation:
         self._machine = machine
         self._limits = limits
         self._now = 0.0
-        self._desk = desks.initial_state(machine.n_slots)
+        self._state = desks.initial_state(machine.n_slots)
         self._speed = ThroughputModel()
         self._coming: list[tuple[float, str, _SimulatedRequest]] = []
         self._live: dict[str, _SimulatedRequest] = {}
@@ -108,13 +108,13 @@ class _Simulation:
             self._now = max(self._now, self._coming[0][0])
         self._listen()
         if not self._is_settled:
-            self._seat()
+            self._slot()
         began = self._now
-        self._desk, bite = next_prefill_chunk(self._desk, self._speed, self._limits.pace)
+        self._state, chunk = next_prefill_chunk(self._state, self._speed, self._limits.pace)
         if self._rows:
-            self._decode(1 if bite else self._n_uneventful())
-        if bite:
-            self._prefill(bite)
+            self._decode(1 if chunk else self._n_uneventful())
+        if chunk:
+            self._prefill(chunk)
         self._busy += self._now - began
 
     def report(self) -> SimulationReport:
@@ -130,8 +130,8 @@ class _Simulation:
         )
 
     def _plan(self, agent: SimulatedAgent, index: int) -> None:
-        if index < len(agent.asks):
-            live = _SimulatedRequest(agent, index, self._now + agent.asks[index].after_s)
+        if index < len(agent.requests):
+            live = _SimulatedRequest(agent, index, self._now + agent.requests[index].after_s)
             heapq.heappush(self._coming, (live.arrived, live.id, live))
 
     def _listen(self) -> None:
@@ -141,27 +141,27 @@ class _Simulation:
             ticket = QueuedRequest(
                 live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
             )
-            if is_full(self._desk, ticket, self._now, self._limits):
-                again = self._now + waiting.retry_after(self._desk, self._ask_s)
+            if is_full(self._state, ticket, self._now, self._limits):
+                again = self._now + waiting.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
                 continue
             self._live[live.id] = live
-            self._desk = desks.enqueue(self._desk, ticket)
+            self._state = desks.enqueue(self._state, ticket)
             self._is_settled = False
 
-    def _seat(self) -> None:
+    def _slot(self) -> None:
         """Deciding twice without an arrival or an end changes nothing, so it is spared."""
         self._is_settled = True
-        self._desk, actions = schedule(self._desk, self._now, self._limits, self._match)
+        self._state, actions = schedule(self._state, self._now, self._limits, self._match)
         for action in actions:
             assert isinstance(action, AssignSlot)
             self._sit(self._live[action.queued.request], action.slot)
 
-    def _match(self, ask: str, slot: int) -> int:
-        live = self._live[ask]
+    def _match(self, request: str, slot: int) -> int:
+        live = self._live[request]
         is_own = self._context.get(slot) == live.agent.name
-        return min(self._desk.slot(slot).n_tokens, live.plan.n_prompt - 1) if is_own else 0
+        return min(self._state.slot(slot).n_tokens, live.plan.n_prompt - 1) if is_own else 0
 
     def _sit(self, live: _SimulatedRequest, slot: int) -> None:
         live.seated = self._now
@@ -173,8 +173,8 @@ class _Simulation:
         self._reach(live, slot, n_cached)
 
     def _reach(self, live: _SimulatedRequest, slot: int, position: int) -> None:
-        self._desk = desks.advance(self._desk, slot, position)
-        if self._desk.slot(slot).state is SlotState.RUNNING:
+        self._state = desks.advance(self._state, slot, position)
+        if self._state.slot(slot).state is SlotState.RUNNING:
             self._rows[slot] = live
 
     def _n_uneventful(self) -> int:
@@ -200,18 +200,20 @@ class _Simulation:
             if live.n_left <= 0:
                 self._end(live, slot)
 
-    def _prefill(self, bite: PrefillChunk) -> None:
-        seat = self._desk.slot(bite.slot)
-        assert seat.queued is not None
-        seconds = self._machine.chunk_s(seat.position, bite.n_tokens)
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        slot = self._state.slot(chunk.slot)
+        assert slot.queued is not None
+        seconds = self._machine.chunk_s(slot.position, chunk.n_tokens)
         self._now += seconds
-        self._speed = observe_prefill(self._speed, seat.position, bite.n_tokens, seconds)
-        self._reach(self._live[seat.queued.request], bite.slot, seat.position + bite.n_tokens)
+        self._speed = observe_prefill(self._speed, slot.position, chunk.n_tokens, seconds)
+        self._reach(self._live[slot.queued.request], chunk.slot, slot.position + chunk.n_tokens)
 
     def _end(self, live: _SimulatedRequest, slot: int) -> None:
         plan = live.plan
         del self._rows[slot], self._live[live.id]
-        self._desk = desks.release_slot(self._desk, slot, plan.n_prompt + plan.n_answer, self._now)
+        self._state = desks.release_slot(
+            self._state, slot, plan.n_prompt + plan.n_answer, self._now
+        )
         self._is_settled = False
         self._ask_s = 0.8 * self._ask_s + 0.2 * (self._now - live.seated)
         self._samples.append(

@@ -24,7 +24,7 @@ class SimulatedAgent(Struct, frozen=True):
     """One after another, an agent asks its `asks`; `pin` is the slot it insists on."""
 
     name: str
-    asks: tuple[PlannedRequest, ...]
+    requests: tuple[PlannedRequest, ...]
     priority: Priority = Priority.NORMAL
     pin: int | None = None
 
@@ -55,16 +55,16 @@ def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[Simulated
 
 
 def _agent(name: str, workload: Workload, samples: Iterator[float]) -> SimulatedAgent:
-    asks: list[PlannedRequest] = []
+    requests: list[PlannedRequest] = []
     after, n_history = next(samples) * workload.span_s, 0
     for _ in range(_between(workload.n_asks, samples)):
         n_cached = workload.n_head + int(workload.cached_share * n_history)
         n_history += _between(workload.n_new, samples)
         n_answer = _between(workload.n_answer, samples)
-        asks.append(PlannedRequest(after, workload.n_head + n_history, n_answer, n_cached))
+        requests.append(PlannedRequest(after, workload.n_head + n_history, n_answer, n_cached))
         n_history += n_answer
         after = -math.log(1.0 - next(samples)) * workload.pause_s
-    return SimulatedAgent(name, tuple(asks), _priority(workload, next(samples)))
+    return SimulatedAgent(name, tuple(requests), _priority(workload, next(samples)))
 
 
 def _priority(workload: Workload, sample: float) -> Priority:

@@ -25,13 +25,13 @@ class AgentFacts(Struct, frozen=True):
     tools: tuple[Tool, ...] = ()
 
 
-def load(library: AgentStore, roster: AgentRegistry) -> None:
+def load(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
     """Before anything is served. What is damaged is named in the log, and its agent is known."""
-    library.survey()
-    for agent in library.agents():
-        record = roster.record(agent, is_explicit=True)
+    agent_store.survey()
+    for agent in agent_store.agents():
+        record = agent_registry.record(agent, is_explicit=True)
         try:
-            facts = facts_of(library.read(agent))
+            facts = facts_of(agent_store.read(agent))
         except StackError as error:
             log.warning("%s", error)
             continue

@@ -19,12 +19,12 @@ WRITE_S = 30.0
 
 async def turn(service: Service, agent: str) -> AgentLock:
     """The lock of a turn, as soon as no other service holds it."""
-    return await _patiently(agent, service.library.lock_turn)
+    return await _patiently(agent, service.agent_store.lock_turn)
 
 
 async def turn_now(service: Service, agent: str) -> AgentLock:
     """The lock of a turn or an edit. Raises Conflict when another service holds it."""
-    held = await _acquire(agent, service.library.lock_turn)
+    held = await _acquire(agent, service.agent_store.lock_turn)
     if held is None:
         raise Conflict(
             f"agent {agent} is busy in another service of this home; try again when its request "
@@ -35,7 +35,7 @@ async def turn_now(service: Service, agent: str) -> AgentLock:
 
 async def request(service: Service, agent: str) -> AgentLock:
     """A shared lock of a request that brings its own conversation; it waits for no turn."""
-    return await _acquire(agent, service.library.lock_request) or AgentLock()
+    return await _acquire(agent, service.agent_store.lock_request) or AgentLock()
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def writing(service: Service, agent: str) -> AsyncIterator[None]:
     async with service.lines.write_lock(agent):
         try:
             async with asyncio.timeout(WRITE_S):
-                held = await _patiently(agent, service.library.lock_history)
+                held = await _patiently(agent, service.agent_store.lock_history)
         except TimeoutError:
             raise Conflict(f"another service writes the history of agent {agent}") from None
         with held:

@@ -87,7 +87,7 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
     """An agent with this past. Raises Conflict when there is one of this id."""
     check_room(service, agent)
     async with _editing(service, agent):
-        if await asyncio.to_thread(service.library.has, agent):
+        if await asyncio.to_thread(service.agent_store.has, agent):
             raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
         service.agent_registry.record(agent, is_explicit=True)
         await _write(service, agent, past)
@@ -97,7 +97,7 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
 async def past(service: Service, agent: str) -> AgentHistory:
     """The history. Raises NotFound, or Conflict when its file is damaged."""
     try:
-        found = await asyncio.to_thread(service.library.read, agent)
+        found = await asyncio.to_thread(service.agent_store.read, agent)
         messages = tuple(dialogue.read(message) for message in found.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
@@ -127,7 +127,7 @@ async def fork(service: Service, agent: str, other: str) -> AgentDetails:
     await past(service, agent)
     check_room(service, other)
     async with _editing(service, other):
-        await in_thread(service.library.copy, agent, other)
+        await in_thread(service.agent_store.copy, agent, other)
         service.agent_registry.record(other, is_explicit=True)
         await _write(service, other, await past(service, other))
         return await one(service, other)
@@ -162,7 +162,7 @@ async def delete(service: Service, agent: str) -> None:
         await _vacate(service, agent, is_kept=False)
         async with agent_locks.writing(service, agent):
             with suppress(NotFound):
-                await in_thread(service.library.remove, agent)
+                await in_thread(service.agent_store.remove, agent)
         service.agent_registry.forget(agent)
 
 
@@ -185,7 +185,7 @@ async def record_turn(
         await _write(service, agent, past)
     except StackError as error:
         log.warning("the history of agent %s was not written: %s", agent, error)
-        service.library.reserve(agent, _history(service, agent, past))
+        service.agent_store.reserve(agent, _history(service, agent, past))
     record = service.agent_registry.record(agent, is_explicit=True)
     if record.is_pinned:
         service.engine.run_cache_command(PinAgent(agent))
@@ -206,7 +206,7 @@ async def _write(service: Service, agent: str, past: AgentHistory) -> None:
 
 
 async def _replace(service: Service, agent: str, past: AgentHistory) -> None:
-    await in_thread(service.library.write, agent, _history(service, agent, past))
+    await in_thread(service.agent_store.write, agent, _history(service, agent, past))
 
 
 def _history(service: Service, agent: str, past: AgentHistory) -> History:
@@ -220,7 +220,7 @@ async def _portraits(service: Service, records: Sequence[AgentRecord]) -> tuple[
     snapshot = service.engine.snapshot()
     kept = await _tend(service, LocateAgentKV(tuple(record.name for record in records)))
     found = {one.agent: one for one in kept}
-    drawn = views(records, snapshot, service.name, found, service.library.stored)
+    drawn = views(records, snapshot, service.name, found, service.agent_store.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
     return tuple(
         AgentDetails(
@@ -252,10 +252,10 @@ async def _pin(service: Service, record: AgentRecord) -> None:
             await _tend(service, UnpinPrefix(pin_of(record.name)))
 
 
-async def _tend(service: Service, chore: Any) -> Any:
+async def _tend(service: Service, command: Any) -> Any:
     service.require()
-    done = await asyncio.wrap_future(service.engine.run_cache_command(chore))
-    service.n_tended += not isinstance(chore, LocateAgentKV)
+    done = await asyncio.wrap_future(service.engine.run_cache_command(command))
+    service.n_tended += not isinstance(command, LocateAgentKV)
     return done
 
 

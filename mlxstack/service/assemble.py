@@ -18,6 +18,6 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     Raises SetupError when a folder cannot be made.
     """
     folders = AgentFolders(home / "agents")
-    outbox, library = EventDispatcher(), AgentStore(folders, AgentLocks(home / "locks"))
-    supply = EngineFactory(home, DiskKVStore(home / "kv"), outbox, library, source)
-    return Service(preset, outbox, supply.engine(preset), library, supply)
+    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLocks(home / "locks"))
+    engine_factory = EngineFactory(home, DiskKVStore(home / "kv"), dispatcher, agent_store, source)
+    return Service(preset, dispatcher, engine_factory.engine(preset), agent_store, engine_factory)

@@ -53,15 +53,15 @@ class Candidate(Struct, frozen=True):
 
         Raises Unsupported.
         """
-        slots, bite, kv = self.preset.slots, self.preset.pace.max_bite, self.preset.kv
+        slots, chunk, kv = self.preset.slots, self.preset.pace.max_chunk, self.preset.kv
         bits = 16 if kv.quantize_from >= slots.n_ctx else kv.bits
         geometry = self.geometry(half_bytes, bits)
         try:
             config = self.files.config
-            workspace = architectures.workspace_bytes(config, bite, slots.count)
+            workspace = architectures.workspace_bytes(config, chunk, slots.count)
             workspace *= half_bytes // 2
             if half_bytes != SINGLE:
-                workspace += architectures.peak_score_bytes(config, bits, bite, slots.n_ctx)
+                workspace += architectures.peak_score_bytes(config, bits, chunk, slots.n_ctx)
         except KeyError as missing:
             raise Unsupported(f"config.json lacks {missing}, which its workspace needs") from None
         return ServiceLoad(
@@ -70,7 +70,7 @@ class Candidate(Struct, frozen=True):
             workspace=workspace,
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
-            bite=bite,
+            chunk=chunk,
             budget=self._budget(total_bytes),
         )
 

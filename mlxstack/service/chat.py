@@ -55,7 +55,7 @@ class AdmittedRequest(Struct, frozen=True):
     @property
     def stop(self) -> tuple[str, ...]:
         """The stop strings of the request."""
-        return self.parsing.manner.stops
+        return self.parsing.parse_options.stops
 
 
 async def admit(
@@ -69,19 +69,19 @@ async def admit(
     tools = guiding.required(options, conversation.tools)
     forced = _forced(words, options, prompt, bool(tools))
     opening = guiding.ConstraintInputs(conversation, prompt, forced)
-    guide = await guiding.guide(words, options, opening)
+    constraint = await guiding.guide(words, options, opening)
     service.require_model(words)
-    manner = ParseOptions(
+    parse_options = ParseOptions(
         tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
         stops=options.stop,
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
     )
-    order = _order(service, prompt, ParseConfig(manner, forced), options)
+    order = _order(service, prompt, ParseConfig(parse_options, forced), options)
     if options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         order = _named(service, order, structs.replace(options, display_name=name))
-    return structs.replace(_guided(service, order, guide), conversation=conversation)
+    return structs.replace(_guided(service, order, constraint), conversation=conversation)
 
 
 async def admit_text(
@@ -94,10 +94,10 @@ async def admit_text(
     made = await words.raw(prompt)
     if not made.tokens:
         raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
-    manner = ParseOptions(stops=options.stop, before=made.before, is_raw=True)
-    guide = await guiding.text_guide(words, options)
+    parse_options = ParseOptions(stops=options.stop, before=made.before, is_raw=True)
+    constraint = await guiding.text_guide(words, options)
     service.require_model(words)
-    return _guided(service, _order(service, made, ParseConfig(manner), options), guide)
+    return _guided(service, _order(service, made, ParseConfig(parse_options), options), constraint)
 
 
 async def stream_response(
@@ -109,8 +109,8 @@ async def stream_response(
     there is nothing to say. Raises what the engine fails with.
     """
     clock = asyncio.get_running_loop().time
-    ear = ResponseAssembler(
-        order.request, order.parsing, order.words.voice, order.words.maker.replay
+    assembler = ResponseAssembler(
+        order.request, order.parsing, order.words.output_format, order.words.maker.replay
     )
     due = clock() + first_s
     spoken: list[SpokenPart] = []
@@ -123,10 +123,10 @@ async def stream_response(
             event = await ticket.next(max(0.0, due - clock()))
             if isinstance(event, SlotAssigned):
                 service.remember(event, order.request)
-            parts = ear.on_event(event)
-            if ear.is_enough:
+            parts = assembler.on_event(event)
+            if assembler.is_enough:
                 ticket.cancel()
-            for part in parts or ([ear.keep_alive()] if clock() >= due else []):
+            for part in parts or ([assembler.keep_alive()] if clock() >= due else []):
                 if isinstance(part, GenerationFinished):
                     service.n_unparsed += part.n_unparsed
                     await _remember(service, order, spoken)
@@ -152,12 +152,12 @@ def _scope(service: Service, conversation: Conversation, options: GenerationOpti
 
 
 def _order(
-    service: Service, prompt: Prompt, hearing: ParseConfig, options: GenerationOptions
+    service: Service, prompt: Prompt, parsing: ParseConfig, options: GenerationOptions
 ) -> AdmittedRequest:
     _refuse_if_full(service)
     if options.agent is not None:
         agents.check_room(service, options.agent)
-    tokens = prompt.tokens + hearing.forced
+    tokens = prompt.tokens + parsing.forced
     now = time.monotonic()
     wished = options.max_tokens
     if wished is None:
@@ -187,7 +187,7 @@ def _order(
             deadline=now + service.preset.queue.timeout_s,
         ),
         parsing=structs.replace(
-            hearing,
+            parsing,
             call_prefix=options.call_prefix,
             may_fill_context=wished is None or wished > max_tokens,
             is_one_call=options.is_one_call,
@@ -200,20 +200,22 @@ def _order(
 
 def _named(service: Service, order: AdmittedRequest, options: GenerationOptions) -> AdmittedRequest:
     """Only now that nothing refuses it: the names that are remembered are for who is served."""
-    ask = structs.replace(
+    request = structs.replace(
         order.request, display_name=options.display_name, priority=_priority(service, options)
     )
-    return structs.replace(order, request=ask)
+    return structs.replace(order, request=request)
 
 
 def _guided(
-    service: Service, order: AdmittedRequest, guide: GrammarConstraint | None
+    service: Service, order: AdmittedRequest, constraint: GrammarConstraint | None
 ) -> AdmittedRequest:
     """What follows a grammar to its end has nothing to say after it."""
-    if guide is None:
+    if constraint is None:
         return order
-    eos = service.facts.eos if guide.has_grammar else order.request.eos
-    return structs.replace(order, request=structs.replace(order.request, constraint=guide, eos=eos))
+    eos = service.facts.eos if constraint.has_grammar else order.request.eos
+    return structs.replace(
+        order, request=structs.replace(order.request, constraint=constraint, eos=eos)
+    )
 
 
 def _forced(
@@ -222,7 +224,7 @@ def _forced(
     """The beginning of a tool call, when one is required. Raises BadRequest if there is none."""
     if options.tool_choice is not ToolChoiceMode.REQUIRED or not has_tools:
         return ()
-    opening = words.voice.call_opening
+    opening = words.output_format.call_opening
     if not opening:
         raise BadRequest(
             "tool_choice: no way is known in which this model writes tool calls, so that none can "
@@ -231,7 +233,7 @@ def _forced(
         )
     if prompt.is_in_thinking:
         return (*words.tokenizer.think_end_tokens, *opening)
-    return (*words.voice.message_opening, *opening) if prompt.before else opening
+    return (*words.output_format.message_opening, *opening) if prompt.before else opening
 
 
 async def _with_biases(words: TextProcessor, options: GenerationOptions) -> GenerationOptions:
@@ -255,7 +257,7 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
     """
     preset, model = service.preset.sampling, service.facts.defaults
     chosen = sampling(options.sampling, preset, model, service.n_ctx)
-    opening = service.text_processor.voice.call_opening
+    opening = service.text_processor.output_format.call_opening
     if options.tool_choice is not ToolChoiceMode.NONE or len(opening) != 1:
         return chosen
     return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))

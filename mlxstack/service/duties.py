@@ -114,11 +114,11 @@ async def watch_disk(service: Service, interval_s: float) -> None:
     await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 
-async def _every(interval_s: float, what: str, deed: Callable[[], Awaitable[None]]) -> None:
+async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
     """Again and again; a deed that fails is logged, and harms neither the next nor others."""
     while True:
         try:
-            await deed()
+            await action()
         except Loading:
             pass  # While the model is changed there is nothing to do.
         except StackError as error:

@@ -57,7 +57,7 @@ class ParseConfig(Struct, frozen=True):
     set no limit below the room that was left. `is_prefill`: only the prompt is to be computed.
     """
 
-    manner: ParseOptions
+    parse_options: ParseOptions
     forced: tuple[int, ...] = ()
     call_prefix: str = "call_"
     may_fill_context: bool = False
@@ -70,18 +70,24 @@ class ResponseAssembler:
     """Hears one reply. `is_enough` asks to cancel: what the caller wanted has been said."""
 
     def __init__(
-        self, ask: Request, hearing: ParseConfig, voice: OutputFormat, replay: ToolCallReplay
+        self,
+        request: Request,
+        parsing: ParseConfig,
+        output_format: OutputFormat,
+        replay: ToolCallReplay,
     ) -> None:
         self.is_enough = False
-        self._ask = ask
-        self._hearing = hearing
+        self._request = request
+        self._parsing = parsing
         self._replay = replay
         self._speech = OutputParser(
-            voice, hearing.manner, lambda: f"{hearing.call_prefix}{uuid.uuid4().hex[:24]}"
+            output_format,
+            parsing.parse_options,
+            lambda: f"{parsing.call_prefix}{uuid.uuid4().hex[:24]}",
         )
-        for token in hearing.forced:
+        for token in parsing.forced:
             self._speech.push(token)
-        self._started = GenerationStarted(slot=-1, n_prompt=len(ask.tokens), n_cached=0)
+        self._started = GenerationStarted(slot=-1, n_prompt=len(request.tokens), n_cached=0)
         self._seated_at = 0.0
         self._n_done = 0
         self._n_heard = 0
@@ -102,13 +108,13 @@ class ResponseAssembler:
 
     def keep_alive(self) -> KeepAlive:
         """How far the prompt is, while there is nothing to say."""
-        return KeepAlive(self._n_done, len(self._ask.tokens))
+        return KeepAlive(self._n_done, len(self._request.tokens))
 
     def _on_slot_assigned(self, seated: SlotAssigned) -> GenerationStarted:
         self._seated_at, self._n_done = time.monotonic(), seated.n_cached
         self._started = GenerationStarted(
             slot=seated.slot,
-            n_prompt=len(self._ask.tokens),
+            n_prompt=len(self._request.tokens),
             n_cached=seated.n_cached,
             source=seated.source,
             miss=seated.miss,
@@ -117,22 +123,22 @@ class ResponseAssembler:
 
     def _progress(self, n_done: int) -> list[ResponsePart]:
         self._n_done = n_done
-        if not self._hearing.has_progress:
+        if not self._parsing.has_progress:
             return []
         elapsed_ms = round((time.monotonic() - self._seated_at) * 1000)
         return [
-            PrefillProgressed(n_done, len(self._ask.tokens), self._started.n_cached, elapsed_ms)
+            PrefillProgressed(n_done, len(self._request.tokens), self._started.n_cached, elapsed_ms)
         ]
 
     def _on_token(self, chosen: TokenSampled) -> list[ResponsePart]:
         """The first token tells that the prompt is done; the end of a text is no token of it."""
-        n_prompt = len(self._ask.tokens)
+        n_prompt = len(self._request.tokens)
         done = self._progress(n_prompt) if self._n_done < n_prompt else []
-        if self._hearing.is_prefill:
+        if self._parsing.is_prefill:
             self.is_enough = True
             return done
         self._n_heard += 1
-        if chosen.token not in self._ask.eos:
+        if chosen.token not in self._request.eos:
             self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
         return [*done, *self._parts(self._speech.push(chosen.token))]
 
@@ -155,9 +161,9 @@ class ResponseAssembler:
     def _call(self, delta: ToolCallPiece) -> ToolCallPart:
         call = delta.call
         if delta.block is not None:
-            scope = Scope(self._ask.salt, self._ask.display_name or "")
+            scope = Scope(self._request.salt, self._request.display_name or "")
             self._replay.remember(scope, delta.block)
-        self.is_enough = self._hearing.is_one_call
+        self.is_enough = self._parsing.is_one_call
         assert isinstance(call.arguments, dict)
         return ToolCallPart(call.id, call.name, call.arguments)
 
@@ -166,7 +172,7 @@ class ResponseAssembler:
         return notes
 
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
-        is_over = self.is_enough or self._hearing.is_prefill
+        is_over = self.is_enough or self._parsing.is_prefill
         parts = [] if is_over else self._parts(self._speech.finish(finished.reason))
         work = finished.timings
         if is_over:
@@ -182,7 +188,7 @@ class ResponseAssembler:
         )
         log.info(
             "%s slot=%d prompt=%d cached=%d generated=%d ttft=%.3fs ended=%s",
-            self._ask.id, ended.slot, work.n_prompt, work.n_cached, work.n_generated,
+            self._request.id, ended.slot, work.n_prompt, work.n_cached, work.n_generated,
             work.ttft_s, ended.ending.value,
         )  # fmt: skip
         return [*parts, ended]
@@ -191,9 +197,9 @@ class ResponseAssembler:
         if self._speech.stop is not None:
             return FinishCause.WORD
         if self.is_enough:
-            return FinishCause.LENGTH if self._hearing.is_prefill else FinishCause.EOS
+            return FinishCause.LENGTH if self._parsing.is_prefill else FinishCause.EOS
         if reason is FinishReason.CANCELLED:
             raise Busy("the request was cancelled by the service, which may be stopping")
-        if reason is FinishReason.LENGTH and self._hearing.may_fill_context:
+        if reason is FinishReason.LENGTH and self._parsing.may_fill_context:
             return FinishCause.CONTEXT
         return ENDINGS[reason]

@@ -65,8 +65,8 @@ async def _vectors(
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):
             service.require_model(words)
-            chore = EmbedTexts(tuple(texts[at] for at in batch))
-            made = await asyncio.wrap_future(service.engine.run_cache_command(chore))
+            command = EmbedTexts(tuple(texts[at] for at in batch))
+            made = await asyncio.wrap_future(service.engine.run_cache_command(command))
             vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 

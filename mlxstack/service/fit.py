@@ -114,7 +114,7 @@ def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str
         ("weights", parts.weights, "measured" if is_measured else "estimated"),
         ("KV full", parts.kv_full, f"{n_slots} x {n_ctx} tokens x {geometry.growth} bytes"),
         ("KV windows", parts.kv_state, "sliding windows and other states of fixed size"),
-        ("workspace", parts.workspace, f"activations of {load.bite} tokens, logits"),
+        ("workspace", parts.workspace, f"activations of {load.chunk} tokens, logits"),
         ("margin", parts.margin, "tokenizer, kernels, the process"),
     ]
 

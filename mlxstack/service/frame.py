@@ -47,7 +47,7 @@ def frame_of(
 def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
     """The last used ones, with few turns each: a frame is sent several times per second."""
     records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
-    found = views(records, snapshot, service.name, kept, service.library.stored)
+    found = views(records, snapshot, service.name, kept, service.agent_store.stored)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
 
 
@@ -94,8 +94,10 @@ class StatusFeed:
 
     def _look_up_mode(self) -> None:
         """It is a file of the home, changed by the command that switches."""
-        supply = self._service.supply
-        self._mode = supply.mode(self._service.preset.name) if supply is not None else ""
+        engine_factory = self._service.engine_factory
+        self._mode = (
+            engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""
+        )
 
     def _is_due(self, now: float) -> bool:
         done = self._service.snapshot().counters, self._service.n_tended

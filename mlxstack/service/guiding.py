@@ -62,7 +62,7 @@ async def _call_guide(
     words: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
 ) -> GrammarConstraint | None:
     """None if this tokenizer cannot be guided; then the beginning alone is forced."""
-    marks = words.voice.call_marks
+    marks = words.output_format.call_marks
     if marks is None:
         return None
     is_single = options.is_one_call or options.forced_tool is not None
@@ -73,35 +73,35 @@ async def _call_guide(
 def _passage(
     words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> ConstraintLayout:
-    voice = words.voice
+    output_format = words.output_format
     has_tools = bool(opening.conversation.tools) and options.tool_choice is not ToolChoiceMode.NONE
-    may_think, has_headers = opening.prompt.may_think, _has_headers(voice, opening.prompt)
+    may_think, has_headers = opening.prompt.may_think, _has_headers(output_format, opening.prompt)
     before = ConstraintLayout(
         n_vocab=words.n_vocab,
-        eos=voice.eos,
+        eos=output_format.eos,
         is_in_thinking=opening.prompt.is_in_thinking or (has_headers and may_think),
-        closes=voice.answer_tokens,
-        escapes=voice.call_tokens if has_tools else frozenset(),
+        closes=output_format.answer_tokens,
+        escapes=output_format.call_tokens if has_tools else frozenset(),
         budget=options.thinking_budget,
         may_end=has_headers and has_tools,
-        headers=_headers(voice, has_tools) if has_headers and not may_think else (),
+        headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
         forbidden=_forbidden(words, options, opening),
         before=opening.prompt.tokens[-N_TAIL:],
     )
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before
-    return replace(before, opens=voice.thought_tokens, may_end=False)
+    return replace(before, opens=output_format.thought_tokens, may_end=False)
 
 
-def _has_headers(voice: OutputFormat, prompt: Prompt) -> bool:
+def _has_headers(output_format: OutputFormat, prompt: Prompt) -> bool:
     """Whether the answer begins with the header of a message."""
-    return voice.has_headers and not prompt.before
+    return output_format.has_headers and not prompt.before
 
 
-def _headers(voice: OutputFormat, has_tools: bool) -> tuple[tuple[int, ...], ...]:
+def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, ...], ...]:
     """The beginnings of an answer that has no thought."""
-    calls = (voice.call_opening,) if has_tools else ()
-    return (voice.answer_tokens, *calls)
+    calls = (output_format.call_opening,) if has_tools else ()
+    return (output_format.answer_tokens, *calls)
 
 
 def _forbidden(
@@ -110,4 +110,4 @@ def _forbidden(
     """The token sequences that begin a call, where the client forbids calls."""
     if options.tool_choice is not ToolChoiceMode.NONE or not opening.conversation.tools:
         return ()
-    return words.voice.call_sequences
+    return words.output_format.call_sequences

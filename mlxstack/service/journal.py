@@ -38,29 +38,29 @@ class RequestLog:
     """
 
     def __init__(self) -> None:
-        self._asks: OrderedDict[str, Request] = OrderedDict()
-        self._seats: dict[str, SlotAssigned] = {}
+        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._slots: dict[str, SlotAssigned] = {}
         self._done: deque[LoggedRequest] = deque(maxlen=MOST_REQUESTS)
-        self.roster = AgentRegistry()
+        self.agent_registry = AgentRegistry()
         self.decode: Decode | None = None
 
-    def begin(self, ask: Request) -> None:
+    def begin(self, request: Request) -> None:
         """The ask was submitted."""
-        self._asks[ask.id] = ask
+        self._requests[request.id] = request
 
     def note(self, event: Event) -> None:
         """An event happened."""
         if isinstance(event, SlotAssigned):
-            self._seats[event.request] = event
+            self._slots[event.request] = event
         elif isinstance(event, RequestFinished | RequestFailed):
-            ask = self._asks.pop(event.request, None)
-            seat = self._seats.pop(event.request, None)
-            if ask is not None:
-                entry = self._entry(ask, seat, event)
+            request = self._requests.pop(event.request, None)
+            slot = self._slots.pop(event.request, None)
+            if request is not None:
+                entry = self._entry(request, slot, event)
                 self._done.append(entry)
                 told = replace(entry.view, miss=entry.miss)
-                self.roster.note(told, entry.at, is_explicit=ask.agent is not None)
-                _log(ask, told)
+                self.agent_registry.note(told, entry.at, is_explicit=request.agent is not None)
+                _log(request, told)
 
     def requests(self) -> tuple[RequestView, ...]:
         """The last requests, the newest first."""
@@ -75,12 +75,12 @@ class RequestLog:
         return next((r for r in self.requests() if name in (r.id, r.agent)), None)
 
     def _entry(
-        self, ask: Request, seat: SlotAssigned | None, end: RequestFinished | RequestFailed
+        self, request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
     ) -> LoggedRequest:
         view = RequestView(
-            id=ask.id,
-            agent=ask.display_name,
-            n_prompt=len(ask.tokens),
+            id=request.id,
+            agent=request.display_name,
+            n_prompt=len(request.tokens),
             ended=end.reason.value if isinstance(end, RequestFinished) else "failed",
         )
         if isinstance(end, RequestFinished):
@@ -95,32 +95,34 @@ class RequestLog:
                 ttft_s=work.ttft_s,
                 saved_s=work.saved_s,
             )
-        if seat is None:
+        if slot is None:
             return LoggedRequest(view, time.time())
-        view = replace(view, slot=seat.slot, source=seat.source)
-        miss = None if seat.miss is None else self._miss(ask, seat.miss)
+        view = replace(view, slot=slot.slot, source=slot.source)
+        miss = None if slot.miss is None else self._miss(request, slot.miss)
         return LoggedRequest(view, time.time(), miss)
 
-    def _miss(self, ask: Request, miss: CacheMiss) -> MissView:
-        shown = MissView(reason=miss.reason, at=miss.at, ask=ask.id, agent=ask.display_name)
+    def _miss(self, request: Request, miss: CacheMiss) -> MissView:
+        shown = MissView(
+            reason=miss.reason, at=miss.at, request=request.id, agent=request.display_name
+        )
         if miss.at is None or self.decode is None:
             return shown
         return replace(
             shown,
-            text_shared=self.decode(ask.tokens[max(0, miss.at - AROUND) : miss.at]),
+            text_shared=self.decode(request.tokens[max(0, miss.at - AROUND) : miss.at]),
             text_cached=self.decode(miss.instead),
-            text_sent=self.decode(ask.tokens[miss.at : miss.at + AROUND]),
+            text_sent=self.decode(request.tokens[miss.at : miss.at + AROUND]),
         )
 
 
-def _log(ask: Request, view: RequestView) -> None:
+def _log(request: Request, view: RequestView) -> None:
     """One line of `name=value`; nothing of what was said, and nobody's name unquoted."""
     log.info(
         "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
         "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",
-        ask.request_id or "-", view.id, json.dumps(view.agent),
+        request.request_id or "-", view.id, json.dumps(view.agent),
         "-" if view.slot is None else view.slot,
-        ask.priority.name.lower(), view.n_prompt, view.n_cached, view.n_generated,
+        request.priority.name.lower(), view.n_prompt, view.n_cached, view.n_generated,
         1000 * view.queued_s, 1000 * view.ttft_s, 1000 * view.decode_s, view.ended,
         view.miss.reason if view.miss else "-",
     )  # fmt: skip

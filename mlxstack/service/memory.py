@@ -76,7 +76,7 @@ async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
 async def warm(service: Service, prefix: Prefix) -> None:
     """Prefill a prefix, behind everybody else. Raises Busy when it is of another model."""
     tokens = prefix.tokens
-    ask = Request(
+    request = Request(
         id=f"warm-{uuid.uuid4().hex}",
         tokens=tokens,
         max_tokens=1,
@@ -85,7 +85,7 @@ async def warm(service: Service, prefix: Prefix) -> None:
         salt=prefix.salt,
         arrived=time.monotonic(),
     )
-    with service.open(ask, prefix.words) as ticket:
+    with service.open(request, prefix.words) as ticket:
         while not isinstance(await ticket.next(PATIENCE_S), RequestFinished):
             pass
 
@@ -117,7 +117,7 @@ async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
     service.require()
     swept = await asyncio.wrap_future(service.engine.sweep(wanted))
     if not wanted.is_dry:
-        await asyncio.to_thread(service.library.look_again)
+        await asyncio.to_thread(service.agent_store.look_again)
     return swept
 
 
@@ -127,8 +127,8 @@ def _check_name(name: str) -> None:
         raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
 
 
-async def _tend(service: Service, chore: CacheCommand) -> Any:
+async def _tend(service: Service, command: CacheCommand) -> Any:
     service.require()
-    done = await asyncio.wrap_future(service.engine.run_cache_command(chore))
-    service.n_tended += not isinstance(chore, GetCacheStats)
+    done = await asyncio.wrap_future(service.engine.run_cache_command(command))
+    service.n_tended += not isinstance(command, GetCacheStats)
     return done

@@ -18,7 +18,7 @@ class EventDispatcher:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, asyncio.Queue[Event]] = {}
-        self.journal = RequestLog()
+        self.request_log = RequestLog()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Events go to this loop from now on."""
@@ -32,25 +32,25 @@ class EventDispatcher:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._fan_out, events)
 
-    def open(self, ask: Request) -> asyncio.Queue[Event]:
+    def open(self, request: Request) -> asyncio.Queue[Event]:
         """The queue of one ask."""
-        self.journal.begin(ask)
-        self._queues[ask.id] = asyncio.Queue()
-        return self._queues[ask.id]
+        self.request_log.begin(request)
+        self._queues[request.id] = asyncio.Queue()
+        return self._queues[request.id]
 
-    def close(self, ask: str) -> None:
+    def close(self, request: str) -> None:
         """Nobody waits for this ask any more."""
-        self._queues.pop(ask, None)
+        self._queues.pop(request, None)
 
     def fail_all(self, error: StackError) -> int:
         """Tell every waiter that the engine failed; how many there were."""
-        self._fan_out(tuple(RequestFailed(ask, error) for ask in self._queues))
+        self._fan_out(tuple(RequestFailed(request, error) for request in self._queues))
         return len(self._queues)
 
     def _fan_out(self, events: tuple[Event, ...]) -> None:
         for event in events:
             try:
-                self.journal.note(event)
+                self.request_log.note(event)
             except Exception:  # an account that was not kept must not cost an answer
                 log.exception("an event of %s was not noted", event.request)
             queue = self._queues.get(event.request)

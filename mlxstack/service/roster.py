@@ -149,25 +149,25 @@ def views(
 
     `kept` is where each lies beside the slots, `stored` what of it was saved for any model.
     """
-    seats = _seats(snapshot)
+    slots = _slots(snapshot)
     now = time.time()
     return tuple(
         _view(
             one,
             _states(
-                seats.get(one.name),
+                slots.get(one.name),
                 model,
                 kept.get(one.name, AgentKVLocation(one.name)),
                 stored(one.name),
             ),
-            seats,
+            slots,
             now,
         )
         for one in records
     )
 
 
-def _seats(snapshot: Snapshot) -> dict[str, SlotView]:
+def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
     """The slot of every live agent: where it works, else where it was last."""
     held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
     ranked = sorted(held, key=lambda slot: (slot.state in BUSY, -slot.idle_s))
@@ -175,19 +175,19 @@ def _seats(snapshot: Snapshot) -> dict[str, SlotView]:
 
 
 def _view(
-    one: AgentRecord, states: tuple[AgentKVView, ...], seats: Mapping[str, SlotView], now: float
+    one: AgentRecord, states: tuple[AgentKVView, ...], slots: Mapping[str, SlotView], now: float
 ) -> AgentView:
-    seat = seats.get(one.name)
+    slot = slots.get(one.name)
     here = states[0] if states else AgentKVView("")
     sums = one.sums
-    is_busy = seat is not None and seat.state in BUSY
+    is_busy = slot is not None and slot.state in BUSY
     return AgentView(
         id=one.name,
         place="parked" if here.place == "memory" else here.place,
-        slot=seat.id if seat else None,
+        slot=slot.id if slot else None,
         priority=one.priority,
         is_pinned=one.is_pinned,
-        n_tokens=seat.n_tokens if seat else sums.n_tokens or here.n_tokens,
+        n_tokens=slot.n_tokens if slot else sums.n_tokens or here.n_tokens,
         n_bytes=here.n_bytes,
         n_requests=sums.n_requests,
         n_prompt=sums.n_prompt,
@@ -202,12 +202,12 @@ def _view(
 
 
 def _states(
-    seat: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
+    slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
     """The state for the model that is served first, then those of other models on disk."""
     found = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
-    if seat is not None:
-        found[model] = AgentKVView(model, seat.n_tokens, seat.n_bytes, "live")
+    if slot is not None:
+        found[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
     elif kept.memory_bytes:
         found[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
     elif kept.disk_bytes:

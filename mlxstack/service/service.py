@@ -104,10 +104,10 @@ class Service:
     def __init__(
         self,
         preset: Preset,
-        outbox: EventDispatcher,
+        dispatcher: EventDispatcher,
         engine: Engine,
-        library: AgentStore | None = None,
-        supply: "EngineFactory | None" = None,
+        agent_store: AgentStore | None = None,
+        engine_factory: "EngineFactory | None" = None,
     ) -> None:
         self.preset = preset
         self.engine = engine
@@ -116,9 +116,9 @@ class Service:
         self.n_unparsed = 0
         self.slot_io_bytes = SlotIOBytes()
         self.n_tended = 0
-        self.library = library or AgentStore(None)
-        self.library.model = self.name
-        self.supply = supply
+        self.agent_store = agent_store or AgentStore(None)
+        self.agent_store.model = self.name
+        self.engine_factory = engine_factory
         self.lines = AgentLocks()
         self.gate = SwapGate()
         self.change: Change | None = None
@@ -129,7 +129,7 @@ class Service:
         self.trouble = ""
         self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
         self._past = Counters()
-        self._outbox = outbox
+        self._dispatcher = dispatcher
         self._facts: ModelFacts | None = None
         self._words: TextProcessor | None = None
         self._health = ServiceHealth.LOADING
@@ -143,12 +143,12 @@ class Service:
     @property
     def request_log(self) -> RequestLog:
         """The last requests and misses."""
-        return self._outbox.journal
+        return self._dispatcher.request_log
 
     @property
     def agent_registry(self) -> AgentRegistry:
         """The agents of this service."""
-        return self._outbox.journal.roster
+        return self._dispatcher.request_log.agent_registry
 
     def snapshot(self) -> Snapshot:
         """The engine's, with the counters of the engines before it."""
@@ -186,8 +186,8 @@ class Service:
 
     async def start(self) -> ModelFacts:
         """Load the model on the MLX thread. Raises what made the load fail."""
-        self._outbox.bind(asyncio.get_running_loop())
-        await asyncio.to_thread(accounts.load, self.library, self.agent_registry)
+        self._dispatcher.bind(asyncio.get_running_loop())
+        await asyncio.to_thread(accounts.load, self.agent_store, self.agent_registry)
         try:
             return await self._begin()
         except StackError as error:
@@ -207,7 +207,7 @@ class Service:
             self.give_up(why)
             raise Broken(why)
         gone = Busy("the model is being changed; try again in a moment")
-        self._outbox.fail_all(gone)
+        self._dispatcher.fail_all(gone)
         if self._words is not None:
             self._words.close(gone)
         self._facts = self._words = self.request_log.decode = None
@@ -217,7 +217,7 @@ class Service:
         """Serve this preset by this engine from now on. Raises what made the load fail."""
         self._past = self._past.plus(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
-        self.library.model = self.name
+        self.agent_store.model = self.name
         return await self._begin()
 
     def give_up(self, why: str) -> None:
@@ -238,8 +238,8 @@ class Service:
             raise SetupError(why) from error
 
     async def _load(self) -> ModelFacts:
-        if self.supply is not None:
-            self.bytes_before_load = await asyncio.to_thread(self.supply.active_bytes)
+        if self.engine_factory is not None:
+            self.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         words = await asyncio.to_thread(
@@ -274,27 +274,27 @@ class Service:
 
     async def _end_requests(self, reason: StackError) -> None:
         """Fail those that wait for the engine, then whatever else has not ended."""
-        self._outbox.fail_all(reason)
+        self._dispatcher.fail_all(reason)
         if self._words is not None:
             self._words.close(reason)
         await self.gate.emptied(ANSWER_S)
         self.gate.interrupt(reason)
 
     @contextmanager
-    def open(self, ask: Request, words: TextProcessor) -> Iterator[RequestStream]:
+    def open(self, request: Request, words: TextProcessor) -> Iterator[RequestStream]:
         """Submit an ask made with `words`; leaving before its end cancels it.
 
         Raises as `require_model` does.
         """
         self.require_model(words)
-        ticket = RequestStream(ask, self._outbox.open(ask), self.engine)
-        line = self.lines.asking(ask.agent) if ask.agent is not None else nullcontext()
+        ticket = RequestStream(request, self._dispatcher.open(request), self.engine)
+        line = self.lines.asking(request.agent) if request.agent is not None else nullcontext()
         with line, self.sleep.request():
             try:
-                self.engine.submit(ask)
+                self.engine.submit(request)
                 yield ticket
             finally:
-                self._outbox.close(ask.id)
+                self._dispatcher.close(request.id)
                 ticket.cancel()
 
     async def run_slot_command(self, act: SlotCommand) -> SlotCommandResult:
@@ -311,9 +311,9 @@ class Service:
             )
         return done
 
-    def remember(self, seated: SlotAssigned, ask: Request) -> None:
+    def remember(self, seated: SlotAssigned, request: Request) -> None:
         """Keep what a slot was last asked, for people who look at it."""
-        self.last_in_slot[seated.slot] = ask
+        self.last_in_slot[seated.slot] = request
 
     def sample(self) -> None:
         """Keep what was done so far, for those who come later and ask for the last minutes."""
@@ -350,7 +350,7 @@ class Service:
 
     def _fail_all(self, reason: str) -> None:
         what = f"{reason}; see the service log. A supervised service starts again by itself"
-        n_failed = self._outbox.fail_all(Broken(what))
+        n_failed = self._dispatcher.fail_all(Broken(what))
         if n_failed:
             log.error("%s: %d requests failed", reason, n_failed)
 

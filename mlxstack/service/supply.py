@@ -53,34 +53,34 @@ class EngineFactory:
     def __init__(
         self,
         home: Path,
-        vault: DiskKVStore,
-        outbox: EventDispatcher,
-        library: AgentStore,
+        store: DiskKVStore,
+        dispatcher: EventDispatcher,
+        agent_store: AgentStore,
         source: Path | None,
     ) -> None:
         self._home = home
-        self._vault = vault
-        self._outbox = outbox
-        self._library = library
+        self._store = store
+        self._dispatcher = dispatcher
+        self._agent_store = agent_store
         self._source = source
 
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """An engine that is not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
-            return EmbeddingEngine(preset, self._outbox.deliver)
-        self._library.is_writing = preset.agents.persist is not Persist.NEVER
-        shelf = SlotFileFolder(slots_folder(preset, self._home))
-        shelves.note(self._vault.root, shelf.directory)
-        vault = QuotaKVStore(
-            self._vault, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
+            return EmbeddingEngine(preset, self._dispatcher.deliver)
+        self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
+        slot_files = SlotFileFolder(slots_folder(preset, self._home))
+        shelves.note(self._store.root, slot_files.directory)
+        store = QuotaKVStore(
+            self._store, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
         )
         return EngineCore(
             preset,
-            vault,
-            shelf,
-            self._outbox.deliver,
+            store,
+            slot_files,
+            self._dispatcher.deliver,
             memory_bytes=this_memory(os.environ).total,
-            manifests=self._library,
+            manifests=self._agent_store,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:

@@ -56,14 +56,14 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
     `server.startup_timeout_s`. A load that goes on after that keeps its memory, so that no model
     can be loaded beside it: the service gives up, to be started again with the old preset.
     """
-    supply = supply_of(service)
+    engine_factory = supply_of(service)
     service.require()
     _refuse_if_closed(service)
     await prepare(service, wanted)
     _refuse_if_closed(service)
     service.gate.close()
     try:
-        return await _change(service, supply, wanted, drain_s)
+        return await _change(service, engine_factory, wanted, drain_s)
     finally:
         service.change = None
         service.gate.open()
@@ -71,13 +71,13 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
 
 def supply_of(service: Service) -> EngineFactory:
     """Raises Unsupported when this service has but one model."""
-    if service.supply is None:
+    if service.engine_factory is None:
         raise Unsupported("this service cannot change its model")
-    return service.supply
+    return service.engine_factory
 
 
 async def _change(
-    service: Service, supply: EngineFactory, wanted: Preset, drain_s: float
+    service: Service, engine_factory: EngineFactory, wanted: Preset, drain_s: float
 ) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
     held = service.bytes_before_load
@@ -88,15 +88,15 @@ async def _change(
     if service.health is ServiceHealth.STOPPING:
         raise Loading("the service is shutting down; the model was not changed")
     _begin(service, wanted, "unload", limit_s)
-    unload, free = await _unload(service, supply, limit_s)
+    unload, free = await _unload(service, engine_factory, limit_s)
     began = time.perf_counter()
-    if failure := await _try(service, supply, wanted):
-        await _go_back(service, supply, old, failure)
+    if failure := await _try(service, engine_factory, wanted):
+        await _go_back(service, engine_factory, old, failure)
     load = SwapStep("load", _ms(began), service.facts.n_bytes)
     # The engine of a warm-up that does not go on is found out by the watch over engines.
     _begin(service, wanted, "warm", math.inf)
     steps += [unload, load, await _warm(service)]
-    await _keep(service, supply)
+    await _keep(service, engine_factory)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return SwapReport(name, service.name, tuple(steps), held, free)
 
@@ -105,10 +105,10 @@ def _begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
     service.change = Change(name_of(wanted), step, time.monotonic(), limit_s)
 
 
-async def _keep(service: Service, supply: EngineFactory) -> None:
+async def _keep(service: Service, engine_factory: EngineFactory) -> None:
     """The change is done, and answers, also where it cannot be written down."""
     try:
-        await asyncio.to_thread(supply.keep, service.preset)
+        await asyncio.to_thread(engine_factory.keep, service.preset)
     except StackError as error:
         log.warning("after a restart the old model will be served: %s", error.message)
 
@@ -135,16 +135,18 @@ async def _park(service: Service, limit_s: float) -> SwapStep:
     return SwapStep("park", _ms(began), parked.n_bytes, parked.n_contexts)
 
 
-async def _unload(service: Service, supply: EngineFactory, limit_s: float) -> tuple[SwapStep, int]:
+async def _unload(
+    service: Service, engine_factory: EngineFactory, limit_s: float
+) -> tuple[SwapStep, int]:
     """The step, and what MLX still holds after it."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
     await service.unload_model(limit_s)
-    free = await asyncio.to_thread(supply.active_bytes)
+    free = await asyncio.to_thread(engine_factory.active_bytes)
     return SwapStep("unload", _ms(began), max(0, before - free)), free
 
 
-async def _try(service: Service, supply: EngineFactory, preset: Preset) -> str:
+async def _try(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
     """Load; "" or why it failed. Nothing keeps the failed model alive after this.
 
     Raises Broken, and gives the service up, when the load took too long and does not end.
@@ -152,7 +154,7 @@ async def _try(service: Service, supply: EngineFactory, preset: Preset) -> str:
     limit_s = preset.server.startup_timeout_s
     _begin(service, preset, "load", limit_s + STOP_S)
     try:
-        engine = supply.engine(preset)
+        engine = engine_factory.engine(preset)
     except Exception as error:
         return describe_error(error, "a new engine").message
     try:
@@ -173,11 +175,13 @@ async def _try(service: Service, supply: EngineFactory, preset: Preset) -> str:
     return failure
 
 
-async def _go_back(service: Service, supply: EngineFactory, old: Preset, failure: str) -> None:
+async def _go_back(
+    service: Service, engine_factory: EngineFactory, old: Preset, failure: str
+) -> None:
     """Raises Broken, whatever comes of it."""
     wanted = service.name
     log.error("%s; going back to the model before", failure)
-    if again := await _try(service, supply, old):
+    if again := await _try(service, engine_factory, old):
         why = f"{failure}; and the model before cannot be loaded again: {again}"
         service.give_up(why)
         raise Broken(why)

@@ -31,7 +31,7 @@ class TextProcessor:
         self.tokenizer = tokenizer
         n_ctx = preset.slots.n_ctx
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
-        self.voice = OutputFormat(tokenizer)
+        self.output_format = OutputFormat(tokenizer)
         self.n_vocab = n_vocab
         self._n_ctx = n_ctx
         self._grammars = GrammarCompiler(tokenizer, n_vocab)

@@ -72,10 +72,10 @@ class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[Natural, Natural]
 
 
-def encode(blob: KVFile) -> list[bytes | memoryview]:
+def encode(file: KVFile) -> list[bytes | memoryview]:
     """The file as chunks, the planes uncopied. Raises ValueError on an impossible plane."""
-    payload = [_as_bytes(plane) for plane in blob.tensors]
-    header = bytearray(_header(blob))
+    payload = [_as_bytes(plane) for plane in file.tensors]
+    header = bytearray(_header(file))
     digest = xxhash.xxh3_128(header)
     for data in payload:
         digest.update(data)
@@ -83,9 +83,9 @@ def encode(blob: KVFile) -> list[bytes | memoryview]:
     return [bytes(header), *payload]
 
 
-def head_of(blob: KVFile) -> KVFileHeader:
+def head_of(file: KVFile) -> KVFileHeader:
     """What `read_head` finds in the file of this blob."""
-    return _head(blob.key, blob.kind, (blob.start, blob.end), blob.meta, [*_specs(blob.tensors)])
+    return _head(file.key, file.kind, (file.start, file.end), file.meta, [*_specs(file.tensors)])
 
 
 def decode(data: bytes) -> KVFile:
@@ -160,20 +160,20 @@ def _fill(file: ReadableFile, row: memoryview) -> None:
         row = row[n_read:]
 
 
-def _header(blob: KVFile) -> bytes:
+def _header(file: KVFile) -> bytes:
     metadata = Metadata(
         format=FORMAT,
         version=VERSION,
         checksum=BLANK.decode(),
-        kind=blob.kind,
-        identity=blob.identity,
-        key=blob.key,
-        start=str(blob.start),
-        end=str(blob.end),
-        meta=blob.meta,
+        kind=file.kind,
+        identity=file.identity,
+        key=file.key,
+        start=str(file.start),
+        end=str(file.end),
+        meta=file.meta,
     )
     fields: dict[str, Any] = {"__metadata__": metadata}
-    for number, spec in enumerate(_specs(blob.tensors)):
+    for number, spec in enumerate(_specs(file.tensors)):
         fields[str(number)] = spec
     text = msgspec.json.encode(fields)
     text += b" " * (-len(text) % 8)

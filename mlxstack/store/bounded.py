@@ -43,36 +43,36 @@ class QuotaKVStore:
     """
 
     def __init__(
-        self, vault: DiskKVStore, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
+        self, store: DiskKVStore, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
     ) -> None:
-        self._vault = vault
+        self._store = store
         self._agents = agents
         self._spec = spec
         self._clock = clock
         self._n_bytes: int | None = None
-        self.has = vault.has
-        self.write = vault.write
-        self.read = vault.read
-        self.head = vault.head
-        self.read_into = vault.read_into
-        self.note = vault.note
-        self.noted = vault.noted
+        self.has = store.has
+        self.write = store.write
+        self.read = store.read
+        self.head = store.head
+        self.read_into = store.read_into
+        self.note = store.note
+        self.noted = store.noted
 
     @property
     def root(self) -> Path:
         """Where the files are."""
-        return self._vault.root
+        return self._store.root
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
         """As the vault's."""
-        return self._vault.heads(identity)
+        return self._store.heads(identity)
 
     def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:
         """Room for `n_bytes` more under `max_bytes`. Nothing goes when even that is not enough.
 
         Raises DiskFull. The files are counted only when the room seems to be short.
         """
-        self._vault.make_room(n_bytes, in_use)
+        self._store.make_room(n_bytes, in_use)
         limit = self._spec.max_bytes
         if limit is None or (self._n_bytes is not None and self._n_bytes + n_bytes <= limit):
             self._n_bytes = None if limit is None else (self._n_bytes or 0) + n_bytes
@@ -82,7 +82,7 @@ class QuotaKVStore:
             self._scan(in_use, GCScope.ALL), GCRules(limit, None, n_bytes, SAVING_S), now
         )
         check_room(decided)
-        swept = _carry_out(decided, self._vault.disk)
+        swept = _carry_out(decided, self._store.disk)
         self._n_bytes = swept.n_after + n_bytes
         return swept
 
@@ -106,10 +106,10 @@ class QuotaKVStore:
         if wanted.is_dry:
             return GCResult(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
         self._n_bytes = None
-        return _carry_out(decided, self._vault.disk)
+        return _carry_out(decided, self._store.disk)
 
     def _scan(self, in_use: frozenset[Ref], scope: GCScope) -> DiskInventory:
-        stock = scan_disk(self._vault, shelves.known(self.root), self._agents, in_use)
+        stock = scan_disk(self._store, shelves.known(self.root), self._agents, in_use)
         if scope is GCScope.ALL:
             return stock
         spared = frozenset(context.path for context in stock.contexts)

@@ -12,7 +12,7 @@ from mlxstack.store.vault import DiskKVStore, KVFileEntry
 
 
 def scan_disk(
-    vault: DiskKVStore,
+    store: DiskKVStore,
     shelves: Iterable[SlotFileFolder],
     agents: AgentFolders,
     in_use: frozenset[Ref] = frozenset(),
@@ -26,10 +26,13 @@ def scan_disk(
     a slot file has another format version: it may name anything.
     """
     # The contexts last: one that is saved meanwhile names files that were listed before.
-    blobs = tuple(vault.entries())
+    files = tuple(store.entries())
     try:
-        saved = tuple(_agents(agents, blobs))
-        contexts = (*(c for shelf in shelves for c in _slots(shelf)), *(c for c, _ in saved))
+        saved = tuple(_agents(agents, files))
+        contexts = (
+            *(c for slot_files in shelves for c in _slots(slot_files)),
+            *(c for c, _ in saved),
+        )
     except Unreadable as error:
         raise Conflict(f"nothing was deleted: {error.message}") from error
     except UnknownVersion as error:
@@ -40,18 +43,18 @@ def scan_disk(
     opaque = {identity for _, identity in saved if identity is not None}
     kept = {c.path for c in contexts if any(identity in opaque for identity, _ in c.refs)}
     kept |= {c.path for c, identity in saved if identity is not None}
-    return DiskInventory(blobs, contexts, in_use, spared | kept)
+    return DiskInventory(files, contexts, in_use, spared | kept)
 
 
-def _slots(shelf: SlotFileFolder) -> Iterator[StoredContext]:
-    for file in shelf.list():
+def _slots(slot_files: SlotFileFolder) -> Iterator[StoredContext]:
+    for file in slot_files.list():
         title = f"slot file {file.name}"
-        refs = _refs(title, partial(shelf.peek, file.name))
+        refs = _refs(title, partial(slot_files.peek, file.name))
         yield StoredContext(title, file.path, file.n_bytes, file.used_at, refs)
 
 
 def _agents(
-    agents: AgentFolders, blobs: tuple[KVFileEntry, ...]
+    agents: AgentFolders, files: tuple[KVFileEntry, ...]
 ) -> Iterator[tuple[StoredContext, str | None]]:
     """Saved contexts; with each the identity whose KV it may name, if that cannot be read here."""
     for file in agents.manifests():
@@ -60,7 +63,7 @@ def _agents(
             refs = _refs(title, partial(agents.peek_manifest, file.agent, file.model))
         except UnknownVersion:
             opaque = file.model
-            refs = frozenset((b.identity, b.key) for b in blobs if b.identity == opaque)
+            refs = frozenset((b.identity, b.key) for b in files if b.identity == opaque)
         found = StoredContext(title, file.path, file.n_bytes, file.used_at, refs, file.agent)
         yield found, opaque
 

@@ -108,8 +108,8 @@ def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
     named = frozenset[Ref]().union(*(context.refs for context in mine))
     others = (context.refs for context in stock.contexts if context.agent != agent)
     alone = named.difference(*others)
-    blobs = tuple(blob for blob in stock.files if (blob.identity, blob.key) in alone)
-    return DiskInventory(blobs, mine, stock.in_use, stock.protected)
+    files = tuple(file for file in stock.files if (file.identity, file.key) in alone)
+    return DiskInventory(files, mine, stock.in_use, stock.protected)
 
 
 def check_room(decided: GCPlan) -> None:
@@ -157,7 +157,7 @@ class _Collection:
     """What remains while a plan is made. Only what was last used before `young` may go."""
 
     def __init__(self, stock: DiskInventory, young: float) -> None:
-        self.n_before = sum(blob.n_bytes for blob in stock.files)
+        self.n_before = sum(file.n_bytes for file in stock.files)
         self.n_before += sum(context.n_bytes for context in stock.contexts)
         self.n_bytes = self.n_before
         self.contexts_gone: dict[str, CollectedFile] = {}
@@ -167,18 +167,18 @@ class _Collection:
             (c for c in stock.contexts if c.path not in stock.protected and c.used_at < young),
             key=lambda context: context.used_at,
         )
-        self._blobs = {
-            (blob.identity, blob.key): blob
-            for blob in sorted(stock.files, key=_warmth)
-            if (blob.identity, blob.key) not in stock.in_use and blob.used_at < young
+        self._files = {
+            (file.identity, file.key): file
+            for file in sorted(stock.files, key=_warmth)
+            if (file.identity, file.key) not in stock.in_use and file.used_at < young
         }
 
     def drop_older(self, moment: float) -> None:
         for context in self._contexts:
             if context.used_at < moment:
                 self._drop_context(context, GCReason.AGE)
-        for ref in self._unnamed(self._blobs):
-            if self._blobs[ref].used_at < moment:
+        for ref in self._unnamed(self._files):
+            if self._files[ref].used_at < moment:
                 self._drop_blob(ref, GCReason.AGE)
 
     def drop_beyond(self, limit: int) -> None:
@@ -193,11 +193,11 @@ class _Collection:
         self._spare(contexts, limit)
 
     def _victims(self, contexts: list[StoredContext]) -> Iterator[Ref | StoredContext]:
-        yield from self._unnamed(self._blobs)
+        yield from self._unnamed(self._files)
         for context in contexts:
             yield context
-            named = [ref for ref in context.refs if ref in self._blobs]
-            yield from self._unnamed(sorted(named, key=lambda ref: _warmth(self._blobs[ref])))
+            named = [ref for ref in context.refs if ref in self._files]
+            yield from self._unnamed(sorted(named, key=lambda ref: _warmth(self._files[ref])))
 
     def _unnamed(self, refs: Iterable[Ref]) -> list[Ref]:
         return [ref for ref in refs if not self._names[ref] and ref not in self.blobs_gone]
@@ -224,16 +224,16 @@ class _Collection:
         )
 
     def _drop_blob(self, ref: Ref, reason: GCReason) -> None:
-        blob = self._blobs[ref]
-        self.n_bytes -= blob.n_bytes
+        file = self._files[ref]
+        self.n_bytes -= file.n_bytes
         self.blobs_gone[ref] = CollectedFile(
-            f"KV {blob.key}", blob.path, blob.n_bytes, blob.used_at, reason, ref=ref
+            f"KV {file.key}", file.path, file.n_bytes, file.used_at, reason, ref=ref
         )
 
 
-def _warmth(blob: KVFileEntry) -> tuple[float, float, str]:
+def _warmth(file: KVFileEntry) -> tuple[float, float, str]:
     # A chain is read from its head within moments, and is worthless without it: tail first.
-    return blob.used_at // 60, -blob.used_at, blob.key
+    return file.used_at // 60, -file.used_at, file.key
 
 
 def _delete(doomed: CollectedFile) -> str:

@@ -66,22 +66,22 @@ class DiskKVStore:
         """
         return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
 
-    def write(self, blob: KVFile) -> int:
+    def write(self, file: KVFile) -> int:
         """Store durably, at most once per key; bytes newly written, 0 if it was there.
 
         A file that says something else of itself than `blob` is replaced: what it continues
         may be gone, or its head is damaged. The KV of a key is the same in both.
         Raises StackError when the disk refuses, ValueError on an impossible plane or key.
         """
-        if not _is_key(blob.identity) or not _is_key(blob.key):
-            raise ValueError(f"no file can be called {blob.identity!r}/{blob.key!r}")
-        path = self._path(blob.identity, blob.key)
-        if self._has_same(blob):
+        if not _is_key(file.identity) or not _is_key(file.key):
+            raise ValueError(f"no file can be called {file.identity!r}/{file.key!r}")
+        path = self._path(file.identity, file.key)
+        if self._has_same(file):
             return 0
         with self._writing:
-            if self._has_same(blob):
+            if self._has_same(file):
                 return 0
-            return write_atomic(path, encode(blob), self.disk)
+            return write_atomic(path, encode(file), self.disk)
 
     def read(self, identity: str, key: str) -> KVFile:
         """The blob, checked; its planes are views. Raises NotFound or Damaged.
@@ -95,10 +95,10 @@ class DiskKVStore:
         path = self._path(identity, key)
         data = read_whole(path, self.disk)
         with _aside_if_damaged(path):
-            blob = decode(data)
-            _check_name((blob.identity, blob.key), (identity, key))
+            file = decode(data)
+            _check_name((file.identity, file.key), (identity, key))
         touch(path)
-        return blob
+        return file
 
     def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Nothing goes: this vault has no bound but the disk's own. Raises DiskFull."""
@@ -183,11 +183,11 @@ class DiskKVStore:
             raise refused(f"{path.name} was not removed", error) from error
         return n_bytes
 
-    def _has_same(self, blob: KVFile) -> bool:
+    def _has_same(self, file: KVFile) -> bool:
         """Whether its file is there and says of itself what `blob` does."""
         with suppress(NotFound, Damaged):
-            is_there = self.has(blob.identity, blob.key)
-            return is_there and self.head(blob.identity, blob.key) == head_of(blob)
+            is_there = self.has(file.identity, file.key)
+            return is_there and self.head(file.identity, file.key) == head_of(file)
         return False
 
     def _path(self, identity: str, key: str) -> Path:

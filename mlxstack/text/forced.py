@@ -42,27 +42,27 @@ def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
 
 
 def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
-    pen = LarkBuilder(calls.marks.special, options)
-    found = [calls.marks.form.call(tool, pen) for tool in calls.tools]
-    known = [pen.rule(one) for one in found if one is not None]
+    builder = LarkBuilder(calls.marks.special, options)
+    found = [calls.marks.form.call(tool, builder) for tool in calls.tools]
+    known = [builder.rule(one) for one in found if one is not None]
     if not known:
         raise _unspeakable(calls.tools)
-    grammar = pen.grammar(_start(calls, pen.rule(" | ".join(known)), pen))
+    grammar = builder.grammar(_start(calls, builder.rule(" | ".join(known)), builder))
     bound(grammar, "tools")
     return LLMatcher.grammar_from_lark(grammar)
 
 
-def _start(calls: ForcedCalls, call: str, pen: LarkBuilder) -> str:
+def _start(calls: ForcedCalls, call: str, builder: LarkBuilder) -> str:
     marks, form = calls.marks, calls.marks.form
     line = '"\\n"?' if marks.closes else ""
     some = call
     if form.between is not None and not calls.is_single:
-        some = f"{call} ({pen.literal(form.between)} {call})*"
-    inside = f"{pen.literal(form.opens)} {some} {pen.literal(form.closes)}"
-    whole = pen.rule(f"{line} {inside} {line} {pen.literal(marks.closes)}")
+        some = f"{call} ({builder.literal(form.between)} {call})*"
+    inside = f"{builder.literal(form.opens)} {some} {builder.literal(form.closes)}"
+    whole = builder.rule(f"{line} {inside} {line} {builder.literal(marks.closes)}")
     if calls.is_single or form.between is not None or form.is_last:
         return whole
-    return f"{whole} ({line} {pen.literal(marks.opens)} {whole})*"
+    return f"{whole} ({line} {builder.literal(marks.opens)} {whole})*"
 
 
 def _unspeakable(tools: Iterable[Tool]) -> BadRequest:

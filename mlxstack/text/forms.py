@@ -35,20 +35,20 @@ class ToolCallFormat(Struct, frozen=True):
 def json_call(before: str, after: str, names: str = ".+") -> Writer:
     """The writer of calls with JSON between `before`, which holds `{name}`, and `after`."""
 
-    def call(tool: Tool, pen: LarkBuilder) -> str | None:
+    def call(tool: Tool, builder: LarkBuilder) -> str | None:
         if not re.fullmatch(names, tool.name):
             return None
-        arguments = pen.json({"type": "object", **tool.parameters}, {})
-        return f"{pen.call_opening(before, tool.name)} {arguments} {pen.literal(after)}"
+        arguments = builder.json({"type": "object", **tool.parameters}, {})
+        return f"{builder.call_opening(before, tool.name)} {arguments} {builder.literal(after)}"
 
     return call
 
 
-def json_object(tool: Tool, pen: LarkBuilder) -> str:
+def json_object(tool: Tool, builder: LarkBuilder) -> str:
     """A call as one JSON object."""
     named = {"type": "object", **tool.parameters}
     head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
-    return f'{quoted(head)} {pen.json(named, {})} "}}"'
+    return f'{quoted(head)} {builder.json(named, {})} "}}"'
 
 
 GLM = TagFormat(

@@ -59,14 +59,14 @@ def find_traits(accepts: Accepts) -> TemplateCapabilities:
     )
 
 
-def completed(parameters: dict[str, Any], traits: TemplateCapabilities) -> dict[str, Any]:
+def completed(parameters: dict[str, Any], capabilities: TemplateCapabilities) -> dict[str, Any]:
     """The parameters of a tool with the keys that the template reads without a check."""
-    whole = _with_defaults(parameters, traits.schema_keys, SCHEMA_DEFAULTS)
+    whole = _with_defaults(parameters, capabilities.schema_keys, SCHEMA_DEFAULTS)
     found = whole.get("properties")
-    if not traits.property_keys or not isinstance(found, dict):
+    if not capabilities.property_keys or not isinstance(found, dict):
         return whole
     properties = {
-        key: _with_defaults(one, traits.property_keys, PROPERTY_DEFAULTS)
+        key: _with_defaults(one, capabilities.property_keys, PROPERTY_DEFAULTS)
         if isinstance(one, dict)
         else one
         for key, one in found.items()

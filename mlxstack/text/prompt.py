@@ -78,14 +78,14 @@ class PromptMaker:
         self._default = thinking_default
         self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
         self._variables = template_kwargs or {}
-        markup = special_tokens_of(tokenizer)
-        self._guard = SpecialTokenEscaper(markup.structure, markup.normalize)
-        self._encoder = CachedTokenizer(tokenizer, markup)
-        self._template = ChatTemplate(tokenizer, markup)
+        special_tokens = special_tokens_of(tokenizer)
+        self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
+        self._encoder = CachedTokenizer(tokenizer, special_tokens)
+        self._template = ChatTemplate(tokenizer, special_tokens)
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self._splicer = Splicer(
-            tokenizer, self._template, self._encoder, accent_of(tokenizer), markup
+            tokenizer, self._template, self._encoder, accent_of(tokenizer), special_tokens
         )
         self.replay = self._splicer.replay
         self.pieces = TokenBytes(tokenizer)
@@ -96,13 +96,13 @@ class PromptMaker:
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
         self._refuse_too_long(_heard(conversation))
-        scene = self._scene(conversation)
-        messages = adapt_to_template(conversation.messages, self._template.traits)
-        marked = self._template.render(messages, scene)
+        inputs = self._inputs(conversation)
+        messages = adapt_to_template(conversation.messages, self._template.capabilities)
+        marked = self._template.render(messages, inputs)
         self._refuse_too_long([marked])
-        splices = self._splicer.splices(scope, messages, scene, marked)
+        splices = self._splicer.splices(scope, messages, inputs, marked)
         encoded = self._encoder.encode(marked, splices)
-        end = self._messages_end(marked, scene)
+        end = self._messages_end(marked, inputs)
         cuts = self._cuts(conversation, messages, encoded, end)
         return Prompt(
             tokens=encoded.tokens,
@@ -116,8 +116,8 @@ class PromptMaker:
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
         self._refuse_too_long(_heard(conversation))
-        messages = adapt_to_template(conversation.messages, self._template.traits)
-        return unescape(self._template.render(messages, self._scene(conversation)))
+        messages = adapt_to_template(conversation.messages, self._template.capabilities)
+        return unescape(self._template.render(messages, self._inputs(conversation)))
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
@@ -176,7 +176,7 @@ class PromptMaker:
         if n_tokens > self._n_ctx:
             raise TooLong(n_tokens, self._n_ctx)
 
-    def _scene(self, conversation: Conversation) -> TemplateInputs:
+    def _inputs(self, conversation: Conversation) -> TemplateInputs:
         if (size := len(_spelled(conversation.template))) > MAX_VARIABLES:
             raise BadRequest(
                 f"chat_template_kwargs have {size} bytes of JSON, at most {MAX_VARIABLES} are "
@@ -199,19 +199,19 @@ class PromptMaker:
         wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
         return next((wish for wish in wishes if wish is not None), True) is not False
 
-    def _messages_end(self, marked: str, scene: TemplateInputs) -> int | None:
+    def _messages_end(self, marked: str, inputs: TemplateInputs) -> int | None:
         """The character where the messages end and the opening of the answer begins."""
-        if not scene.add_generation_prompt or scene.continue_final:
+        if not inputs.add_generation_prompt or inputs.continue_final:
             return None
-        tail = self._tail(scene)
+        tail = self._tail(inputs)
         return len(marked) - len(tail) if marked.endswith(tail) else None
 
-    def _tail(self, scene: TemplateInputs) -> str:
+    def _tail(self, inputs: TemplateInputs) -> str:
         """What the template writes to open the answer."""
-        key = hashlib.blake2b(_spelled(scene.variables), digest_size=16).digest()
+        key = hashlib.blake2b(_spelled(inputs.variables), digest_size=16).digest()
         tail = self._tails.get(key)
         if tail is None:
-            bare = msgspec.structs.replace(scene, tools=())
+            bare = msgspec.structs.replace(inputs, tools=())
             opened = self._template.render([PROBE_CHAR], bare)
             closed = msgspec.structs.replace(bare, add_generation_prompt=False)
             tail = opened[common_length(opened, self._template.render([PROBE_CHAR], closed)) :]
@@ -245,9 +245,9 @@ class PromptMaker:
                 break
             head.append(message)
         closed = msgspec.structs.replace(
-            self._scene(conversation), add_generation_prompt=False, continue_final=False
+            self._inputs(conversation), add_generation_prompt=False, continue_final=False
         )
-        messages = adapt_to_template([*head, PROBE_CHAR], self._template.traits)
+        messages = adapt_to_template([*head, PROBE_CHAR], self._template.capabilities)
         return common_length(marked, self._template.render(messages, closed))
 
     def _is_in_thinking(self, tail: str) -> bool:

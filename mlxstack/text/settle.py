@@ -42,7 +42,7 @@ class TemplateCapabilities(Struct, frozen=True):
 
 
 def adapt_to_template(
-    messages: Iterable[Message], traits: TemplateCapabilities
+    messages: Iterable[Message], capabilities: TemplateCapabilities
 ) -> tuple[Message, ...]:
     """The same conversation for a template with these traits.
 
@@ -54,21 +54,21 @@ def adapt_to_template(
     """
     head, turns = _split_head([_clean(message) for message in messages])
     turns = _name_tools(turns)
-    if not traits.takes_orphan_results:
+    if not capabilities.takes_orphan_results:
         turns = _quote_orphans(turns)
-    if not traits.has_late_system:
+    if not capabilities.has_late_system:
         turns = _place_reminders(turns)
-    if not traits.takes_user_after_tool:
+    if not capabilities.takes_user_after_tool:
         turns = _fold_users_into_tools(turns)
-    if traits.needs_alternation:
+    if capabilities.needs_alternation:
         turns = _merge_turns(turns)
-    if not traits.takes_text_and_thought:
+    if not capabilities.takes_text_and_thought:
         turns = _move_texts(turns)
-    if not traits.takes_parallel_calls:
+    if not capabilities.takes_parallel_calls:
         turns = _separate_calls(turns)
     if head is None:
         return tuple(turns)
-    return tuple([head, *turns] if traits.has_system else _without_system(head, turns))
+    return tuple([head, *turns] if capabilities.has_system else _without_system(head, turns))
 
 
 def _clean(message: Message) -> Message:

@@ -64,28 +64,30 @@ class OutputParser:
     """
 
     def __init__(
-        self, voice: OutputFormat, manner: ParseOptions, make_id: Callable[[], str]
+        self, output_format: OutputFormat, parse_options: ParseOptions, make_id: Callable[[], str]
     ) -> None:
         self.n_reasoning = self.n_calls = self.n_unparsed = 0
         self.is_cut = False
-        self._voice = voice
-        self._accent = voice.accent
-        self._is_raw = manner.is_raw
+        self._output_format = output_format
+        self._model_markers = output_format.model_markers
+        self._is_raw = parse_options.is_raw
         self._make_id = make_id
         self._ids: set[str] = set()
-        self._state = voice.first_state(manner)
+        self._state = output_format.first_state(parse_options)
         self._at: str = self._state[0]
-        is_open = bool(manner.before)
-        self._saying = StopStringFilter(manner.stops, is_raw=manner.is_raw, is_open=is_open)
+        is_open = bool(parse_options.before)
+        self._saying = StopStringFilter(
+            parse_options.stops, is_raw=parse_options.is_raw, is_open=is_open
+        )
         self._thoughts = WhitespaceTrimmer(is_open=is_open)
         self._call = ""
         # The place of the first closing mark in the call that was read as text of an argument.
         self._first_end: int | None = None
-        self._has_inner_ends = bool(voice.accent.call_end)
+        self._has_inner_ends = bool(output_format.model_markers.call_end)
         self._tokens: list[int] = []
-        self._shapes = tool_schemas(manner.tools)
-        self._letters = voice.tokenizer.detokenizer
-        self._known = self._prime(manner.before)
+        self._shapes = tool_schemas(parse_options.tools)
+        self._letters = output_format.tokenizer.detokenizer
+        self._known = self._prime(parse_options.before)
 
     @property
     def stop(self) -> str | None:
@@ -128,15 +130,15 @@ class OutputParser:
         return self._saying.stop is not None
 
     def _is_silent(self, token: int) -> bool:
-        if token >= self._voice.n_vocab or token in self._voice.eos:
+        if token >= self._output_format.n_vocab or token in self._output_format.eos:
             return True
         if self._is_raw:
-            return token in self._voice.special
-        return token in self._voice.hidden and self._at != TOOL
+            return token in self._output_format.special
+        return token in self._output_format.hidden and self._at != TOOL
 
     def _prime(self, before: tuple[int, ...]) -> str:
         """Feed the end of the prompt; return the white space of it that is still held back."""
-        whole = self._voice.tokenizer.detokenizer
+        whole = self._output_format.tokenizer.detokenizer
         for token in before:
             whole.add_token(token)
             self._letters.add_token(token)
@@ -157,7 +159,7 @@ class OutputParser:
         whole = self._state[3] + text
         self._state, segments = TextStateMachine.split(self._state, text)
         if self._at == TOOL and len(segments) > 1:
-            n, end = len(segments[0][1]), self._accent.call_end
+            n, end = len(segments[0][1]), self._model_markers.call_end
             said, rest = whole[:n], whole[n + len(end) :]
             if self._has_inner_ends and self._is_in_argument(said):
                 return self._go_on(said, rest)
@@ -189,22 +191,22 @@ class OutputParser:
     def _leave(self) -> list[Delta]:
         """The end of a stretch; its trailing white space belongs to the template."""
         if self._at == TOOL:
-            return self._close_call(self._accent.call_end)
+            return self._close_call(self._model_markers.call_end)
         if self._at == NORMAL:
             return _words(self._saying.leave())
         self._thoughts.finish()
         return []
 
     def _is_in_argument(self, said: str) -> bool:
-        return is_inside_argument(self._accent.format, self._call + said)
+        return is_inside_argument(self._model_markers.format, self._call + said)
 
     def _go_on(self, said: str, rest: str) -> list[Delta]:
         """The closing mark after `said` is text of an argument; the call goes on with `rest`."""
         self._call += said
         if self._first_end is None:
             self._first_end = len(self._call)
-        self._call += self._accent.call_end
-        self._state = self._accent.with_tools.make_state(TOOL)
+        self._call += self._model_markers.call_end
+        self._state = self._model_markers.with_tools.make_state(TOOL)
         return self._hear(rest)
 
     def _is_misread(self) -> bool:
@@ -213,16 +215,16 @@ class OutputParser:
 
     def _restart(self, rest: str) -> list[Delta]:
         """Close the call at its first closing mark after all, and hear what follows again."""
-        text, at, end = self._call + rest, self._first_end or 0, self._accent.call_end
+        text, at, end = self._call + rest, self._first_end or 0, self._model_markers.call_end
         self._call, self._has_inner_ends = text[:at], False
         deltas = self._close_call(end)
-        self._state, self._at = self._accent.with_tools.make_state(NORMAL), NORMAL
+        self._state, self._at = self._model_markers.with_tools.make_state(NORMAL), NORMAL
         return deltas + self._hear(text[at + len(end) :])
 
     def _end_call(self, reason: FinishReason) -> list[Delta]:
         """A call that the end of the answer closes, or cuts (A-23u)."""
         is_whole = reason is FinishReason.EOS
-        if is_whole or (not self._accent.call_end and self._parsed()):
+        if is_whole or (not self._model_markers.call_end and self._parsed()):
             return self._close_call("")
         self._call, self._first_end, self.is_cut = "", None, True
         return []
@@ -234,21 +236,23 @@ class OutputParser:
         self.n_calls += len(calls)
         if not calls:
             self.n_unparsed += 1
-            return [TextPiece(f"{self._accent.call_start}{raw}{end}", is_unparsed=True)]
+            return [TextPiece(f"{self._model_markers.call_start}{raw}{end}", is_unparsed=True)]
         named = tuple(self._named(call) for call in calls)
-        block = self._block(named, f"{self._accent.call_start}{raw}{end}", is_closed=bool(end))
+        block = self._block(
+            named, f"{self._model_markers.call_start}{raw}{end}", is_closed=bool(end)
+        )
         return [*(ToolCallPiece(call) for call in named[:-1]), ToolCallPiece(named[-1], block)]
 
     def _block(self, calls: tuple[ToolCall, ...], said: str, *, is_closed: bool) -> Block | None:
         """The tokens of what was `said` last; None if a token reaches over an edge of it."""
         sampled, self._tokens = self._tokens, []
-        pieces = [self._voice.pieces.of(token) for token in sampled]
+        pieces = [self._output_format.pieces.of(token) for token in sampled]
         text, wanted = b"".join(pieces), said.encode()
         start = text.rfind(wanted)
         end = start + len(wanted)
         if start < 0:
             return None
-        if header := self._accent.call_header.encode():
+        if header := self._model_markers.call_header.encode():
             start = text.rfind(header, 0, start)
             start = 0 if start < 0 else start + len(header)
         edges = list(accumulate(map(len, pieces), initial=0))
@@ -259,7 +263,7 @@ class OutputParser:
         return Block(calls, tuple(sampled[first:stop]), is_closed)
 
     def _parsed(self) -> tuple[ToolCall, ...]:
-        return parse_calls(self._accent.parser, self._call, self._shapes)
+        return parse_calls(self._model_markers.parser, self._call, self._shapes)
 
     def _named(self, call: ToolCall) -> ToolCall:
         """With an id that no other call of this answer has."""

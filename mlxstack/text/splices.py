@@ -55,23 +55,25 @@ class Splicer:
         tokenizer: Any,
         template: ChatTemplate,
         encoder: CachedTokenizer,
-        accent: ModelMarkers,
-        markup: SpecialTokens,
+        model_markers: ModelMarkers,
+        special_tokens: SpecialTokens,
     ) -> None:
         self.replay = ToolCallReplay()
         self._template = template
         self._encoder = encoder
-        self._accent = accent
+        self._model_markers = model_markers
         self._pieces = TokenBytes(tokenizer)
         special = getattr(tokenizer, "added_tokens_decoder", {})
         self._eos = [special[at].content for at in tokenizer.eos_token_ids if at in special]
-        self._structure = {at for at, token in special.items() if token.content in markup.structure}
+        self._structure = {
+            at for at, token in special.items() if token.content in special_tokens.structure
+        }
         self._optional = {
-            at for at, token in special.items() if token.content in accent.optional_marks
+            at for at, token in special.items() if token.content in model_markers.optional_marks
         }
 
     def splices(
-        self, scope: Scope, messages: Sequence[Message], scene: TemplateInputs, marked: str
+        self, scope: Scope, messages: Sequence[Message], inputs: TemplateInputs, marked: str
     ) -> tuple[Splice, ...]:
         """The remembered calls in `marked`, which is the rendering of `messages`, in order."""
         turns = [
@@ -82,12 +84,12 @@ class Splicer:
         if not turns or OPENS in marked:
             return ()
         numbers = {(turn.at, first): n for n, (turn, first) in enumerate(_firsts(turns))}
-        probe = self._probe(messages, scene, numbers)
+        probe = self._probe(messages, inputs, numbers)
         if probe is None or probe.text != marked:
             return ()
         found: list[Splice] = []
         for turn in turns:
-            sketches = self._sketches(messages[turn.at].tool_calls, turn.blocks, scene)
+            sketches = self._sketches(messages[turn.at].tool_calls, turn.blocks, inputs)
             for first, sketch in sketches.items():
                 places = probe.places.get(numbers[turn.at, first], ())
                 start = _start(marked, sketch, places, found[-1].end if found else 0)
@@ -99,12 +101,12 @@ class Splicer:
     def _probe(
         self,
         messages: Sequence[Message],
-        scene: TemplateInputs,
+        inputs: TemplateInputs,
         numbers: Mapping[tuple[int, int], int],
     ) -> Probe | None:
         """The rendering with sentinels, taken apart; None if the template refuses them."""
         try:
-            text = self._template.render(self._numbered(messages, numbers), scene)
+            text = self._template.render(self._numbered(messages, numbers), inputs)
         except BadRequest:
             return None
         parts, n_chars, end = [], 0, 0
@@ -120,7 +122,7 @@ class Splicer:
         self, messages: Sequence[Message], numbers: Mapping[tuple[int, int], int]
     ) -> list[Message]:
         """The messages with sentinels; a result names its call by the same marked id."""
-        has_ids = not self._template.traits.needs_short_ids
+        has_ids = not self._template.capabilities.needs_short_ids
         ids: dict[str, str] = {}
         marked = []
         for at, message in enumerate(messages):
@@ -138,19 +140,19 @@ class Splicer:
         return marked
 
     def _sketches(
-        self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], scene: TemplateInputs
+        self, calls: Sequence[ToolCall], blocks: Mapping[int, Entry], inputs: TemplateInputs
     ) -> dict[int, Sketch]:
         """How the template writes these blocks, leaving out those that say something else."""
-        key = _key(calls, scene)
+        key = _key(calls, inputs)
         if any(entry.sketch is None or entry.sketch.key != key for entry in blocks.values()):
-            probe = self._alone(calls, scene)
+            probe = self._alone(calls, inputs)
             for first, entry in blocks.items():
                 found = None if probe is None else self._sketch(probe, first, entry, key)
                 entry.sketch = found or Sketch(key)
         sketches = {first: entry.sketch for first, entry in blocks.items()}
         return {first: one for first, one in sketches.items() if one is not None and one.n_chars}
 
-    def _alone(self, calls: Sequence[ToolCall], scene: TemplateInputs) -> Probe | None:
+    def _alone(self, calls: Sequence[ToolCall], inputs: TemplateInputs) -> Probe | None:
         """A conversation of nothing but these calls, all of them numbered."""
         results = [Message(Role.TOOL, FILLER, tool_call_id=c.id, name=c.name) for c in calls]
         messages = [
@@ -158,7 +160,7 @@ class Splicer:
             Message(Role.ASSISTANT, tool_calls=tuple(calls)),
             *results,
         ]
-        bare = replace(scene, add_generation_prompt=False, continue_final=False)
+        bare = replace(inputs, add_generation_prompt=False, continue_final=False)
         return self._probe(messages, bare, {(1, at): at for at in range(len(calls))})
 
     def _sketch(self, probe: Probe, first: int, entry: Entry, key: bytes) -> Sketch | None:
@@ -176,13 +178,13 @@ class Splicer:
 
     def _opening(self, text: str, place: int) -> int | None:
         """Where the block begins whose first call is named at `place`."""
-        header = self._accent.call_header
-        at = text.rfind(header or self._accent.call_start, 0, place)
+        header = self._model_markers.call_header
+        at = text.rfind(header or self._model_markers.call_start, 0, place)
         return None if at < 0 else at + len(header)
 
     def _closing(self, probe: Probe, place: int, last: int, *, is_closed: bool) -> int | None:
         """Where the block ends that begins around `place`, and whose last call is `last`."""
-        text, mark = probe.text, self._accent.call_end
+        text, mark = probe.text, self._model_markers.call_end
         named = next((at for at in probe.places.get(last, ()) if at >= place), None)
         if named is None:
             return None
@@ -228,7 +230,7 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _key(calls: Sequence[ToolCall], scene: TemplateInputs) -> bytes:
+def _key(calls: Sequence[ToolCall], inputs: TemplateInputs) -> bytes:
     """What can change how the template writes one of these calls."""
     ids = [call.id for call in calls]
-    return _digest(json.dumps([ids, scene.tools, scene.variables], default=str))
+    return _digest(json.dumps([ids, inputs.tools, inputs.variables], default=str))

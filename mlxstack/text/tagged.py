@@ -44,57 +44,57 @@ class TagFormat(Struct, frozen=True):
 def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
     """The writer of such calls."""
 
-    def call(tool: Tool, pen: LarkBuilder) -> str | None:
-        items = _arguments(tags, tool.parameters, pen)
+    def call(tool: Tool, builder: LarkBuilder) -> str | None:
+        items = _arguments(tags, tool.parameters, builder)
         if items is None or not re.fullmatch(tags.names, tool.name):
             return None
-        opens = pen.call_opening(tags.opens, tool.name)
-        closes = pen.literal(tags.closes)
+        opens = builder.call_opening(tags.opens, tool.name)
+        closes = builder.literal(tags.closes)
         if not tags.bare:
             return f"{opens} {listed(items, '')} {closes}"
         forms = [f"{opens} {way} {closes}" for way in ways(items, "")]
         if not any(is_required for _, is_required in items):
-            forms.append(pen.literal(tags.bare.replace("{name}", json.dumps(tool.name))))
+            forms.append(builder.literal(tags.bare.replace("{name}", json.dumps(tool.name))))
         return " | ".join(forms)
 
     return call
 
 
 def _arguments(
-    tags: TagFormat, parameters: Schema, pen: LarkBuilder
+    tags: TagFormat, parameters: Schema, builder: LarkBuilder
 ) -> list[tuple[str, bool]] | None:
     """Each argument and whether it must be there; None if one that must cannot be written."""
     items = []
     for key, (schema, is_required) in properties(parameters).items():
         found = schema_types(schema, parameters)
-        values = _values(tags, found, parameters, pen) if re.fullmatch(tags.names, key) else []
-        forms = [_argument(tags, key, value, pen) for value in values]
+        values = _values(tags, found, parameters, builder) if re.fullmatch(tags.names, key) else []
+        forms = [_argument(tags, key, value, builder) for value in values]
         if forms:
-            items.append((pen.rule(" | ".join(forms)), is_required))
+            items.append((builder.rule(" | ".join(forms)), is_required))
         elif is_required:
             return None
     return items
 
 
-def _argument(tags: TagFormat, key: str, value: tuple[str, str], pen: LarkBuilder) -> str:
+def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
     opens = tags.argument.replace("{key}", key).replace("{type}", value[0])
-    return f"{pen.literal(opens)} {value[1]} {pen.literal(tags.argument_closes)}"
+    return f"{builder.literal(opens)} {value[1]} {builder.literal(tags.argument_closes)}"
 
 
 def _values(
-    tags: TagFormat, found: SchemaTypes, root: Schema, pen: LarkBuilder
+    tags: TagFormat, found: SchemaTypes, root: Schema, builder: LarkBuilder
 ) -> list[tuple[str, str]]:
     """The type and the rule of everything that the argument may be."""
     values = []
     for schema in found.texts:
-        rule = pen.text(schema, _avoided(tags, found))
+        rule = builder.text(schema, _avoided(tags, found))
         values += [("string", rule)] if rule else []
         if tags.guesses:
-            values.append(("string", pen.json({**schema, "type": "string"}, root)))
+            values.append(("string", builder.json({**schema, "type": "string"}, root)))
     for schema in found.others:
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
-        values.append((kind, pen.json(schema, root)))
+        values.append((kind, builder.json(schema, root)))
     return values
 
 

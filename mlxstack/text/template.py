@@ -48,15 +48,17 @@ class TemplateInputs(Struct, frozen=True):
 class ChatTemplate:
     """The template of a mlx-lm TokenizerWrapper. Callable by any thread."""
 
-    def __init__(self, tokenizer: Any, markup: SpecialTokens) -> None:
+    def __init__(self, tokenizer: Any, special_tokens: SpecialTokens) -> None:
         self._tokenizer = tokenizer
-        self._guard = SpecialTokenEscaper(markup.structure, markup.normalize)
-        self._own_guard = SpecialTokenEscaper(markup.structure - markup.calls, markup.normalize)
-        self.traits = TemplateCapabilities()
+        self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
+        self._own_guard = SpecialTokenEscaper(
+            special_tokens.structure - special_tokens.calls, special_tokens.normalize
+        )
+        self.capabilities = TemplateCapabilities()
         if tokenizer.has_chat_template:
-            self.traits = self._find_traits()
+            self.capabilities = self._find_traits()
 
-    def render(self, messages: Iterable[Message], scene: TemplateInputs) -> str:
+    def render(self, messages: Iterable[Message], inputs: TemplateInputs) -> str:
         """The prompt text, guard marks included.
 
         Raises BadRequest with the words of a template that refuses, and Unsupported when the
@@ -64,11 +66,11 @@ class ChatTemplate:
         """
         if not self._tokenizer.has_chat_template:
             raise Unsupported("this model has no chat template; use the text completion endpoint")
-        if reserved := RESERVED & scene.variables.keys():
+        if reserved := RESERVED & inputs.variables.keys():
             names = ", ".join(sorted(reserved))
             raise BadRequest(f"{names} cannot be set for the template", "chat_template_kwargs")
         try:
-            return self._render([self._turn(m) for m in messages], scene)
+            return self._render([self._turn(m) for m in messages], inputs)
         except REFUSALS as error:
             raise BadRequest(
                 f"the chat template of this model refuses the conversation: {error}", "messages"
@@ -79,24 +81,24 @@ class ChatTemplate:
         guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
         return guard.text(message.text)
 
-    def _render(self, turns: list[Turn], scene: TemplateInputs) -> str:
+    def _render(self, turns: list[Turn], inputs: TemplateInputs) -> str:
         text: str = self._tokenizer.apply_chat_template(
             turns,
-            tools=self._tools(scene.tools),
+            tools=self._tools(inputs.tools),
             tokenize=False,
-            add_generation_prompt=scene.add_generation_prompt and not scene.continue_final,
-            continue_final_message=scene.continue_final,
-            **self._guard.value(scene.variables),
+            add_generation_prompt=inputs.add_generation_prompt and not inputs.continue_final,
+            continue_final_message=inputs.continue_final,
+            **self._guard.value(inputs.variables),
         )
         return text
 
     def _find_traits(self) -> TemplateCapabilities:
         # Some templates loop over the tools without a check; they accept an empty list.
         if self._accepts(USER) is None:
-            self.traits = TemplateCapabilities(needs_tool_list=True)
+            self.capabilities = TemplateCapabilities(needs_tool_list=True)
             if self._accepts(USER) is None:
-                self.traits = TemplateCapabilities()
-        needs_tool_list = self.traits.needs_tool_list
+                self.capabilities = TemplateCapabilities()
+        needs_tool_list = self.capabilities.needs_tool_list
         found = find_traits(self._accepts)
         return msgspec.structs.replace(found, needs_tool_list=needs_tool_list)
 
@@ -110,10 +112,12 @@ class ChatTemplate:
 
     def _tools(self, tools: tuple[Tool, ...]) -> list[dict[str, Any]] | None:
         made = [self._tool(tool) for tool in tools]
-        return made if made or self.traits.needs_tool_list else None
+        return made if made or self.capabilities.needs_tool_list else None
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
-        whole = msgspec.structs.replace(tool, parameters=completed(tool.parameters, self.traits))
+        whole = msgspec.structs.replace(
+            tool, parameters=completed(tool.parameters, self.capabilities)
+        )
         function: dict[str, Any] = self._guard.value(msgspec.structs.asdict(whole))
         del function["is_deferred"]
         return {"type": "function", "function": function}
@@ -144,9 +148,9 @@ class ChatTemplate:
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         arguments: Any = self._own_guard.value(call.arguments)
-        if isinstance(arguments, str) and not self.traits.takes_strings:
+        if isinstance(arguments, str) and not self.capabilities.takes_strings:
             arguments = {"raw": arguments}
-        if isinstance(arguments, dict) and not self.traits.takes_objects:
+        if isinstance(arguments, dict) and not self.capabilities.takes_objects:
             arguments = json.dumps(arguments, ensure_ascii=False)
         return {
             "id": self._call_id(call.id),
@@ -155,7 +159,7 @@ class ChatTemplate:
         }
 
     def _call_id(self, call_id: str) -> str:
-        if not self.traits.needs_short_ids:
+        if not self.capabilities.needs_short_ids:
             return self._guard.text(call_id)
         return call_id if _is_short(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 

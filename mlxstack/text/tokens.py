@@ -91,15 +91,17 @@ class CachedTokenizer:
     `n_scratch` counts the characters that were not known yet, roughly when threads meet.
     """
 
-    def __init__(self, tokenizer: Any, markup: SpecialTokens, max_tokens: int = 4_000_000) -> None:
+    def __init__(
+        self, tokenizer: Any, special_tokens: SpecialTokens, max_tokens: int = 4_000_000
+    ) -> None:
         self.n_scratch = 0
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._memory = TokenCache(max_tokens)
-        self._anchors = markup.anchors
+        self._anchors = special_tokens.anchors
         self._backend = self._find_backend()
         self._opening, self._n_opening = "", 0
-        stops = sorted(markup.anchors | markup.rivals, key=len, reverse=True)
+        stops = sorted(special_tokens.anchors | special_tokens.rivals, key=len, reverse=True)
         self._stops = re.compile("|".join(map(re.escape, stops)) or r"(?!)")
         if not self._cuts_safely():
             self._stops = re.compile(r"(?!)")

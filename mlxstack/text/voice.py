@@ -79,12 +79,14 @@ class OutputFormat:
         self.eos = frozenset(tokenizer.eos_token_ids)
         self.n_vocab = len(tokenizer)
         is_harmony = harmony.speaks_harmony(tokenizer)
-        self.accent = accent_of(tokenizer)
+        self.model_markers = accent_of(tokenizer)
         self.pieces = TokenBytes(tokenizer)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special = frozenset(at for at, token in added.items() if token.special)
         self.hidden = frozenset(
-            at for at in self.special if not any(added[at].content in m for m in self.accent.marks)
+            at
+            for at in self.special
+            if not any(added[at].content in m for m in self.model_markers.marks)
         )
 
         self.has_headers = is_harmony
@@ -125,20 +127,28 @@ class OutputFormat:
 
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
-        form = format_of(self.accent.format, self.tokenizer.get_vocab())
+        form = format_of(self.model_markers.format, self.tokenizer.get_vocab())
         if form is None:
             return None
-        return CallDelimiters(self.accent.call_start, self.accent.call_end, form, special)
+        return CallDelimiters(
+            self.model_markers.call_start, self.model_markers.call_end, form, special
+        )
 
-    def first_state(self, manner: ParseOptions) -> Any:
+    def first_state(self, parse_options: ParseOptions) -> Any:
         """The state of mlx-lm's machine at the beginning of an answer."""
-        if manner.is_raw:
+        if parse_options.is_raw:
             return TextStateMachine().make_state(NORMAL)
-        machine = self.accent.with_tools if manner.tools else self.accent.without_tools
-        if manner.is_in_thinking:
-            return machine.make_state(self.accent.initial or REASONING)
+        machine = (
+            self.model_markers.with_tools
+            if parse_options.tools
+            else self.model_markers.without_tools
+        )
+        if parse_options.is_in_thinking:
+            return machine.make_state(self.model_markers.initial or REASONING)
         # An answer that goes on in the middle of its text has its header in the prompt.
-        return machine.make_state((not manner.before and self.accent.initial) or NORMAL)
+        return machine.make_state(
+            (not parse_options.before and self.model_markers.initial) or NORMAL
+        )
 
 
 def accent_of(tokenizer: Any) -> ModelMarkers:

@@ -161,10 +161,10 @@ class Dashboard(App[None]):
 
     async def action_deed(self, name: str) -> None:
         """Do something to what is chosen, after asking."""
-        deed = action_of(name)
-        await self.perform(deed, self._aim(deed.target))
+        action = action_of(name)
+        await self.perform(action, self._aim(action.target))
 
-    async def perform(self, deed: Action, key: str | None) -> None:
+    async def perform(self, action: Action, key: str | None) -> None:
         """Returns when the question is on the screen: keys that follow are meant for it.
 
         One question at a time: an answer would answer the next one too.
@@ -172,15 +172,17 @@ class Dashboard(App[None]):
         if isinstance(self.screen, Question):
             return
         if self.calls is None or key is None:
-            why_not = _why_not(deed) if self.calls else "a tape cannot be changed"
-            self.notify(f"{deed.label}: {why_not}", severity="warning", markup=False)
+            why_not = _why_not(action) if self.calls else "a tape cannot be changed"
+            self.notify(f"{action.label}: {why_not}", severity="warning", markup=False)
             return
-        errand = PendingAction(deed, self.calls, key, holder(self.model, deed, key), self.machine)
-        first = question(errand, self.model)
+        pending = PendingAction(
+            action, self.calls, key, holder(self.model, action, key), self.machine
+        )
+        first = question(pending, self.model)
         if first is None:
-            self._begin(errand, "")
+            self._begin(pending, "")
         else:
-            await self.push_screen(first, partial(self._begin, errand))
+            await self.push_screen(first, partial(self._begin, pending))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Deeds need a service and something to do them to; a question comes first."""
@@ -188,18 +190,18 @@ class Dashboard(App[None]):
             return not isinstance(self.screen, ModalScreen)
         if action != "deed":
             return True
-        deed = action_of(str(parameters[0]))
-        can_do = self.calls is not None and self._aim(deed.target) is not None
+        chosen_action = action_of(str(parameters[0]))
+        can_do = self.calls is not None and self._aim(chosen_action.target) is not None
         return True if can_do else None
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every deed and every screen, then the toolkit's own."""
-        for deed in DEEDS:
-            key = self._aim(deed.target)
-            aim = f"{deed.target} {printable(key or '', 60)}".strip()
+        for action in DEEDS:
+            key = self._aim(action.target)
+            aim = f"{action.target} {printable(key or '', 60)}".strip()
             # The palette reads its titles as markup.
             yield SystemCommand(
-                f"{deed.label}: {escape(aim)}", deed.help, partial(self.perform, deed, key)
+                f"{action.label}: {escape(aim)}", action.help, partial(self.perform, action, key)
             )
         for mode in MODES:
             yield SystemCommand(
@@ -215,15 +217,17 @@ class Dashboard(App[None]):
         aims = [aim for board in boards if (aim := board.aim(target)) is not None]
         return aims[-1] if aims else self.chosen.get(target)
 
-    def _begin(self, errand: PendingAction, words: str | None) -> None:
+    def _begin(self, pending: PendingAction, words: str | None) -> None:
         """In the background: the dashboard goes on. What was asked about is what it is done to."""
         if words is None:
             return
-        if holder(self.model, errand.deed, errand.key) != errand.holder:
-            told = f"{errand.deed.label}: nothing was done, slot {errand.key} is another's by now"
+        if holder(self.model, pending.action, pending.key) != pending.holder:
+            told = (
+                f"{pending.action.label}: nothing was done, slot {pending.key} is another's by now"
+            )
             self.notify(told, severity="warning", markup=False)
             return
-        self.run_worker(run_action(self, errand, words))
+        self.run_worker(run_action(self, pending, words))
 
     def _hand_over(self) -> None:
         for screen in self.screen_stack:
@@ -231,7 +235,7 @@ class Dashboard(App[None]):
                 screen.model = self.model
 
 
-def _why_not(deed: Action) -> str:
-    if deed.target is ActionTarget.MACHINE:
+def _why_not(action: Action) -> str:
+    if action.target is ActionTarget.MACHINE:
         return "this can be done on the computer of the service only"
     return "choose a row first"

@@ -23,7 +23,7 @@ from mlxstack.tui.views.figures import printable
 class PendingAction(Struct, frozen=True):
     """A deed, to be done to the thing of this key by this service; `holder` as it was asked."""
 
-    deed: Action
+    action: Action
     calls: ServiceCalls
     key: str
     holder: str | None
@@ -33,17 +33,17 @@ class PendingAction(Struct, frozen=True):
 PRIORITIES = tuple(one.name.lower() for one in Priority)
 
 
-def holder(model: DashboardState, deed: Action, key: str) -> str | None:
+def holder(model: DashboardState, action: Action, key: str) -> str | None:
     """Whose context is in the slot: its agent's, or else that of a request. Only slots have one."""
-    if deed.target is not ActionTarget.SLOT:
+    if action.target is not ActionTarget.SLOT:
         return None
     slot = next((one for one in model.frame.snapshot.slots if str(one.id) == key), None)
-    return (slot.agent or slot.ask) if slot else None
+    return (slot.agent or slot.request) if slot else None
 
 
-def question(errand: PendingAction, model: DashboardState) -> Question | None:
+def question(pending: PendingAction, model: DashboardState) -> Question | None:
     """What is to be asked first; its answer is the words, or None when it shall not be done."""
-    told, wants = errand.deed.describe(model, errand.key), errand.deed.wants
+    told, wants = pending.action.describe(model, pending.key), pending.action.wants
     match wants:
         case ActionInput.NOTHING:
             return None
@@ -51,25 +51,25 @@ def question(errand: PendingAction, model: DashboardState) -> Question | None:
             return ConfirmDialog(told)
         case ActionInput.PRIORITY:
             return ChoiceDialog(told, PRIORITIES)
-    proposal = filename_of(model, errand.key) if wants is ActionInput.FILENAME else ""
-    return TextDialog(told, proposal, _known(errand))
+    proposal = filename_of(model, pending.key) if wants is ActionInput.FILENAME else ""
+    return TextDialog(told, proposal, _known(pending))
 
 
-async def run_action(app: App[None], errand: PendingAction, words: str) -> None:
+async def run_action(app: App[None], pending: PendingAction, words: str) -> None:
     """To be run in a worker: the service may let it wait."""
-    hands = ActionContext(errand.calls, app.copy_to_clipboard, errand.machine)
+    hands = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
     try:
-        done = await errand.deed.do(hands, Aim(errand.key, words))
+        done = await pending.action.do(hands, Aim(pending.key, words))
     except (StackError, ConnectionError) as why:
-        title = errand.deed.label
+        title = pending.action.label
         app.notify(printable(str(why)), title=title, severity="error", markup=False)
     else:
         app.notify(printable(done), markup=False)
 
 
-def _known(errand: PendingAction) -> tuple[str, ...]:
+def _known(pending: PendingAction) -> tuple[str, ...]:
     """What may be answered, as far as this computer knows it."""
-    if errand.machine is None:
+    if pending.machine is None:
         return ()
-    named = {ActionInput.PRESET: errand.machine.presets, ActionInput.MODE: errand.machine.modes}
-    return named.get(errand.deed.wants, ())
+    named = {ActionInput.PRESET: pending.machine.presets, ActionInput.MODE: pending.machine.modes}
+    return named.get(pending.action.wants, ())

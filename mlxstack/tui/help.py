@@ -16,9 +16,9 @@ KEYS = (
 def help_lines(explains: str) -> tuple[Line, ...]:
     """A page of text."""
     words: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
-    deeds = [_key(deed.key, f"{deed.label}: {deed.help}") for deed in DEEDS]
+    actions = [_key(action.key, f"{action.label}: {action.help}") for action in DEEDS]
     keys = [_key(key, told) for key, told in KEYS]
-    return (*words, (), (TextCell("Keys", CellStyle.STRONG),), *keys, *deeds)
+    return (*words, (), (TextCell("Keys", CellStyle.STRONG),), *keys, *actions)
 
 
 def _key(key: str, told: str) -> Line:

@@ -27,15 +27,15 @@ class RecordedFrame(Struct, frozen=True, omit_defaults=True):
 class RecordingFeed:
     """Replays a tape `speed` times as fast as it was recorded; at 0, without any pause."""
 
-    def __init__(self, name: str, tape: Iterable[News], speed: float = 0.0) -> None:
+    def __init__(self, name: str, recording: Iterable[News], speed: float = 0.0) -> None:
         self.name = name
-        self._tape = tuple(tape)
+        self._recording = tuple(recording)
         self._speed = speed
 
     async def news(self) -> AsyncGenerator[News, None]:
         """The tape from its beginning to its end."""
         last_at = None
-        for one in self._tape:
+        for one in self._recording:
             if isinstance(one, StatusFrame):
                 if last_at is not None and self._speed > 0:
                     await asyncio.sleep(max(0.0, one.at - last_at) / self._speed)
@@ -70,9 +70,9 @@ def read_recording(path: Path) -> tuple[News, ...]:
     return tuple(news)
 
 
-def ended(tape: tuple[News, ...]) -> tuple[News, ...]:
+def ended(recording: tuple[News, ...]) -> tuple[News, ...]:
     """The tape, with a last word that says that it is over."""
-    return (*tape, FeedLost("The tape has ended", 0.0))
+    return (*recording, FeedLost("The tape has ended", 0.0))
 
 
 def new_recording(path: Path) -> BinaryIO:

@@ -190,7 +190,7 @@ def test_an_agent_is_busy_until_its_history_is_written(
     live: Running, http: httpx.Client, bob: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client left while the disk was slow: nobody may change the history before that write."""
-    write, writing, may_write = live.service.library.write, threading.Event(), threading.Event()
+    write, writing, may_write = live.service.agent_store.write, threading.Event(), threading.Event()
 
     def slow(agent: str, history: History) -> None:
         writing.set()
@@ -200,7 +200,7 @@ def test_an_agent_is_busy_until_its_history_is_written(
     def rewound() -> int:
         return http.post(f"/v1/agents/{bob}/rewind", json={"n_messages": 1}).status_code
 
-    monkeypatch.setattr(live.service.library, "write", slow)
+    monkeypatch.setattr(live.service.agent_store, "write", slow)
     body = {"append": [user("and the word plum")], "max_tokens": 2}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{live.url}/v1/agents/{bob}/generate", json=body, timeout=1)

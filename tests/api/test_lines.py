@@ -78,7 +78,7 @@ def test_a_change_during_a_turn_costs_no_turn(
     live: Running, http: httpx.Client, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn(http, "abe", user("one"))
-    pause = Late(monkeypatch, live.service.library, "read")
+    pause = Late(monkeypatch, live.service.agent_store, "read")
     there, body = "/v1/agents/abe", {"append": [user("two")], "max_tokens": 2}
     change = pool.submit(http.post, there, json={"priority": "low"})
     both = during(pause, change, lambda: pool.submit(http.post, f"{there}/generate", json=body))
@@ -111,7 +111,7 @@ def test_what_was_deleted_or_rewound_stays_so_when_a_turn_comes_meanwhile(
 ) -> None:
     for text in ("one", "two"):
         turn(http, "ben", user(text))
-    pause, there = Pause(monkeypatch, live.service.library, deed.paused), "/v1/agents/ben"
+    pause, there = Pause(monkeypatch, live.service.agent_store, deed.paused), "/v1/agents/ben"
     act = pool.submit(http.request, deed.method, there + deed.path, json=deed.body)
     more = {"append": [user("three")], "max_tokens": 2}
     both = during(pause, act, lambda: pool.submit(http.post, f"{there}/generate", json=more))
@@ -126,7 +126,7 @@ def test_one_of_two_who_create_the_same_agent_is_refused(
     def create(text: str) -> Answer:
         return pool.submit(http.post, "/v1/agents", json={"id": "cyd", "messages": [user(text)]})
 
-    pause = Late(monkeypatch, live.service.library, "has")
+    pause = Late(monkeypatch, live.service.agent_store, "has")
     assert during(pause, create("one"), lambda: create("two")) == (200, 409)
     assert questions(http, "cyd") == ["one"]
 
@@ -138,7 +138,7 @@ def test_histories_are_written_in_the_order_of_the_answers(
         body = {"session_id": "dot", "messages": [user(t) for t in texts], "max_tokens": 2}
         return pool.submit(http.post, "/v1/chat/completions", json=body)
 
-    pause = Pause(monkeypatch, live.service.library, "write")
+    pause = Pause(monkeypatch, live.service.agent_store, "write")
     assert during(pause, ask("one"), lambda: ask("one", "two")) == (200, 200)
     assert questions(http, "dot") == ["one", "two"]
 
@@ -159,7 +159,7 @@ def test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next(
     live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn(http, "fay", user("one"))
-    folders = live.service.library._folders
+    folders = live.service.agent_store._folders
     assert folders is not None
     monkeypatch.setattr(folders, "_disk", FullDisk(0))
     turn(http, "fay", user("two"))
@@ -178,13 +178,13 @@ def test_agents_are_told_of_a_sweep(model_folder: Path, tmp_path: Path) -> None:
         turn(http, "gil", user("one"))
         http.post("/slots/0?action=erase").raise_for_status()
         end = time.monotonic() + 30
-        while not found.service.library.stored("gil"):
+        while not found.service.agent_store.stored("gil"):
             assert time.monotonic() < end
         (kept,) = (tmp_path / "agents" / "gil").glob("*/manifest.json")
         os.utime(kept, (1, 1))
         swept = http.post("/cache/gc", json={"max_age_s": 3600, "scope": "all"})
         assert str(kept) in swept.text
-        assert not found.service.library.stored("gil")
+        assert not found.service.agent_store.stored("gil")
 
 
 def test_there_are_only_so_many_agents(

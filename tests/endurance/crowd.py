@@ -50,7 +50,7 @@ def crowd(model: Path, home: Path, seconds: float, seed: int) -> Outcome:
         while time.monotonic() < end:
             play.go_on()
         play.wait_for_all()
-        check_index(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.slot_kv.memory.index)
         _empty(driver)
         after = mx.get_active_memory()
     return Outcome(play.n_asks, play.n_compared, play.n_cancelled, play.n_saved, before, after)

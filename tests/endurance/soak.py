@@ -40,7 +40,7 @@ def soak(model: Path, home: Path, n_requests: int, seed: int) -> Outcome:
         while play.n_requests < n_requests:
             play.burst()
             play.weigh()
-        check_index(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.slot_kv.memory.index)
         counters = driver.engine.snapshot().counters
         share = counters.n_cached_tokens / (counters.n_cached_tokens + counters.n_prompt_tokens)
         return Outcome(play.n_requests, play.n_checked, play.most, budget, play.worst, share)

@@ -80,7 +80,7 @@ def test_c14_at_the_limit_the_oldest_makes_room_and_is_forgotten(
         assert old.isdisjoint(files(tmp_path))
         assert sum(f.stat().st_size for f in (tmp_path / "kv").rglob("*.safetensors")) <= limit
         assert driver.engine.run_slot_command(RestoreSlot(0, "other.bin")).result(60).n_restored  # type: ignore[union-attr]
-        check_index(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.slot_kv.memory.index)
         assert driver.answer(MINE, slot=1) == driver.cold(MINE, slot=1)
 
 
@@ -99,7 +99,7 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
         assert swept.victims
         assert not files(tmp_path)
         driver.answer(OTHER[:200])
-        check_index(driver.engine._turns.seating.memory.index)
+        check_index(driver.engine._turns.slot_kv.memory.index)
         assert driver.answer(MINE) == driver.cold(MINE)
 
 
@@ -125,7 +125,7 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
         for path in (tmp_path / "kv").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold
-        index = driver.engine._turns.seating.memory.index
+        index = driver.engine._turns.slot_kv.memory.index
         known = {f"{key}.safetensors" for key, n in index.nodes.items() if Tier.DISK in n.tiers}
         assert known <= files(tmp_path)
         check_index(index)

@@ -59,7 +59,7 @@ def one(model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
 
 
 def memory_of(driver: Driver) -> Any:
-    return driver.engine._turns.seating.memory
+    return driver.engine._turns.slot_kv.memory
 
 
 def test_g10_parked_and_resumed_goes_on_as_if_alone(preset: Preset, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
         before = mx.get_active_memory()
         for n in range(40):
             driver.answer(prompt(200 + 10 * n, seed=n), 4)
-            seating = driver.engine._turns.seating
+            seating = driver.engine._turns.slot_kv
             reported = seating.live_bytes + seating.memory.index.memory_bytes
             assert reported <= budget
         assert memory_of(driver).index.n_evicted > 0
@@ -164,7 +164,7 @@ def test_d4_and_f8_the_budget_holds_and_is_real(model_of: ModelOf, tmp_path: Pat
 
 def held_bytes(driver: Driver) -> int:
     """Bytes of live and parked KV."""
-    seating = driver.engine._turns.seating
+    seating = driver.engine._turns.slot_kv
     return int(seating.live_bytes + seating.memory.index.memory_bytes)
 
 
@@ -355,7 +355,7 @@ def test_d18_a_hit_copies_nothing_but_what_it_adds(one: Driver) -> None:
     long = prompt(1500, seed=1)
     answer = one.answer(long, 8, slot=0)
     follow_up = (*long, *answer, *prompt(40, seed=2))
-    before, growth = mx.get_active_memory(), one.engine._turns.seating.bytes_per_token
+    before, growth = mx.get_active_memory(), one.engine._turns.slot_kv.bytes_per_token
     one.answer(follow_up, 8, slot=0)
     grown = mx.get_active_memory() - before
     assert grown <= growth * (len(follow_up) + 8 - len(long) + 2 * STEP)
@@ -426,7 +426,7 @@ def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
     from mlxstack.core.preset import PaceSpec
 
     preset = preset_of(
-        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), pace=PaceSpec(max_bite=128)
+        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), pace=PaceSpec(max_chunk=128)
     )
     head = prompt(2000, seed=1)
     with running(preset, tmp_path) as driver:

@@ -55,9 +55,9 @@ def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
     preset = preset_of(model_of("tiny"), slots=SLOTS)
     with running(preset, tmp_path, memory_bytes=26_000_000) as driver:
         driver.answer(LONG, 4, slot=1)
-        memory = driver.engine._turns.seating.memory
+        memory = driver.engine._turns.slot_kv.memory
         held = driver.context(1)
-        assert driver.engine._turns.seating.live_bytes < memory.budget
+        assert driver.engine._turns.slot_kv.live_bytes < memory.budget
         other = driver.submit(prompt(20, seed=2), 200, slot=0)
         driver.until(other, TokenSampled, 3)
         saved: Any = driver.engine.run_slot_command(SaveSlot(1, "a.bin")).result(WAIT_S)

@@ -96,7 +96,7 @@ def test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps(driver: Dr
 def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_path: Path) -> None:
 
     long = prompt(900, seed=1)
-    preset = preset_of(model_of("tiny"), pace=PaceSpec(max_bite=128))
+    preset = preset_of(model_of("tiny"), pace=PaceSpec(max_chunk=128))
     with running(preset, tmp_path) as driver:
         ask = driver.submit(long, 5)
         driver.until(ask, PrefillProgress, 3)
@@ -270,7 +270,7 @@ def test_e10_every_state_of_an_ask_is_seen(driver: Driver) -> None:
     driver.until(first, PrefillProgress)
     snapshot = driver.engine.snapshot()
     assert snapshot.slots[0].state in {RequestPhase.PREFILLING, RequestPhase.RUNNING}
-    assert [one.ask for one in snapshot.waiting] == [second]
+    assert [one.request for one in snapshot.waiting] == [second]
     driver.until(first, TokenSampled)
     assert driver.engine.snapshot().slots[0].state is RequestPhase.RUNNING
     driver.engine.cancel(first)

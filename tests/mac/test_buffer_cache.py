@@ -48,7 +48,7 @@ class Chunks:
         self.workspaces: list[int] = []
         self.cached: list[int] = []
         self.rooms: list[int] = []
-        self._prefill = turns.bite
+        self._prefill = turns.chunk_size
         monkeypatch.setattr(turns, "bite", self)
 
     def __call__(self, model: object, context: SlotContext, ask: Any, n_tokens: int) -> float:
@@ -65,7 +65,7 @@ def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = Chunks(monkeypatch)
-    preset = preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192), pace=PaceSpec(max_bite=128))
+    preset = preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192), pace=PaceSpec(max_chunk=128))
     with running(preset, tmp_path) as driver:
         driver.cold(prompt(4500), 4)
         workspace = max(*chunks.workspaces, buffer_cache.MIN_BOUND)
@@ -82,7 +82,7 @@ def test_kv_room_is_allocated_once_for_the_whole_prompt(
     with running(preset, tmp_path) as driver:
         driver.answer(prompt(3000), 4)
         assert set(chunks.rooms[1:]) == {3072}
-        seating = driver.engine._turns.seating
+        seating = driver.engine._turns.slot_kv
         assert seating.live_bytes == 3072 * seating.bytes_per_token
         assert driver.engine.snapshot().kv_bytes == 3072 * seating.bytes_per_token
         driver.answer(prompt(50, seed=1), 4)
@@ -94,7 +94,7 @@ def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
     with running(preset_of(wide, slots=SlotSpec(count=1, n_ctx=8192)), tmp_path) as driver:
         ask = driver.submit(prompt(2000), 700)
         driver.until(ask, TokenSampled, 300)
-        seating = driver.engine._turns.seating
+        seating = driver.engine._turns.slot_kv
         live = driver.engine._turns._live[ask].request
         assert seating.need(live) == seating.slots[0].cache_bytes
         driver.engine.cancel(ask)

@@ -42,7 +42,7 @@ def budget_of(preset: Preset, home: Path) -> int:
     """What the engine gives to KV, as others see it."""
     with running(preset, home) as driver:
         budget = driver.engine.snapshot().kv_budget_bytes
-        assert budget == driver.engine._turns.seating.memory.budget
+        assert budget == driver.engine._turns.slot_kv.memory.budget
         assert budget == driver.engine._turns._limits.max_bytes
     return budget
 
@@ -112,7 +112,7 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        seating = driver.engine._turns.seating
+        seating = driver.engine._turns.slot_kv
         cold = driver.cold(prompt(2000), 4)
         running_one = driver.submit(prompt(30, seed=1), 4000, slot=1)
         driver.answer(prompt(10, seed=2), 2, slot=0)
@@ -133,7 +133,7 @@ def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(
     have_working_set(monkeypatch, 512 * MIB)
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=8192))
     with running(preset, tmp_path) as driver:
-        seating = driver.engine._turns.seating
+        seating = driver.engine._turns.slot_kv
         cold = driver.cold(prompt(2000), 4)
         for n in range(4):
             driver.answer(prompt(2000, seed=n + 1), 4)

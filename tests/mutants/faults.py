@@ -30,7 +30,7 @@ FAULTS = (
     ),
     Mutant(
         "who waits for a dead engine is told", "service/service.py",
-        "n_failed = self._outbox.fail_all(Broken(what))", "n_failed = len(what)",
+        "n_failed = self._dispatcher.fail_all(Broken(what))", "n_failed = len(what)",
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(
@@ -40,7 +40,7 @@ FAULTS = (
     ),
     Mutant(
         "a turn that a full disk did not take is kept", "service/agents.py",
-        "service.library.reserve(agent, _history(service, agent, past))", "pass",
+        "service.agent_store.reserve(agent, _history(service, agent, past))", "pass",
         "tests/api/test_lines.py::"
         "test_g12_a_turn_that_a_full_disk_did_not_take_is_written_with_the_next",
     ),
@@ -92,12 +92,12 @@ FAULTS = (
     ),
     Mutant(
         "nor does another salt hit what is live", "engine/finding.py",
-        "if context.salt == ask.salt and is_usable:", "if is_usable:",
+        "if context.salt == request.salt and is_usable:", "if is_usable:",
         SERVING + "test_d23_another_salt_does_not_hit",
     ),
     Mutant(
         "what can never fit is refused", "engine/turns.py",
-        "if ticket.n_bytes > self.seating.memory.budget:", "if ticket.n_bytes < 0:",
+        "if ticket.n_bytes > self.slot_kv.memory.budget:", "if ticket.n_bytes < 0:",
         "tests/engine/test_memory.py::"
         "test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers",
     ),

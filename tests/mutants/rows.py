@@ -68,7 +68,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "and diverge for nobody under another", "engine/finding.py",
-        "if last is not None and last.salt == ask.salt else None", "if last else None",
+        "if last is not None and last.salt == request.salt else None", "if last else None",
         "tests/engine/test_serving.py::"
         "test_d23_where_an_agent_diverges_is_not_told_under_another_salt",
     ),
@@ -162,9 +162,8 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "the log says nothing of what was said", "service/journal.py",
-        "                _log(ask, told)\n",
-        "                assert self.decode\n"
-        "                _log(ask, replace(told, ended=told.ended + self.decode(ask.tokens)))\n",
+        "                _log(request, told)\n",
+        "                assert self.decode\n                _log(request, replace(told, ended=told.ended + self.decode(request.tokens)))\n",
         "tests/api/test_native.py::"
         "test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text",
     ),
@@ -246,8 +245,8 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "what is in use is not swept", "store/sweep.py",
-        "if (blob.identity, blob.key) not in stock.in_use and blob.used_at < young",
-        "if blob.used_at < young",
+        "if (file.identity, file.key) not in stock.in_use and file.used_at < young",
+        "if file.used_at < young",
         STORE + "test_sweep.py::test_c14_nothing_in_use_named_or_fresh_goes",
     ),
     Mutant(

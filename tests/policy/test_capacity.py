@@ -52,7 +52,7 @@ def test_a6_the_sum_is_what_counts() -> None:
 
 
 def test_a6_one_window_is_larger_while_its_slot_prefills() -> None:
-    load = ServiceLoad(geometry=GEMMA, weights=0, n_slots=3, n_ctx=8192, bite=512)
+    load = ServiceLoad(geometry=GEMMA, weights=0, n_slots=3, n_ctx=8192, chunk=512)
     layer_bytes = 40 * 8192
     assert need(load).kv_state == layer_bytes * (1024 + 1024 + 1023 + 512)
 

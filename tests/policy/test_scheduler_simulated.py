@@ -33,8 +33,8 @@ def test_a_thousand_agents_for_an_hour() -> None:
     report = simulate(agents, MACHINE, PATIENT)
     assert time.perf_counter() - began < 60
     assert report.span_s >= 3600
-    assert report.n_asks == sum(len(agent.asks) for agent in agents), "everyone was answered"
-    assert report.n_generated == sum(ask.n_answer for a in agents for ask in a.asks)
+    assert report.n_asks == sum(len(agent.requests) for agent in agents), "everyone was answered"
+    assert report.n_generated == sum(ask.n_answer for a in agents for ask in a.requests)
     assert report.longest_silence_s <= PATIENT.pace.max_stall_s
     high, normal, low = report.waits
     assert high.waited.p95 < normal.waited.p95 < low.waited.p95
@@ -46,7 +46,7 @@ def test_e7_more_work_than_the_machine_can_do_still_serves_low() -> None:
     """Twice the load of the machine: the queue grows for the whole time, and nobody is left."""
     agents = draw_agents(Workload(n_agents=600, span_s=900.0, low=0.3, high=0.4), samples(8))
     report = simulate(agents, MACHINE, PATIENT)
-    assert report.n_asks == sum(len(agent.asks) for agent in agents)
+    assert report.n_asks == sum(len(agent.requests) for agent in agents)
     assert report.longest_silence_s <= PATIENT.pace.max_stall_s
     most = by_priority(report)
     assert most[Priority.LOW] <= most[Priority.HIGH] + 20 + 30
@@ -59,7 +59,7 @@ def test_e14_no_silence_while_long_prompts_at_all_positions_join() -> None:
     )
     agents = draw_agents(long, samples(9))
     report = simulate(agents, SimulatedMachine(prefill_tps=2000.0, slowdown=5e-5), PATIENT)
-    assert report.n_asks == sum(len(agent.asks) for agent in agents)
+    assert report.n_asks == sum(len(agent.requests) for agent in agents)
     assert report.longest_silence_s <= PATIENT.pace.max_stall_s
 
 
@@ -67,7 +67,7 @@ def test_e18_refused_asks_come_back_and_are_served() -> None:
     agents = draw_agents(Workload(n_agents=100, span_s=60.0, n_asks=(1, 2)), samples(10))
     report = simulate(agents, MACHINE, SchedulerLimits(max_active=8, max_waiting=4))
     assert report.n_refused > 0
-    assert report.n_asks == sum(len(agent.asks) for agent in agents)
+    assert report.n_asks == sum(len(agent.requests) for agent in agents)
 
 
 def ask(n_prompt: int, after_s: float = 0.0, n_answer: int = 20) -> PlannedRequest:
@@ -149,11 +149,11 @@ def test_the_same_samples_give_the_same_hour() -> None:
 def test_a_workload_is_what_it_says() -> None:
     workload = Workload(n_agents=400, span_s=100.0, n_asks=(2, 3), high=0.25, low=0.25)
     agents = draw_agents(workload, samples())
-    assert {len(a.asks) for a in agents} == {2, 3}
-    assert all(0 <= a.asks[0].after_s < 100 for a in agents)
+    assert {len(a.requests) for a in agents} == {2, 3}
+    assert all(0 <= a.requests[0].after_s < 100 for a in agents)
     shares = [sum(a.priority is p for a in agents) / 400 for p in Priority]
     assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.07)
     for agent in agents:
-        prompts = [a.n_prompt for a in agent.asks]
+        prompts = [a.n_prompt for a in agent.requests]
         assert prompts == sorted(set(prompts)), "each ask contains the ones before"
-        assert all(2000 <= a.n_cached < a.n_prompt for a in agent.asks)
+        assert all(2000 <= a.n_cached < a.n_prompt for a in agent.requests)

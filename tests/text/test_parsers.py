@@ -161,14 +161,14 @@ def hear(
 
 
 def written(voice: OutputFormat, path: str) -> str:
-    form = WRITERS.get(voice.accent.format)
+    form = WRITERS.get(voice.model_markers.format)
     inside = form("edit", {"path": path}) if form else JSON_CALL % path
-    return f"{voice.accent.call_start}{inside}{voice.accent.call_end}"
+    return f"{voice.model_markers.call_start}{inside}{voice.model_markers.call_end}"
 
 
 def test_an_argument_may_hold_the_mark_that_closes_calls(voices: dict[str, OutputFormat]) -> None:
     for voice in voices.values():
-        start, end = voice.accent.call_start, voice.accent.call_end
+        start, end = voice.model_markers.call_start, voice.model_markers.call_end
         path = f"{start} x {end} y {end}{end}"
         text = f"First.\n{written(voice, path)}\n{written(voice, 'b')}\nDone."
         calls, words = hear(voice, text)
@@ -190,7 +190,7 @@ def test_a_call_that_never_closes_an_argument_hides_no_other(
 
 def test_a_call_cut_inside_an_argument_is_dropped(voices: dict[str, OutputFormat]) -> None:
     for voice in voices.values():
-        end = voice.accent.call_end
+        end = voice.model_markers.call_end
         text = written(voice, f"a {end} b")
         cut = text[: text.index(" b")]
         assert hear(voice, cut, FinishReason.LENGTH) == ([], "")

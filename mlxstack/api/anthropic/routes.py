@@ -45,7 +45,7 @@ async def messages(
     if data.stream:
         return await answer_stream(service, order, lambda first, rest: frames(first, rest, names))
     return await answer_whole(
-        request, service, (order,), lambda replies: message(replies[0], names.ask, model)
+        request, service, (order,), lambda replies: message(replies[0], names.engine_request, model)
     )
 
 

@@ -47,7 +47,7 @@ from mlxstack.service.parts import (
 class ResponseIds(Struct, frozen=True):
     """What an answer is called: its own id, its model, and the request it belongs to."""
 
-    ask: str
+    engine_request: str
     model: str
     request: str
 
@@ -82,7 +82,7 @@ class MessageStream:
         """The events of one part; before the answer begins there can only be pings (X-21)."""
         match part:
             case GenerationStarted():
-                yield MessageStart(opening(part, self._names.ask, self._names.model))
+                yield MessageStart(opening(part, self._names.engine_request, self._names.model))
             case KeepAlive():
                 yield Ping()
             case ReasoningPart():

@@ -155,12 +155,12 @@ class TokenCount(Struct, frozen=True):
     input_tokens: int
 
 
-def message(reply: CollectedResponse, ask: str, model: str) -> MessageResponse:
+def message(reply: CollectedResponse, request: str, model: str) -> MessageResponse:
     """The whole answer."""
     content = _blocks(reply)
     reason = reason_of(reply.ended, bool(reply.calls))
     return MessageResponse(
-        id=ask,
+        id=request,
         model=model,
         content=content or (TextBlock(""),),
         usage=usage(reply.ended.work),
@@ -169,10 +169,10 @@ def message(reply: CollectedResponse, ask: str, model: str) -> MessageResponse:
     )
 
 
-def opening(started: GenerationStarted, ask: str, model: str) -> MessageResponse:
+def opening(started: GenerationStarted, request: str, model: str) -> MessageResponse:
     """The answer as it begins; Anthropic counts one token from the start."""
     work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
-    return MessageResponse(id=ask, model=model, content=(), usage=usage(work))
+    return MessageResponse(id=request, model=model, content=(), usage=usage(work))
 
 
 def usage(work: RequestTimings) -> AnthropicUsage:

@@ -28,10 +28,10 @@ async def events(service: TheService) -> Stream:
 
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
     """A frame per tick while something changes, and a comment between the rare ones else."""
-    sight = StatusFeed(service)
+    status_feed = StatusFeed(service)
     before, n_still = None, 0
     while service.health is not ServiceHealth.STOPPING:
-        frame = sight.frame()
+        frame = status_feed.frame()
         n_still = n_still + 1 if _seen(frame) == before else 0
         yield PING if n_still % REST_TICKS else sse.frame(frame, "frame")
         before = _seen(frame)

@@ -68,13 +68,13 @@ def shown(timeline: SwapReport) -> dict[str, Any]:
 
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:
-    supply = swap.supply_of(service)
+    engine_factory = swap.supply_of(service)
     given = [x for x in (data.preset, data.model, data.handover) if x is not None]
     if len(given) != 1:
         raise BadRequest("give either a preset or a model", "preset")
     if data.model is not None:
-        return await asyncio.to_thread(supply.with_model, data.model, service.preset)
-    find = supply.preset if data.preset is not None else supply.handover
+        return await asyncio.to_thread(engine_factory.with_model, data.model, service.preset)
+    find = engine_factory.preset if data.preset is not None else engine_factory.handover
     return await asyncio.to_thread(find, given[0], service.preset)
 
 

@@ -69,17 +69,19 @@ def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -
     }
 
 
-def of_ask(ask: Request) -> dict[str, Any]:
+def of_ask(request: Request) -> dict[str, Any]:
     """The `params` of a slot: those of the last ask in it."""
-    return {**params(ask.sampling, ask.max_tokens), "ignore_eos": not ask.eos}
+    return {**params(request.sampling, request.max_tokens), "ignore_eos": not request.eos}
 
 
-def spoken(ask: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
+def spoken(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
     """The `generation_settings` of a native completion."""
     return {
-        **of_ask(ask),
+        **of_ask(request),
         **SPOKEN,
         "stream": is_stream,
         "stop": stop,
-        "logit_bias": [{"bias": bias, "token": token} for token, bias in ask.sampling.logit_bias],
+        "logit_bias": [
+            {"bias": bias, "token": token} for token, bias in request.sampling.logit_bias
+        ],
     }

@@ -118,7 +118,7 @@ def _last(slot: status.SlotStatus) -> dict[str, Any]:
     """What llama-server adds once a slot has been used."""
     view = slot.view
     return {
-        "id_task": _task(view.ask),
+        "id_task": _task(view.request),
         "n_prompt_tokens": view.n_tokens,
         "n_prompt_tokens_processed": max(0, view.n_done - view.n_cached),
         "n_prompt_tokens_cache": view.n_cached,
@@ -138,7 +138,7 @@ def _ours(slot: status.SlotStatus) -> dict[str, Any]:
     view = slot.view
     return {
         "state": view.state.value if view.state else "idle",
-        "request": view.ask,
+        "request": view.request,
         "agent": view.agent,
         "n_tokens": view.n_tokens,
         "n_prompt": view.n_prompt,
@@ -151,9 +151,9 @@ def _ours(slot: status.SlotStatus) -> dict[str, Any]:
     }
 
 
-def _task(ask: str | None) -> int:
+def _task(request: str | None) -> int:
     """llama-server numbers its tasks; ours have names, of which a number is made."""
-    found = TASK.search(ask or "")
+    found = TASK.search(request or "")
     return int(found[1], 16) if found else -1
 
 

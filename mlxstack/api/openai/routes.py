@@ -66,9 +66,9 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
     )
 
 
-def _wants(body: ChatBody, ask: str, model: str) -> chat.StreamConfig:
+def _wants(body: ChatBody, request: str, model: str) -> chat.StreamConfig:
     return chat.StreamConfig(
-        id=ask,
+        id=request,
         model=model,
         has_usage=bool(body.stream_options and body.stream_options.include_usage),
         has_pace=bool(body.timings_per_token),

@@ -8,9 +8,9 @@ DEEDS: tuple[Action, ...] = (*slots.DEEDS, *service.DEEDS, *cache.DEEDS, *agents
 
 def actions_of(targets: frozenset[ActionTarget]) -> tuple[Action, ...]:
     """The deeds of a screen that shows such things, in the order of the footer."""
-    return tuple(deed for deed in DEEDS if deed.target in targets)
+    return tuple(action for action in DEEDS if action.target in targets)
 
 
 def action_of(name: str) -> Action:
     """The deed of this id."""
-    return next(deed for deed in DEEDS if deed.id == name)
+    return next(action for action in DEEDS if action.id == name)

@@ -73,13 +73,13 @@ def keys_of(targets: frozenset[ActionTarget]) -> list[Binding]:
     """The keys of the deeds that such a screen offers."""
     return [
         Binding(
-            deed.key,
-            f"app.deed('{deed.id}')",
-            deed.label,
-            id=f"deed-{deed.id}",
-            tooltip=deed.help,
+            action.key,
+            f"app.deed('{action.id}')",
+            action.label,
+            id=f"deed-{action.id}",
+            tooltip=action.help,
         )
-        for deed in actions_of(targets)
+        for action in actions_of(targets)
     ]
 
 

@@ -92,15 +92,15 @@ def misses(model: DashboardState, width: int) -> TableData:
         TableColumn("at token", 8, is_right=True),
         TableColumn("cached -> sent", 20, is_wide=True),
     )
-    rows = tuple(TableRow(one.ask, _miss(one)) for one in cache.misses) if cache else ()
+    rows = tuple(TableRow(one.request, _miss(one)) for one in cache.misses) if cache else ()
     note = _why_not(cache) or "No request missed anything yet."
     return TableData(title("Misses", "enter explains"), fitted(columns, width), rows, note)
 
 
-def miss(model: DashboardState, ask: str) -> MissView | None:
+def miss(model: DashboardState, request: str) -> MissView | None:
     """The one of this request."""
     cache = model.frame.cache
-    return next((one for one in cache.misses if one.ask == ask), None) if cache else None
+    return next((one for one in cache.misses if one.request == request), None) if cache else None
 
 
 def _why_not(cache: CacheView | None) -> str:

@@ -166,7 +166,7 @@ def queue(model: DashboardState, width: int) -> TableData:
         TableColumn("request", 16, is_wide=True),
     )
     rows = tuple(
-        TableRow(view.ask, _waiting(i, view, model.frame.snapshot_age_s))
+        TableRow(view.request, _waiting(i, view, model.frame.snapshot_age_s))
         for i, view in enumerate(waiting, 1)
     )
     note = "Nobody waits." if model.has_frame else ""
@@ -233,7 +233,7 @@ def _waiting(place: int, view: WaitingView, age_s: float) -> tuple[TextCell, ...
         TextCell(tokens(view.n_prompt)),
         TextCell(span(view.waited_s + age_s)),
         TextCell("any slot" if view.pin is None else f"slot {view.pin}"),
-        TextCell(printable(view.ask, 60), CellStyle.FAINT),
+        TextCell(printable(view.request, 60), CellStyle.FAINT),
     )
 
 
