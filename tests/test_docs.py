@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from mlxstack.cli.exits import Exit
+from mlxstack.cli.exit_codes import Exit
 from mlxstack.cli.main import app
 from tests.cli.terminal import CLI, Shell
 

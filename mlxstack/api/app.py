@@ -10,41 +10,35 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
-from mlxstack.api.anthropic import routes as anthropic
-from mlxstack.api.described import with_openapi
-from mlxstack.api.leaving import has_left
-from mlxstack.api.native import (
-    agents,
-    cache,
-    completion,
-    events,
-    generate,
-    models_load,
-    slots,
-    status,
-    words,
-)
-from mlxstack.api.native.metrics import metrics_route
-from mlxstack.api.openai import completions, embeddings, models, routes
-from mlxstack.api.openai.responses import routes as responses
+from mlxstack.api.dialects.anthropic import routes as anthropic
+from mlxstack.api.dialects.llama_server import completion, health_and_props, slots, tokenize
+from mlxstack.api.dialects.llama_server.metrics import metrics_route
+from mlxstack.api.dialects.native import agent_turns, agents, events, model_swap, prefix_cache
+from mlxstack.api.dialects.openai_chat import routes
+from mlxstack.api.dialects.openai_completions import routes as openai_completions_routes
+from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings_routes
+from mlxstack.api.dialects.openai_models import routes as openai_models_routes
+from mlxstack.api.dialects.openai_responses import routes as responses
+from mlxstack.api.disconnect import has_left
+from mlxstack.api.openapi import with_openapi
 from mlxstack.api.request_id import name_response
 from mlxstack.service.service import Service
 
 ROUTES = (
     *routes.ROUTES,
-    *completions.ROUTES,
+    *openai_completions_routes.ROUTES,
     *responses.ROUTES,
-    *models.ROUTES,
-    *embeddings.ROUTES,
+    *openai_models_routes.ROUTES,
+    *openai_embeddings_routes.ROUTES,
     *anthropic.ROUTES,
-    *status.ROUTES,
+    *health_and_props.ROUTES,
     *events.ROUTES,
     *slots.ROUTES,
-    *cache.ROUTES,
+    *prefix_cache.ROUTES,
     *agents.ROUTES,
-    *generate.ROUTES,
-    *models_load.ROUTES,
-    *words.ROUTES,
+    *agent_turns.ROUTES,
+    *model_swap.ROUTES,
+    *tokenize.ROUTES,
     *completion.ROUTES,
 )
 

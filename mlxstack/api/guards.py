@@ -15,9 +15,9 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from mlxstack.api import holder
+from mlxstack.api import api_key_scope
+from mlxstack.api.cache_headers import EXPOSED
 from mlxstack.api.errors import Dialect, dialect
-from mlxstack.api.headers import EXPOSED
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.service.service import Service
@@ -71,7 +71,7 @@ def key_check(server: ServerSpec) -> Callable[[Connection], ApiKey | None]:
 
     The check raises Unauthorized, or gives the key; None where none are configured.
     """
-    known = [holder.as_key(key) for key in server.api_keys]
+    known = [api_key_scope.as_key(key) for key in server.api_keys]
 
     def check(connection: Connection) -> ApiKey | None:
         if not known:
@@ -82,7 +82,7 @@ def key_check(server: ServerSpec) -> Callable[[Connection], ApiKey | None]:
                 "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
             )
         # All keys are compared, so that the time does not tell which one was close.
-        fitting = [key for key in known if holder.fits(key, given)]
+        fitting = [key for key in known if api_key_scope.fits(key, given)]
         if not fitting:
             raise Unauthorized("Invalid API Key")
         return fitting[0]
@@ -112,9 +112,9 @@ def key_guard(server: ServerSpec) -> Guard:
             return
         key = check(connection)
         if key is not None:
-            holder.attach_key(connection, key)
+            api_key_scope.attach_key(connection, key)
             if handler.opt.get("is_of_all"):
-                holder.require_unscoped(key)
+                api_key_scope.require_unscoped(key)
 
     return guard
 

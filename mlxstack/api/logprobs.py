@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from mlxstack.service.parts import TokenLogprob
-from mlxstack.service.words import TextProcessor
+from mlxstack.service.response_parts import TokenLogprob
+from mlxstack.service.text_processor import TextProcessor
 
 # JSON knows no infinity; OpenAI's own floor for tokens that cannot happen.
 LEAST = -9999.0

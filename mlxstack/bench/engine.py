@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
-from mlxstack.bench.numbers import lasting, megabytes, ratio, spread, times
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
-from mlxstack.bench.stage import Sandbox, measure
+from mlxstack.bench.sandbox import Sandbox, measure
+from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
 from mlxstack.core.trial import BenchResult, FullEngine, Joins, Steps
 
 SLACK_S = 0.002

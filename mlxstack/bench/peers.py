@@ -2,12 +2,12 @@
 
 from contextlib import AsyncExitStack
 
-from mlxstack.bench.call import Caller
-from mlxstack.bench.numbers import ratio, times
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
-from mlxstack.bench.serve import SilenceBounds, median, results
-from mlxstack.bench.serving import Found, ServePlan, play
-from mlxstack.bench.stage import Sandbox, measure, mlx_lm_server, service
+from mlxstack.bench.sandbox import Sandbox, measure, mlx_lm_server, service
+from mlxstack.bench.serving_report import SilenceBounds, median, results
+from mlxstack.bench.serving_scenarios import Found, ServePlan, play
+from mlxstack.bench.statistics import ratio, times
+from mlxstack.bench.timed_request import Caller
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.trial import BenchResult, SingleFloor, Steps
 

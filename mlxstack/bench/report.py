@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxstack.bench.chart import BarChart
-from mlxstack.bench.numbers import times
+from mlxstack.bench.bar_chart import BarChart
+from mlxstack.bench.statistics import times
 
 
 class ReportTable(Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from mlxstack import __version__
-from mlxstack.cli import (
+from mlxstack.cli.commands import (
     agents,
     bench,
     cache,
@@ -29,7 +29,7 @@ from mlxstack.cli import (
     tui,
     up,
 )
-from mlxstack.cli.exits import Exit, Misuse, exit_of
+from mlxstack.cli.exit_codes import Exit, Misuse, exit_of
 from mlxstack.core.errors import StackError, Unauthorized
 from mlxstack.host.restart_policy import launchd_code, take_launchd_flag
 

@@ -5,13 +5,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from mlxstack.cli.exits import Misuse
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.client import Unreachable
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
-from mlxstack.host.paths import Home
-from mlxstack.host.shape import suggestion
-from mlxstack.host.state import ServiceState, read_json, read_state
+from mlxstack.host.home import Home
+from mlxstack.host.preset_schema import suggestion
+from mlxstack.host.service_state import ServiceState, read_json, read_state
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 

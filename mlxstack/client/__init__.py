@@ -1,6 +1,9 @@
 """Typed calls to a running service."""
 
-from mlxstack.client.answers import (
+from mlxstack.client.client import Client
+from mlxstack.client.errors import Unreachable
+from mlxstack.client.sse import FeedLost, ServerSentEvent
+from mlxstack.client.types import (
     CallUsage,
     ChatResponse,
     ClientChoice,
@@ -14,9 +17,6 @@ from mlxstack.client.answers import (
     SlotRestored,
     SlotSaved,
 )
-from mlxstack.client.calls import Client
-from mlxstack.client.errors import Unreachable
-from mlxstack.client.feed import FeedLost, ServerSentEvent
 
 __all__ = [
     "CallUsage",

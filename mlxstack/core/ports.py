@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mlxstack.core.act import CollectGarbage, GCResult
+from mlxstack.core.commands import CollectGarbage, GCResult
 
 CallSoon = Callable[[Callable[[], None]], None]
 """Runs a function on the thread that it belongs to, soon."""

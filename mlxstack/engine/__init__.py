@@ -1,5 +1,5 @@
 """The one MLX thread, and the only room that imports mlx."""
 
-from mlxstack.engine.attention import install
+from mlxstack.engine.model.attention_patch import install
 
 install()

@@ -14,15 +14,15 @@ from mlx_lm.utils import load_config, maybe_set_recommended_wired_limit
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.model import ModelFacts
+from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine import buffer_cache
 from mlxstack.engine.buffer_cache import MIN_BOUND
-from mlxstack.host.machine import amount
-from mlxstack.host.memory import buffer_cache_limit, mac_share, memory_limit
-from mlxstack.policy import architectures
+from mlxstack.host.hardware import amount
+from mlxstack.host.memory_budget import buffer_cache_limit, mac_share, memory_limit
+from mlxstack.policy import kv_geometry_by_model
 from mlxstack.policy.capacity import kv_budget
-from mlxstack.policy.geometry import PLAIN_BITS
+from mlxstack.policy.kv_geometry import PLAIN_BITS
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def memory_plan(preset: Preset, facts: ModelFacts, total: int, limits: DeviceLim
         kv_budget=min(share, left),
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),
         array_limit=limits.array_bytes - workspace,
-        score_bytes=architectures.score_bytes(config, bits),
+        score_bytes=kv_geometry_by_model.score_bytes(config, bits),
     )
 
 
@@ -122,7 +122,7 @@ def _workspace(config: dict[str, Any], preset: Preset, bits: int) -> int:
     """Bytes as the planner estimates them; 0 for a config that it cannot read."""
     chunk, slots = preset.pace.max_chunk, preset.slots
     try:
-        activations = architectures.workspace_bytes(config, chunk, slots.count)
+        activations = kv_geometry_by_model.workspace_bytes(config, chunk, slots.count)
     except KeyError:
         return 0
-    return activations + architectures.peak_score_bytes(config, bits, chunk, slots.n_ctx)
+    return activations + kv_geometry_by_model.peak_score_bytes(config, bits, chunk, slots.n_ctx)

@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.core.preset import ServerSpec
-from mlxstack.host import presets, shape
-from mlxstack.host.marked import dotted, read_yaml
+from mlxstack.host import preset_schema, presets
+from mlxstack.host.home import Home, make_private
 from mlxstack.host.overrides import Override, from_option
-from mlxstack.host.paths import Home, make_private
-from mlxstack.host.state import read_json, write_atomic, write_json
+from mlxstack.host.service_state import read_json, write_atomic, write_json
+from mlxstack.host.yaml_source import dotted, read_yaml
 
 FOLDER = "modes"
 Value = str | int | float | bool | None
@@ -63,12 +63,12 @@ def load(name: str, home: Home) -> Mode:
     """Read and check. Raises SetupError naming the file and the line."""
     known = listed(home)
     if name not in known:
-        raise SetupError(f"no mode is called `{name}`{shape.suggestion(name, known)}")
+        raise SetupError(f"no mode is called `{name}`{preset_schema.suggestion(name, known)}")
     document = read_yaml(known[name])
     form = msgspec.inspect.type_info(Mode)
-    for keys in shape.unknown(document.values, form):
-        above = shape.at(keys[:-1], form) or form
-        near = shape.suggestion(str(keys[-1]), shape.children(above))
+    for keys in preset_schema.unknown(document.values, form):
+        above = preset_schema.at(keys[:-1], form) or form
+        near = preset_schema.suggestion(str(keys[-1]), preset_schema.children(above))
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
     try:
         mode = msgspec.convert(document.values, Mode)

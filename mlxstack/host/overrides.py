@@ -11,8 +11,8 @@ import msgspec.inspect as mi
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.marked import Keys, SourcedDocument, SourceLocation
-from mlxstack.host.shape import PRESET, at, children, leaves, parse, suggestion
+from mlxstack.host.preset_schema import PRESET, at, children, leaves, parse, suggestion
+from mlxstack.host.yaml_source import Keys, SourcedDocument, SourceLocation
 
 PREFIX = "MLX_STACK_"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.core.preset import Preset, ServerSpec
-from mlxstack.host.paths import Home, make_private
-from mlxstack.host.places import is_folder
+from mlxstack.host.home import Home, make_private
+from mlxstack.host.preset_paths import is_folder
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.services import running
 

@@ -11,10 +11,17 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
-from mlxstack.host import overrides, places, rules, shape
-from mlxstack.host.marked import Keys, SourcedDocument, SourceLocation, dotted, merge, read_yaml
+from mlxstack.host import overrides, preset_paths, preset_schema, preset_validation
+from mlxstack.host.home import Home
 from mlxstack.host.overrides import Override
-from mlxstack.host.paths import Home
+from mlxstack.host.yaml_source import (
+    Keys,
+    SourcedDocument,
+    SourceLocation,
+    dotted,
+    merge,
+    read_yaml,
+)
 
 ENDINGS = (".yaml", ".yml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -57,7 +64,7 @@ def from_anywhere(wanted: str, folder: Path | None = None) -> str:
     """
     if not is_path(wanted):
         return wanted
-    return str(((folder or Path()) / places.expanded(wanted)).absolute())
+    return str(((folder or Path()) / preset_paths.expanded(wanted)).absolute())
 
 
 def find(wanted: str, home: Home) -> Path:
@@ -69,7 +76,7 @@ def find(wanted: str, home: Home) -> Path:
         return path
     known = listed(home)
     if wanted not in known:
-        near = shape.suggestion(wanted, known)
+        near = preset_schema.suggestion(wanted, known)
         raise SetupError(
             f"no preset is called `{wanted}` (looked in {builtin_folder()} and {home.presets}; "
             f"a path to a .yaml file works too){near}"
@@ -129,17 +136,17 @@ def _without_name(document: SourcedDocument) -> SourcedDocument:
 
 
 def _refuse_unknown(document: SourcedDocument) -> None:
-    for keys in shape.unknown(document.values):
-        section = shape.at(keys[:-1])
-        known = shape.children(section) if section is not None else {}
+    for keys in preset_schema.unknown(document.values):
+        section = preset_schema.at(keys[:-1])
+        known = preset_schema.children(section) if section is not None else {}
         top = {"extends": None} if len(keys) == 1 else {}
-        near = shape.suggestion(str(keys[-1]), [*known, *top])
+        near = preset_schema.suggestion(str(keys[-1]), [*known, *top])
         raise SetupError(f"{document.location(keys)}: unknown key `{dotted(keys)}`{near}")
 
 
 def _checked(document: SourcedDocument, home: Home) -> Preset:
-    for keys in shape.endless(document.values):
-        value = shape.shown(_value(document.values, keys))
+    for keys in preset_schema.endless(document.values):
+        value = preset_schema.shown(_value(document.values, keys))
         raise SetupError(
             f"{document.location(keys)}: {dotted(keys)} is {value}, but must be finite"
         )
@@ -152,9 +159,9 @@ def _checked(document: SourcedDocument, home: Home) -> Preset:
             f"{document.location(('name',))}: name is `{preset.name}`, but must be 1 to 64 letters, "
             "digits, dots, dashes or underscores, the first a letter or digit"
         )
-    for keys, problem in rules.violations(preset):
+    for keys, problem in preset_validation.violations(preset):
         raise SetupError(f"{document.location(keys)}: {dotted(keys)} {problem}")
-    return places.absolute(preset, document, home)
+    return preset_paths.absolute(preset, document, home)
 
 
 def _complaint(document: SourcedDocument, message: str) -> str:
@@ -163,10 +170,10 @@ def _complaint(document: SourcedDocument, message: str) -> str:
     missing = re.search(r"missing required field `(.+)`", what)
     if missing:
         keys = (*keys, missing[1])
-        right = shape.meaning(shape.at(keys))
+        right = preset_schema.meaning(preset_schema.at(keys))
         return f"{document.location(keys)}: `{dotted(keys)}` is missing; it must be {right}"
-    shown = shape.shown(_value(document.values, keys))
-    right = shape.meaning(shape.at(keys))
+    shown = preset_schema.shown(_value(document.values, keys))
+    right = preset_schema.meaning(preset_schema.at(keys))
     return f"{document.location(keys)}: {dotted(keys)} is {shown}, but must be {right}"
 
 

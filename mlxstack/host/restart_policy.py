@@ -7,7 +7,7 @@ under it such an end is reported as success.
 from collections.abc import MutableMapping
 
 HOPELESS_CODES = (2, 4, 5)
-"""Exit codes of `up` that another try cannot mend: usage, taken, setup (see cli/exits.py)."""
+"""Exit codes of `up` that another try cannot mend: usage, taken, setup (see cli/exit_codes.py)."""
 
 LAUNCHD_VARIABLE = "MLX_STACK_LAUNCHD"
 """Set in the environment of a launchd agent; not passed on to its children."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from mlxstack.core.errors import SlotTaken
-from mlxstack.host.paths import Home, make_home
+from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ask_to_stop, end, is_alive, kill, wait_gone
-from mlxstack.host.state import (
+from mlxstack.host.service_state import (
     ServiceSpec,
     ServiceState,
     clear,
@@ -72,7 +72,7 @@ def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
     log.touch(mode=0o600)
     with log.open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "mlxstack.host.supervise", str(home.plan_file(plan.name))],
+            [sys.executable, "-m", "mlxstack.host.supervisor", str(home.plan_file(plan.name))],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,

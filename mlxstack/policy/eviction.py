@@ -13,8 +13,8 @@ from math import log2
 from msgspec import Struct
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.index import PrefixIndex
-from mlxstack.policy.records import IndexEntry, SegmentMeta, Tier
+from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, Tier
+from mlxstack.policy.prefix_index import PrefixIndex
 
 BOOST_S = 600.0
 """Seconds by which every doubling of its hits makes a record look later used."""

@@ -2,8 +2,9 @@
 
 from msgspec import Struct
 
-from mlxstack.policy import waiting
-from mlxstack.policy.desk import (
+from mlxstack.policy import request_queue
+from mlxstack.policy.chunked_prefill import PrefillPolicy, chunk_size, next_to_prefill
+from mlxstack.policy.scheduler_state import (
     QueuedRequest,
     SchedulerState,
     SlotAction,
@@ -14,15 +15,14 @@ from mlxstack.policy.desk import (
     reserve_slot,
     skip,
 )
-from mlxstack.policy.pacing import PrefillPolicy, chunk_size, next_to_prefill
-from mlxstack.policy.seats import (
+from mlxstack.policy.slot_selection import (
     OverlapFn,
     SharedPrefillFn,
     no_shared_prefill,
     select_slot,
     should_wait_for_prefix,
 )
-from mlxstack.policy.speed import ThroughputModel
+from mlxstack.policy.throughput_model import ThroughputModel
 
 
 class SchedulerLimits(Struct, frozen=True):
@@ -90,14 +90,14 @@ def schedule(
     Deciding again at once changes nothing.
     """
     actions: list[Action] = []
-    for late in waiting.expired(state, now):
+    for late in request_queue.expired(state, now):
         state = dequeue(state, late.request)
         actions.append(Expire(late))
     for pending in state.actions:
         if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
             state = reserve_slot(state, pending)
             actions.append(RunSlotAction(pending))
-    tickets = waiting.schedulable(state, now, limits.aging_per_s)
+    tickets = request_queue.schedulable(state, now, limits.aging_per_s)
     while _has_room(state, limits) and (ticket := next(tickets, None)):
         if should_wait_for_prefix(state, ticket, promise):
             continue

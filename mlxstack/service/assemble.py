@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from mlxstack.core.preset import Preset
-from mlxstack.service.library import AgentStore
-from mlxstack.service.outbox import EventDispatcher
+from mlxstack.service.agents.store import AgentStore
+from mlxstack.service.engine_factory import EngineFactory
+from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.service import Service
-from mlxstack.service.supply import EngineFactory
+from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.agent_locks import AgentLocks
-from mlxstack.store.history import AgentFolders
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.kv_store import DiskKVStore
 
 
 def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:

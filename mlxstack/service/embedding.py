@@ -7,11 +7,11 @@ from math import sqrt
 
 from msgspec import Struct
 
-from mlxstack.core.act import EmbedTexts
+from mlxstack.core.commands import EmbedTexts
 from mlxstack.core.errors import BadRequest, TooLong
-from mlxstack.engine.embed import Tokens, batches
+from mlxstack.engine.embedding_engine import Tokens, batches
 from mlxstack.service.service import Service
-from mlxstack.service.words import TextProcessor
+from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.prompt import TokenizeOptions
 
 MOST_TEXTS = 2048

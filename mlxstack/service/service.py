@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.act import SlotCommand, SlotCommandResult, SlotRestoreResult, SlotSaveResult
-from mlxstack.core.ask import Request
+from mlxstack.core.commands import SlotCommand, SlotCommandResult, SlotRestoreResult, SlotSaveResult
+from mlxstack.core.engine_events import SlotAssigned
+from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
-from mlxstack.core.event import SlotAssigned
-from mlxstack.core.frame import ThroughputSample
-from mlxstack.core.model import ModelFacts
+from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
-from mlxstack.core.snapshot import Counters, Snapshot
+from mlxstack.core.request import Request
+from mlxstack.core.status import ThroughputSample
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.service import accounts
+from mlxstack.service.agents import accounts
+from mlxstack.service.agents.locks import AgentLocks
+from mlxstack.service.agents.registry import AgentRegistry
+from mlxstack.service.agents.store import AgentStore
+from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.gate import SwapGate
-from mlxstack.service.journal import RequestLog
-from mlxstack.service.library import AgentStore
-from mlxstack.service.lines import AgentLocks
-from mlxstack.service.outbox import EventDispatcher
-from mlxstack.service.roster import AgentRegistry
-from mlxstack.service.ticket import Engine, RequestStream
-from mlxstack.service.words import CHANGED, TextProcessor
+from mlxstack.service.request_log import RequestLog
+from mlxstack.service.request_stream import Engine, RequestStream
+from mlxstack.service.text_processor import CHANGED, TextProcessor
 
 if TYPE_CHECKING:
-    from mlxstack.service.supply import EngineFactory
+    from mlxstack.service.engine_factory import EngineFactory
 
 log = logging.getLogger("mlxstack.service")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.store.disk import Disk, refused
-from mlxstack.store.durable import open_private
-from mlxstack.store.folder_name import folder_of, is_agent
+from mlxstack.store.agent_folder_name import folder_of, is_agent
+from mlxstack.store.atomic_write import open_private
+from mlxstack.store.disk_io import Disk, refused
 
 TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.text.calls import Parser, ToolSchemas
+from mlxstack.text.tool_call_parser import Parser, ToolSchemas
 
 TEXT_TYPES = frozenset({"string", "str", "text", "varchar", "char", "enum"})
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.settle import TemplateCapabilities
+from mlxstack.text.template_adaptation import TemplateCapabilities
 
 Turn = dict[str, Any]
 USER: Turn = {"role": "user", "content": "first"}

@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest, TooLong
-from mlxstack.text.cuts import after_turn, common_length, head_end, tidy, turn_ends
-from mlxstack.text.guard import SpecialTokenEscaper, unescape
-from mlxstack.text.markup import special_tokens_of
-from mlxstack.text.normal import head_tools
-from mlxstack.text.pieces import TokenBytes
-from mlxstack.text.replay import NAMELESS, Scope
-from mlxstack.text.settle import adapt_to_template
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded
+from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
+from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
+from mlxstack.text.normalize_messages import head_tools
+from mlxstack.text.output_format import accent_of
+from mlxstack.text.special_token_escape import SpecialTokenEscaper, unescape
+from mlxstack.text.special_tokens import special_tokens_of
 from mlxstack.text.splices import Splicer
-from mlxstack.text.template import ChatTemplate, TemplateInputs
-from mlxstack.text.tokens import CachedTokenizer, Encoded
-from mlxstack.text.voice import accent_of
+from mlxstack.text.template_adaptation import adapt_to_template
+from mlxstack.text.token_bytes import TokenBytes
+from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
 # Never the beginning of what somebody says, so that a head probed with it ends where it ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")

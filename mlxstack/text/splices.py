@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.guard import unescape
-from mlxstack.text.markup import SpecialTokens
-from mlxstack.text.pieces import TokenBytes
-from mlxstack.text.replay import Entry, Scope, Sketch, ToolCallReplay
-from mlxstack.text.template import ChatTemplate, TemplateInputs
-from mlxstack.text.tokens import CachedTokenizer, Encoded, Splice
-from mlxstack.text.voice import ModelMarkers
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
+from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
+from mlxstack.text.output_format import ModelMarkers
+from mlxstack.text.special_token_escape import unescape
+from mlxstack.text.special_tokens import SpecialTokens
+from mlxstack.text.token_bytes import TokenBytes
+from mlxstack.text.tool_call_replay import Entry, Scope, Sketch, ToolCallReplay
 
 # Noncharacters, like the guard's mark: no honest text contains them.
 OPENS, CLOSES, FILLER = "\ufdd2", "\ufdd3", "\ufdd1"

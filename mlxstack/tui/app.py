@@ -13,24 +13,24 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
-from mlxstack.tui.carrying import PendingAction, holder, question, run_action
 from mlxstack.tui.deeds import DEEDS, Action, ActionTarget, LocalMachine, ServiceCalls, action_of
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
-from mlxstack.tui.model import DashboardState, reduce
+from mlxstack.tui.run_action import PendingAction, holder, question, run_action
 from mlxstack.tui.screens.agents import AgentsScreen
-from mlxstack.tui.screens.asking import Question
-from mlxstack.tui.screens.board import BaseScreen
+from mlxstack.tui.screens.base import BaseScreen
 from mlxstack.tui.screens.cache import CacheScreen
+from mlxstack.tui.screens.dialogs import Question
 from mlxstack.tui.screens.overview import OverviewScreen
-from mlxstack.tui.screens.page import TextPage
 from mlxstack.tui.screens.palette import Palette
 from mlxstack.tui.screens.requests import RequestsScreen
+from mlxstack.tui.screens.text_page import TextPage
+from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.theme import HOUSE, ThemeChoice
-from mlxstack.tui.views.figures import printable
-from mlxstack.tui.widgets.entry import TextInput
-from mlxstack.tui.widgets.nav import MODES
-from mlxstack.tui.widgets.section import TitledTable
+from mlxstack.tui.views.formatting import printable
+from mlxstack.tui.widgets.tabs import MODES
+from mlxstack.tui.widgets.text_input import TextInput
+from mlxstack.tui.widgets.titled_table import TitledTable
 
 BOARDS: dict[str, type[BaseScreen]] = {
     board.MODE: board for board in (OverviewScreen, CacheScreen, AgentsScreen, RequestsScreen)

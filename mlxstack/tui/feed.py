@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from mlxstack.client import Client, FeedLost
-from mlxstack.core.frame import StatusFrame
+from mlxstack.core.status import StatusFrame
 
 PATH = "/events"
 # The service says something every second, at the least a comment.

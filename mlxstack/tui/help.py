@@ -1,7 +1,7 @@
 """What `?` says: the screen in words, its keys, and what can be done from it."""
 
 from mlxstack.tui.deeds import DEEDS
-from mlxstack.tui.views.sheet import CellStyle, Line, TextCell
+from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
 KEYS = (
     ("1 2 3 4", "the screens"),

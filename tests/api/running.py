@@ -10,11 +10,11 @@ from typing import Any
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct, structs
 
-from mlxstack.api.serve import UvicornServer, bind, config, serve
+from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service.assemble import assemble
-from mlxstack.service.outbox import EventDispatcher
+from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
 from tests.service.standin import StandIn

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
-from mlxstack.store.history import History
+from mlxstack.store.agent_history import History
 from tests import models
 from tests.api.running import Running, running, tiny_preset
 

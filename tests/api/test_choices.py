@@ -10,9 +10,9 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from mlxstack.api.choices import interleaved
+from mlxstack.api.parallel_sampling import interleaved
 from mlxstack.core.errors import Broken
-from mlxstack.service.parts import ContentPart, ResponsePart
+from mlxstack.service.response_parts import ContentPart, ResponsePart
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks, prompt_of
 from tests.api.test_streams import n_busy, until

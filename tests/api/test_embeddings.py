@@ -12,10 +12,10 @@ import openai
 import pytest
 from mlx_lm import load
 
-from mlxstack.core.act import CacheCommand, EmbedTexts
+from mlxstack.core.commands import CacheCommand, EmbedTexts
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.engine.embed import MOST_TOKENS, batches, embed
+from mlxstack.engine.embedding_engine import MOST_TOKENS, batches, embed
 from mlxstack.service.embedding import numbers, shortened
 from tests.api.running import Running, running
 from tests.api.test_swap import until

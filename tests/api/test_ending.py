@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.api.serve import UvicornServer, config, serve
+from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec
 from mlxstack.service.service import Service
 from tests.api.running import standing

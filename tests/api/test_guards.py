@@ -12,9 +12,9 @@ import pytest
 from litestar.connection import ASGIConnection
 
 from mlxstack.api.guards import host_check
-from mlxstack.core.ask import Priority
 from mlxstack.core.errors import Forbidden
 from mlxstack.core.preset import ApiKey, ServerSpec, Tier
+from mlxstack.core.request import Priority
 from tests.api.running import Running, running, serving, standing, tiny_preset
 from tests.service.standin import FACTS, StandIn
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mlxstack.api.serve import MAX_HEAD_BYTES, bind
+from mlxstack.api.server import MAX_HEAD_BYTES, bind
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import Running, serving, standing
 from tests.service.standin import FACTS

@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from mlxstack.api import answer
-from mlxstack.core.event import FinishReason, PrefillProgress, RequestFinished, RequestTimings
+from mlxstack.api import run_generation
+from mlxstack.core.engine_events import (
+    FinishReason,
+    PrefillProgress,
+    RequestFinished,
+    RequestTimings,
+)
 from mlxstack.core.preset import ServerSpec
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS, StandIn
@@ -28,8 +33,8 @@ class Stage(NamedTuple):
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(answer, "FIRST_S", 0.05)
-    monkeypatch.setattr(answer, "BEAT_S", 0.05)
+    monkeypatch.setattr(run_generation, "FIRST_S", 0.05)
+    monkeypatch.setattr(run_generation, "BEAT_S", 0.05)
     service, engine = standing(ServerSpec(port=0))
     engine.loading.set_result(FACTS)
     engine.script = None

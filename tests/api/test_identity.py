@@ -16,18 +16,18 @@ import msgspec
 import openai
 import pytest
 
-from mlxstack.api.anthropic.bodies import MessagesBody
-from mlxstack.api.anthropic.convert import conversation as from_messages
-from mlxstack.api.hints import hint
-from mlxstack.api.openai.bodies import ChatBody
-from mlxstack.api.openai.convert import conversation as from_chat
-from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.api.openai.responses.convert import conversation as from_responses
-from mlxstack.api.openai.responses.toolbox import ToolNames
+from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.anthropic.to_conversation import conversation as from_messages
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_chat.to_conversation import conversation as from_chat
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
+from mlxstack.api.session_hints import hint
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.frame import StatusFrame
 from mlxstack.core.preset import SlotSpec
-from mlxstack.policy.naming import ConversationNamer, user_turn_digests
+from mlxstack.core.status import StatusFrame
+from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
 from tests import models
 from tests.api.running import Running, running, tiny_preset
 

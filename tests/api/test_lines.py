@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from mlxstack.service import agents
-from mlxstack.store.disk import Disk
+from mlxstack.service.agents import agents
+from mlxstack.store.disk_io import Disk
 from tests.api.running import Running, running, tiny_preset
 from tests.api.test_agents import history, turn, user
 from tests.store.bad_disks import FullDisk

@@ -9,9 +9,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from mlxstack.api.openai import convert
+from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.core.preset import ServerSpec
-from mlxstack.service.options import ToolChoiceMode
+from mlxstack.service.generation_options import ToolChoiceMode
 from tests.api.running import serving, standing
 from tests.service.standin import FACTS
 
@@ -100,4 +100,7 @@ def test_tool_choice_none_makes_no_calls(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("calling", list(ToolChoiceMode))
 def test_allowed_tools_follow_their_mode(calling: ToolChoiceMode) -> None:
     allowed = {"mode": calling.value, "tools": [{"type": "function", "function": {"name": "a"}}]}
-    assert convert.tool_choice_mode({"type": "allowed_tools", "allowed_tools": allowed}) is calling
+    assert (
+        to_conversation.tool_choice_mode({"type": "allowed_tools", "allowed_tools": allowed})
+        is calling
+    )

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from mlxstack.api.serve import UvicornServer, config, serve
+from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import AgentsSpec, Persist, ServerSpec, SlotSpec
 from mlxstack.service.assemble import assemble
 from mlxstack.service.service import Service

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxstack.core.snapshot import Snapshot
+from mlxstack.core.engine_snapshot import Snapshot
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, prompt_of
 

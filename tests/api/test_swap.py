@@ -12,7 +12,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from mlxstack.api import waiting
+from mlxstack.api import swap_middleware
 from mlxstack.core.preset import SlotSpec
 from tests import models
 from tests.api.running import TINY, Running, running, tiny_preset
@@ -201,8 +201,8 @@ def test_d9_a_swap_warms_again(http: httpx.Client, home: Path, folders: dict[str
 def test_g4_whoever_is_served_finishes_and_whoever_comes_waits(
     here: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "FIRST_S", 0.01)
-    monkeypatch.setattr(waiting, "BEAT_S", 0.02)
+    monkeypatch.setattr(swap_middleware, "FIRST_S", 0.01)
+    monkeypatch.setattr(swap_middleware, "BEAT_S", 0.02)
     chat = {"messages": [user("hi")], "max_tokens": 4}
 
     async def scene() -> dict[str, Any]:

@@ -13,11 +13,11 @@ import httpx
 import pytest
 from msgspec import Struct
 
-from mlxstack.api.serve import UvicornServer, config, serve
+from mlxstack.api.server import UvicornServer, config, serve
 from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
+from mlxstack.service import model_swap
 from mlxstack.service import service as services
-from mlxstack.service import swap
 from mlxstack.service.assemble import assemble
 from mlxstack.service.service import Service
 from tests import models
@@ -112,7 +112,7 @@ async def test_a_template_that_does_not_end_is_refused_before_the_old_model_goes
 async def test_a_load_that_takes_too_long_goes_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swap, "STOP_S", 60.0)
+    monkeypatch.setattr(model_swap, "STOP_S", 60.0)
     changing = change(stage, "stalled")
     await until_slowly(lambda: getattr(stage.service.change, "step", "") == "load")
     told = await stage.http.get("/health")
@@ -133,7 +133,7 @@ async def test_a_load_that_never_ends_ends_the_service(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor starts it again with the preset of before."""
-    monkeypatch.setattr(swap, "STOP_S", 0.2)
+    monkeypatch.setattr(model_swap, "STOP_S", 0.2)
     monkeypatch.setattr(services, "PARKING_S", 0.2)
     failed = await change(stage, "stalled")
     assert failed.status_code == 500 and f"within {LIMIT_S:g} s" in failed.text

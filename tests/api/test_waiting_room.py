@@ -8,7 +8,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from mlxstack.api import waiting
+from mlxstack.api import swap_middleware
 from mlxstack.core.preset import QueueSpec, ServerSpec
 from tests.api.running import Running, serving, standing
 from tests.service.standin import FACTS
@@ -23,7 +23,7 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """A service whose gate is closed, with room for two, who look at the gate often."""
-    monkeypatch.setattr(waiting, "FIRST_S", 0.01)
+    monkeypatch.setattr(swap_middleware, "FIRST_S", 0.01)
     spec = ServerSpec(port=0, max_body_bytes=200_000, api_keys=("key",))
     service, engine = standing(spec)
     service.preset = structs.replace(service.preset, queue=QueueSpec(max_waiting=2))

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec, Preset, ServerSpec, WarmPrefix
-from mlxstack.host.pressure import PressureLevel
-from mlxstack.service import duties
+from mlxstack.host.memory_pressure import PressureLevel
+from mlxstack.service import background_tasks
 from tests.api.running import Running, running, standing, tiny_preset
 from tests.api.test_swap import until
 from tests.service.standin import FACTS
@@ -37,7 +37,7 @@ def ask(live: Running, text: str, tools: list[dict[str, Any]] | None = None) -> 
 
 
 def warm(live: Running) -> None:
-    asyncio.run_coroutine_threadsafe(duties.warm_all(live.service), live.loop).result(60)
+    asyncio.run_coroutine_threadsafe(background_tasks.warm_all(live.service), live.loop).result(60)
 
 
 def warming(folder: Path, **cache: Any) -> Preset:
@@ -108,15 +108,15 @@ async def test_one_duty_that_fails_ends_no_other(
     service, engine = standing(ServerSpec(port=0))
     engine.loading.set_result(FACTS)
     await service.start()
-    monkeypatch.setattr(duties, "LOOK_S", 0.01)
-    monkeypatch.setattr(duties, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(background_tasks, "LOOK_S", 0.01)
+    monkeypatch.setattr(background_tasks, "SAMPLE_S", 0.01)
     looks: list[int] = []
 
     def level() -> PressureLevel:
         looks.append(len(service.samples))
         raise OSError("no such file")
 
-    doing = asyncio.create_task(duties.run_tasks(service, level))
+    doing = asyncio.create_task(background_tasks.run_tasks(service, level))
     await until(lambda: len(looks) >= 3 and looks[-1] > looks[0])
     assert not doing.done()
     doing.cancel()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from mlxstack.bench.call import TimedRequest, timed
-from mlxstack.bench.serving import decode_rate
+from mlxstack.bench.serving_scenarios import decode_rate
+from mlxstack.bench.timed_request import TimedRequest, timed
 from mlxstack.cli.main import app
 from mlxstack.core.errors import Broken
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.bench import caching
-from mlxstack.bench.call import Caller, ServerUnderTest
+from mlxstack.bench import prefix_cache_scenarios
+from mlxstack.bench.registry import SMALL, BenchContext, BenchRequest, report
 from mlxstack.bench.report import BenchReport, ReportTable
-from mlxstack.bench.runs import SMALL, BenchContext, BenchRequest, report
-from mlxstack.bench.serving import SCENES, crowds
-from mlxstack.bench.serving import SMALL as SERVE
-from mlxstack.bench.stage import Sandbox, measure, service, with_model
+from mlxstack.bench.sandbox import Sandbox, measure, service, with_model
+from mlxstack.bench.serving_scenarios import SCENES, crowds
+from mlxstack.bench.serving_scenarios import SMALL as SERVE
+from mlxstack.bench.timed_request import Caller, ServerUnderTest
 from mlxstack.bench.workload import Yardstick
-from mlxstack.cli import bench
+from mlxstack.cli.commands import bench
 from mlxstack.core.errors import BadRequest, Broken
 from mlxstack.core.preset import SlotSpec
 from mlxstack.core.trial import BenchResult, LoadFiles, SingleFloor
@@ -89,7 +89,7 @@ def test_z13_text(tmp_path: Path) -> None:
 def test_k2_k5_d13_d19_cache(tmp_path: Path) -> None:
     told = run("cache", tmp_path)
     came, teams, saves, restores = told.tables
-    n = len(caching.SMALL.totals)
+    n = len(prefix_cache_scenarios.SMALL.totals)
     assert len(came.rows) == 5 * n
     cached = dict(zip(came.heads, zip(*came.rows, strict=True), strict=True))
     computed = [int(c) for c in cached["Computed"] if c != "-"]

@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from mlxstack.cli.finding import CheckLevel
-from mlxstack.cli.model_findings import ceiling, device
+from mlxstack.cli.doctor.model_checks import ceiling, device
+from mlxstack.cli.doctor.result import CheckLevel
 from tests.cli.test_words import run
 
 

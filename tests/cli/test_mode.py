@@ -8,8 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from mlxstack.cli.switching import members_of
-from mlxstack.host.paths import Home
+from mlxstack.cli.services.mode_switch import members_of
+from mlxstack.host.home import Home
 from tests.cli.terminal import Shell, free_port
 
 pytestmark = pytest.mark.net

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.host.memory import memory_limit
+from mlxstack.host.memory_budget import memory_limit
 from mlxstack.host.presets import builtin_folder
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
@@ -110,10 +110,10 @@ def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Pat
 def test_c15_the_forecast_is_within_two_percent_of_a_real_file(
     tmp_path: Path, model_of: ModelOf
 ) -> None:
-    from mlxstack.core.act import SaveSlot
+    from mlxstack.core.commands import SaveSlot
     from mlxstack.policy.capacity import disk_bytes
-    from mlxstack.service.candidate import of_preset
-    from mlxstack.store.shelf import SlotFileFolder
+    from mlxstack.service.plan_candidate import of_preset
+    from mlxstack.store.slot_files import SlotFileFolder
     from tests.engine.harness import preset_of, prompt, running
 
     preset = preset_of(model_of("tiny-swa"))
@@ -250,5 +250,5 @@ def test_planning_needs_no_model_code(tmp_path: Path) -> None:
         check=False,
     )
     loaded = set(done.stderr.split())
-    assert "mlxstack.cli.forecast" in loaded
+    assert "mlxstack.cli.plan.estimate" in loaded
     assert not loaded & {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "transformers"}

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from mlxstack.host import modes, presets
-from mlxstack.host.paths import Home
+from mlxstack.host.home import Home
+from mlxstack.host.preset_schema import json_schema, leaves
 from mlxstack.host.presets import builtin_folder
-from mlxstack.host.shape import json_schema, leaves
 from mlxstack.policy.capacity import kv_budget, need
 from tests.cli.test_words import run
 from tests.pages.preset_page import candidate, smallest_mac

@@ -79,7 +79,7 @@ def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) ->
         check=False,
     )
     loaded = set(done.stderr.split())
-    assert "mlxstack.cli.up" in loaded
+    assert "mlxstack.cli.commands.up" in loaded
     heavy = {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "uvicorn", "transformers"}
     assert not loaded & heavy
     if words == ("--help",):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlxstack.core.frame import RequestView
+from mlxstack.core.status import RequestView
 from tests.api.running import Running
 from tests.clients.scripted import call
 from tests.clients.stage import run

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from mlxstack.api.anthropic.bodies import MessagesBody
-from mlxstack.api.anthropic.convert import conversation as from_messages
-from mlxstack.api.openai.bodies import ChatBody
-from mlxstack.api.openai.convert import conversation as from_chat
-from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.api.openai.responses.convert import conversation as from_responses
-from mlxstack.api.openai.responses.toolbox import toolbox
+from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.anthropic.to_conversation import conversation as from_messages
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_chat.to_conversation import conversation as from_chat
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation as from_responses
+from mlxstack.api.dialects.openai_responses.tool_names import toolbox
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.preset import ModelSpec, SlotSpec
 from tests import models

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.service.chat import admit, stream_response
-from mlxstack.service.options import GenerationOptions
-from mlxstack.service.parts import ContentPart, KeepAlive, ResponsePart, ToolCallPart
+from mlxstack.service.generation import admit, stream_response
+from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.response_parts import ContentPart, KeepAlive, ResponsePart, ToolCallPart
 from tests.api.running import Running
 from tests.clients.lines import CLAUDES, HELLO, PARAMETERS, TOOL
 

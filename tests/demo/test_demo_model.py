@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mlxstack.demo import MODEL_DIR
-from mlxstack.demo.exchange import Draw
-from mlxstack.demo.judge import README_TELL, TRIALS, Trial
-from mlxstack.demo.render import prompt_and_answer
-from mlxstack.demo.vocabulary import SPECIAL_TOKENS
+from mlxstack.demo.training.example import Draw
+from mlxstack.demo.training.scoring import README_TELL, TRIALS, Trial
+from mlxstack.demo.training.tokenize import prompt_and_answer
+from mlxstack.demo.training.tokenizer import SPECIAL_TOKENS
 
-evaluate = pytest.importorskip("mlxstack.demo.evaluate", reason="needs mlx")
+evaluate = pytest.importorskip("mlxstack.demo.training.evaluate", reason="needs mlx")
 pytestmark = pytest.mark.mlx
 
 N_CASES = 40

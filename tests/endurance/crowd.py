@@ -10,11 +10,11 @@ from random import Random
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.core.act import RestoreSlot, SaveSlot
-from mlxstack.core.ask import SamplingParams
-from mlxstack.core.event import RequestFailed, RequestFinished
+from mlxstack.core.commands import RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import RequestFailed, RequestFinished
 from mlxstack.core.preset import SlotSpec
-from mlxstack.policy.audit import check_index
+from mlxstack.core.request import SamplingParams
+from mlxstack.policy.prefix_index_check import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_TOKENS = 10
@@ -135,7 +135,7 @@ def _save(driver: Driver, random: Random) -> int:
 
 
 def _empty(driver: Driver) -> None:
-    from mlxstack.core.act import ClearCache, EraseSlot
+    from mlxstack.core.commands import ClearCache, EraseSlot
 
     for slot in range(4):
         driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)

@@ -8,13 +8,13 @@ from random import Random
 
 from msgspec import Struct
 
-from mlxstack.core.act import RestoreSlot, SaveSlot
+from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import DiskFull, NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.engine.harness import preset_of, prompt, running
 from tests.store.power import Medium, Op, Recorder, Survival, everything, nothing, plant, some
 

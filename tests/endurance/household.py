@@ -12,9 +12,15 @@ import httpx
 
 from mlxstack.core.preset import ModelSpec, Preset, QueueSpec, ServerSpec, SlotSpec
 from mlxstack.host import services
-from mlxstack.host.paths import Home, make_home
+from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import free_port
-from mlxstack.host.state import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
+from mlxstack.host.service_state import (
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
+    read_state,
+    write_json,
+)
 from tests import models
 
 N_SLOTS = 3

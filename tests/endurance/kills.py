@@ -8,12 +8,12 @@ from random import Random
 
 from msgspec import Struct
 
-from mlxstack.core.act import RestoreSlot
+from mlxstack.core.commands import RestoreSlot
 from mlxstack.core.errors import Damaged, NotFound
 from mlxstack.core.preset import SlotSpec
-from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.endurance.victim import N_CTX
 from tests.engine.harness import preset_of, prompt, running
 

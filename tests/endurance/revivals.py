@@ -15,13 +15,19 @@ from typing import TypeVar
 import httpx
 from msgspec import Struct
 
-from mlxstack.cli.survey import ServiceHealthLevel, ServiceStatus, survey
+from mlxstack.cli.services.probe import ServiceHealthLevel, ServiceStatus, survey
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import services
-from mlxstack.host.machine import for_mlx
-from mlxstack.host.paths import Home, make_home
+from mlxstack.host.hardware import for_mlx
+from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import is_alive
-from mlxstack.host.state import RestartPolicy, ServiceSpec, ServiceState, read_state, write_json
+from mlxstack.host.service_state import (
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
+    read_state,
+    write_json,
+)
 from tests.cli.terminal import free_port
 from tests.endurance.talkers import Talk, Talkers, answer
 

@@ -7,9 +7,9 @@ from random import Random
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.core.act import GetCacheStats
+from mlxstack.core.commands import GetCacheStats
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.policy.audit import check_index
+from mlxstack.policy.prefix_index_check import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 N_SLOTS = 4

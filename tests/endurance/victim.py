@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from mlxstack.core.act import SaveSlot
+from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from tests.engine.harness import preset_of, prompt, running

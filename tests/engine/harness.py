@@ -11,18 +11,24 @@ from typing import Any
 
 import msgspec
 
-from mlxstack.core.ask import Request
-from mlxstack.core.event import Event, RequestFailed, RequestFinished, SlotAssigned, TokenSampled
+from mlxstack.core.engine_events import (
+    Event,
+    RequestFailed,
+    RequestFinished,
+    SlotAssigned,
+    TokenSampled,
+)
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
-from mlxstack.engine.context import SlotContext
-from mlxstack.engine.thread import EngineCore
-from mlxstack.service.library import AgentStore
-from mlxstack.store import shelves
-from mlxstack.store.bounded import QuotaKVStore
-from mlxstack.store.disk import Disk
-from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.core.request import Request
+from mlxstack.engine.core import EngineCore
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.service.agents.store import AgentStore
+from mlxstack.store import slot_folder_registry
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.models import VOCAB
 
 WAIT_S = 60.0
@@ -121,7 +127,7 @@ def running(
     """A started engine over stores in `home`; stopped at the end."""
     listener = Listener()
     shelf = SlotFileFolder(home / "slots", disk)
-    shelves.note(home / "kv", shelf.directory, disk)
+    slot_folder_registry.note(home / "kv", shelf.directory, disk)
     agents = AgentFolders(home / "agents", disk)
     vault = QuotaKVStore(DiskKVStore(home / "kv", disk), agents, preset.prefix_cache.disk)
     library = AgentStore(agents)

@@ -7,14 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import SamplingParams
-from mlxstack.core.event import TokenSampled
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec
-from mlxstack.engine import loader
-from mlxstack.engine.batch import Batch, BatchRow
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext
-from mlxstack.engine.sampling import Sampler
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

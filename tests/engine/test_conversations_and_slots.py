@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.event import KVSource
+from mlxstack.core.engine_events import KVSource
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import (
+from mlxstack.core.commands import (
     CollectGarbage,
     PinPrefix,
     RestoreSlot,
@@ -16,8 +16,8 @@ from mlxstack.core.act import (
 )
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.policy.audit import check_index
-from mlxstack.policy.records import Tier
+from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import LLAMA

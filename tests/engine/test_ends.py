@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import (
+from mlxstack.core.commands import (
     CollectGarbage,
     EvictAgentFromSlot,
     GetCacheStats,
     RestoreSlot,
     SaveSlot,
 )
-from mlxstack.core.ask import SamplingParams
+from mlxstack.core.engine_events import FinishReason, PrefillProgress, TokenSampled
 from mlxstack.core.errors import Broken, StackError
-from mlxstack.core.event import FinishReason, PrefillProgress, TokenSampled
 from mlxstack.core.preset import AgentsSpec, PaceSpec, Persist, SlotSpec
-from mlxstack.engine import segments
-from mlxstack.store.disk import Disk
-from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.kv import segments
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 

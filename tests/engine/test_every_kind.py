@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import (
+from mlxstack.core.commands import (
     ClearCache,
     GetCacheStats,
     PinKnownPrefix,
@@ -15,7 +15,7 @@ from mlxstack.core.act import (
     SaveSlot,
     UnpinPrefix,
 )
-from mlxstack.core.event import KVSource
+from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running

@@ -7,7 +7,7 @@ import pytest
 
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.engine.context import MOST_CHECKPOINTS
+from mlxstack.engine.kv.slot_context import MOST_CHECKPOINTS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import CollectGarbage, EraseSlot, RestoreSlot, SaveSlot, SlotRestoreResult
+from mlxstack.core.commands import (
+    CollectGarbage,
+    EraseSlot,
+    RestoreSlot,
+    SaveSlot,
+    SlotRestoreResult,
+)
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import Preset, SlotSpec
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

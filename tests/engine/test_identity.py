@@ -7,12 +7,12 @@ import mlx_lm
 import pytest
 from msgspec.structs import asdict, replace
 
-from mlxstack.core.act import RestoreSlot, SaveSlot
+from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import Damaged
-from mlxstack.core.identity import Identity
+from mlxstack.core.kv_identity import Identity
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset
-from mlxstack.engine.loader import load
-from mlxstack.store import blob_file
+from mlxstack.engine.model.loader import load
+from mlxstack.store import kv_file_format
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 from tests.models import build
 
@@ -88,7 +88,7 @@ def test_d17_the_versions_that_shape_kv_shape_the_identity(
 ) -> None:
     folder = build(tmp_path / "model", "tiny")
     found = identity_of(folder)
-    assert (found.mlx_lm, found.kv_format) == (mlx_lm.__version__, blob_file.VERSION)
+    assert (found.mlx_lm, found.kv_format) == (mlx_lm.__version__, kv_file_format.VERSION)
     assert found.code == "", "nothing but the weights and the configuration"
     monkeypatch.setattr(mlx_lm, "__version__", "0.0.1")
     assert identity_of(folder).key() != found.key()

@@ -8,15 +8,17 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.act import ClearCache, GetCacheStats, PinPrefix, ReclaimMemory
-from mlxstack.core.frame import PrefixView
+from mlxstack.core.commands import ClearCache, GetCacheStats, PinPrefix, ReclaimMemory
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import idle, learning, loader
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext
-from mlxstack.engine.memory import PrefixCache
-from mlxstack.engine.segments import PackedSegment
-from mlxstack.policy import blocks, records
+from mlxstack.core.status import PrefixView
+from mlxstack.engine import idle_wait
+from mlxstack.engine.kv import shared_prefixes
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.policy import block_hash, kv_records
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -65,7 +67,7 @@ def test_d10_a_learned_head_that_was_evicted_is_guarded_when_it_is_back(one: Dri
 def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
     one: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "MOST_HEADS", 1)
+    monkeypatch.setattr(shared_prefixes, "MOST_HEADS", 1)
     teach(one, HEAD)
     (first,) = (p.name for p in prefixes(one) if p.name)
     teach(one, prompt(256, seed=101))
@@ -98,7 +100,7 @@ def test_the_largest_context_is_counted(one: Driver) -> None:
 
 def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
     memory = PrefixCache("identity", NO_DISK, 1 << 30)
-    record = records.SegmentMeta("key", None, 0, 4, 64)
+    record = kv_records.SegmentMeta("key", None, 0, 4, 64)
     old, new = (PackedSegment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
     memory.put(record, old, 0.0)
     memory.put(record, new, 1.0)
@@ -109,7 +111,7 @@ def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
 def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     one: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(idle, "QUIET_S", 0.05)
+    monkeypatch.setattr(idle_wait, "QUIET_S", 0.05)
     caplog.set_level(logging.ERROR)
     teach(one, HEAD)
     time.sleep(0.5)
@@ -124,13 +126,13 @@ def test_the_memory_checks_itself_when_nothing_is_to_be_done(
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each call has hashed."""
-    extend, seen = blocks.extend, list[int]()
+    extend, seen = block_hash.extend, list[int]()
 
-    def counted(chain: blocks.BlockHashes, tokens: Sequence[int]) -> blocks.BlockHashes:
+    def counted(chain: block_hash.BlockHashes, tokens: Sequence[int]) -> block_hash.BlockHashes:
         seen.append(len(tokens))
         return extend(chain, tokens)
 
-    monkeypatch.setattr(blocks, "extend", counted)
+    monkeypatch.setattr(block_hash, "extend", counted)
     return seen
 
 

@@ -10,12 +10,12 @@ import pytest
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine import loader
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext
-from mlxstack.engine.kv_file import SEGMENT, RecordMeta
-from mlxstack.engine.landing import RestoreBuffers
-from mlxstack.engine.unfilled import unfilled
+from mlxstack.engine.kv.codec import SEGMENT, RecordMeta
+from mlxstack.engine.kv.restore_buffers import RestoreBuffers
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.uninitialized_array import unfilled
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.conftest import ModelOf
 
 N_TOKENS = 130

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.ask import Request
-from mlxstack.engine.finding import PROMPT_SHARE, PrefixLookup
-from mlxstack.engine.seating import SlotKVManager
+from mlxstack.core.request import Request
+from mlxstack.engine.kv.prefix_lookup import PROMPT_SHARE, PrefixLookup
+from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
 

@@ -1,10 +1,10 @@
 """A context of so many segments that nothing may recurse over them."""
 
 from mlxstack.core.preset import PrefixCacheSpec
-from mlxstack.engine.memory import PrefixCache
-from mlxstack.policy.audit import check_index
-from mlxstack.policy.owners import PinnedPrefixName
-from mlxstack.policy.records import SegmentMeta
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.policy.kv_records import SegmentMeta
+from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.policy.retention import PinnedPrefixName
 
 
 def test_a_chain_of_thousands_is_lost_at_once_though_it_is_pinned() -> None:

@@ -9,9 +9,9 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from mlxstack.core.act import RestoreSlot, SaveSlot
+from mlxstack.core.commands import RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.errors import OutOfMemory
-from mlxstack.core.event import KVSource, TokenSampled
 from mlxstack.core.preset import (
     DiskSpec,
     EvictionPolicy,
@@ -20,10 +20,10 @@ from mlxstack.core.preset import (
     Preset,
     SlotSpec,
 )
-from mlxstack.engine.layers import STEP
-from mlxstack.policy.audit import check_index
-from mlxstack.store.disk import Disk
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.engine.model.cache_adapters import STEP
+from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import VOCAB
@@ -422,7 +422,7 @@ def test_z5_a_team_computes_its_head_once(model_of: ModelOf, tmp_path: Path, kin
 def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    from mlxstack.core.event import PrefillProgress
+    from mlxstack.core.engine_events import PrefillProgress
     from mlxstack.core.preset import PaceSpec
 
     preset = preset_of(
@@ -449,7 +449,7 @@ def test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
 
 
 def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.event import RequestFinished, SlotAssigned
+    from mlxstack.core.engine_events import RequestFinished, SlotAssigned
 
     preset = with_cache(preset_of(model_of("tiny"), prefix_cache=NO_DISK), memory_budget_pct=50)
     with running(preset, tmp_path, memory_bytes=6_000_000) as driver:
@@ -468,7 +468,7 @@ def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_pat
 
 
 def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> None:
-    from mlxstack.core.act import GetCacheStats
+    from mlxstack.core.commands import GetCacheStats
 
     def learned() -> list[str]:
         view = one.engine.run_cache_command(GetCacheStats()).result(timeout=60)
@@ -485,7 +485,7 @@ def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> No
 
 
 def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
-    from mlxstack.core.act import GetCacheStats
+    from mlxstack.core.commands import GetCacheStats
 
     history = prompt(256, seed=1)
     for n in range(5):
@@ -499,7 +499,7 @@ def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
 def test_d10_a_learned_head_survives_a_restart(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
-    from mlxstack.core.act import GetCacheStats, ListSharedPrefixes
+    from mlxstack.core.commands import GetCacheStats, ListSharedPrefixes
 
     preset = preset_of(model_of(kind), slots=ONE_SLOT)
     head = prompt(256, seed=1)
@@ -520,7 +520,7 @@ def test_d10_a_learned_head_survives_a_restart(
 
 
 def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.act import ListSharedPrefixes
+    from mlxstack.core.commands import ListSharedPrefixes
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
@@ -532,7 +532,7 @@ def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_pat
 
 
 def test_d10_the_heads_of_a_tenant_are_not_written_down(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.act import ListSharedPrefixes
+    from mlxstack.core.commands import ListSharedPrefixes
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mlxstack.core.act import SaveSlot
-from mlxstack.core.event import KVSource, TokenSampled
+from mlxstack.core.commands import SaveSlot
+from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.preset import SlotSpec
-from mlxstack.engine import seating, segments
+from mlxstack.engine.kv import segments, slot_preparation
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 
@@ -51,7 +51,7 @@ def test_what_a_long_turn_left_is_packed_while_others_decode(
 def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seating, "ROOM_EVERY", 1)
+    monkeypatch.setattr(slot_preparation, "ROOM_EVERY", 1)
     preset = preset_of(model_of("tiny"), slots=SLOTS)
     with running(preset, tmp_path, memory_bytes=26_000_000) as driver:
         driver.answer(LONG, 4, slot=1)

@@ -11,8 +11,8 @@ import pytest
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from msgspec.structs import replace
 
-from mlxstack.core.ask import SamplingParams
-from mlxstack.engine.sampling import SampledToken, Sampler, draw, sample_rows
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.sampler import SampledToken, Sampler, draw, sample_rows
 
 pytestmark = pytest.mark.mlx
 

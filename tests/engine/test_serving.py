@@ -9,10 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.act import RestoreSlot, SaveSlot
-from mlxstack.core.ask import SamplingParams
-from mlxstack.core.errors import Broken, Busy
-from mlxstack.core.event import (
+from mlxstack.core.commands import RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import (
     FinishReason,
     KVSource,
     PrefillProgress,
@@ -21,11 +19,14 @@ from mlxstack.core.event import (
     SlotAssigned,
     TokenSampled,
 )
+from mlxstack.core.engine_snapshot import RequestPhase
+from mlxstack.core.errors import Broken, Busy
 from mlxstack.core.preset import BatchSpec, KVSpec, ModelSpec, PaceSpec, QueueSpec, SlotSpec
-from mlxstack.core.snapshot import RequestPhase
-from mlxstack.engine import loader, segments
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.kv import segments
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

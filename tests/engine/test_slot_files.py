@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.core.act import (
+from mlxstack.core.commands import (
     EraseSlot,
     RestoreSlot,
     SaveSlot,
@@ -15,12 +15,12 @@ from mlxstack.core.act import (
     SlotRestoreResult,
     SlotSaveResult,
 )
+from mlxstack.core.engine_events import KVSource, TokenSampled
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
-from mlxstack.core.event import KVSource, TokenSampled
 from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec, Preset
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import SamplingParams
-from mlxstack.engine.sampling import Sampler
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.sampler import Sampler
 
 pytestmark = pytest.mark.mlx
 LOGITS = mx.array([[0.5, 3.0, -1.0, 2.5, -mx.inf, -mx.inf, -mx.inf, -mx.inf]])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import LocateAgentKV, PinPrefix
-from mlxstack.core.event import KVSource
+from mlxstack.core.commands import LocateAgentKV, PinPrefix
+from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import KVSpec, Preset, SlotSpec
-from mlxstack.policy.audit import check_index
+from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

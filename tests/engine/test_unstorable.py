@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import SaveSlot
+from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.preset import SlotSpec
 from tests.engine.harness import preset_of, prompt, running

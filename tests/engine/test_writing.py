@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import GetCacheStats, RestoreSlot, SaveSlot
-from mlxstack.core.event import KVSource
+from mlxstack.core.commands import GetCacheStats, RestoreSlot, SaveSlot
+from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
-from mlxstack.engine import writing
-from mlxstack.policy.audit import check_index
-from mlxstack.store.disk import Disk
-from mlxstack.store.writer import BackgroundWriter, WriterBound
+from mlxstack.engine.kv import write_queue
+from mlxstack.policy.prefix_index_check import check_index
+from mlxstack.store.background_writer import BackgroundWriter, WriterBound
+from mlxstack.store.disk_io import Disk
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 
@@ -35,7 +35,7 @@ class SlowDisk(Disk):
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer takes one file of KV, and a note."""
     monkeypatch.setattr(
-        writing, "Writer", partial(BackgroundWriter, WriterBound(n_jobs=2, n_bytes=HELD))
+        write_queue, "Writer", partial(BackgroundWriter, WriterBound(n_jobs=2, n_bytes=HELD))
     )
 
 

@@ -11,12 +11,18 @@ from mlx_lm import tool_parsers
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.core.event import FinishReason
+from mlxstack.core.engine_events import FinishReason
 from mlxstack.demo import MODEL_DIR
 from mlxstack.text import harmony
-from mlxstack.text.calls import Parser, parse_calls, tool_schemas
-from mlxstack.text.speech import OutputParser, ReasoningPiece, StopMatched, TextPiece, ToolCallPiece
-from mlxstack.text.voice import OutputFormat, ParseOptions
+from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_parser import (
+    OutputParser,
+    ReasoningPiece,
+    StopMatched,
+    TextPiece,
+    ToolCallPiece,
+)
+from mlxstack.text.tool_call_parser import Parser, parse_calls, tool_schemas
 from tests.fuzz.dice import Dice
 
 TOOL = Tool(

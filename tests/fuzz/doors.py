@@ -10,22 +10,22 @@ import msgspec
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 from msgspec import Struct
 
-from mlxstack.api.anthropic.bodies import MessagesBody
 from mlxstack.api.app import create_app
-from mlxstack.api.native.agents import ChangeBody, CreateBody, ForkBody, RewindBody
-from mlxstack.api.native.cache import PrefixBody
-from mlxstack.api.native.completion import LlamaCompletionBody
-from mlxstack.api.native.generate import GenerateBody
-from mlxstack.api.native.slots import FileBody
-from mlxstack.api.native.words import DetokenizeBody, TokenizeBody
-from mlxstack.api.openai.bodies import ChatBody, CompletionBody
-from mlxstack.api.openai.embeddings import EmbeddingsBody
-from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.core.act import AgentKVLocation, CollectGarbage, LocateAgentKV
+from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.llama_server.completion import LlamaCompletionBody
+from mlxstack.api.dialects.llama_server.slots import FileBody
+from mlxstack.api.dialects.llama_server.tokenize import DetokenizeBody, TokenizeBody
+from mlxstack.api.dialects.native.agent_turns import GenerateBody
+from mlxstack.api.dialects.native.agents import ChangeBody, CreateBody, ForkBody, RewindBody
+from mlxstack.api.dialects.native.prefix_cache import PrefixBody
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, CompletionBody
+from mlxstack.api.dialects.openai_embeddings.routes import EmbeddingsBody
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.core.commands import AgentKVLocation, CollectGarbage, LocateAgentKV
 from mlxstack.core.errors import Conflict
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.outbox import EventDispatcher
+from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body

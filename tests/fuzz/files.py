@@ -6,8 +6,8 @@ from collections.abc import Callable
 import xxhash
 
 from mlxstack.core.errors import Damaged
-from mlxstack.store import blob_file
-from mlxstack.store.history import HistoryFile
+from mlxstack.store import kv_file_format
+from mlxstack.store.agent_history import HistoryFile
 from mlxstack.store.manifest_file import LINE, from_json, parse_json, unpack
 from tests.fuzz.dice import Dice
 
@@ -45,10 +45,10 @@ def _kv_file(dice: Dice) -> bytes:
     planes += n + b'],"data_offsets":[0,' + dice.pick((n, str(len(payload)).encode())) + b"]}"
     rest = b'","kind":"segment","identity":"i","key":"k","start":"0","end":"9","meta":"'
     rest += planes + b"}" if dice.chance(80) else dice.rest()
-    head = blob_file.HEAD + blob_file.BLANK + rest
+    head = kv_file_format.HEAD + kv_file_format.BLANK + rest
     size = dice.pick((len(head), len(head), 0, 1 << 60, len(head) + 1))
     whole = bytearray(size.to_bytes(8, "little") + head + payload)
-    whole[blob_file.DIGITS] = xxhash.xxh3_128_hexdigest(bytes(whole)).encode()
+    whole[kv_file_format.DIGITS] = xxhash.xxh3_128_hexdigest(bytes(whole)).encode()
     return bytes(whole)
 
 
@@ -57,11 +57,11 @@ def _raw(dice: Dice) -> bytes:
 
 
 def _head(whole: bytes) -> object:
-    return blob_file.read_head(io.BytesIO(whole))
+    return kv_file_format.read_head(io.BytesIO(whole))
 
 
 def _pour(whole: bytes) -> object:
-    return blob_file.read_into(io.BytesIO(whole), [memoryview(bytearray(8))])
+    return kv_file_format.read_into(io.BytesIO(whole), [memoryview(bytearray(8))])
 
 
 def _history(whole: bytes) -> object:
@@ -71,12 +71,12 @@ def _history(whole: bytes) -> object:
 KINDS: tuple[tuple[Callable[[bytes], object], Callable[[Dice], bytes]], ...] = (
     (unpack, _slot_file),
     (from_json, _manifest),
-    (blob_file.decode, _kv_file),
+    (kv_file_format.decode, _kv_file),
     (_head, _kv_file),
     (_pour, _kv_file),
     (unpack, _raw),
     (from_json, _raw),
-    (blob_file.decode, _raw),
+    (kv_file_format.decode, _raw),
     (_head, _raw),
     (_history, _raw),
 )

@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
-from mlxstack.host.paths import Home
+from mlxstack.host.home import Home
 from mlxstack.host.presets import load
 from tests.fuzz.dice import Dice
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.paths import Home
+from mlxstack.host.home import Home
 from mlxstack.host.presets import load
 from mlxstack.text.prompt import TokenizeOptions
 from tests.fuzz import forging

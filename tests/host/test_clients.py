@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.host.clients import CLIENTS, ClientSetup, Endpoint, as_shell
+from mlxstack.host.coding_clients import CLIENTS, ClientSetup, Endpoint, as_shell
 
 SERVICE = Endpoint("http://127.0.0.1:7109", 'org/a "model\'s" name', 65536, "secret $HOME 'key'")
 SMALL = Endpoint("http://127.0.0.1:7109", "demo", 4096)

@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.model import Weights
+from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
-from mlxstack.host.models import find_model, measured, read_config
-from mlxstack.host.paths import Home
+from mlxstack.host.home import Home
+from mlxstack.host.model_files import find_model, measured, read_config
 from mlxstack.host.presets import builtin_folder, listed, load
 
 EXCERPTS = builtin_folder() / "configs"

@@ -6,9 +6,9 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.host import presets
+from mlxstack.host.home import Home
 from mlxstack.host.overrides import document, from_environment, from_option, variables
-from mlxstack.host.paths import Home
-from mlxstack.host.shape import leaves
+from mlxstack.host.preset_schema import leaves
 
 
 @pytest.fixture

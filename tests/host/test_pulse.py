@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from mlxstack.host.liveness_probe import HealthProbe, LivenessMonitor, probe
 from mlxstack.host.process import free_port
-from mlxstack.host.pulse import HealthProbe, LivenessMonitor, probe
-from mlxstack.host.state import RestartPolicy
+from mlxstack.host.service_state import RestartPolicy
 
 PATIENCE = RestartPolicy(look_s=5.0, silent_s=20.0, stuck_s=40.0)
 WELL = HealthProbe(is_well=True, said="")

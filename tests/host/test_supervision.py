@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
-from mlxstack.host import pulse, services
-from mlxstack.host.paths import Home, make_home
+from mlxstack.host import liveness_probe, services
+from mlxstack.host.home import Home, make_home
 from mlxstack.host.process import ProcessId, free_port, identify, is_alive, kill, refusal
-from mlxstack.host.state import (
+from mlxstack.host.service_state import (
     Phase,
     RestartPolicy,
     ServiceSpec,
@@ -170,7 +170,7 @@ def test_a9_a_stuck_worker_is_killed_and_started_again(
     assert why in second.exit_summary and second.exit_summary.endswith(" and was killed by SIGKILL")
     told = second.exit_summary.removesuffix(" and was killed by SIGKILL")
     assert f"worker {first.pid} {told}; killing it" in one.log()
-    assert pulse.probe(one.plan.url, 1.0).is_well
+    assert liveness_probe.probe(one.plan.url, 1.0).is_well
 
 
 def test_a_disk_that_refuses_ends_nobody(started: Callable[[str], Started]) -> None:
@@ -204,7 +204,7 @@ def test_a9_who_never_gets_well_flaps_too(started: Callable[[str], Started]) -> 
     for n_deaths in (1, 2, 3):
         worker = one.listening().worker
         assert worker is not None
-        until(lambda: pulse.probe(one.plan.url, 1.0).is_well)
+        until(lambda: liveness_probe.probe(one.plan.url, 1.0).is_well)
         os.kill(worker.pid, signal.SIGUSR1)
         until(lambda n=n_deaths: (s := one.state()) and s.n_crashes == n)
     assert one.process.wait(60) == 1

@@ -16,7 +16,7 @@ import pytest
 from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
-from mlxstack.host.machine import (
+from mlxstack.host.hardware import (
     OPENBLAS,
     TUNABLES,
     amount,
@@ -26,7 +26,7 @@ from mlxstack.host.machine import (
     preload,
     this_hardware,
 )
-from mlxstack.host.paths import Home, home_from, make_home, make_private
+from mlxstack.host.home import Home, home_from, make_home, make_private
 from mlxstack.host.process import end, free_port, identify, is_alive, listener, refusal
 
 pytestmark = pytest.mark.net

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.units import LoginJob, launchd, systemd, unit_of
+from mlxstack.host.service_units import LoginJob, launchd, systemd, unit_of
 
 AWKWARD = 'a "quoted" $HOME 100% back\\slash'
 

@@ -12,11 +12,12 @@ import mlx.core as mx
 
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
 import tests.models
-from mlxstack.engine import attention, batch, loader
+from mlxstack.engine.decode import batch
+from mlxstack.engine.model import attention_patch, loader
 
 PRECISION = os.environ["MLX_STACK_TEST_AHEAD"]
 
 batch.has_gpu = lambda: True
 if PRECISION == "bfloat16":
-    loader.has_gpu = attention.has_gpu = batch.has_gpu
+    loader.has_gpu = attention_patch.has_gpu = batch.has_gpu
     tests.models.build = partial(tests.models.build, dtype=mx.bfloat16)

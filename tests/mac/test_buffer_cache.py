@@ -8,12 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.act import ReclaimMemory
-from mlxstack.core.event import TokenSampled
+from mlxstack.core.commands import ReclaimMemory
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PaceSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import batch, buffer_cache, footprint, loader, thread, turns
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext
+from mlxstack.engine import buffer_cache, core, footprint, step
+from mlxstack.engine.decode import batch
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.policy.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
@@ -48,8 +50,8 @@ class Chunks:
         self.workspaces: list[int] = []
         self.cached: list[int] = []
         self.rooms: list[int] = []
-        self._prefill = turns.chunk_size
-        monkeypatch.setattr(turns, "bite", self)
+        self._prefill = step.chunk_size
+        monkeypatch.setattr(step, "bite", self)
 
     def __call__(self, model: object, context: SlotContext, ask: Any, n_tokens: int) -> float:
         self.cached.append(mx.get_cache_memory())
@@ -171,8 +173,8 @@ def test_buffers_of_the_self_check_are_released_at_load(
     events: list[str] = []
     for target, name in (
         (mx, "clear_cache"),
-        (thread, "self_check"),
-        (thread.EngineCore, "_serve"),
+        (core, "self_check"),
+        (core.EngineCore, "_serve"),
     ):
         monkeypatch.setattr(target, name, _recorded(events, name, getattr(target, name)))
     with running(preset_of(model_of("tiny-swa")), tmp_path) as driver:

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.errors import OutOfMemory, SetupError
 from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.host.memory import (
+from mlxstack.host.memory_budget import (
     MAX_BUFFER_CACHE_BYTES,
     buffer_cache_limit,
     mac_memory,
@@ -16,10 +16,10 @@ from mlxstack.host.memory import (
     memory_limit,
     this_memory,
 )
-from mlxstack.policy import architectures
+from mlxstack.policy import kv_geometry_by_model
 from mlxstack.policy.capacity import MARGIN_BYTES, need
-from mlxstack.policy.pacing import tokens_within_scores
-from mlxstack.service.candidate import of_preset
+from mlxstack.policy.chunked_prefill import tokens_within_scores
+from mlxstack.service.plan_candidate import of_preset
 from tests.conftest import ModelOf
 from tests.engine.harness import preset_of, prompt, running
 from tests.models import LLAMA, SLIDING
@@ -151,17 +151,17 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
             pace = driver.engine._turns._limits.pace
-            heads, copies = 4, architectures.SCORE_COPIES
+            heads, copies = 4, kv_geometry_by_model.SCORE_COPIES
             assert pace.score_bytes == heads * 2 * copies
             assert tokens_within_scores(500_000, pace) < 200
 
 
 def test_attention_is_fused_for_some_head_dims_and_16_bit_kv() -> None:
     fused = LLAMA | {"head_dim": 128}
-    assert architectures.score_bytes(fused, 16) == 0
-    assert architectures.score_bytes(fused, 8) == 4 * 2 * architectures.SCORE_COPIES
+    assert kv_geometry_by_model.score_bytes(fused, 16) == 0
+    assert kv_geometry_by_model.score_bytes(fused, 8) == 4 * 2 * kv_geometry_by_model.SCORE_COPIES
     gemma = SLIDING | {"head_dim": 256}
-    assert architectures.score_bytes(gemma, 16) == 4 * 2 * architectures.SCORE_COPIES
-    assert architectures.score_bytes({**fused, "model_type": "unheard"}, 16) > 0
-    bound = architectures.peak_score_bytes(gemma, 16, 2048, 131_072)
-    assert bound == architectures.MAX_SCORE_BYTES
+    assert kv_geometry_by_model.score_bytes(gemma, 16) == 4 * 2 * kv_geometry_by_model.SCORE_COPIES
+    assert kv_geometry_by_model.score_bytes({**fused, "model_type": "unheard"}, 16) > 0
+    bound = kv_geometry_by_model.peak_score_bytes(gemma, 16, 2048, 131_072)
+    assert bound == kv_geometry_by_model.MAX_SCORE_BYTES

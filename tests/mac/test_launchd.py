@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from mlxstack.host.logs import rotate
-from mlxstack.host.units import LoginJob, launchd
+from mlxstack.host.service_units import LoginJob, launchd
 from tests.cli.terminal import CLI, Shell
 
 LABEL = "mlx-stack.tiny"
@@ -98,7 +98,7 @@ def test_installing_again_waits_until_the_old_job_has_drained(shell: Shell) -> N
 
 
 def test_a_job_that_does_not_end_is_told(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlxstack.cli import install
+    from mlxstack.cli.commands import install
 
     for name, value in launchctl(shell, n_drain=10**6).items():
         monkeypatch.setenv(name, value)

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxstack.host import pressure
-from mlxstack.host.pressure import PressureLevel
+from mlxstack.host import memory_pressure
+from mlxstack.host.memory_pressure import PressureLevel
 
 SYSCTL = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -53,7 +53,7 @@ def test_on_a_mac_the_level_of_the_kernel_alone_decides(
 ) -> None:
     imitate_mac(monkeypatch, {b"kern.memorystatus_vm_pressure_level": value})
     use(monkeypatch, percent)
-    assert pressure.pressure_level() is expected
+    assert memory_pressure.pressure_level() is expected
 
 
 @pytest.mark.parametrize("levels", [{}, {b"kern.memorystatus_vm_pressure_level": 77}])
@@ -62,9 +62,9 @@ def test_a_mac_that_does_not_tell_is_judged_by_its_used_memory(
 ) -> None:
     imitate_mac(monkeypatch, levels)
     use(monkeypatch, 88.0)
-    assert pressure.pressure_level() is PressureLevel.HIGH
+    assert memory_pressure.pressure_level() is PressureLevel.HIGH
     use(monkeypatch, 50.0)
-    assert pressure.pressure_level() is PressureLevel.CALM
+    assert memory_pressure.pressure_level() is PressureLevel.CALM
 
 
 PSI = """\
@@ -91,21 +91,21 @@ def test_on_linux_the_stalls_of_the_kernel_alone_decide(
     expected: PressureLevel,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(pressure, "PSI", tmp_path / "memory")
+    monkeypatch.setattr(memory_pressure, "PSI", tmp_path / "memory")
     (tmp_path / "memory").write_text(PSI.format(some=some, full=full))
     use(monkeypatch, 97.0)
-    assert pressure.pressure_level() is expected
+    assert memory_pressure.pressure_level() is expected
 
 
 def test_a_linux_without_stall_information_is_judged_by_its_used_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(pressure, "PSI", tmp_path / "none")
+    monkeypatch.setattr(memory_pressure, "PSI", tmp_path / "none")
     for percent, expected in (
         (80.0, PressureLevel.CALM),
         (88.0, PressureLevel.HIGH),
         (96.0, PressureLevel.CRITICAL),
     ):
         use(monkeypatch, percent)
-        assert pressure.pressure_level() is expected
+        assert memory_pressure.pressure_level() is expected

@@ -10,12 +10,12 @@ import psutil
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from mlxstack.core.ask import Request
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
+from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host import sleep
 from mlxstack.service import service as services
-from mlxstack.service.outbox import EventDispatcher
+from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.service import Service
 from tests.service.standin import FACTS, StandIn
 

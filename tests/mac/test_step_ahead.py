@@ -9,15 +9,16 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.ask import SamplingParams
+from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.errors import Broken
-from mlxstack.core.event import FinishReason, TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine import batch, loader
-from mlxstack.engine.batch import Batch, BatchRow
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext
-from mlxstack.engine.sampling import Sampler
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode import batch
+from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
 

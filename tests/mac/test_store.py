@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import Conflict, NotFound
-from mlxstack.store import disk
-from mlxstack.store.disk import Disk
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store import disk_io
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.blobs import manifest, small_blob
 
 FULL, BARRIER = 51, 85
@@ -88,8 +88,8 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> Flushes:
 
 
 def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
-    monkeypatch.setattr(disk, "FULL_SYNC", FULL)
-    monkeypatch.setattr(disk, "BARRIER_SYNC", BARRIER)
+    monkeypatch.setattr(disk_io, "FULL_SYNC", FULL)
+    monkeypatch.setattr(disk_io, "BARRIER_SYNC", BARRIER)
     monkeypatch.setattr(fcntl, "fcntl", flushes)
     return flushes
 
@@ -122,7 +122,7 @@ def test_a_system_without_barriers_syncs(tmp_path: Path, monkeypatch: pytest.Mon
             super().sync(fd)
             self.n_syncs += 1
 
-    monkeypatch.setattr(disk, "BARRIER_SYNC", None)
+    monkeypatch.setattr(disk_io, "BARRIER_SYNC", None)
     counting = Counting()
     SlotFileFolder(tmp_path, counting).write("a.bin", manifest("aa01"))
     assert counting.n_syncs == 2

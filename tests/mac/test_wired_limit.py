@@ -8,9 +8,10 @@ import pytest
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import ModelSpec, Preset, ServiceKind
-from mlxstack.engine import loader, thread
-from mlxstack.engine.embed import EmbeddingEngine
-from mlxstack.host.memory import buffer_cache_limit, memory_limit
+from mlxstack.engine import core
+from mlxstack.engine.embedding_engine import EmbeddingEngine
+from mlxstack.engine.model import loader
+from mlxstack.host.memory_budget import buffer_cache_limit, memory_limit
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
 
@@ -87,7 +88,7 @@ def test_limits_are_restored_when_the_model_fails_its_self_check(
     def fail(*_: object) -> None:
         raise SetupError("it cannot run")
 
-    monkeypatch.setattr(thread, "self_check", fail)
+    monkeypatch.setattr(core, "self_check", fail)
     with pytest.raises(SetupError), running(preset_of(model_of("tiny")), tmp_path) as _:
         pass
     _wait_for(calls, "clear_streams")

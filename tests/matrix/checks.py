@@ -8,15 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.ask import SamplingParams
 from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec
-from mlxstack.engine import segments
-from mlxstack.engine.batch import Batch, BatchRow
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.context import SlotContext, StateCheckpoint
-from mlxstack.engine.sampling import Sampler
-from mlxstack.engine.segments import PackedSegment
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.kv import segments
+from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)

@@ -7,9 +7,9 @@ from typing import Any
 from mlx_lm.models.cache import CacheList, QuantizedKVCache, make_prompt_cache
 from msgspec import Struct
 
-from mlxstack.engine.caches import CacheFactory
-from mlxstack.engine.check import self_check
-from mlxstack.engine.layers import leaves
+from mlxstack.engine.model.batching_check import self_check
+from mlxstack.engine.model.cache_adapters import leaves
+from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.matrix import checks
 from tests.matrix.builder import Unbuildable, build
 from tests.matrix.families import VOCAB

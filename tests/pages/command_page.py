@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from mlxstack.cli.exits import Exit
+from mlxstack.cli.exit_codes import Exit
 from mlxstack.cli.main import app
 
 NAME = "mlx-stack"

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec.inspect as mi
 import msgspec.json
 
-from mlxstack.cli.sizes import size, tokens
+from mlxstack.cli.units import size, tokens
 from mlxstack.core.preset import Preset, ServiceKind
-from mlxstack.host import models, presets
-from mlxstack.host.meanings import MEANINGS
-from mlxstack.host.memory import MemoryBudget, mac_memory
-from mlxstack.host.paths import Home
+from mlxstack.host import model_files, presets
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import MemoryBudget, mac_memory
 from mlxstack.host.preflight import BUILTIN_MODEL
-from mlxstack.host.shape import keys_in, meaning
-from mlxstack.policy import weights
+from mlxstack.host.preset_descriptions import MEANINGS
+from mlxstack.host.preset_schema import keys_in, meaning
+from mlxstack.policy import weight_size
 from mlxstack.policy.capacity import disk_bytes, need
-from mlxstack.service.candidate import Candidate, excerpts, of_preset
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_preset
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
@@ -132,9 +132,9 @@ def candidate(preset: Preset) -> Candidate:
     if preset.model.id == BUILTIN_MODEL:
         return of_preset(preset)
     for file in excerpts().glob("*.json"):
-        files = models.read_config(file)
+        files = model_files.read_config(file)
         if files.config["excerpt_of"] == preset.model.id:
-            return Candidate(preset, files, weights.estimate(files.config), is_measured=False)
+            return Candidate(preset, files, weight_size.estimate(files.config), is_measured=False)
     raise LookupError(f"no excerpt of the config of {preset.model.id}")
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mlxstack.host.meanings import MEANINGS
-from mlxstack.host.shape import json_schema, keys_in
+from mlxstack.host.preset_descriptions import MEANINGS
+from mlxstack.host.preset_schema import json_schema, keys_in
 from tests.pages.__main__ import DOCS, PAGES
 
 

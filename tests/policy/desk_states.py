@@ -4,8 +4,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlxstack.core.ask import Priority
-from mlxstack.policy.desk import (
+from mlxstack.core.request import Priority
+from mlxstack.policy.scheduler import Action, AssignSlot, RunSlotAction, SchedulerLimits, schedule
+from mlxstack.policy.scheduler_state import (
     QueuedRequest,
     SchedulerState,
     Slot,
@@ -16,8 +17,7 @@ from mlxstack.policy.desk import (
     initial_state,
     release_slot,
 )
-from mlxstack.policy.scheduler import Action, AssignSlot, RunSlotAction, SchedulerLimits, schedule
-from mlxstack.policy.seats import SharedPrefillFn
+from mlxstack.policy.slot_selection import SharedPrefillFn
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from mlxstack.policy import blocks, matching
-from mlxstack.policy.index import PrefixIndex
-from mlxstack.policy.records import (
+from mlxstack.policy import block_hash, prefix_match
+from mlxstack.policy.kv_records import (
     CheckpointCandidate,
     CheckpointMeta,
     PrefixMatch,
     SegmentMeta,
     Tier,
 )
+from mlxstack.policy.prefix_index import PrefixIndex
 
 SIZE = 4
 SALT = b"test"
@@ -23,13 +23,13 @@ class Memory:
         self.index = PrefixIndex(size)
         self.size = size
 
-    def chain(self, tokens: Sequence[int]) -> blocks.BlockHashes:
-        return blocks.extend(blocks.start(SALT, self.size), tokens)
+    def chain(self, tokens: Sequence[int]) -> block_hash.BlockHashes:
+        return block_hash.extend(block_hash.start(SALT, self.size), tokens)
 
     def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> PrefixMatch:
         chain = self.chain(tokens)
-        marks = [CheckpointCandidate(at, blocks.hash_at(chain, tokens, at)) for at in cuts]
-        return matching.match(self.index, chain.keys, marks)
+        marks = [CheckpointCandidate(at, block_hash.hash_at(chain, tokens, at)) for at in cuts]
+        return prefix_match.match(self.index, chain.keys, marks)
 
     def save(
         self,
@@ -53,7 +53,7 @@ class Memory:
         """A checkpoint at the end of `tokens`, on the segment of the saved path that holds it."""
         state = self.chain(tokens).head
         holder = self.save(tokens)[-1]
-        key = blocks.checkpoint_key(state)
+        key = block_hash.checkpoint_key(state)
         self.index.insert(
             CheckpointMeta(key, holder, len(tokens), n_bytes, state), Tier.MEMORY, now
         )
@@ -69,7 +69,7 @@ class Memory:
         now: float,
     ) -> str:
         chain = self.chain(tokens[:end])
-        key = blocks.segment_key(chain.head, start)
+        key = block_hash.segment_key(chain.head, start)
         keys = chain.keys[start // self.size : end // self.size]
         self.index.insert(SegmentMeta(key, parent, start, end, end - start, keys), place, now)
         return key

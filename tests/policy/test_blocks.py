@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.blocks import (
+from mlxstack.policy.block_hash import (
     checkpoint_key,
     extend,
     hash_at,

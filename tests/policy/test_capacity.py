@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.policy.architectures import geometry
 from mlxstack.policy.capacity import (
     MARGIN_BYTES,
     ServiceLoad,
@@ -16,7 +15,8 @@ from mlxstack.policy.capacity import (
     need,
     table,
 )
-from mlxstack.policy.geometry import quantized
+from mlxstack.policy.kv_geometry import quantized
+from mlxstack.policy.kv_geometry_by_model import geometry
 
 MIB, GIB = 1024**2, 1024**3
 

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.audit import check_index, totals
 from mlxstack.policy.eviction import (
     EvictionCandidate,
     EvictionClass,
@@ -13,8 +12,9 @@ from mlxstack.policy.eviction import (
     entries,
     plan,
 )
-from mlxstack.policy.owners import PinnedPrefixName, Retention
-from mlxstack.policy.records import Tier
+from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.prefix_index_check import check_index, totals
+from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
 
 LRU, FREQUENCY = EvictionPolicy.LRU, EvictionPolicy.LRU_FREQUENCY

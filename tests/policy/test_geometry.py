@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.policy.architectures import geometry, workspace_bytes
-from mlxstack.policy.geometry import Layer, LayerKind, quantized, uncapped
+from mlxstack.policy.kv_geometry import Layer, LayerKind, quantized, uncapped
+from mlxstack.policy.kv_geometry_by_model import geometry, workspace_bytes
 from tests.policy.allocation import peak_bytes
 
 KIB, MIB = 1024, 1024 * 1024

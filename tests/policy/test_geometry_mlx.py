@@ -19,8 +19,8 @@ from mlx_lm.models.cache import (
 from mlx_lm.models.cache import make_prompt_cache as make_caches
 
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
-from mlxstack.policy.architectures import RULES, geometry, model_type
-from mlxstack.policy.geometry import Geometry, Layer, LayerKind, quantized
+from mlxstack.policy.kv_geometry import Geometry, Layer, LayerKind, quantized
+from mlxstack.policy.kv_geometry_by_model import RULES, geometry, model_type
 from tests.policy.allocation import allocated_bytes, peak_bytes
 
 BASE: dict[str, Any] = {

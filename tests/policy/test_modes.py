@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.modes import ServiceCondition, difference
+from mlxstack.policy.mode_change import ServiceCondition, difference
 
 NAMES = st.sampled_from("abcdef")
 

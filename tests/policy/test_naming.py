@@ -1,8 +1,8 @@
 """Conversations are told apart by what was said; hints only decide between equals."""
 
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.policy import naming
-from mlxstack.policy.naming import ConversationNamer, user_turn_digests
+from mlxstack.policy import conversation_id
+from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
 
 
 def talk(*said: str, system: str = "You code.", salt: str = "") -> tuple[str, ...]:
@@ -69,9 +69,9 @@ def test_names_that_are_given_have_a_form_of_their_own() -> None:
     names = ConversationNamer()
     found = [names.name(talk("hi"), hint) for hint in ("claude:a", "claude:b", "key:c")]
     assert found[1] == f"{found[0]}.2"
-    assert all(naming.is_implicit(name) for name in found)
+    assert all(conversation_id.is_implicit(name) for name in found)
     others = ("claude-mine", "night-20261121", "chat-0a1b2c3", "chat-0a1b2c3d.", "chat-0A1B2C3D")
-    assert not any(naming.is_implicit(name) for name in others)
+    assert not any(conversation_id.is_implicit(name) for name in others)
 
 
 def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
@@ -83,19 +83,19 @@ def test_a_tool_result_is_a_turn_and_a_late_rule_is_none() -> None:
 
 def test_names_are_bounded_and_possible_agent_ids() -> None:
     names = ConversationNamer()
-    for n in range(naming.MOST_KNOWN + 50):
+    for n in range(conversation_id.MOST_KNOWN + 50):
         name = names.name(talk(f"turn {n}"), "key:anything at all / ü")
         assert name.startswith("key-") and name.isascii() and len(name) < 128
-    assert len(names._known) == naming.MOST_KNOWN
+    assert len(names._known) == conversation_id.MOST_KNOWN
 
 
 def test_a_long_conversation_keeps_its_name_and_little_of_what_it_was_told() -> None:
     names = ConversationNamer()
-    turns = tuple(f"{n:032x}" for n in range(naming.MOST_TOLD + 500))
+    turns = tuple(f"{n:032x}" for n in range(conversation_id.MOST_TOLD + 500))
     first = names.name(turns, "codex:a")
     assert names.name((*turns, "more"), "codex:a") == first
     assert names.name((*turns, "more"), "codex:b") != first
     assert names.name((*turns, "more", "still"), None) == first
     assert names.name(turns[:-200], "codex:a") == first
     assert names.name((*turns[:100], "else"), None) != first
-    assert max(len(one.told) for one in names._known.values()) == naming.MOST_TOLD
+    assert max(len(one.told) for one in names._known.values()) == conversation_id.MOST_TOLD

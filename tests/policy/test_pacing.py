@@ -3,7 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.desk import (
+from mlxstack.policy.chunked_prefill import (
+    FINEST,
+    PrefillPolicy,
+    chunk_size,
+    next_to_prefill,
+    tokens_within_scores,
+)
+from mlxstack.policy.scheduler import SchedulerLimits, next_prefill_chunk
+from mlxstack.policy.scheduler_state import (
     SchedulerState,
     Slot,
     SlotState,
@@ -12,15 +20,7 @@ from mlxstack.policy.desk import (
     release_slot,
     skip,
 )
-from mlxstack.policy.pacing import (
-    FINEST,
-    PrefillPolicy,
-    chunk_size,
-    next_to_prefill,
-    tokens_within_scores,
-)
-from mlxstack.policy.scheduler import SchedulerLimits, next_prefill_chunk
-from mlxstack.policy.speed import RegressionSums, ThroughputModel, prefill_s
+from mlxstack.policy.throughput_model import RegressionSums, ThroughputModel, prefill_s
 from tests.policy.desk_states import desk_of, ticket, turn
 
 TPS = 1000.0

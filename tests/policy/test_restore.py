@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.event import CacheMiss, KVSource
-from mlxstack.policy.records import FoundCheckpoint, PathStep, PrefixMatch
-from mlxstack.policy.restore import (
+from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.policy.kv_records import FoundCheckpoint, PathStep, PrefixMatch
+from mlxstack.policy.reuse_plan import (
     COST,
     MissContext,
     MissReason,

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from mlxstack.policy.desk import (
+from mlxstack.policy.scheduler import (
+    Expire,
+    PrefillChunk,
+    SchedulerLimits,
+    is_full,
+    next_prefill_chunk,
+    schedule,
+)
+from mlxstack.policy.scheduler_state import (
     QueuedRequest,
     SchedulerState,
     SlotAction,
@@ -17,16 +25,8 @@ from mlxstack.policy.desk import (
     release_slot,
     start_loading,
 )
-from mlxstack.policy.scheduler import (
-    Expire,
-    PrefillChunk,
-    SchedulerLimits,
-    is_full,
-    next_prefill_chunk,
-    schedule,
-)
-from mlxstack.policy.seats import SharedPrefillFn
-from mlxstack.policy.speed import ThroughputModel
+from mlxstack.policy.slot_selection import SharedPrefillFn
+from mlxstack.policy.throughput_model import ThroughputModel
 from tests.policy.desk_states import (
     HIGH,
     LOW,

@@ -12,10 +12,10 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from mlxstack.core.ask import Priority
-from mlxstack.policy import desk as desks
-from mlxstack.policy.desk import ACTIVE, QueuedRequest, SchedulerState, Slot, SlotAction, SlotState
-from mlxstack.policy.pacing import FINEST
+from mlxstack.core.request import Priority
+from mlxstack.policy import scheduler_state as desks
+from mlxstack.policy.chunked_prefill import FINEST
+from mlxstack.policy.request_queue import effective_priority
 from mlxstack.policy.scheduler import (
     Action,
     AssignSlot,
@@ -26,8 +26,15 @@ from mlxstack.policy.scheduler import (
     next_prefill_chunk,
     schedule,
 )
-from mlxstack.policy.speed import ThroughputModel, observe_prefill
-from mlxstack.policy.waiting import effective_priority
+from mlxstack.policy.scheduler_state import (
+    ACTIVE,
+    QueuedRequest,
+    SchedulerState,
+    Slot,
+    SlotAction,
+    SlotState,
+)
+from mlxstack.policy.throughput_model import ThroughputModel, observe_prefill
 from tests.policy.desk_states import heads_for, is_agents_turn, open_seats, put
 
 AGING = 0.1

@@ -6,11 +6,16 @@ from random import Random
 
 import pytest
 
-from mlxstack.core.ask import Priority
-from mlxstack.policy.report import SimulationReport
+from mlxstack.core.request import Priority
 from mlxstack.policy.scheduler import SchedulerLimits
-from mlxstack.policy.simulate import SimulatedMachine, simulate
-from mlxstack.policy.workload import PlannedRequest, SimulatedAgent, Workload, draw_agents
+from mlxstack.policy.simulation.report import SimulationReport
+from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
+from mlxstack.policy.simulation.workload import (
+    PlannedRequest,
+    SimulatedAgent,
+    Workload,
+    draw_agents,
+)
 
 MACHINE = SimulatedMachine(n_slots=8, prefill_tps=1500.0, slowdown=2e-5, step_s=0.020, row_s=0.002)
 PATIENT = SchedulerLimits(max_active=8, max_waiting=2000)

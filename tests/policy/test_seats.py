@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.desk import (
+from mlxstack.policy.scheduler_state import (
     SchedulerState,
     SlotAction,
     advance,
@@ -17,7 +17,7 @@ from mlxstack.policy.desk import (
     reset_slot,
     start_loading,
 )
-from mlxstack.policy.seats import SLACK, select_slot
+from mlxstack.policy.slot_selection import SLACK, select_slot
 from tests.policy.desk_states import desk_of, nothing, ticket, used
 
 NONE: frozenset[int] = frozenset()

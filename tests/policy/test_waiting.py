@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from mlxstack.core.ask import Priority
-from mlxstack.policy.desk import assign_slot, release_slot
-from mlxstack.policy.waiting import (
+from mlxstack.core.request import Priority
+from mlxstack.policy.request_queue import (
     effective_priority,
     expired,
     retry_after,
     schedulable,
     sort_queue,
 )
+from mlxstack.policy.scheduler_state import assign_slot, release_slot
 from tests.policy.desk_states import HIGH, LOW, NORMAL, desk_of, serve_one_by_one, ticket
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.model import Weights
-from mlxstack.host.models import measured
-from mlxstack.policy.weights import estimate
+from mlxstack.core.model_info import Weights
+from mlxstack.host.model_files import measured
+from mlxstack.policy.weight_size import estimate
 from tests.conftest import ModelOf
 
 CONFIGS = Path(__file__).parent.parent.parent / "presets" / "configs"

@@ -9,10 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from mlxstack.core.act import CollectGarbage, FlushResult, GCResult, SlotCommand, SlotCommandResult
-from mlxstack.core.ask import Request
-from mlxstack.core.errors import Busy, Conflict
-from mlxstack.core.event import (
+from mlxstack.core.commands import (
+    CollectGarbage,
+    FlushResult,
+    GCResult,
+    SlotCommand,
+    SlotCommandResult,
+)
+from mlxstack.core.engine_events import (
     Event,
     FinishReason,
     PrefillProgress,
@@ -23,9 +27,11 @@ from mlxstack.core.event import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.identity import Identity
-from mlxstack.core.model import ModelFacts
-from mlxstack.core.snapshot import Snapshot
+from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.errors import Busy, Conflict
+from mlxstack.core.kv_identity import Identity
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.request import Request
 
 Deliver = Callable[[tuple[Event, ...]], None]
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mlxstack.service.library import MOST_GONE, AgentStore
-from mlxstack.store.history import AgentFolders, History
+from mlxstack.service.agents.store import MOST_GONE, AgentStore
+from mlxstack.store.agent_history import AgentFolders, History
 
 
 def test_the_names_of_forgotten_agents_are_bounded(tmp_path: Path) -> None:

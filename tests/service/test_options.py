@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.core.ask import SamplingParams
 from mlxstack.core.errors import BadRequest, TooLong
-from mlxstack.core.model import SamplingDefaults
+from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
-from mlxstack.service.options import (
+from mlxstack.core.request import SamplingParams
+from mlxstack.service.generation_options import (
     GenerationOptions,
     SamplingOverrides,
     ServiceBounds,

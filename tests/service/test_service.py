@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from mlxstack.core.ask import Request
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, TooLong
-from mlxstack.core.event import TokenSampled
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
-from mlxstack.policy.naming import user_turn_digests
+from mlxstack.policy.conversation_id import user_turn_digests
 from mlxstack.service import service as services
-from mlxstack.service.chat import admit, admit_text, stream_response
-from mlxstack.service.options import GenerationOptions, ToolChoiceMode
-from mlxstack.service.outbox import EventDispatcher
-from mlxstack.service.parts import (
+from mlxstack.service.event_dispatcher import EventDispatcher
+from mlxstack.service.generation import admit, admit_text, stream_response
+from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.response_parts import (
     CollectedResponse,
     FinishCause,
     GenerationFinished,

@@ -5,7 +5,7 @@ import math
 from hypothesis import strategies as st
 
 from mlxstack.core.ports import KVFile, Manifest, TensorBytes
-from mlxstack.store.blob_file import ITEM_BYTES
+from mlxstack.store.kv_file_format import ITEM_BYTES
 
 IDENTITY = "0123456789abcdef" * 2
 KEY = "ab" * 16

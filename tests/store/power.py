@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from mlxstack.store.disk import Disk
+from mlxstack.store.disk_io import Disk
 
 T = TypeVar("T")
 

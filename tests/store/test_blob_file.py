@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.errors import Damaged, UnknownVersion
 from mlxstack.core.ports import KVFile, TensorBytes
-from mlxstack.store.blob_file import HEAD, ITEM_BYTES, VERSION, decode, encode
+from mlxstack.store.kv_file_format import HEAD, ITEM_BYTES, VERSION, decode, encode
 from tests.store.blobs import BLOBS, small_blob
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.act import CollectGarbage, GCScope
+from mlxstack.core.commands import CollectGarbage, GCScope
 from mlxstack.core.errors import BadRequest, Conflict, DiskFull
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec
-from mlxstack.store import shelves
-from mlxstack.store.bounded import QuotaKVStore
-from mlxstack.store.history import AgentFolders
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store import slot_folder_registry
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.blobs import IDENTITY, small_blob
 
 HOUR = 3600.0
@@ -27,7 +27,7 @@ class House:
     def __init__(self, root: Path, **disk: int) -> None:
         self.vault = DiskKVStore(root / "kv")
         self.shelf = SlotFileFolder(root / "slots")
-        shelves.note(root / "kv", root / "slots")
+        slot_folder_registry.note(root / "kv", root / "slots")
         self.agents = AgentFolders(root / "agents")
         self.bounded = QuotaKVStore(self.vault, self.agents, DiskSpec(**disk))
 
@@ -110,7 +110,7 @@ def test_c14_kv_that_any_noted_folder_names_stays(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.store("aa")
     other = SlotFileFolder(tmp_path / "elsewhere")
-    shelves.note(tmp_path / "kv", tmp_path / "elsewhere")
+    slot_folder_registry.note(tmp_path / "kv", tmp_path / "elsewhere")
     other.write("b.bin", Manifest(IDENTITY, (1,), ("aa",)))
     house.bounded.sweep(CollectGarbage(max_bytes=0, scope=GCScope.KV), NOBODY)
     assert house.keys() == {"aa"}

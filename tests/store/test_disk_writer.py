@@ -9,8 +9,8 @@ from threading import Event, get_ident
 import pytest
 
 from mlxstack.core.errors import Busy, Conflict, Damaged, StackError
-from mlxstack.store.vault import DiskKVStore
-from mlxstack.store.writer import BackgroundWriter, WriterBound
+from mlxstack.store.background_writer import BackgroundWriter, WriterBound
+from mlxstack.store.kv_store import DiskKVStore
 from tests.store.bad_disks import FullDisk
 from tests.store.blobs import IDENTITY, KEY, small_blob
 

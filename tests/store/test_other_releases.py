@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mlxstack.core.act import CollectGarbage, GCScope
+from mlxstack.core.commands import CollectGarbage, GCScope
 from mlxstack.core.errors import Conflict, UnknownVersion
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store.kv_store import DiskKVStore
 from tests.store.blobs import IDENTITY, KEY, small_blob
 from tests.store.test_bounded import NOBODY, House
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mlxstack.core.act import CollectGarbage
+from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.errors import NotFound
 from mlxstack.core.ports import Manifest
 from mlxstack.core.preset import DiskSpec
-from mlxstack.store import shelves
-from mlxstack.store.bounded import QuotaKVStore
-from mlxstack.store.disk import Disk
-from mlxstack.store.durable import TEMPORARY
-from mlxstack.store.history import AgentFolders, History
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.vault import DiskKVStore
+from mlxstack.store import slot_folder_registry
+from mlxstack.store.agent_history import AgentFolders, History
+from mlxstack.store.atomic_write import TEMPORARY
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.blobs import IDENTITY, manifest, small_blob
 from tests.store.power import (
     Medium,
@@ -57,7 +57,7 @@ class Rooms:
         self.vault = DiskKVStore(root / "kv", disk)
         self.shelf = SlotFileFolder(root / "slots", disk)
         self.agents = AgentFolders(root / "agents", disk)
-        shelves.note(root / "kv", root / "slots", disk)
+        slot_folder_registry.note(root / "kv", root / "slots", disk)
 
     def view(self) -> View:
         """Raises Damaged, or AssertionError when a context names KV that is not whole."""

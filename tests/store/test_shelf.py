@@ -18,9 +18,9 @@ from mlxstack.core.errors import (
     UnknownVersion,
 )
 from mlxstack.core.ports import Manifest, SlotFileStore
-from mlxstack.store.filename import check_filename
 from mlxstack.store.manifest_file import pack, unpack
-from mlxstack.store.shelf import SlotFileFolder
+from mlxstack.store.slot_filename import check_filename
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import FullDisk, UnsyncableDisk
 from tests.store.blobs import MANIFESTS, manifest
 

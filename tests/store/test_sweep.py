@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.errors import Conflict, DiskFull
-from mlxstack.store import shelves
-from mlxstack.store.disk import Disk
-from mlxstack.store.history import AgentFolders, History
-from mlxstack.store.shelf import SlotFileFolder
-from mlxstack.store.stock import scan_disk
-from mlxstack.store.sweep import (
+from mlxstack.store import slot_folder_registry
+from mlxstack.store.agent_history import AgentFolders, History
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.gc import (
     DiskInventory,
     GCPlan,
     GCReason,
@@ -25,7 +23,9 @@ from mlxstack.store.sweep import (
     check_room,
     plan,
 )
-from mlxstack.store.vault import DiskKVStore, KVFileEntry
+from mlxstack.store.gc_scan import scan_disk
+from mlxstack.store.kv_store import DiskKVStore, KVFileEntry
+from mlxstack.store.slot_files import SlotFileFolder
 from tests.store.bad_disks import UnreadableDisk
 from tests.store.blobs import IDENTITY, manifest, small_blob
 
@@ -281,19 +281,19 @@ def test_c14_a_clock_that_was_set_back_takes_nothing_that_was_used_since(house: 
 
 
 def test_c14_a_list_of_shelves_that_cannot_be_read_forbids_every_sweep(tmp_path: Path) -> None:
-    shelves.note(tmp_path, tmp_path / "slots")
-    folder = tmp_path / shelves.FOLDER
+    slot_folder_registry.note(tmp_path, tmp_path / "slots")
+    folder = tmp_path / slot_folder_registry.FOLDER
     (folder / ".DS_Store").write_bytes(b"\xff")
-    assert shelves.known(tmp_path) == ()
-    note = next(file for file in folder.iterdir() if shelves.NOTE.fullmatch(file.name))
+    assert slot_folder_registry.known(tmp_path) == ()
+    note = next(file for file in folder.iterdir() if slot_folder_registry.NOTE.fullmatch(file.name))
     note.write_bytes(b"")
     with pytest.raises(Conflict, match=r"nothing was deleted: .*path of a slot folder"):
-        shelves.known(tmp_path)
+        slot_folder_registry.known(tmp_path)
     note.unlink()
     note.symlink_to(note)
     with pytest.raises(Conflict, match=r"nothing was deleted: .*link"):
-        shelves.known(tmp_path)
+        slot_folder_registry.known(tmp_path)
     shutil.rmtree(folder)
     folder.symlink_to(folder)
     with pytest.raises(Conflict, match=r"nothing was deleted: .*cannot be read"):
-        shelves.known(tmp_path)
+        slot_folder_registry.known(tmp_path)

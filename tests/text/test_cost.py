@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
-from mlxstack.text import cuts
-from mlxstack.text import settle as settling
-from mlxstack.text.cuts import turn_ends
-from mlxstack.text.markup import special_tokens_of
-from mlxstack.text.pieces import TokenBytes
+from mlxstack.text import checkpoint_positions
+from mlxstack.text import template_adaptation as settling
+from mlxstack.text.cached_tokenizer import CachedTokenizer
+from mlxstack.text.checkpoint_positions import turn_ends
 from mlxstack.text.prompt import MAX_VARIABLES, PromptMaker
-from mlxstack.text.settle import TemplateCapabilities, adapt_to_template
-from mlxstack.text.tokens import CachedTokenizer
+from mlxstack.text.special_tokens import special_tokens_of
+from mlxstack.text.template_adaptation import TemplateCapabilities, adapt_to_template
+from mlxstack.text.token_bytes import TokenBytes
 
 
 class Counting:
@@ -80,7 +80,7 @@ def test_turns_that_are_nowhere_are_not_looked_for_without_end(
 ) -> None:
     turns = [("begin", True), *[("rewritten", False)] * 20]
     assert turn_ends("begin " * 10, turns, 60) == [59]
-    monkeypatch.setattr(cuts, "MAX_IN_VAIN", 600)
+    monkeypatch.setattr(checkpoint_positions, "MAX_IN_VAIN", 600)
     assert turn_ends("begin " * 10, turns, 60) == []
     assert turn_ends("begin " * 10, turns[:8], 60) == [59]
 

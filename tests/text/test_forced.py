@@ -13,12 +13,12 @@ from mlx_lm import tool_parsers
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.calls import parse_calls, tool_schemas
-from mlxstack.text.forced import CallDelimiters, ForcedCalls, call_grammars
-from mlxstack.text.forms import FORMS, OLD_MISTRAL, ToolCallFormat
-from mlxstack.text.grammars import GrammarCompiler
-from mlxstack.text.markup import nameless
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammars
+from mlxstack.text.grammar.tool_call_formats import FORMS, OLD_MISTRAL, ToolCallFormat
 from mlxstack.text.parsers import parser_for
+from mlxstack.text.special_tokens import nameless
+from mlxstack.text.tool_call_parser import parse_calls, tool_schemas
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.text import grammar_check, grammars
-from mlxstack.text.grammars import GrammarCompiler
-from mlxstack.text.shape import ResponseConstraint
-from mlxstack.text.shape import grammars as grammars_of
+from mlxstack.text import grammar_check
+from mlxstack.text.grammar import compiler as grammar_compiler
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.grammar.response_format import grammars as grammars_of
 
 PRIMES = (7, 11, 13, 17, 19, 23)
 PRODUCT = {"allOf": [{"type": "integer", "multipleOf": p} for p in PRIMES]}
@@ -80,7 +81,7 @@ def test_only_costly_grammars_need_the_check(compiler: GrammarCompiler) -> None:
 def test_kept_grammars_are_bounded_by_bytes(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammars, "MOST_BYTES", 10_000_000)
+    monkeypatch.setattr(grammar_compiler, "MOST_BYTES", 10_000_000)
     large = [{"enum": [f"{letter}{i}" for i in range(3000)]} for letter in "abcdefgh"]
     sizes = []
     for schema in large:

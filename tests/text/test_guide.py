@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mlxstack.text.guide import ConstraintLayout, GrammarConstraint
-from mlxstack.text.voice import OutputFormat
+from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
+from mlxstack.text.output_format import OutputFormat
 
 
 def allowed(mask: bytes | None, token: int) -> bool:

@@ -6,12 +6,12 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.service import guiding
-from mlxstack.service.options import GenerationOptions
-from mlxstack.service.words import TextProcessor
+from mlxstack.service import constraints
+from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text import harmony as form
-from mlxstack.text.guide import GrammarConstraint
-from mlxstack.text.shape import ResponseConstraint
+from mlxstack.text.grammar.constraint import GrammarConstraint
+from mlxstack.text.grammar.response_format import ResponseConstraint
 
 CITY = ResponseConstraint(schema={"type": "object", "properties": {"city": {"enum": ["Ulm"]}}})
 BASH = Tool("bash", "Run a command.")
@@ -20,8 +20,8 @@ BASH = Tool("bash", "Run a command.")
 async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> GrammarConstraint:
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await words.prompt(conversation)
-    opening = guiding.ConstraintInputs(conversation, prompt, ())
-    guide = await guiding.guide(words, GenerationOptions("a-1", response_format=CITY), opening)
+    opening = constraints.ConstraintInputs(conversation, prompt, ())
+    guide = await constraints.guide(words, GenerationOptions("a-1", response_format=CITY), opening)
     assert guide is not None
     return guide
 

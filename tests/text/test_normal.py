@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Message, Role, Tool
 from mlxstack.core.errors import Unsupported
-from mlxstack.text.normal import (
+from mlxstack.text.normalize_messages import (
     Definitions,
     drop_billing,
     error_text,

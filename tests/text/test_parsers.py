@@ -12,11 +12,11 @@ from mlx_lm import tool_parsers
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.core.event import FinishReason
-from mlxstack.text.calls import parse_calls, tool_schemas
+from mlxstack.core.engine_events import FinishReason
+from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_parser import OutputParser, TextPiece, ToolCallPiece
 from mlxstack.text.parsers import parser_for
-from mlxstack.text.speech import OutputParser, TextPiece, ToolCallPiece
-from mlxstack.text.voice import OutputFormat, ParseOptions
+from mlxstack.text.tool_call_parser import parse_calls, tool_schemas
 from tests.text.conftest import CHATML, CHATML_SPECIAL, byte_level, loaded
 
 STRING = {"type": "string"}

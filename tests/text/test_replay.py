@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxstack.core.ask import Request
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
-from mlxstack.core.event import FinishReason, RequestFinished, RequestTimings, TokenSampled
-from mlxstack.service import dialogue
-from mlxstack.service.ear import ParseConfig, ResponseAssembler
-from mlxstack.service.parts import ContentPart, ReasoningPart, ToolCallPart
+from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
+from mlxstack.core.request import Request
+from mlxstack.service.agents import history_codec
+from mlxstack.service.response_assembler import ParseConfig, ResponseAssembler
+from mlxstack.service.response_parts import ContentPart, ReasoningPart, ToolCallPart
+from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt import Prompt, PromptMaker
-from mlxstack.text.replay import CALL_BYTES, Block, Scope, ToolCallReplay
-from mlxstack.text.voice import OutputFormat, ParseOptions
+from mlxstack.text.tool_call_replay import CALL_BYTES, Block, Scope, ToolCallReplay
 from tests.text.formats import FORMATS, respelled, tokenizer_of
 
 SYSTEM, USER, ASSISTANT, TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -63,7 +63,7 @@ class Chat:
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
         parts = [part for event in events for part in ear.on_event(event)]
         parts += ear.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
-        return dialogue.answer(
+        return history_codec.answer(
             p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)
         )
 

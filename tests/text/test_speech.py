@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.core.event import FinishReason
-from mlxstack.text.speech import (
+from mlxstack.core.engine_events import FinishReason
+from mlxstack.text.output_format import OutputFormat, ParseOptions
+from mlxstack.text.output_parser import (
     Delta,
     OutputParser,
     ReasoningPiece,
@@ -17,7 +18,6 @@ from mlxstack.text.speech import (
     TextPiece,
     ToolCallPiece,
 )
-from mlxstack.text.voice import OutputFormat, ParseOptions
 
 TOOLS = (Tool("read_file"), Tool("bash"))
 CALL_TEXT = '<tool_call>\n{"name": "bash", "arguments": {"b": 1, "a": "x"}}\n</tool_call>'

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxstack.text.guard import ESCAPE_CHAR, SpecialTokenEscaper, unescape
-from mlxstack.text.markup import special_tokens_of
-from mlxstack.text.tokens import CachedTokenizer
+from mlxstack.text.cached_tokenizer import CachedTokenizer
+from mlxstack.text.special_token_escape import ESCAPE_CHAR, SpecialTokenEscaper, unescape
+from mlxstack.text.special_tokens import special_tokens_of
 
 PARTS = [
     "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "<s>", "</s>", "[INST]",

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import News
-from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import ThemeChoice
 from tests.tui.clerk import Clerk
 

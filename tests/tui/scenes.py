@@ -6,9 +6,10 @@ from math import sin
 from msgspec.structs import replace
 
 from mlxstack.client import FeedLost
-from mlxstack.core.ask import Priority
-from mlxstack.core.event import CacheMiss, KVSource
-from mlxstack.core.frame import (
+from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
+from mlxstack.core.request import Priority
+from mlxstack.core.status import (
     AgentKVView,
     AgentView,
     CacheView,
@@ -20,7 +21,6 @@ from mlxstack.core.frame import (
     TurnView,
     WindowSums,
 )
-from mlxstack.core.snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
 from mlxstack.tui.feed import News
 
 NOON = 1_780_000_000.0

@@ -10,20 +10,20 @@ from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from mlxstack.core.frame import AgentView, CacheView, PrefixView, RequestView, StatusFrame
-from mlxstack.core.snapshot import SlotView, Snapshot
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.status import AgentView, CacheView, PrefixView, RequestView, StatusFrame
 from mlxstack.tui.app import Dashboard, Updated
 from mlxstack.tui.deeds import DEEDS, ActionTarget
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
-from mlxstack.tui.model import Link, LinkState
+from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
-from mlxstack.tui.screens.asking import ConfirmDialog, TextDialog
 from mlxstack.tui.screens.cache import CacheScreen
+from mlxstack.tui.screens.dialogs import ConfirmDialog, TextDialog
 from mlxstack.tui.screens.overview import OverviewScreen
-from mlxstack.tui.screens.page import TextPage
 from mlxstack.tui.screens.requests import RequestsScreen
-from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.screens.text_page import TextPage
+from mlxstack.tui.state import Link, LinkState
 from mlxstack.tui.theme import HOUSE, ThemeChoice, look_from
 from mlxstack.tui.widgets.table import PatchedTable
 from tests.tui import scenes
@@ -418,7 +418,7 @@ def queue(*agents: str, first: int = 0) -> StatusFrame:
 def news(app: Dashboard, frame: StatusFrame) -> Any:
     """The message that the feed would post."""
     from mlxstack.tui.app import Updated
-    from mlxstack.tui.model import reduce
+    from mlxstack.tui.state import reduce
 
     return Updated(reduce(app.model, frame))
 

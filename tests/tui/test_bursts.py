@@ -11,12 +11,12 @@ from textual.events import AppBlur, AppFocus, Key, Paste
 from textual.pilot import Pilot
 
 from mlxstack.tui.app import Dashboard, Updated
-from mlxstack.tui.model import Link, LinkState
+from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
-from mlxstack.tui.screens.asking import ConfirmDialog
+from mlxstack.tui.screens.dialogs import ConfirmDialog
 from mlxstack.tui.screens.overview import OverviewScreen
 from mlxstack.tui.screens.palette import Palette
-from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.state import Link, LinkState
 from mlxstack.tui.theme import ThemeChoice
 from tests.tui import scenes
 from tests.tui.clerk import Clerk

@@ -12,9 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mlxstack.cli import tui
+from mlxstack.cli.commands import tui
 from mlxstack.core.errors import SetupError
-from mlxstack.tui.tape import RecordingFeed, RecordingWriter, new_recording, read_recording
+from mlxstack.tui.recording import RecordingFeed, RecordingWriter, new_recording, read_recording
 from tests.tui import scenes
 
 RUN = "import typer; from mlxstack.cli import tui; typer.run(tui.tui)"

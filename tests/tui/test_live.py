@@ -15,17 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from textual.pilot import Pilot
 
 from mlxstack.client import Client, ServerSentEvent
-from mlxstack.core.frame import StatusFrame, WindowSums
 from mlxstack.core.preset import ServerSpec
+from mlxstack.core.status import StatusFrame, WindowSums
 from mlxstack.service.service import MOST_SAMPLES
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.deeds import ActionTarget
 from mlxstack.tui.feed import LiveFeed
-from mlxstack.tui.model import WINDOW_S, LinkState, series
-from mlxstack.tui.plain import pages
+from mlxstack.tui.state import WINDOW_S, LinkState, series
+from mlxstack.tui.text_pages import pages
 from mlxstack.tui.theme import ThemeChoice
 from mlxstack.tui.views.overview import totals
-from mlxstack.tui.widgets.chart import SparklineChart
+from mlxstack.tui.widgets.sparkline import SparklineChart
 from mlxstack.tui.widgets.table import PatchedTable
 from tests.api.running import Running, running, standing, tiny_preset
 

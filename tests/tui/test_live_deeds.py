@@ -11,15 +11,15 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from mlxstack.core.frame import AgentView
 from mlxstack.core.preset import SlotSpec
+from mlxstack.core.status import AgentView
 from mlxstack.host import modes
-from mlxstack.host.paths import Home, make_home
+from mlxstack.host.home import Home, make_home
 from mlxstack.tui.deeds import action_of
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
-from mlxstack.tui.screens.asking import ChoiceDialog, ConfirmDialog, TextDialog
-from mlxstack.tui.widgets.lines import TextLines
+from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, TextDialog
 from mlxstack.tui.widgets.table import PatchedTable
+from mlxstack.tui.widgets.text_lines import TextLines
 from tests.api.running import Running, running, tiny_preset
 from tests.tui.test_live import board, said, until, watching
 

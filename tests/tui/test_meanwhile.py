@@ -2,14 +2,14 @@
 
 import pytest
 
-from mlxstack.core.frame import AgentView, CacheView, MissView, StatusFrame
-from mlxstack.core.snapshot import SlotView, Snapshot
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.status import AgentView, CacheView, MissView, StatusFrame
 from mlxstack.tui.app import Dashboard, Updated
 from mlxstack.tui.feed import News
-from mlxstack.tui.model import reduce
-from mlxstack.tui.screens.asking import ConfirmDialog
-from mlxstack.tui.screens.page import TextPage
-from mlxstack.tui.tape import RecordingFeed
+from mlxstack.tui.recording import RecordingFeed
+from mlxstack.tui.screens.dialogs import ConfirmDialog
+from mlxstack.tui.screens.text_page import TextPage
+from mlxstack.tui.state import reduce
 from mlxstack.tui.theme import ThemeChoice
 from mlxstack.tui.widgets.table import PatchedTable
 from tests.tui.clerk import Clerk

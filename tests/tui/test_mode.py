@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.cli.here import here
+from mlxstack.cli.services.local_machine import here
 from mlxstack.client import Client
-from mlxstack.host.paths import Home
+from mlxstack.host.home import Home
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import LiveFeed
-from mlxstack.tui.screens.asking import TextDialog
+from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.theme import ThemeChoice
 from tests.cli.terminal import Shell, free_port
 from tests.tui.test_live import board, said, until

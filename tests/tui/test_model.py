@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from mlxstack.client import FeedLost
-from mlxstack.core.frame import StatusFrame, ThroughputSample
-from mlxstack.core.snapshot import Counters, Snapshot
-from mlxstack.tui.model import (
+from mlxstack.core.engine_snapshot import Counters, Snapshot
+from mlxstack.core.status import StatusFrame, ThroughputSample
+from mlxstack.tui.state import (
     WINDOW_S,
     DashboardState,
     LinkState,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mlxstack.tui.tape import read_recording
+from mlxstack.tui.recording import read_recording
 from tests.tui import scenes
 from tests.tui.conftest import Shoot
 

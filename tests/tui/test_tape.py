@@ -9,10 +9,16 @@ import pytest
 
 from mlxstack.client import FeedLost
 from mlxstack.core.errors import BadRequest
-from mlxstack.core.frame import StatusFrame
+from mlxstack.core.status import StatusFrame
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import frame_in
-from mlxstack.tui.tape import RecordingFeed, RecordingWriter, ended, new_recording, read_recording
+from mlxstack.tui.recording import (
+    RecordingFeed,
+    RecordingWriter,
+    ended,
+    new_recording,
+    read_recording,
+)
 from mlxstack.tui.theme import ThemeChoice
 from tests.tui import scenes
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mlxstack.core.frame import CacheView, StatusFrame, TurnView
-from mlxstack.tui.model import DashboardState, reduce
-from mlxstack.tui.plain import page
+from mlxstack.core.status import CacheView, StatusFrame, TurnView
+from mlxstack.tui.state import DashboardState, reduce
+from mlxstack.tui.text_pages import page
 from mlxstack.tui.views import agents, cache, overview, requests
-from mlxstack.tui.views.figures import (
+from mlxstack.tui.views.formatting import (
     bar,
     of_size,
     plot,
@@ -21,7 +21,7 @@ from mlxstack.tui.views.figures import (
     span,
     tokens,
 )
-from mlxstack.tui.views.sheet import TableData
+from mlxstack.tui.views.table_data import TableData
 from tests.tui import scenes
 
 

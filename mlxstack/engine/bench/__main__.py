@@ -19,9 +19,16 @@ from mlxstack.core.trial import (
     Steps,
     Trial,
 )
-from mlxstack.engine import loader
-from mlxstack.engine.bench import joins, model, singles, steps, whole, words
-from mlxstack.engine.loader import LoadedModel
+from mlxstack.engine.bench import (
+    baselines,
+    batch_join,
+    decode_steps,
+    full_engine,
+    random_llama,
+    text_work,
+)
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.loader import LoadedModel
 
 
 def main() -> None:
@@ -36,12 +43,12 @@ def run(job: BenchJob) -> list[BenchResult]:
     found = []
     for trial in job.trials:
         if isinstance(trial, BuildModel):
-            model.build(trial)
+            random_llama.build(trial)
             found.append(BenchResult())
         elif isinstance(trial, LoadFiles):
-            found.append(singles.load(trial))
+            found.append(baselines.load(trial))
         elif isinstance(trial, FullEngine):
-            found.append(whole.whole(trial, job.model))
+            found.append(full_engine.whole(trial, job.model))
         else:
             loaded = loaded or loader.load(ModelSpec(id=job.model), KVSpec())
             found.append(_with_model(trial, loaded))
@@ -50,10 +57,10 @@ def run(job: BenchJob) -> list[BenchResult]:
 
 def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
     kinds: dict[type, Callable[[Any, LoadedModel], BenchResult]] = {
-        Steps: steps.steps,
-        Joins: joins.joins,
-        SingleFloor: singles.floor,
-        FollowUp: words.follow_up,
+        Steps: decode_steps.steps,
+        Joins: batch_join.joins,
+        SingleFloor: baselines.floor,
+        FollowUp: text_work.follow_up,
     }
     return kinds[type(trial)](trial, loaded)
 

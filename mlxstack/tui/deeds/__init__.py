@@ -1,6 +1,6 @@
 """What a person can do to a service from the dashboard."""
 
-from mlxstack.tui.deeds.deed import (
+from mlxstack.tui.actions.action import (
     Action,
     ActionContext,
     ActionInput,
@@ -9,7 +9,7 @@ from mlxstack.tui.deeds.deed import (
     LocalMachine,
     ServiceCalls,
 )
-from mlxstack.tui.deeds.registry import DEEDS, action_of, actions_of
+from mlxstack.tui.actions.registry import DEEDS, action_of, actions_of
 
 __all__ = [
     "DEEDS",

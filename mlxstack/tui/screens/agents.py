@@ -6,14 +6,14 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from mlxstack.core.frame import AgentView
+from mlxstack.core.status import AgentView
 from mlxstack.tui.deeds import ActionTarget
-from mlxstack.tui.model import DashboardState
-from mlxstack.tui.screens.board import BaseScreen, keys_of
+from mlxstack.tui.screens.base import BaseScreen, keys_of
+from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import agents
-from mlxstack.tui.views.sheet import CellStyle, Line, TableData, TextCell
-from mlxstack.tui.widgets.lines import TextLines
-from mlxstack.tui.widgets.section import TitledTable
+from mlxstack.tui.views.table_data import CellStyle, Line, TableData, TextCell
+from mlxstack.tui.widgets.text_lines import TextLines
+from mlxstack.tui.widgets.titled_table import TitledTable
 
 AGENTS = frozenset({ActionTarget.AGENT})
 

@@ -7,12 +7,12 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from mlxstack.tui.deeds import ActionTarget
-from mlxstack.tui.screens.board import BaseScreen, keys_of
-from mlxstack.tui.screens.page import TextPage
+from mlxstack.tui.screens.base import BaseScreen, keys_of
+from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.views import cache
 from mlxstack.tui.views.requests import miss_lines
-from mlxstack.tui.widgets.lines import TextLines
-from mlxstack.tui.widgets.section import TitledTable
+from mlxstack.tui.widgets.text_lines import TextLines
+from mlxstack.tui.widgets.titled_table import TitledTable
 
 OURS = frozenset({ActionTarget.PREFIX, ActionTarget.CACHE})
 

@@ -8,11 +8,11 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from mlxstack.tui.deeds import ActionTarget
-from mlxstack.tui.screens.board import BaseScreen, keys_of
+from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.views import overview
-from mlxstack.tui.widgets.chart import DECODE, PREFILL, SparklineChart
-from mlxstack.tui.widgets.lines import TextLines
-from mlxstack.tui.widgets.section import TitledTable
+from mlxstack.tui.widgets.sparkline import DECODE, PREFILL, SparklineChart
+from mlxstack.tui.widgets.text_lines import TextLines
+from mlxstack.tui.widgets.titled_table import TitledTable
 
 OURS = frozenset({ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE})
 

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from textual.widget import Widget
 
-from mlxstack.tui.screens.board import BaseScreen
-from mlxstack.tui.screens.page import TextPage
+from mlxstack.tui.screens.base import BaseScreen
+from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.views import requests
-from mlxstack.tui.widgets.section import TitledTable
+from mlxstack.tui.widgets.titled_table import TitledTable
 
 
 class RequestsScreen(BaseScreen):

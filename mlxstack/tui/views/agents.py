@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from mlxstack.core.frame import AgentView, MissView, TurnView
-from mlxstack.tui.model import DashboardState
-from mlxstack.tui.views.figures import (
+from mlxstack.core.status import AgentView, MissView, TurnView
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import (
     NONE,
     printable,
     share,
@@ -15,7 +15,7 @@ from mlxstack.tui.views.figures import (
     tokens,
 )
 from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
-from mlxstack.tui.views.sheet import (
+from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
     TableColumn,

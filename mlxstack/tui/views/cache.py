@@ -1,8 +1,8 @@
 """What is remembered, what did it save, and why was something computed again?"""
 
-from mlxstack.core.frame import CacheView, MissView, PrefixView, WindowSums
-from mlxstack.tui.model import DashboardState
-from mlxstack.tui.views.figures import (
+from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import (
     NONE,
     bar,
     of_size,
@@ -14,7 +14,7 @@ from mlxstack.tui.views.figures import (
     tokens,
 )
 from mlxstack.tui.views.overview import WIDE, joined
-from mlxstack.tui.views.sheet import (
+from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
     TableColumn,

@@ -1,9 +1,9 @@
 """Is it healthy, who is busy, who waits?"""
 
-from mlxstack.core.ask import Priority
-from mlxstack.core.snapshot import RequestPhase, SlotView, WaitingView
-from mlxstack.tui.model import DashboardState, LinkState, decode_rate, prompt_rate
-from mlxstack.tui.views.figures import (
+from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
+from mlxstack.core.request import Priority
+from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate
+from mlxstack.tui.views.formatting import (
     NONE,
     bar,
     of_size,
@@ -16,7 +16,7 @@ from mlxstack.tui.views.figures import (
     starred,
     tokens,
 )
-from mlxstack.tui.views.sheet import (
+from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
     TableColumn,

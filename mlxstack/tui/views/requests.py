@@ -1,10 +1,10 @@
 """Where did the time of the last requests go?"""
 
-from mlxstack.core.frame import MissView, RequestView
-from mlxstack.tui.model import DashboardState
-from mlxstack.tui.views.figures import NONE, printable, share, short_time, span, tokens
+from mlxstack.core.status import MissView, RequestView
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import NONE, printable, share, short_time, span, tokens
 from mlxstack.tui.views.overview import WIDE
-from mlxstack.tui.views.sheet import (
+from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
     TableColumn,

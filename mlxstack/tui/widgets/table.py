@@ -5,8 +5,8 @@ from typing import Any
 from rich.text import Text
 from textual.widgets import DataTable
 
-from mlxstack.tui.views.sheet import TableColumn, TableData, TableRow, TextCell
-from mlxstack.tui.widgets.tones import text
+from mlxstack.tui.views.table_data import TableColumn, TableData, TableRow, TextCell
+from mlxstack.tui.widgets.styles import text
 
 
 class PatchedTable(DataTable[Text]):

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.anthropic.stream import MessageStream, ResponseIds, _frame
-from mlxstack.api.anthropic.wire import message
-from mlxstack.core.event import RequestTimings
-from mlxstack.service.parts import (
+from mlxstack.api.dialects.anthropic.response_schema import message
+from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, _frame
+from mlxstack.core.engine_events import RequestTimings
+from mlxstack.service.response_parts import (
     CollectedResponse,
     ContentPart,
     FinishCause,

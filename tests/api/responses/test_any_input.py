@@ -7,11 +7,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.api.openai.responses.convert import conversation, tool_choice_mode
-from mlxstack.api.openai.responses.items import READERS
-from mlxstack.api.openai.responses.sealed import decode, encode
-from mlxstack.api.openai.responses.toolbox import toolbox
+from mlxstack.api.dialects.openai_responses.encrypted_reasoning import decode, encode
+from mlxstack.api.dialects.openai_responses.input_items import READERS
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation, tool_choice_mode
+from mlxstack.api.dialects.openai_responses.tool_names import toolbox
 from mlxstack.core.conversation import Role
 from mlxstack.core.errors import BadRequest
 

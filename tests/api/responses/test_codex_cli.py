@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import Struct, structs
 
-from mlxstack.core.ask import Request
 from mlxstack.core.preset import ServerSpec, SlotSpec
+from mlxstack.core.request import Request
 from tests.api.running import serving, standing
 from tests.clients.agents import CODEX_CONFIG
 from tests.service.standin import FACTS

@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from mlxstack.api import sse
-from mlxstack.api.openai.responses.telling import ResponseStream
-from mlxstack.api.openai.responses.toolbox import ToolNames
-from mlxstack.api.openai.responses.wire import Response
+from mlxstack.api.dialects.openai_responses.response_schema import Response
+from mlxstack.api.dialects.openai_responses.stream import ResponseStream
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from mlxstack.core.errors import (
     BadRequest,
     Broken,

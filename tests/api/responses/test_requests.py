@@ -6,10 +6,10 @@ import openai
 import pytest
 from msgspec import structs
 
-from mlxstack.api.openai.responses.bodies import ResponsesBody
-from mlxstack.api.openai.responses.convert import conversation
-from mlxstack.api.openai.responses.items import messages
-from mlxstack.api.openai.responses.toolbox import ToolNames
+from mlxstack.api.dialects.openai_responses.input_items import messages
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.to_conversation import conversation
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
 from tests.api.responses.checking import PLAIN, whole
 from tests.api.responses.conftest import Scripted
 

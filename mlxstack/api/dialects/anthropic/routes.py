@@ -1,0 +1,85 @@
+"""The routes of Anthropic's dialect."""
+
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import structs
+
+from mlxstack.api import common_fields
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.anthropic import tools
+from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount, message
+from mlxstack.api.dialects.anthropic.stream import ResponseIds, frames
+from mlxstack.api.dialects.anthropic.to_conversation import (
+    conversation,
+    require_answerable,
+    response_format,
+)
+from mlxstack.api.model_names import resolve_model
+from mlxstack.api.openapi import response_spec
+from mlxstack.api.request_id import request_id
+from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
+from mlxstack.core.conversation import Conversation
+from mlxstack.service.generation import admit
+from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.service import Service
+
+# For callers who forget a limit that the protocol requires.
+MAX_TOKENS = 4096
+
+
+@post(
+    ["/v1/messages", "/v1/batch/messages"],
+    status_code=200,
+    responses=response_spec(MessageResponse),
+)
+async def messages(
+    request: AnyRequest, data: JSONBody[MessagesBody], service: TheService
+) -> Response[MessageResponse] | Stream:
+    """Answer a conversation, whole or as server-sent events."""
+    model = resolve_model(service, data.model)
+    found = await service.text_processor.read(lambda: conversation(data))
+    require_answerable(found)
+    order = await admit(service, found, _options(service, data, found, request))
+    names = ResponseIds(order.request.id, model, request_id(request.scope))
+    if data.stream:
+        return await answer_stream(service, order, lambda first, rest: frames(first, rest, names))
+    return await answer_whole(
+        request, service, (order,), lambda replies: message(replies[0], names.engine_request, model)
+    )
+
+
+@post("/v1/messages/count_tokens", status_code=200)
+async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
+    """How long the prompt of these messages is; the engine is not asked."""
+    resolve_model(service, data.model)
+    found = await service.text_processor.read(lambda: conversation(data))
+    prompt = await service.text_processor.prompt(found)
+    return TokenCount(len(prompt.tokens))
+
+
+def _options(
+    service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
+) -> GenerationOptions:
+    """Anthropic's own fields over those that all doors share."""
+    options = common_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
+    default = service.preset.sampling.max_tokens or MAX_TOKENS
+    wanted = body.tool_choice
+    return structs.replace(
+        options,
+        max_tokens=default if options.max_tokens is None else options.max_tokens,
+        stop=common_fields.stops(body.stop_sequences, "stop_sequences"),
+        tool_choice=tools.choice(wanted, found.tools),
+        forced_tool=wanted.name if wanted and wanted.type == "tool" else None,
+        response_format=response_format(body),
+        thinking_budget=body.thinking.budget_tokens if body.thinking else None,
+        call_prefix="toolu_",
+        is_one_call=bool(wanted and wanted.disable_parallel_tool_use),
+    )
+
+
+ROUTES: list[Any] = [messages, count_tokens]

@@ -1,0 +1,100 @@
+"""Is it well, and what is it: health and properties."""
+
+from typing import Any
+
+from litestar import Response, get, head, post
+
+from mlxstack import __version__
+from mlxstack.api import api_key_scope
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.llama_server.sampling_params import params
+from mlxstack.api.guards import EARLY
+from mlxstack.api.run_generation import AnyRequest
+from mlxstack.core.errors import Loading, Unsupported
+from mlxstack.service.generation_options import SamplingOverrides, sampling
+from mlxstack.service.service import Service, ServiceHealth
+
+
+@get("/", opt=EARLY)
+async def root(service: TheService) -> dict[str, str]:
+    """Who answers here."""
+    return {"name": "mlx-stack", "version": __version__, "status": service.health.value}
+
+
+@head(["/", "/api/hello"], opt=EARLY)
+async def probe() -> None:
+    """Clients look whether somebody is there."""
+
+
+@get(["/health", "/v1/health"], opt=EARLY)
+async def health(service: TheService) -> dict[str, str]:
+    """200 only when requests would be served, now or when the change of models is over."""
+    match service.health:
+        case ServiceHealth.OK:
+            return {"status": "ok"}
+        case ServiceHealth.SWAPPING:
+            return _swapping(service)
+        case ServiceHealth.LOADING:
+            raise Loading("Loading model")
+        case ServiceHealth.STOPPING:
+            raise Loading("the service is shutting down")
+        case ServiceHealth.STALLED:
+            raise Loading("the engine has work but finishes no turn; see the service log")
+    raise Loading(f"{service.trouble}; see the service log")
+
+
+def _swapping(service: Service) -> dict[str, str]:
+    change = service.change
+    if change is None:
+        return {"status": "swapping"}
+    if trouble := change.trouble:
+        raise Loading(trouble)
+    return {"status": "swapping", "model": change.model, "step": change.step}
+
+
+@get("/props")
+async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
+    """What llama-server's /props tells, and how this engine decodes."""
+    snapshot, words, facts = service.engine.snapshot(), service.text_processor, service.facts
+    defaults = sampling(SamplingOverrides(), service.preset.sampling, facts.defaults, service.n_ctx)
+    limit = service.preset.sampling.max_tokens or -1
+    return {
+        "default_generation_settings": {"params": params(defaults, limit), "n_ctx": service.n_ctx},
+        "total_slots": service.preset.slots.count,
+        "model_alias": service.name,
+        "model_ftype": f"KV {service.preset.kv.bits} bit",
+        # A path of this machine: not for a key of some agents.
+        "model_path": facts.path if api_key_scope.is_unscoped(request) else "",
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "<__media__>",
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": service.preset.prefix_cache.metrics.enabled,
+        "ui": False,
+        "ui_settings": {},
+        "chat_template": words.chat_template,
+        "chat_template_caps": words.caps,
+        "bos_token": words.edges[0],
+        "eos_token": words.edges[1],
+        "build_info": f"mlx-stack-{__version__}",
+        "is_sleeping": False,
+        "cors_proxy_enabled": False,
+        "architecture": facts.architecture,
+        "is_batching": snapshot.is_batching,
+        "why_not_batching": snapshot.why_not_batching,
+        "prevents_sleep": service.sleep.is_held,
+        "why_not_preventing_sleep": service.sleep.why_not or None,
+        "mlx_active_bytes": snapshot.active_bytes,
+        "mlx_cache_bytes": snapshot.cache_bytes,
+        "max_batch_size": service.preset.batch.max_size,
+        "max_entries": service.preset.prefix_cache.max_entries,
+    }
+
+
+@post("/props", status_code=200)
+async def set_props() -> Response[None]:
+    """Properties come from the preset."""
+    raise Unsupported("This server does not support changing global properties; edit the preset")
+
+
+ROUTES: list[Any] = [root, probe, health, props, set_props]

@@ -1,0 +1,124 @@
+"""Prometheus metrics: llama-server's names, and ours."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from litestar import Response, get
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mlxstack.api.guards import OF_ALL
+from mlxstack.core.engine_snapshot import Counters, Snapshot
+from mlxstack.core.errors import Unsupported
+from mlxstack.service.service import Service
+from mlxstack.service.stats import decode_rate, n_processing, prompt_rate
+
+# Litestar adds the charset to every text.
+MEDIA_TYPE = "text/plain; version=0.0.4"
+
+Numbers = tuple[tuple[str, str, float], ...]
+
+
+def llama_counters(now: Counters) -> Numbers:
+    """(name, what it counts, value) as llama-server has them."""
+    return (
+        (
+            "prompt_tokens_total",
+            "Prompt tokens processed, without cached ones",
+            now.n_prompt_tokens,
+        ),
+        ("prompt_tokens_cached_total", "Prompt tokens reused from the cache", now.n_cached_tokens),
+        ("prompt_seconds_total", "Time spent processing prompts", now.prompt_s),
+        ("tokens_predicted_total", "Generated tokens", now.n_generated_tokens),
+        ("tokens_predicted_seconds_total", "Time spent generating tokens", now.decode_s),
+        ("n_decode_total", "Decode calls of the model", now.n_decode_calls),
+        ("spec_decode_num_draft_tokens_total", "Speculative: drafted tokens", 0),
+        ("spec_decode_num_accepted_tokens_total", "Speculative: accepted tokens", 0),
+        ("spec_decode_num_drafts_total", "Speculative: verification steps", 0),
+    )
+
+
+def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
+    """Rates since the last scrape, and who is busy."""
+    now = snapshot.counters
+    calls = now.n_decode_calls or 1
+    return (
+        ("n_tokens_max", "Largest context so far (prompt and generation)", now.n_tokens_max),
+        ("prompt_tokens_seconds", "Prompt tokens per second", prompt_rate(now, before)),
+        ("predicted_tokens_seconds", "Generated tokens per second", decode_rate(now, before)),
+        ("requests_processing", "Requests being served", n_processing(snapshot)),
+        ("requests_deferred", "Requests waiting", len(snapshot.waiting)),
+        ("n_busy_slots_per_decode", "Rows per decode call", now.n_decode_rows / calls),
+    )
+
+
+def own_counters(now: Counters, service: Service) -> Numbers:
+    """Totals that llama-server does not have."""
+    return (
+        ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
+        ("saved_bytes", "Bytes newly written by saving slots", service.slot_io_bytes.n_saved),
+        ("restored_bytes", "Bytes read by restoring slots", service.slot_io_bytes.n_restored),
+        ("model_calls", "Forward passes of the model", now.n_model_calls),
+        ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
+        ("requests", "Requests that reached the engine", now.n_asks),
+        ("requests_completed", "Requests that ended well", now.n_completed),
+        (
+            "requests_cancelled",
+            "Requests whose client left, or whose stop word was met",
+            now.n_cancelled,
+        ),
+        ("requests_failed", "Requests that broke", now.n_failed),
+        ("requests_refused", "Requests that found the queue full", now.n_refused),
+        ("unparsed_calls", "Tool calls that made no sense and became text", service.n_unparsed),
+    )
+
+
+def own_gauges(snapshot: Snapshot) -> Numbers:
+    """The present."""
+    return (
+        ("slots", "Slots", len(snapshot.slots)),
+        ("active_memory_bytes", "Memory that MLX holds", snapshot.active_bytes),
+        ("kv_bytes", "Memory of live and parked contexts", snapshot.kv_bytes),
+        ("batching", "1 when running slots share a forward pass", snapshot.is_batching),
+    )
+
+
+class Metrics(Collector):
+    """Reads the engine's counters whenever somebody scrapes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._before = Counters()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with its one sample."""
+        snapshot = self._service.snapshot()
+        before, self._before = self._before, snapshot.counters
+        yield from _families(CounterMetricFamily, "llamacpp:", llama_counters(snapshot.counters))
+        yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
+        ours = own_counters(snapshot.counters, self._service)
+        yield from _families(CounterMetricFamily, "mlxstack_", ours)
+        yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
+
+
+def metrics_route(service: Service) -> Any:
+    """GET /metrics over a registry of its own."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Metrics(service))
+    is_on = service.preset.prefix_cache.metrics.enabled
+    headers = {"process-start-time-unix": str(int(service.started_at))}
+
+    @get("/metrics", media_type=MEDIA_TYPE, name="metrics", opt=OF_ALL)
+    async def metrics() -> Response[bytes]:
+        """Prometheus text: llama-server's names, and ours."""
+        if not is_on:
+            raise Unsupported("metrics are off; switch prefix_cache.metrics.enabled on")
+        return Response(generate_latest(registry), media_type=MEDIA_TYPE, headers=headers)
+
+    return metrics
+
+
+def _families(kind: type[Any], prefix: str, numbers: Numbers) -> Iterator[Metric]:
+    for name, words, value in numbers:
+        yield kind(prefix + name, words, value=value)

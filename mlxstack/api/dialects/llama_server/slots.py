@@ -1,0 +1,160 @@
+"""The slots as llama-server shows them, and what can be done to them."""
+
+import re
+from typing import Any
+
+import msgspec
+from litestar import get, post
+from litestar.params import FromPath, FromQuery
+from msgspec import Struct
+
+from mlxstack.api.api_key_scope import can_access, is_unscoped
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.llama_server.sampling_params import of_ask
+from mlxstack.api.disconnect import cancel_on_disconnect
+from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import AnyRequest
+from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.errors import BadRequest, Busy
+from mlxstack.service import slot_actions as acts
+from mlxstack.service import stats
+
+OPEN = ("id", "n_ctx", "speculative", "is_processing")
+TASK = re.compile(r"[-_]([0-9a-f]{7})")
+
+
+class FileBody(Struct):
+    """Names the slot file."""
+
+    filename: str
+
+
+@get("/slots")
+async def list_slots(
+    request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
+) -> list[dict[str, Any]]:
+    """All slots; 503 when asked to fail and none is idle."""
+    found = stats.slots(service)
+    if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
+        raise Busy("no slot available")
+    return [_seen(request, _slot(slot)) for slot in found]
+
+
+@post("/slots/{slot:str}", status_code=200, opt=OF_ALL)
+async def act_on_slot(
+    request: AnyRequest,
+    service: TheService,
+    slot: FromPath[str],
+    action: FromQuery[str | None] = None,
+) -> dict[str, Any]:
+    """`?action=save|restore|erase`, with {"filename"} for the first two; waits until the slot is
+    idle.
+    """
+    number = _number(slot)
+    match action:
+        case "save":
+            wanted = SaveSlot(number, await _filename(request))
+            saved = await cancel_on_disconnect(request, acts.save(service, wanted))
+            return {
+                "id_slot": saved.slot,
+                "filename": saved.name,
+                "n_saved": saved.n_saved,
+                "n_written": saved.n_written,
+                "n_bytes": saved.n_bytes,
+                "timings": {"save_ms": saved.save_ms},
+            }
+        case "restore":
+            named = RestoreSlot(number, await _filename(request))
+            done = await cancel_on_disconnect(request, acts.restore(service, named))
+            return {
+                "id_slot": done.slot,
+                "filename": done.name,
+                "n_restored": done.n_restored,
+                "n_read": done.n_read,
+                "timings": {"restore_ms": done.restore_ms},
+            }
+        case "erase":
+            erased = await cancel_on_disconnect(request, acts.erase(service, EraseSlot(number)))
+            return {"id_slot": erased.slot, "n_erased": erased.n_erased}
+    raise BadRequest("Invalid action", "action")
+
+
+def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
+    """Of the slots of others, a key of some agents sees only whether they are busy."""
+    agent = slot["agent"]
+    if is_unscoped(request) or (agent is not None and can_access(request, agent)):
+        return slot
+    return {name: slot[name] for name in OPEN}
+
+
+def _number(slot: str) -> int:
+    try:
+        return int(slot)
+    except ValueError:
+        raise BadRequest("Invalid slot ID", "id_slot") from None
+
+
+async def _filename(request: AnyRequest) -> str:
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=FileBody).filename
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"filename: {error}", "filename") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def _slot(slot: stats.SlotStatus) -> dict[str, Any]:
+    view = slot.view
+    head = {
+        "id": view.id,
+        "n_ctx": view.n_ctx,
+        "speculative": False,
+        "is_processing": slot.is_processing,
+    }
+    return {**head, **_ours(slot), **(_last(slot) if view.is_used or view.n_tokens else {})}
+
+
+def _last(slot: stats.SlotStatus) -> dict[str, Any]:
+    """What llama-server adds once a slot has been used."""
+    view = slot.view
+    return {
+        "id_task": _task(view.request),
+        "n_prompt_tokens": view.n_tokens,
+        "n_prompt_tokens_processed": max(0, view.n_done - view.n_cached),
+        "n_prompt_tokens_cache": view.n_cached,
+        "params": of_ask(slot.last) if slot.last else {},
+        "next_token": [
+            {
+                "has_next_token": slot.is_processing,
+                "has_new_line": False,
+                "n_remain": view.n_remain if slot.is_processing else -1,
+                "n_decoded": view.n_decoded,
+            }
+        ],
+    }
+
+
+def _ours(slot: stats.SlotStatus) -> dict[str, Any]:
+    view = slot.view
+    return {
+        "state": view.state.value if view.state else "idle",
+        "request": view.request,
+        "agent": view.agent,
+        "n_tokens": view.n_tokens,
+        "n_prompt": view.n_prompt,
+        "n_done": view.n_done,
+        "cached_tokens": view.n_cached,
+        "tps": view.tps,
+        "n_bytes": view.n_bytes,
+        "idle_s": view.idle_s,
+        "miss_reason": view.miss.reason if view.miss else None,
+    }
+
+
+def _task(request: str | None) -> int:
+    """llama-server numbers its tasks; ours have names, of which a number is made."""
+    found = TASK.search(request or "")
+    return int(found[1], 16) if found else -1
+
+
+ROUTES: list[Any] = [list_slots, act_on_slot]

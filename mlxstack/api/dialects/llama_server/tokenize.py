@@ -1,0 +1,72 @@
+"""Words to tokens and back, for people who look into the cache."""
+
+from typing import Any
+
+from litestar import post
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.text.prompt import TokenizeOptions
+
+
+class TokenizeBody(Struct):
+    """`content` is text, or a mix of texts and token ids."""
+
+    content: str | list[str | int] | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Struct):
+    """Token ids."""
+
+    tokens: list[int] | None = None
+
+
+@post("/tokenize", status_code=200)
+async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[str, Any]:
+    """The token ids, with their pieces if asked for."""
+    words = service.text_processor
+    parts = [data.content] if isinstance(data.content, str) else data.content or []
+    tokens: list[int] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, int):
+            words.check([part], "content")
+            tokens.append(part)
+        else:
+            tokens += await words.tokenize(part, _spelling(data, is_first=i == 0))
+    if not data.with_pieces:
+        return {"tokens": tokens}
+    pieces = await words.pieces(tokens)
+    return {"tokens": [{"id": id_, "piece": p} for id_, p in zip(tokens, pieces, strict=True)]}
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dict[str, str]:
+    """The text."""
+    tokens = data.tokens or []
+    service.text_processor.check(tokens, "tokens")
+    return {"content": await service.text_processor.detokenize(tokens)}
+
+
+@post("/apply-template", status_code=200)
+async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
+    """The prompt that a chat body would become."""
+    words = service.text_processor
+    return {
+        "prompt": await words.text(await words.read(lambda: to_conversation.conversation(data)))
+    }
+
+
+def _spelling(body: TokenizeBody, is_first: bool) -> TokenizeOptions:
+    return TokenizeOptions(
+        add_special=bool(body.add_special) and is_first,
+        parse_special=body.parse_special is not False,
+    )
+
+
+ROUTES: list[Any] = [tokenize, detokenize, apply_template]

@@ -1,0 +1,180 @@
+"""Agents by name: create, list, fork, rewind, evict, forget them, and read what they said."""
+
+import uuid
+from typing import Any
+
+import msgspec
+from litestar import delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.api.api_key_scope import can_access, check_agent, check_raise, is_unscoped
+from mlxstack.api.common_fields import AGENT_ID, AGENT_WORDS
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.request_schema import (
+    ChatBody,
+    ChatMessageParam,
+    ChatToolParam,
+)
+from mlxstack.api.run_generation import AnyRequest
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.request import Priority
+from mlxstack.service.agents import agents, history_codec
+from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
+
+NO = (None, "", "0", "false")
+
+
+class CreateBody(Struct):
+    """Without an id, one is made up; `messages` are what the agent has said and heard before."""
+
+    id: str | None = None
+    messages: list[ChatMessageParam] | None = None
+    tools: list[ChatToolParam] | None = None
+
+
+class ChangeBody(Struct):
+    """`priority` is "high", "normal" or "low"."""
+
+    priority: str | None = None
+    is_pinned: bool | None = None
+
+
+class ForkBody(Struct):
+    """The id of the new agent."""
+
+    id: str
+
+
+class RewindBody(Struct):
+    """How many messages are to stay."""
+
+    n_messages: int
+
+
+@get("/v1/agents")
+async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
+    """Everybody that the key may speak as, the last used first."""
+    found = await agents.everyone(service)
+    seen = [shown(request, one) for one in found if can_access(request, one.view.id)]
+    return {"object": "list", "data": seen}
+
+
+@post("/v1/agents", status_code=200)
+async def create_agent(
+    request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
+) -> dict[str, Any]:
+    """Open an agent, with a past if it has one; 409 when there is one of this id."""
+    agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
+    check_agent(request, agent)
+    past = AgentHistory()
+    if data.messages:
+        body = ChatBody(messages=data.messages, tools=data.tools)
+        conversation = await service.text_processor.read(lambda: to_conversation.conversation(body))
+        past = AgentHistory(conversation.messages, conversation.tools)
+    return shown(request, await agents.create(service, agent, past))
+
+
+@get("/v1/agents/{agent:str}")
+async def show_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str]
+) -> dict[str, Any]:
+    """Where it is, what it cost, and what its last turns were."""
+    return shown(request, await agents.one(service, agent))
+
+
+@post("/v1/agents/{agent:str}", status_code=200)
+async def change_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
+) -> dict[str, Any]:
+    """Its priority, and whether its KV stays in memory whatever happens."""
+    wanted = AgentChanges(_priority(data.priority), data.is_pinned)
+    check_raise(request, wanted.priority)
+    return shown(request, await agents.change(service, agent, wanted))
+
+
+@delete("/v1/agents/{agent:str}", status_code=200)
+async def delete_agent(
+    service: TheService, agent: FromPath[str], evict_only: FromQuery[str | None] = None
+) -> dict[str, Any]:
+    """Forget it; with `?evict_only=1` only free its slot and memory."""
+    if evict_only in NO:
+        await agents.delete(service, agent)
+        return {"id": agent, "object": "agent", "deleted": True}
+    n_tokens = await agents.evict(service, agent)
+    return {"id": agent, "object": "agent", "deleted": False, "n_evicted": n_tokens}
+
+
+@get("/v1/agents/{agent:str}/history")
+async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, Any]:
+    """All messages, as a chat request would send them."""
+    past = await agents.past(service, agent)
+    messages = [history_codec.written(message) for message in past.messages]
+    return {"id": agent, "object": "agent.history", "messages": messages}
+
+
+@post("/v1/agents/{agent:str}/fork", status_code=200)
+async def fork_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
+) -> dict[str, Any]:
+    """A new agent that goes on from here."""
+    check_agent(request, checked(data.id, "id"))
+    return shown(request, await agents.fork(service, agent, data.id))
+
+
+@post("/v1/agents/{agent:str}/rewind", status_code=200)
+async def rewind_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[RewindBody]
+) -> dict[str, Any]:
+    """Go back to an earlier message."""
+    return shown(request, await agents.rewind(service, agent, data.n_messages))
+
+
+def checked(agent: str, param: str) -> str:
+    """The id. Raises BadRequest when it is none."""
+    if not AGENT_ID.fullmatch(agent):
+        raise BadRequest(f"{param} {AGENT_WORDS}", param)
+    return agent
+
+
+def shown(request: AnyRequest, portrait: AgentDetails) -> dict[str, Any]:
+    """An agent as an object: the fields of `core.frame.AgentView`, and some sums.
+
+    What the cache held instead may be of another agent: a key of some agents does not read it.
+    """
+    view = portrait.view
+    if view.miss is not None and not is_unscoped(request):
+        view = replace(view, miss=replace(view.miss, text_cached=""))
+    found: dict[str, Any] = msgspec.to_builtins(view)
+    return found | {
+        "object": "agent",
+        "priority": view.priority.name.lower(),
+        "is_explicit": portrait.is_explicit,
+        "cached_share": view.n_cached / view.n_prompt if view.n_prompt else 0.0,
+        "bytes": {
+            "live": portrait.live_bytes,
+            "parked": portrait.parked_bytes,
+            "disk": portrait.disk_bytes,
+        },
+    }
+
+
+def _priority(name: str | None) -> Priority | None:
+    known = {one.name.lower(): one for one in Priority}
+    if name is not None and name not in known:
+        raise BadRequest(f"priority is {name!r}; known are {', '.join(known)}", "priority")
+    return None if name is None else known[name]
+
+
+ROUTES: list[Any] = [
+    list_agents,
+    create_agent,
+    show_agent,
+    change_agent,
+    delete_agent,
+    show_history,
+    fork_agent,
+    rewind_agent,
+]

@@ -1,0 +1,50 @@
+"""The feed of a watcher: what the service looks like, a few times per second."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from litestar import get
+from litestar.response import Stream
+
+from mlxstack.api import sse
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.guards import OF_ALL
+from mlxstack.core.status import StatusFrame
+from mlxstack.service.service import Service, ServiceHealth
+from mlxstack.service.status_feed import StatusFeed
+
+TICK_S = 0.5
+# A service that rests is drawn once in so many ticks; the others carry a comment.
+REST_TICKS = 2
+PING = b": ping\n\n"
+
+
+@get("/events", opt={"is_early": True, **OF_ALL})
+async def events(service: TheService) -> Stream:
+    """Server-sent events named `frame`, until the service stops; also while it loads."""
+    return sse.streamed(frames(service, TICK_S), {})
+
+
+async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
+    """A frame per tick while something changes, and a comment between the rare ones else."""
+    status_feed = StatusFeed(service)
+    before, n_still = None, 0
+    while service.health is not ServiceHealth.STOPPING:
+        frame = status_feed.frame()
+        n_still = n_still + 1 if _seen(frame) == before else 0
+        yield PING if n_still % REST_TICKS else sse.frame(frame, "frame")
+        before = _seen(frame)
+        await asyncio.sleep(tick_s)
+
+
+def _seen(frame: StatusFrame) -> tuple[Any, ...]:
+    """What changes when something happens, and not by waiting or by looking alone."""
+    snapshot = frame.snapshot
+    slots = tuple((slot.state, slot.n_tokens, slot.n_decoded) for slot in snapshot.slots)
+    cache = frame.cache
+    sizes = (cache.memory_bytes, cache.disk_bytes, cache.n_entries) if cache else ()
+    return frame.service.health, snapshot.counters, slots, len(snapshot.waiting), sizes
+
+
+ROUTES: list[Any] = [events]

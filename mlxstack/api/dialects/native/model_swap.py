@@ -1,0 +1,81 @@
+"""Change the model of a running service."""
+
+import asyncio
+from typing import Any
+
+from litestar import post
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.guards import OF_ALL
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.preset import Preset
+from mlxstack.service import model_swap
+from mlxstack.service.model_swap import SwapReport
+from mlxstack.service.service import Service
+
+DRAIN_S = 30.0
+
+
+class LoadBody(Struct):
+    """One of three. `preset` is the name of a listed preset, never a path. `model` is a hub id.
+
+    With `model` only the model of the running preset is replaced. `handover` is the id of a preset
+    that `mlx-stack swap FILE` wrote into the service's home, which only its owner can do.
+    `prepare` fetches and checks it while the old one answers, and changes nothing.
+    """
+
+    preset: str | None = None
+    model: str | None = None
+    handover: str | None = None
+    prepare: bool = False
+    drain_s: float = DRAIN_S
+
+
+@post("/v1/models/load", status_code=200, opt=OF_ALL)
+async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
+    """Drain, park, unload, load, warm; requests that come meanwhile wait."""
+    wanted = await _wanted(service, data)
+    try:
+        if data.prepare:
+            checked = await model_swap.prepare(service, wanted)
+            return {"object": "model.prepared", "path": checked.path, "n_bytes": checked.n_bytes}
+        if data.drain_s < 0:
+            raise BadRequest(f"drain_s is {data.drain_s}; it must be 0 or more", "drain_s")
+        # A client that leaves does not leave the service without a model.
+        changing = asyncio.create_task(model_swap.swap(service, wanted, data.drain_s))
+        return shown(await asyncio.shield(changing))
+    except SetupError as error:
+        raise BadRequest(error.message, "model" if data.model else "preset") from error
+
+
+def shown(timeline: SwapReport) -> dict[str, Any]:
+    """The timeline as an object."""
+    return {
+        "object": "model.loaded",
+        "before": timeline.before,
+        "model": timeline.after,
+        "steps": [
+            {"name": step.name, "ms": step.ms, "n_bytes": step.n_bytes, "count": step.count}
+            for step in timeline.steps
+        ],
+        "active_bytes": {
+            "before_load": timeline.bytes_before_load,
+            "after_unload": timeline.bytes_after_unload,
+        },
+    }
+
+
+async def _wanted(service: Service, data: LoadBody) -> Preset:
+    engine_factory = model_swap.supply_of(service)
+    given = [x for x in (data.preset, data.model, data.handover) if x is not None]
+    if len(given) != 1:
+        raise BadRequest("give either a preset or a model", "preset")
+    if data.model is not None:
+        return await asyncio.to_thread(engine_factory.with_model, data.model, service.preset)
+    find = engine_factory.preset if data.preset is not None else engine_factory.handover
+    return await asyncio.to_thread(find, given[0], service.preset)
+
+
+ROUTES: list[Any] = [load_model]

@@ -1,0 +1,144 @@
+"""The KV memory through the door: look at it, name and warm prefixes, clear it, ask why."""
+
+from typing import Any
+
+from litestar import delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import Struct
+
+from mlxstack.api.api_key_scope import salt_of
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat.request_schema import (
+    ChatBody,
+    ChatMessageParam,
+    ChatToolParam,
+)
+from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import AnyRequest
+from mlxstack.core.commands import CollectGarbage, GCResult
+from mlxstack.core.errors import BadRequest, NotFound
+from mlxstack.core.status import CacheView, RequestView
+from mlxstack.service import prefix_cache_admin
+from mlxstack.service.prefix_cache_admin import Prefix
+from mlxstack.service.service import Service
+from mlxstack.service.text_processor import TextProcessor
+from mlxstack.text.prompt import TokenizeOptions
+
+
+class PrefixBody(Struct):
+    """A prefix by one of its forms; `messages` as in a chat request, tools included.
+
+    `id` is that of a prefix that the cache holds, as GET /cache tells it.
+    """
+
+    name: str = ""
+    id: str | None = None
+    text: str | None = None
+    tokens: list[int] | None = None
+    messages: list[ChatMessageParam] | None = None
+    tools: list[ChatToolParam] | None = None
+
+
+@get("/cache", opt=OF_ALL)
+async def show_cache(service: TheService, limit: FromQuery[int] = 20) -> CacheView:
+    """Budget, entries, hit rates, top prefixes, last misses."""
+    return await prefix_cache_admin.look(service, min(max(limit, 1), 1000))
+
+
+@get("/requests", opt=OF_ALL)
+async def list_requests(service: TheService) -> tuple[RequestView, ...]:
+    """The last finished requests, the newest first."""
+    return service.request_log.requests()
+
+
+@get("/requests/{name:str}", opt=OF_ALL)
+async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
+    """The newest request with this id, or of this agent: what was reused, and why not more."""
+    found = service.request_log.find(name)
+    if found is None:
+        raise NotFound(f"no request and no agent of the last ones is called {name}")
+    return found
+
+
+@post("/cache/prefixes", status_code=200, opt=OF_ALL)
+async def register_prefix(
+    request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
+) -> dict[str, Any]:
+    """Compute a prefix, or take one that the cache holds, and keep it under a name."""
+    if data.id is not None:
+        _refuse_content(data)
+        pinned = await prefix_cache_admin.pin_known(service, data.name, data.id)
+    else:
+        pinned = await prefix_cache_admin.pin(
+            service, data.name, await _prefix(request, service, data)
+        )
+    return {"name": pinned.name, "n_tokens": pinned.n_tokens, "n_bytes": pinned.n_bytes}
+
+
+@delete("/cache/prefixes/{name:str}", status_code=200, opt=OF_ALL)
+async def release_prefix(service: TheService, name: FromPath[str]) -> dict[str, str]:
+    """Let go of a named prefix."""
+    await prefix_cache_admin.unpin(service, name)
+    return {"name": name}
+
+
+@post("/cache/warm", status_code=200, opt=OF_ALL)
+async def warm_prefix(
+    request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
+) -> dict[str, int]:
+    """Compute a prefix without naming it."""
+    prefix = await _prefix(request, service, data)
+    await prefix_cache_admin.warm(service, prefix)
+    return {"n_tokens": len(prefix.tokens)}
+
+
+@post("/cache/clear", status_code=200, opt=OF_ALL)
+async def clear_cache(service: TheService) -> dict[str, int]:
+    """Forget what is parked in memory and neither in use nor pinned."""
+    return {"n_bytes": (await prefix_cache_admin.clear(service)).n_bytes}
+
+
+@post("/cache/gc", status_code=200, opt=OF_ALL)
+async def sweep_disk(service: TheService, data: JSONBody[CollectGarbage]) -> GCResult:
+    """Delete stored KV, and with scope "all" saved contexts, by age and bytes."""
+    return await prefix_cache_admin.sweep(service, data)
+
+
+def _refuse_content(data: PrefixBody) -> None:
+    if any(x is not None for x in (data.text, data.tokens, data.messages)):
+        raise BadRequest("give either the id of a kept prefix or its content", "id")
+
+
+async def _prefix(request: AnyRequest, service: Service, data: PrefixBody) -> Prefix:
+    words = service.text_processor
+    tokens = await _tokens(words, data)
+    if not tokens:
+        raise BadRequest("the prefix is empty; at least one token is needed")
+    return Prefix(tokens, words, salt_of(request))
+
+
+async def _tokens(words: TextProcessor, data: PrefixBody) -> tuple[int, ...]:
+    given = [x for x in (data.text, data.tokens, data.messages) if x is not None]
+    if len(given) != 1:
+        raise BadRequest("give exactly one of text, tokens and messages", "text")
+    if data.tokens is not None:
+        words.check(data.tokens, "tokens")
+        return tuple(data.tokens)
+    if data.text is not None:
+        return await words.tokenize(data.text, TokenizeOptions(add_special=False))
+    body = ChatBody(messages=data.messages or [], tools=data.tools, add_generation_prompt=False)
+    conversation = await words.read(lambda: to_conversation.conversation(body))
+    return (await words.prompt(conversation)).tokens
+
+
+ROUTES = (
+    show_cache,
+    list_requests,
+    show_request,
+    register_prefix,
+    release_prefix,
+    warm_prefix,
+    clear_cache,
+    sweep_disk,
+)

@@ -1,0 +1,101 @@
+"""The request bodies of the OpenAI doors, read leniently."""
+
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from mlxstack.api.common_fields import Fields, Prompts
+from mlxstack.api.dialects.openai_chat.message_content import Content
+
+
+class FunctionParam(Struct):
+    """The function of a call in the history; arguments usually are JSON in a string."""
+
+    name: str = ""
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCallParam(Struct):
+    """A call that the assistant made earlier."""
+
+    id: str | None = None
+    function: FunctionParam | None = None
+
+
+class ChatMessageParam(Struct):
+    """One message. `function` is the legacy role of `tool`."""
+
+    role: str
+    content: Content = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class FunctionSpec(Struct):
+    """A function that may be called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatToolParam(Struct):
+    """Tools of other types than `function` are skipped."""
+
+    type: str = "function"
+    function: FunctionSpec | None = None
+
+
+class StreamOptions(Struct):
+    """What a stream shall carry beside the reply."""
+
+    include_usage: bool | None = None
+
+
+class JsonSchema(Struct):
+    """The schema of a structured answer."""
+
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+
+
+class ResponseFormat(Struct):
+    """`schema` beside `json_object` is llama-server's form."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+class ChatBody(Fields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_completion_tokens", "max_tokens")
+    messages: list[ChatMessageParam]
+    max_completion_tokens: int | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[ChatToolParam] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_progress: bool | None = None
+
+
+class CompletionBody(Fields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    stream_options: StreamOptions | None = None
+    logprobs: int | bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None

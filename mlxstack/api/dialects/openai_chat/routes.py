@@ -1,0 +1,82 @@
+"""The routes of chat completions."""
+
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import structs
+
+from mlxstack.api import common_fields
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat import stream, to_conversation
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
+from mlxstack.api.model_names import resolve_model
+from mlxstack.api.openapi import response_spec
+from mlxstack.api.parallel_sampling import copies, n_choices
+from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole, later
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.generation import admit
+from mlxstack.service.generation_options import GenerationOptions
+
+
+@post(
+    ["/v1/chat/completions", "/chat/completions", "/v1/batch/chat/completions"],
+    status_code=200,
+    responses=response_spec(ChatCompletion),
+)
+async def chat_completions(
+    request: AnyRequest, data: JSONBody[ChatBody], service: TheService
+) -> Response[ChatCompletion] | Stream:
+    """Answer a conversation, whole or as server-sent events."""
+    model = resolve_model(service, data.model)
+    n = n_choices(data.n, service.preset.slots.count)
+    conversation = await service.text_processor.read(lambda: to_conversation.conversation(data))
+    order = await admit(service, conversation, options(data, request))
+    wants = _wants(data, order.request.id, model)
+    words, orders = order.words, copies(order, n)
+    if data.stream:
+        return await answer_stream(
+            service,
+            order,
+            lambda first, rest: stream.frames(
+                first, [rest, *later(service, orders[1:])], wants, words
+            ),
+        )
+    return await answer_whole(
+        request, service, orders, lambda replies: stream.whole(replies, wants, words)
+    )
+
+
+def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
+    """What a chat body wants beside its words. Raises BadRequest."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+    n_top = (
+        common_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+        if body.logprobs
+        else None
+    )
+    found = common_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
+    return structs.replace(
+        found,
+        tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
+        forced_tool=to_conversation.forced_tool(body),
+        response_format=to_conversation.response_format(body) or found.response_format,
+        is_one_call=body.parallel_tool_calls is False,
+        has_progress=bool(body.return_progress),
+    )
+
+
+def _wants(body: ChatBody, request: str, model: str) -> stream.StreamConfig:
+    return stream.StreamConfig(
+        id=request,
+        model=model,
+        has_usage=bool(body.stream_options and body.stream_options.include_usage),
+        has_pace=bool(body.timings_per_token),
+    )
+
+
+ROUTES: list[Any] = [chat_completions]

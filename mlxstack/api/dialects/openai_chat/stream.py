@@ -1,0 +1,183 @@
+"""Chat completions: the whole answer, or its stream."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+
+from msgspec import UNSET, Struct, structs
+
+from mlxstack.api import sse
+from mlxstack.api.dialects.openai_chat.response_schema import (
+    FINGERPRINT,
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    Chunk,
+    ChunkChoice,
+    Delta,
+    PromptProgress,
+    call_deltas,
+    finish_reason,
+    whole_call,
+)
+from mlxstack.api.errors import Dialect, to_stack_error
+from mlxstack.api.errors import body as error_body
+from mlxstack.api.logprobs import logprobs
+from mlxstack.api.parallel_sampling import interleaved
+from mlxstack.api.run_generation import Parts
+from mlxstack.api.usage import Stopwatch, timings, usage
+from mlxstack.service.response_parts import (
+    CollectedResponse,
+    ContentPart,
+    GenerationFinished,
+    KeepAlive,
+    PrefillProgressed,
+    ReasoningPart,
+    ResponsePart,
+    TokenLogprob,
+    ToolCallPart,
+)
+from mlxstack.service.text_processor import TextProcessor
+
+
+class StreamConfig(Struct, frozen=True):
+    """What the stream shall carry, and under which names."""
+
+    id: str
+    model: str
+    has_usage: bool = False
+    has_pace: bool = False
+
+
+def whole(
+    replies: Sequence[CollectedResponse], wants: StreamConfig, words: TextProcessor
+) -> ChatCompletion:
+    """The answer to a request that does not stream, with one choice for each reply."""
+    ended = [reply.ended for reply in replies]
+    return ChatCompletion(
+        id=wants.id,
+        created=int(time.time()),
+        model=wants.model,
+        system_fingerprint=FINGERPRINT,
+        choices=tuple(_choice(i, reply, words) for i, reply in enumerate(replies)),
+        usage=usage(ended, len(ended)),
+        timings=timings(ended[0].work),
+    )
+
+
+def _choice(index: int, reply: CollectedResponse, words: TextProcessor) -> ChatChoice:
+    message = ChatMessage(
+        content=reply.content or (None if reply.calls else ""),
+        reasoning_content=reply.reasoning or UNSET,
+        tool_calls=tuple(whole_call(call) for call in reply.calls) or UNSET,
+    )
+    return ChatChoice(
+        index=index,
+        message=message,
+        finish_reason=finish_reason(reply.ended, bool(reply.calls)),
+        logprobs=logprobs(reply.notes, words),
+    )
+
+
+async def frames(
+    first: ResponsePart, replies: Sequence[Parts], wants: StreamConfig, words: TextProcessor
+) -> AsyncGenerator[bytes, None]:
+    """The stream, from the role to [DONE], or to the error that ended it.
+
+    `first` is the first part of the first reply; each reply is a choice.
+    """
+    streams = [ChatStream(i, wants, words) for i in range(len(replies))]
+    async with aclosing(interleaved(replies)) as parts:
+        try:
+            for stream in streams:
+                yield stream.opening()
+            for data in streams[0].render(first):
+                yield data
+            async for index, part in parts:
+                for data in streams[index].render(part):
+                    yield data
+            if wants.has_usage:
+                yield streams[0].closing([stream.ended for stream in streams if stream.ended])
+            yield sse.DONE
+        except Exception as problem:
+            yield sse.frame(error_body(to_stack_error(problem), Dialect.OPENAI, wants.id))
+
+
+class ChatStream:
+    """Turns the parts of one choice into frames, counting the calls."""
+
+    def __init__(self, index: int, wants: StreamConfig, words: TextProcessor) -> None:
+        self.ended: GenerationFinished | None = None
+        self._index = index
+        self._wants = wants
+        self._watch = Stopwatch(time.monotonic)
+        self._words = words
+        self._created = int(time.time())
+        self._n_calls = 0
+
+    def opening(self) -> bytes:
+        """The frame that says who speaks."""
+        return sse.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
+
+    def render(self, part: ResponsePart) -> Iterator[bytes]:
+        """The frames of one part; none for parts that this request did not ask for."""
+        self._watch.hear(part)
+        match part:
+            case KeepAlive():
+                yield sse.keepalive(part.n_done, part.n_prompt)
+            case PrefillProgressed():
+                yield self._progress(part)
+            case ReasoningPart():
+                yield self._say(Delta(reasoning_content=part.text), part.notes)
+            case ContentPart():
+                yield self._say(Delta(content=part.text), part.notes)
+            case ToolCallPart():
+                for delta in call_deltas(part, self._n_calls):
+                    yield self._say(delta)
+                self._n_calls += 1
+            case GenerationFinished():
+                self.ended = part
+                yield self._end(part)
+
+    def closing(self, ended: Sequence[GenerationFinished]) -> bytes:
+        """The frame that tells what all choices cost."""
+        spent, total = timings(ended[0].work), usage(ended, len(ended))
+        return sse.frame(structs.replace(self._chunk(), usage=total, timings=spent))
+
+    def _say(self, delta: Delta, notes: tuple[TokenLogprob, ...] = ()) -> bytes:
+        chunk = self._chunk(self._choice(delta, notes))
+        if self._wants.has_pace:
+            chunk = structs.replace(chunk, timings=self._watch.timings())
+        return sse.frame(chunk)
+
+    def _choice(
+        self, delta: Delta, notes: tuple[TokenLogprob, ...] = (), reason: str | None = None
+    ) -> ChunkChoice:
+        return ChunkChoice(
+            delta,
+            finish_reason=reason,
+            index=self._index,
+            logprobs=logprobs(notes, self._words),
+        )
+
+    def _progress(self, part: PrefillProgressed) -> bytes:
+        progress = PromptProgress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
+        choice = self._choice(Delta(role="assistant", content=None))
+        return sse.frame(structs.replace(self._chunk(choice), prompt_progress=progress))
+
+    def _end(self, ended: GenerationFinished) -> bytes:
+        """The timings come last: here, unless the usage still follows."""
+        reason = finish_reason(ended, self._n_calls > 0)
+        last = self._chunk(self._choice(Delta(), ended.notes, reason))
+        if not self._wants.has_usage:
+            last = structs.replace(last, timings=timings(ended.work))
+        return sse.frame(last)
+
+    def _chunk(self, *choices: ChunkChoice) -> Chunk:
+        return Chunk(
+            id=self._wants.id,
+            created=self._created,
+            model=self._wants.model,
+            system_fingerprint=FINGERPRINT,
+            choices=choices,
+        )

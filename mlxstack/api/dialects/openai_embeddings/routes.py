@@ -1,0 +1,107 @@
+"""Embeddings, in OpenAI's shape and in llama-server's."""
+
+from base64 import b64encode
+from typing import Any, Literal
+
+from litestar import post
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.disconnect import cancel_on_disconnect
+from mlxstack.api.model_names import resolve_model
+from mlxstack.api.run_generation import AnyRequest
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.embedding import EmbeddingResult, embed, numbers
+
+Inputs = str | list[str | int | list[int]]
+
+
+class EmbeddingsBody(Struct):
+    """Unknown fields are ignored. OpenAI's SDK asks for base64 unless told otherwise."""
+
+    input: Inputs
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+class LlamaEmbeddingBody(Struct):
+    """llama-server's own; `content` is what it calls the input, and "input" means the same."""
+
+    content: Inputs | None = None
+    input: Inputs | None = None
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    """One vector, as numbers or as base64 of little-endian float32."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    """Tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct, frozen=True, kw_only=True):
+    """All of them, in the order of the input."""
+
+    object: str = "list"
+    model: str
+    data: tuple[Embedding, ...]
+    usage: EmbeddingUsage
+
+
+@post("/v1/embeddings", status_code=200)
+async def embeddings(
+    request: AnyRequest, data: JSONBody[EmbeddingsBody], service: TheService
+) -> Embeddings:
+    """One vector of length one for each text."""
+    model = resolve_model(service, data.model)
+    found = await cancel_on_disconnect(request, embed(service, _texts(data.input), data.dimensions))
+    is_text = data.encoding_format == "base64"
+    return Embeddings(
+        model=model,
+        data=tuple(
+            Embedding(index=i, embedding=b64encode(v).decode() if is_text else numbers(v))
+            for i, v in enumerate(found.vectors)
+        ),
+        usage=EmbeddingUsage(found.n_tokens, found.n_tokens),
+    )
+
+
+@post(["/embedding", "/embeddings"], status_code=200)
+async def native_embedding(
+    request: AnyRequest, data: JSONBody[LlamaEmbeddingBody], service: TheService
+) -> tuple[dict[str, Any], ...]:
+    """llama-server's shape: a list, and in it a list of vectors for each text."""
+    given = data.input if data.content is None else data.content
+    if given is None:
+        raise BadRequest("content is missing: a text, or a list of texts", "content")
+    found: EmbeddingResult = await cancel_on_disconnect(
+        request, embed(service, _texts(given), None)
+    )
+    return tuple(
+        {"index": i, "embedding": [numbers(vector)]} for i, vector in enumerate(found.vectors)
+    )
+
+
+def _texts(given: Inputs) -> list[str | list[int]]:
+    """One text or its tokens, or a list of either. Raises BadRequest for a mixture."""
+    if isinstance(given, str):
+        return [given]
+    tokens = [one for one in given if isinstance(one, int)]
+    texts = [one for one in given if not isinstance(one, int)]
+    if tokens and texts:
+        raise BadRequest(
+            "input mixes tokens with texts; give one text's tokens, or a list", "input"
+        )
+    return [tokens] if tokens else texts
+
+
+ROUTES: list[Any] = [embeddings, native_embedding]

@@ -1,0 +1,102 @@
+"""The models this service answers for, in a shape that OpenAI's, Anthropic's and llama's read."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from litestar import get
+from litestar.params import FromPath
+from msgspec import Struct
+
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.guards import PUBLIC
+from mlxstack.api.model_names import names
+from mlxstack.core.errors import UnknownModel
+from mlxstack.service.service import Service
+
+
+class ModelMeta(Struct, frozen=True):
+    """Sizes in tokens, parameters and bytes."""
+
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    n_params: int
+    size: int
+
+
+class ModelCard(Struct, frozen=True):
+    """One name under which the model answers."""
+
+    id: str
+    created: int
+    created_at: str
+    display_name: str
+    max_input_tokens: int
+    max_tokens: int
+    meta: ModelMeta
+    aliases: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+    object: str = "model"
+    owned_by: str = "mlx-stack"
+    type: str = "model"
+    lifecycle: str = "active"
+
+
+class LlamaModel(Struct, frozen=True):
+    """llama-server's own list beside `data`."""
+
+    name: str
+    model: str
+    type: str = "model"
+    description: str = ""
+    tags: tuple[str, ...] = ("",)
+    capabilities: tuple[str, ...] = ("completion",)
+
+
+class Models(Struct, frozen=True):
+    """All of them."""
+
+    data: tuple[ModelCard, ...]
+    models: tuple[LlamaModel, ...]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+    object: str = "list"
+
+
+@get(["/v1/models", "/models"], opt=PUBLIC)
+async def list_models(service: TheService) -> Models:
+    """Every name of the one model."""
+    found = tuple(_model(service, name) for name in names(service))
+    return Models(
+        data=found,
+        models=tuple(LlamaModel(one.id, one.id) for one in found),
+        first_id=found[0].id,
+        last_id=found[-1].id,
+    )
+
+
+@get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
+async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
+    """One name; it may contain slashes."""
+    wanted = name.removeprefix("/")
+    if wanted not in names(service):
+        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
+    return _model(service, wanted)
+
+
+def _model(service: Service, name: str) -> ModelCard:
+    facts, n_ctx = service.facts, service.n_ctx
+    return ModelCard(
+        id=name,
+        created=int(service.started_at),
+        created_at=datetime.fromtimestamp(int(service.started_at), UTC).isoformat(),
+        display_name=name,
+        max_input_tokens=n_ctx,
+        max_tokens=n_ctx,
+        meta=ModelMeta(n_ctx, facts.n_ctx_train, facts.n_vocab, facts.n_params, facts.n_bytes),
+        aliases=tuple(other for other in names(service) if other != name),
+    )
+
+
+ROUTES: list[Any] = [list_models, get_model]

@@ -1,0 +1,90 @@
+"""The request body of the Responses door and its items, read leniently."""
+
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from mlxstack.api.common_fields import Fields
+from mlxstack.api.dialects.openai_chat.message_content import Content
+
+Item = dict[str, Any]
+
+
+class ResponsesBody(Fields, kw_only=True):
+    """POST /v1/responses. Items and tools of unknown types are skipped."""
+
+    limits: ClassVar[tuple[str, ...]] = ("max_output_tokens", "max_tokens")
+    input: str | list[Item]
+    instructions: str | list[Item] | None = None
+    tools: list[Item] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    background: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessageInput(Struct):
+    """What somebody said."""
+
+    role: str
+    content: Content = None
+
+
+class FunctionCallInput(Struct):
+    """A call that the assistant made earlier."""
+
+    call_id: str
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    namespace: str | None = None
+
+
+class CustomCallInput(Struct):
+    """A call whose argument is free text."""
+
+    call_id: str
+    name: str
+    input: str = ""
+    namespace: str | None = None
+
+
+class ShellCallItem(Struct):
+    """A command that the assistant wanted to be run."""
+
+    action: dict[str, Any]
+    call_id: str | None = None
+    id: str | None = None
+
+
+class OutputItem(Struct):
+    """What came of a call."""
+
+    output: Content = None
+    call_id: str | None = None
+    id: str | None = None
+
+
+class ReasoningInput(Struct):
+    """What the assistant thought; only content that can be read counts."""
+
+    content: list[Item] | None = None
+    encrypted_content: str | None = None
+
+
+class ResponsesToolParam(Struct):
+    """A tool of any type; `tools` are those of a namespace."""
+
+    type: str = "function"
+    name: str = ""
+    description: str | None = None
+    parameters: Any = None
+    format: dict[str, Any] | None = None
+    tools: list[Any] | None = None

@@ -1,0 +1,122 @@
+"""The routes of the Responses dialect."""
+
+import time
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response as HttpResponse
+from litestar import post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import Struct, structs
+
+from mlxstack.api import common_fields
+from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_responses import to_conversation
+from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.dialects.openai_responses.response_schema import Response
+from mlxstack.api.dialects.openai_responses.stream import ResponseStream, frames, whole
+from mlxstack.api.dialects.openai_responses.tool_names import ToolNames, toolbox
+from mlxstack.api.model_names import resolve_model
+from mlxstack.api.openapi import response_spec
+from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.generation import AdmittedRequest, admit
+from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.service import Service
+
+LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
+
+
+class InputTokens(Struct, frozen=True):
+    """How many tokens an input has."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+@post(
+    ["/v1/responses", "/responses", "/v1/batch/responses"],
+    status_code=200,
+    responses=response_spec(Response),
+)
+async def responses(
+    request: AnyRequest, data: JSONBody[ResponsesBody], service: TheService
+) -> HttpResponse[Response] | Stream:
+    """Answer a list of items, whole or as server-sent events."""
+    model, box = resolve_model(service, data.model), toolbox(data.tools)
+    conversation = await service.text_processor.read(
+        lambda: to_conversation.conversation(data, box)
+    )
+    order = await _admit(service, conversation, _options(data, request, box))
+    telling = ResponseStream(
+        _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
+    )
+    if data.stream:
+        return await answer_stream(service, order, lambda first, rest: frames(first, rest, telling))
+    return await answer_whole(request, service, (order,), lambda made: whole(made[0], telling))
+
+
+@post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
+async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
+    """Count what the same body would send to the model."""
+    resolve_model(service, data.model)
+    box = toolbox(data.tools)
+    prompt = await service.text_processor.prompt(
+        await service.text_processor.read(lambda: to_conversation.conversation(data, box))
+    )
+    return InputTokens(len(prompt.tokens))
+
+
+async def _admit(
+    service: Service, conversation: Conversation, options: GenerationOptions
+) -> AdmittedRequest:
+    """Here the messages are called `input`."""
+    try:
+        return await admit(service, conversation, options)
+    except BadRequest as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
+
+
+def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> GenerationOptions:
+    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    n_top = common_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+    found = common_fields.options(
+        body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request
+    )
+    return structs.replace(
+        found,
+        tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
+        forced_tool=to_conversation.forced_tool(body.tool_choice, box),
+        response_format=to_conversation.response_format(body) or found.response_format,
+        is_one_call=body.parallel_tool_calls is False,
+    )
+
+
+def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Response:
+    """The response before anything was said."""
+    reasoning = body.reasoning or {}
+    return Response(
+        id=order.request.id,
+        created_at=int(time.time()),
+        model=model,
+        instructions=body.instructions,
+        tools=tuple(body.tools or ()),
+        tool_choice=body.tool_choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        temperature=order.request.sampling.temperature,
+        top_p=order.request.sampling.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        max_output_tokens=body.max_output_tokens,
+        reasoning={name: reasoning.get(name) for name in ("effort", "summary")},
+        text=body.text or {"format": {"type": "text"}},
+        metadata=body.metadata if isinstance(body.metadata, dict) else {},
+        prompt_cache_key=body.prompt_cache_key if isinstance(body.prompt_cache_key, str) else None,
+    )
+
+
+ROUTES: list[Any] = [responses, input_tokens]

@@ -1,0 +1,173 @@
+"""One request over HTTP, as its client sees it: when each piece arrived."""
+
+import asyncio
+import time
+from itertools import pairwise
+from random import Random
+from typing import Any, Self
+
+import httpx
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.bench.workload import WORDS, Body, Yardstick, question, tool
+from mlxstack.client.types import CallUsage, ChatResponse
+from mlxstack.core.errors import Broken
+
+PATH = "/v1/chat/completions"
+COUNT = "/v1/messages/count_tokens"
+SAVED = "x-mlx-stack-ttft-saved-ms"
+ALIKE = {
+    "temperature": 0,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "stream_options": {"include_usage": True},
+    "stream": True,
+}
+"""Sent to every server, so that all do the same work."""
+
+TIMEOUT = httpx.Timeout(900.0, connect=5.0)
+
+
+class ServerUnderTest(Struct, frozen=True):
+    """Where to call; `model` is the name that goes into the body."""
+
+    name: str
+    url: str
+    model: str
+    api_key: str | None = None
+
+
+class TimedRequest(Struct, frozen=True):
+    """Seconds of one clock. `marks` are the arrivals of pieces of text, one per token at best.
+
+    `told_s` is what the server says that it saved of the time to the first token.
+    """
+
+    started: float
+    marks: tuple[float, ...]
+    ended: float
+    usage: CallUsage = CallUsage()
+    text: str = ""
+    told_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Until the first piece of text."""
+        return (self.marks[0] if self.marks else self.ended) - self.started
+
+    @property
+    def latency_s(self) -> float:
+        """Until the end of the stream."""
+        return self.ended - self.started
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Silence before each piece but the first."""
+        return tuple(b - a for a, b in pairwise(self.marks))
+
+    def gaps_within(self, began: float, ended: float) -> tuple[float, ...]:
+        """The silences that lie at least partly between these times."""
+        return tuple(b - a for a, b in pairwise(self.marks) if b > began and a < ended)
+
+    @property
+    def n_computed(self) -> int:
+        """Prompt tokens that the server did not reuse."""
+        return self.usage.prompt_tokens - self.usage.cached_tokens
+
+
+class Caller:
+    """Streams from one server. Bytes are parsed after the end, so that parsing costs no time."""
+
+    def __init__(self, server: ServerUnderTest) -> None:
+        self.server = server
+        headers = {"authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=server.url, headers=headers, timeout=TIMEOUT, trust_env=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    @staticmethod
+    def clock() -> float:
+        """Now, in the seconds of `Timed`."""
+        return time.perf_counter()
+
+    async def request(
+        self, body: Body, max_tokens: int, enough: asyncio.Event | None = None, **more: Any
+    ) -> TimedRequest:
+        """One streamed chat completion; it is left at the first piece after `enough` is set.
+
+        Raises Broken when the server refuses or breaks.
+        """
+        asked = {"model": self.server.model, "max_tokens": max_tokens, **ALIKE, **body, **more}
+        content = msgspec.json.encode(asked)
+        kind = {"content-type": "application/json"}
+        arrived: list[tuple[float, bytes]] = []
+        started = time.perf_counter()
+        async with self._http.stream("POST", PATH, content=content, headers=kind) as answer:
+            if not answer.is_success:
+                why = (await answer.aread()).decode(errors="replace")
+                raise Broken(f"{self.server.name} answered HTTP {answer.status_code}: {why[:300]}")
+            async for chunk in answer.aiter_raw():
+                arrived.append((time.perf_counter(), chunk))
+                if enough is not None and enough.is_set():
+                    break
+        told_s = float(answer.headers.get(SAVED, "0")) / 1e3
+        return replace(timed(started, arrived, time.perf_counter()), told_s=told_s)
+
+    async def count(self, body: Body) -> float | None:
+        """Seconds to count the tokens of a prompt; None where the server does not count."""
+        started = time.perf_counter()
+        answer = await self._http.post(COUNT, json={"model": self.server.model, **body})
+        return time.perf_counter() - started if answer.is_success else None
+
+    async def yardstick(self) -> Yardstick:
+        """How many tokens this server's model makes of our words and tools."""
+        few, many = " ".join(WORDS), " ".join(WORDS * 5)
+        one = await self._n_prompt({"messages": [{"role": "user", "content": few}]})
+        five = await self._n_prompt({"messages": [{"role": "user", "content": many}]})
+        tools = [tool(Random(f"tool {i}")) for i in range(4)]
+        two = {**question(10, Yardstick(), "tools"), "tools": tools[:2]}
+        four = {**two, "tools": tools}
+        n_tools = await self._n_prompt(four) - await self._n_prompt(two)
+        word = (five - one) / (4 * len(WORDS))
+        return Yardstick(word=max(0.1, word), tool=max(1.0, n_tools / 2))
+
+    async def _n_prompt(self, body: Body) -> int:
+        return (await self.request(body, 1)).usage.prompt_tokens
+
+
+def timed(started: float, arrived: list[tuple[float, bytes]], ended: float) -> TimedRequest:
+    """The stream, parsed: events of `data: JSON` lines, each at the time its last byte came."""
+    marks, text, usage, rest = [], [], CallUsage(), b""
+    for at, chunk in arrived:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or data == b"[DONE]":
+                continue
+            one = _chat(data)
+            usage = one.usage or usage
+            said = "".join(
+                (c.delta.content or "") + (c.delta.reasoning_content or "") for c in one.choices
+            )
+            if said:
+                marks.append(at)
+                text.append(said)
+    return TimedRequest(started, tuple(marks), ended, usage, "".join(text))
+
+
+def _chat(data: bytes) -> ChatResponse:
+    try:
+        return msgspec.json.decode(data, type=ChatResponse)
+    except msgspec.MsgspecError as why:
+        raise Broken(f"the stream holds something unexpected: {data[:200]!r} ({why})") from why

@@ -1,0 +1,178 @@
+"""`agents`: who works with a running service; look at them, branch, keep and forget them."""
+
+from typing import Annotated, Any
+
+import typer
+
+from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, harmless, table
+from mlxstack.cli.units import size
+
+app = typer.Typer(rich_markup_mode=None)
+
+AgentId = Annotated[str, typer.Argument(help="The agent's id, as `mlx-stack agents` shows it.")]
+HEADS = ("AGENT", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZE", "PRIORITY")
+
+Found = dict[str, Any]
+
+
+@app.callback(invoke_without_command=True)
+def agents(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Look at agents; fork, pin, rewind, forget them. Without a verb: the list."""
+    if context.invoked_subcommand is None:
+        list_agents(name, url, json)
+
+
+@app.command("list")
+def list_agents(name: Name = None, url: Url = None, json: Json = False) -> None:
+    """List the agents: where they are, and what they reuse."""
+    found = engine_request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))[
+        "data"
+    ]
+    as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found])
+
+
+@app.command()
+def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Where an agent is, what it cost, and its latest turns."""
+    found = engine_request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
+    if json:
+        as_json(found)
+        return
+    table(HEADS, [_row(found)])
+    kept = found["bytes"]
+    places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
+    typer.echo(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
+    if found["miss"]:
+        typer.echo(f"last miss: {_reason(found['miss'])}")
+    for state in found["states"]:
+        told = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
+        typer.echo(f"{state['model']}: {told}")
+    heads = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "WHY NOT MORE")
+    table(heads, [_turn(turn) for turn in reversed(found["turns"])])
+
+
+@app.command()
+def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """What an agent said and heard."""
+    found = engine_request(
+        name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any])
+    )
+    if json:
+        as_json(found)
+        return
+    for message in found["messages"]:
+        calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        made = f" [calls {', '.join(calls)}]" if calls else ""
+        typer.echo(harmless(f"{message['role']}: {message['content']}{made}"))
+
+
+@app.command("rm")
+def remove(
+    agent: AgentId,
+    evict_only: Annotated[
+        bool, typer.Option("--evict-only", help="Only free its slot and memory.")
+    ] = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Forget an agent: its history, and its KV in memory; its files on disk go with the next gc."""
+    path = _path(agent) + ("?evict_only=1" if evict_only else "")
+    done = engine_request(name, url, lambda client: client.delete(path))
+    _tell(done, f"{agent} left the memory" if evict_only else f"{agent} is forgotten", json)
+
+
+@app.command()
+def fork(
+    agent: AgentId,
+    new: Annotated[str, typer.Argument(help="The id of the new agent.")],
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """A new agent that goes on from here; nothing but names and words is copied."""
+    done = engine_request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
+    _tell(done, f"{new} goes on from where {agent} is", json)
+
+
+@app.command()
+def rewind(
+    agent: AgentId,
+    n_messages: Annotated[int, typer.Argument(help="How many messages are to stay.")],
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Go back to an earlier message."""
+    body = {"n_messages": n_messages}
+    done = engine_request(name, url, lambda client: client.post(_path(agent, "rewind"), body))
+    _tell(done, f"{agent} has {n_messages} messages", json)
+
+
+@app.command()
+def pin(
+    agent: AgentId,
+    off: Annotated[bool, typer.Option("--off", help="Let go of it again.")] = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Keep the KV of an agent in memory, whatever happens."""
+    done = engine_request(
+        name, url, lambda client: client.post(_path(agent), {"is_pinned": not off})
+    )
+    _tell(done, f"{agent} is {'no longer ' if off else ''}pinned", json)
+
+
+@app.command()
+def priority(
+    agent: AgentId,
+    level: Annotated[str, typer.Argument(help="high, normal or low.")],
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Who goes first when several wait."""
+    done = engine_request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
+    _tell(done, f"{agent} has priority {level}", json)
+
+
+def _tell(done: object, text: str, json: bool) -> None:
+    as_json(done) if json else typer.echo(text)
+
+
+def _path(agent: str, verb: str = "") -> str:
+    return path_of("v1", "agents", agent, *([verb] if verb else []))
+
+
+def _row(one: Found) -> tuple[object, ...]:
+    where = one["place"] if one["slot"] is None else f"slot {one['slot']}"
+    return (
+        one["id"],
+        where or "-",
+        one["n_tokens"],
+        one["n_requests"],
+        f"{100 * one['cached_share']:.0f} %",
+        f"{one['saved_s']:.1f} s",
+        f"{one['idle_s']:.0f} s",
+        size(one["n_bytes"]),
+        one["priority"],
+    )
+
+
+def _turn(turn: Found) -> tuple[object, ...]:
+    return (
+        f"{turn['age_s']:.0f} s",
+        turn["n_cached"],
+        turn["n_computed"],
+        turn["n_generated"],
+        f"{1000 * turn['ttft_s']:.0f} ms",
+        turn["reason"] or "-",
+    )
+
+
+def _reason(miss: Found) -> str:
+    at = "" if miss["at"] is None else f" at token {miss['at']}"
+    return f"{miss['reason']}{at}, {miss['age_s']:.0f} s ago"

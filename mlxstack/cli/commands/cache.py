@@ -1,0 +1,209 @@
+"""`cache`: what the KV memory holds and saves; name, warm and clear prefixes; ask why it missed."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlxstack.cli.commands import gc as sweeps
+from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
+from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, table
+
+if TYPE_CHECKING:
+    from mlxstack.core.status import CacheView, MissView, PrefixView
+
+app = typer.Typer(rich_markup_mode=None)
+
+Watch = Annotated[bool, typer.Option("--watch", help="Again every two seconds.")]
+PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
+WATCH_S = 2.0
+
+
+@app.callback(invoke_without_command=True)
+def cache(
+    context: typer.Context,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+    watch: Watch = False,
+) -> None:
+    """What the KV memory holds and what it saves. Without a verb: the status."""
+    if context.invoked_subcommand is None:
+        status(name, url, json, watch)
+
+
+@app.command()
+def status(name: Name = None, url: Url = None, json: Json = False, watch: Watch = False) -> None:
+    """Budget, entries, hit rates, top prefixes."""
+    while True:
+        view = _look(name, url)
+        as_json(view) if json else typer.echo(render(view))
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+
+
+@app.command()
+def top(name: Name = None, url: Url = None, json: Json = False) -> None:
+    """The most used prefixes."""
+    view = _look(name, url)
+    if json:
+        as_json(view.prefixes)
+        return
+    heads = ("NAME", "HITS", "TOKENS", "SIZE", "AGE", "PINNED")
+    table(heads, [_row(prefix) for prefix in view.prefixes])
+
+
+@app.command()
+def why(
+    request: Annotated[str, typer.Argument(help="A request id, or an agent.")],
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """What a request reused, and why not more."""
+    from mlxstack.core.status import RequestView
+
+    path = path_of("requests", request)
+    found = engine_request(name, url, lambda client: client.get(path, RequestView))
+    if json:
+        as_json(found)
+        return
+    typer.echo(f"{found.id}: {found.n_cached} of {found.n_prompt} prompt tokens reused")
+    typer.echo(_reason(found.miss) if found.miss else "nothing was missed")
+
+
+@app.command()
+def warm(
+    prefix: PrefixName,
+    file: Annotated[Path, typer.Argument(help="A text file; .json: messages of a chat.")],
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Compute a prefix from a file, and keep it under a name."""
+    body = {"name": prefix, **_content(file)}
+    done: Any = engine_request(name, url, lambda client: client.post("/cache/prefixes", body))
+    as_json(done) if json else typer.echo(f"{prefix}: {done['n_tokens']} tokens are kept")
+
+
+@app.command()
+def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Let go of a named prefix."""
+    path = path_of("cache", "prefixes", prefix)
+    done = engine_request(name, url, lambda client: client.delete(path))
+    as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
+
+
+@app.command()
+def clear(name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Forget what is parked in memory and neither in use nor pinned."""
+    done: Any = engine_request(name, url, lambda client: client.post("/cache/clear", {}))
+    as_json(done) if json else typer.echo(f"{_size(done['n_bytes'])} freed")
+
+
+@app.command()
+def gc(
+    max_bytes: MaxBytes = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Delete stored KV that no saved slot or agent needs, by age and bytes."""
+    from msgspec import structs
+
+    from mlxstack.core.commands import GCScope
+
+    bounds = sweeps.bounds(max_bytes, older_than)
+    wanted = structs.replace(bounds, scope=GCScope.KV, is_dry=dry_run)
+    sweeps.show(sweeps.collect(wanted, name, url), json)
+
+
+def render(view: "CacheView") -> str:
+    """The status as a page of text."""
+    disk = f"   (disk {_size(view.disk_bytes)}{_of(view.disk_budget)})"
+    hour = view.hour
+    lines = [
+        "Prefix Cache Status" if view.is_enabled else "Prefix Cache Status: switched off",
+        f"  Memory allocated: {_size(view.memory_bytes)}{_of(view.memory_budget)} budget{disk}",
+        f"  Entries: {view.n_entries}",
+        f"  Hit rate (last hour): {_share(hour.n_hits, hour.n_requests)}"
+        f"   (tokens {_share(hour.n_cached, hour.n_prompt)})",
+        f"  Avg TTFT reduction: {_share(hour.saved_s, hour.saved_s + hour.ttft_s)}",
+        "",
+        "Top cached prefixes:",
+    ]
+    lines += [_line(prefix) for prefix in view.prefixes] or ["  none yet"]
+    if view.misses:
+        lines += ["", "Last misses:", *(f"  {_reason(miss)}" for miss in view.misses[:5])]
+    return "\n".join(lines)
+
+
+def _look(name: str | None, url: str | None) -> "CacheView":
+    from mlxstack.core.status import CacheView
+
+    return engine_request(name, url, lambda client: client.get("/cache", CacheView))
+
+
+def _content(file: Path) -> dict[str, Any]:
+    import msgspec
+
+    from mlxstack.core.errors import BadRequest
+
+    try:
+        text = file.read_text("utf-8")
+        return {"messages": msgspec.json.decode(text)} if file.suffix == ".json" else {"text": text}
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise BadRequest(f"{file} cannot be read: {error}") from None
+
+
+def _row(prefix: "PrefixView") -> tuple[object, ...]:
+    size, age = _size(prefix.n_bytes), _age(prefix.age_s)
+    return (_title(prefix), prefix.n_hits, prefix.n_tokens, size, age, prefix.is_pinned)
+
+
+def _line(prefix: "PrefixView") -> str:
+    return (
+        f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} size: {_size(prefix.n_bytes):<9}"
+        f" age: {_age(prefix.age_s)}"
+    )
+
+
+def _title(prefix: "PrefixView") -> str:
+    return prefix.name or f"({prefix.n_tokens} tokens)"
+
+
+def _reason(miss: "MissView") -> str:
+    who = miss.agent or miss.request
+    if miss.at is None:
+        return f"{who}: {miss.reason}"
+    where = f"{who}: {miss.reason} at token {miss.at}, after {miss.text_shared[-40:]!r}"
+    return f"{where}: {miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}"
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.1f} GB"
+
+
+def _of(budget: int | None) -> str:
+    return "" if budget is None else f" / {_size(budget)}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,84 @@
+"""`down`: the end of a service, gently, and by force when it must be."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, note
+
+if TYPE_CHECKING:
+    from mlxstack.host.home import Home
+
+LONGEST_S = 86_400.0
+
+ENDS = {
+    "stopped": "is stopped",
+    "killed": "is stopped",
+    "crashed": "had crashed; what it left is cleared",
+}
+
+
+def down(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="The services; all that run, if left out.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, max=LONGEST_S, help="Seconds to drain before it is killed."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Stop services: running requests may finish, then the process ends."""
+    from mlxstack.client import Unreachable
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    chosen = _chosen(home, names or [])
+    if not (chosen or json):
+        typer.echo("nothing is running")
+    ends, idle = {}, []
+    for name in chosen:
+        end = _stop(home, name, timeout)
+        if end is None:
+            idle.append(f"`{name}`")
+            continue
+        ends[name] = end
+        if not json:
+            typer.echo(f"{name} {ENDS[end]}")
+    if json:
+        as_json({"services": [{"name": name, "end": end} for name, end in ends.items()]})
+    if idle:
+        raise Unreachable(f"{', '.join(idle)} {'is' if len(idle) == 1 else 'are'} not running")
+
+
+def _chosen(home: "Home", names: list[str]) -> list[str]:
+    """Those of these names, each once; all that run, if there are none."""
+    from mlxstack.cli.target import known_service
+    from mlxstack.host import services
+
+    if not names:
+        return [name for name in services.names(home) if home.pid_file(name).exists()]
+    return [known_service(home, name).plan.name for name in dict.fromkeys(names)]
+
+
+def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
+    """How it ended: one of ENDS; None when it did not run."""
+    from mlxstack.cli.target import known_service
+    from mlxstack.host import services
+    from mlxstack.host.service_state import Phase, mark_stopped, owner
+
+    state = owner(home, name)
+    if state is None:
+        left = services.sweep(home, name)
+        last = known_service(home, name)
+        mark_stopped(home, last)
+        if left is None and last.phase is Phase.STOPPED:
+            return None
+        return "crashed"
+    patience = timeout if timeout is not None else state.plan.patience.grace_s + 1.0
+    if services.stop(home, state, patience):
+        note(f"{name} did not stop within {patience:g} s and was killed")
+        return "killed"
+    return "stopped"

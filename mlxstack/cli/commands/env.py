@@ -1,0 +1,112 @@
+"""`env` and `run`: point a coding agent's client at a running service."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from mlxstack.cli.commands.slots import Name, Url
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.output import as_json, note
+
+if TYPE_CHECKING:
+    from mlxstack.cli.target import ServiceTarget
+    from mlxstack.host.coding_clients import ClientSetup, Endpoint
+    from mlxstack.host.home import Home
+
+NAMES = ("claude", "codex", "opencode", "aider", "openai")
+
+
+def client_names(incomplete: str) -> list[str]:
+    """The clients whose names begin so, for the completion of a shell."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+Client = Annotated[
+    str,
+    typer.Argument(metavar="|".join(NAMES), help="Which client.", autocompletion=client_names),
+]
+
+
+def env(client: Client, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Print what a client must export and write: eval "$(mlx-stack env claude)"."""
+    from mlxstack.host.coding_clients import as_shell
+
+    setup = _setup(client, name, url)
+    as_json(setup) if json else typer.echo(as_shell(setup), nl=False)
+    _warn(setup)
+
+
+def run(context: typer.Context, client: Client, name: Name = None, url: Url = None) -> None:
+    """Start a client on a service: mlx-stack run claude -- -p "hello".
+
+    After `openai` comes the program: mlx-stack run openai -- python script.py
+    """
+    setup = _setup(client, name, url)
+    words = [setup.program, *context.args] if setup.program else list(context.args)
+    _warn(setup)
+    _write(setup)
+    _become(words, setup)
+
+
+def _setup(client: str, name: str | None, url: str | None) -> "ClientSetup":
+    import asyncio
+
+    from mlxstack.cli.target import target
+    from mlxstack.host.coding_clients import CLIENTS
+    from mlxstack.host.home import home_from
+    from mlxstack.host.preset_schema import suggestion
+
+    if client not in CLIENTS:
+        raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
+    home = home_from(os.environ)
+    endpoint = asyncio.run(_endpoint(target(home, name, url)))
+    return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
+
+
+async def _endpoint(where: "ServiceTarget") -> "Endpoint":
+    from mlxstack.client import Client as Caller
+    from mlxstack.host.coding_clients import Endpoint
+
+    async with Caller(where.url, where.api_key, timeout_s=10.0) as caller:
+        props = await caller.props()
+    n_ctx = props.default_generation_settings.n_ctx
+    model = props.model_alias or Path(props.model_path).name or "mlx-stack"
+    return Endpoint(caller.url, model, n_ctx, where.api_key)
+
+
+def _folder(home: "Home", client: str, url: str) -> Path:
+    """One per client and service, so that what a client remembers there stays."""
+    place = url.partition("://")[2]
+    return home.root / "clients" / client / "".join(c if c.isalnum() else "_" for c in place)
+
+
+def _warn(setup: "ClientSetup") -> None:
+    if setup.caution is not None:
+        note(f"warning: {setup.caution}")
+
+
+def _write(setup: "ClientSetup") -> None:
+    from mlxstack.host.home import make_private
+    from mlxstack.host.service_state import write_atomic
+
+    for path, text in setup.files.items():
+        make_private(Path(path).parent)
+        write_atomic(Path(path), text.encode())
+
+
+def _become(words: list[str], setup: "ClientSetup") -> NoReturn:
+    from mlxstack.core.errors import NotFound
+
+    if not words:
+        raise Misuse("name the program: mlx-stack run openai -- python script.py")
+    program = shutil.which(words[0])
+    if program is None:
+        raise NotFound(f"there is no program `{words[0]}` in PATH; install it first")
+    kept = {key: value for key, value in os.environ.items() if key not in setup.unset}
+    sys.stdout.flush()
+    os.execve(program, words, kept | setup.variables)

@@ -1,0 +1,171 @@
+"""`install` and `uninstall`: a service that starts with the computer."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.output import as_json, note
+
+if TYPE_CHECKING:
+    from mlxstack.host.presets import LoadedPreset
+    from mlxstack.host.service_units import LoginJob, ServiceUnit
+
+KEPT_VARIABLES = ("PATH", "HF_HOME", "HF_HUB_CACHE", "MLX_STACK_MEMORY")
+PROBE_S = 0.2
+KILL_S = 5.0
+"""Seconds beyond its timeout in which launchd kills a job and forgets it."""
+
+UNTOLD = (FileNotFoundError, subprocess.TimeoutExpired)
+
+Named = Annotated[
+    str,
+    typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+]
+Service = Annotated[
+    str,
+    typer.Argument(help="The service's name, or its preset.", autocompletion=preset_names),
+]
+
+
+def install(
+    preset: Named,
+    show: Annotated[bool, typer.Option("--print", help="Only print the unit.")] = False,
+    sets: Set = None,
+    json: Json = False,
+) -> None:
+    """Start a preset at every login: by launchd on macOS, by systemd on Linux."""
+    unit = _unit(preset, sets or [])
+    if show:
+        as_json(unit) if json else typer.echo(unit.text, nl=False)
+        return
+    _write(unit)
+    failed = _first_failure(unit.start)
+    if json:
+        as_json({"path": str(unit.path), "started": failed is None, "failed": failed})
+    elif failed is None:
+        typer.echo(f"{unit.path} is written and started; mlx-stack uninstall {unit.name} ends it")
+    if unit.remark:
+        note(unit.remark)
+    if failed is not None:
+        note(f"warning: {unit.path} is written, but not started: {failed}")
+        raise typer.Exit(1)
+
+
+def uninstall(service: Service, json: Json = False) -> None:
+    """Stop a service that was installed, and start it no more."""
+    unit = _installed(service)
+    failed = _stop(unit)
+    unit.path.unlink()
+    if json:
+        as_json({"path": str(unit.path), "stopped": failed is None, "failed": failed})
+    else:
+        typer.echo(f"{unit.path} is removed")
+    if failed is not None:
+        note(f"warning: it may still run: {failed}")
+
+
+def _write(unit: "ServiceUnit") -> None:
+    """Put the file in its place; what an older one started is ended first."""
+    from mlxstack.host.home import home_from, make_home
+    from mlxstack.host.service_state import write_atomic
+
+    make_home(home_from(os.environ))
+    if unit.path.exists():
+        _stop(unit)
+    unit.path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(unit.path, unit.text.encode())
+
+
+def _stop(unit: "ServiceUnit") -> str | None:
+    """End the service and wait until it has ended; the reason when it did not, else None."""
+    from mlxstack.host.service_units import exit_timeout_s
+
+    failed = _first_failure(unit.stop)
+    if not unit.probe:
+        return failed
+    timeout_s = exit_timeout_s(unit.path) + KILL_S
+    deadline = time.monotonic() + timeout_s
+    while _run(unit.probe) is None:
+        if time.monotonic() > deadline:
+            return failed or f"it has not ended within {timeout_s:g} s"
+        time.sleep(PROBE_S)
+    return None
+
+
+def _installed(wanted: str) -> "ServiceUnit":
+    """The unit of a service, found by its own name, or by that which its preset gives it."""
+    from mlxstack.core.errors import NotFound, SetupError
+    from mlxstack.host.presets import is_path
+    from mlxstack.host.service_units import LoginJob, unit_of
+
+    names = [] if is_path(wanted) else [wanted]
+    try:
+        names.append(_loaded(wanted, []).preset.name)
+    except SetupError:
+        names.append(Path(wanted).stem if is_path(wanted) else wanted)
+    units = [unit_of(LoginJob(name, (), "", {}, "", 0.0), os.environ) for name in names]
+    for unit in units:
+        if unit.path.exists():
+            return unit
+    path = units[0].path
+    there = ", ".join(sorted(file.name for file in path.parent.glob("mlx-stack*")))
+    raise NotFound(f"`{wanted}` is not installed: there is no {path}; there is {there or 'none'}")
+
+
+def _unit(preset: str, sets: list[str]) -> "ServiceUnit":
+    from mlxstack.host.presets import from_anywhere
+    from mlxstack.host.service_units import unit_of
+
+    loaded = _loaded(preset, sets)
+    return unit_of(_job(from_anywhere(preset), sets, loaded), os.environ)
+
+
+def _loaded(preset: str, sets: list[str]) -> "LoadedPreset":
+    from mlxstack.cli.services import launch
+    from mlxstack.host.home import home_from
+
+    wanted = launch.LaunchRequest(preset, tuple(sets), Path.cwd())
+    return launch.resolve(wanted, home_from(os.environ))
+
+
+def _job(named: str, sets: list[str], loaded: "LoadedPreset") -> "LoginJob":
+    from mlxstack.cli.services.launch import SAVING_S
+    from mlxstack.host.home import home_from
+    from mlxstack.host.service_units import LoginJob
+
+    home, preset = home_from(os.environ), loaded.preset
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    options = [word for text in sets for word in ("--set", text)]
+    command = (sys.executable, "-m", "mlxstack.cli.main", "up", named, "--foreground", *options)
+    return LoginJob(
+        name=preset.name,
+        command=command,
+        cwd=str(Path.cwd() if sets else home.root),
+        env={"MLX_STACK_HOME": str(home.root), **kept},
+        log=str(home.supervisor_log(preset.name)),
+        stop_s=preset.server.drain_s + SAVING_S,
+    )
+
+
+def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
+    """Run them in order; what the first that failed said, None when all went well."""
+    for words in commands:
+        told = _run(words)
+        if told is not None:
+            return f"`{' '.join(words)}`: {told}"
+    return None
+
+
+def _run(words: tuple[str, ...]) -> str | None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except UNTOLD as why:
+        return str(why)
+    said = (done.stderr or done.stdout).strip()
+    return None if done.returncode == 0 else said or f"exit code {done.returncode}"

@@ -1,0 +1,35 @@
+"""`key`: make an API key, and what a preset says of it."""
+
+from typing import Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.output import as_json, note
+
+Tier = Annotated[str, typer.Option("--tier", help="How urgent its requests are: high|normal|low.")]
+Salt = Annotated[str, typer.Option("--salt", help="Keeps its KV apart from that of other keys.")]
+N_BYTES = 24
+
+
+def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
+    """Make a new API key; the preset gets only its digest, so keep the key where it is used."""
+    import secrets
+
+    from mlxstack.api.api_key_scope import as_key
+    from mlxstack.core import preset
+
+    known = [one.value for one in preset.Tier]
+    if tier not in known:
+        raise Misuse(f"there is no tier {tier!r}; known are {', '.join(known)}")
+    made = f"mlxs-{secrets.token_urlsafe(N_BYTES)}"
+    held = as_key(preset.ApiKey(made, preset.Tier(tier), salt))
+    if json:
+        as_json({"key": made, "preset": {"key": held.key, "tier": tier, "salt": salt}})
+        return
+    note("the key, shown only now:")
+    typer.echo(made)
+    note("for the preset, under server.api_keys:")
+    more = f", salt: {salt!r}" if salt else ""
+    note(f"  - {{key: '{held.key}', tier: {tier}{more}}}")

@@ -1,0 +1,30 @@
+"""`logs`: what a service said."""
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json
+
+
+def logs(
+    name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
+    json: Json = False,
+) -> None:
+    """Print the end of a service's log; as JSON, an object a line."""
+    from itertools import chain
+    from json import dumps
+
+    from mlxstack.cli.target import known_service
+    from mlxstack.host import logs as files
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    path = home.log_file(known_service(home, name).plan.name)
+    ahead = files.follow(path, lambda: time.sleep(0.2)) if follow else iter(())
+    for line in chain(files.tail(path, n_lines), ahead):
+        typer.echo(dumps({"line": line}) if json else line)

@@ -1,0 +1,113 @@
+"""`mode`: named sets of presets that run together."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json, preset_names
+from mlxstack.cli.exit_codes import Exit
+from mlxstack.cli.output import as_json, note, spinner, table
+
+if TYPE_CHECKING:
+    from mlxstack.host.home import Home
+
+app = typer.Typer(
+    help="Named sets of presets that run together.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def mode_names(incomplete: str) -> list[str]:
+    """The modes whose names begin so, for the completion of a shell."""
+    from mlxstack.host.modes import listed
+
+    return sorted(name for name in listed(_home()) if name.startswith(incomplete))
+
+
+Name = Annotated[str, typer.Argument(help="The mode.", autocompletion=mode_names)]
+
+
+@app.command("list")
+def list_modes(json: Json = False) -> None:
+    """List the modes and their members."""
+    from mlxstack.core.errors import SetupError
+    from mlxstack.host import modes
+
+    home = _home()
+    found = {}
+    for name in sorted(modes.listed(home)):
+        try:
+            found[name] = modes.load(name, home)
+        except SetupError as why:
+            note(f"warning: {why.message}")
+    if json:
+        as_json({"modes": found})
+        return
+    rows = [
+        (name, ", ".join(one.preset for one in mode.members), mode.when_to_use)
+        for name, mode in found.items()
+    ]
+    table(("MODE", "MEMBERS", "WHEN TO USE"), rows)
+
+
+@app.command("status")
+def show_status(json: Json = False) -> None:
+    """Show the mode that runs, and its members; the exit code is 0 when all are healthy."""
+    from mlxstack.cli.services.probe import survey
+    from mlxstack.host import modes
+
+    home = _home()
+    active = modes.active(home)
+    seen = {one.name: one for one in survey(home).services}
+    names = active.services if active is not None else ()
+    states = {name: str(seen[name].state) if name in seen else "stopped" for name in names}
+    if json:
+        as_json({"mode": active.name if active is not None else None, "members": states})
+    elif active is None:
+        typer.echo("no mode; mlx-stack mode switch NAME starts one")
+    else:
+        typer.echo(f"Mode: {active.name}")
+        table(("MEMBER", "STATE"), states.items())
+    if active is None:
+        raise typer.Exit(Exit.NOT_RUNNING)
+    raise typer.Exit(Exit.OK if set(states.values()) == {"healthy"} else Exit.FAILED)
+
+
+@app.command("switch")
+def switch_mode(name: Name, json: Json = False) -> None:
+    """Stop what the mode does not have, start what it lacks; go back if a member fails."""
+    from mlxstack.cli.services.mode_switch import switch
+
+    with spinner(f"mode {name}") as turn:
+        change = switch(name, _home(), turn)
+    if json:
+        as_json({"mode": name, **{key: getattr(change, key) for key in ("stop", "start", "keep")}})
+        return
+    told = (("stopped", change.stop), ("started", change.start), ("kept", change.keep))
+    typer.echo(f"mode {name} runs")
+    for word, names in told:
+        if names:
+            typer.echo(f"  {word} {', '.join(names)}")
+
+
+@app.command("create")
+def create_mode(
+    name: Annotated[str, typer.Argument(help="How it is to be called.")],
+    presets: Annotated[list[str], typer.Argument(help="Its members.", autocompletion=preset_names)],
+    when: Annotated[str, typer.Option("--when", help="When to use it.")] = "",
+    json: Json = False,
+) -> None:
+    """Write a mode of these presets; its file can be edited."""
+    from mlxstack.host import modes
+
+    path = modes.create(name, presets, when, _home())
+    if json:
+        as_json({"mode": name, "path": str(path)})
+    else:
+        typer.echo(f"{path} is written; mlx-stack mode switch {name} starts it")
+
+
+def _home() -> "Home":
+    from mlxstack.host.home import home_from
+
+    return home_from(os.environ)

@@ -1,0 +1,191 @@
+"""`plan` and `spec`: what fits where, from config.json alone, before anything is downloaded."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.output import as_json
+
+if TYPE_CHECKING:
+    from mlxstack.cli.plan.simulate import Scenario
+    from mlxstack.host.home import Home
+    from mlxstack.host.memory_budget import MemoryBudget
+    from mlxstack.policy.capacity import ServiceLoad
+    from mlxstack.service.plan_candidate import Candidate
+
+DEFAULT_AGENTS = 3
+
+Wanted = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PRESET | MODEL FOLDER | CONFIG.JSON]",
+        help="What to plan for; left out: every preset.",
+        autocompletion=preset_names,
+    ),
+]
+
+
+def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    wanted: Wanted = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Of a Mac with so much memory, such as 24GB; a bare number means GB."),
+    ] = None,
+    ctx: Annotated[
+        list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
+    ] = None,
+    agents: Annotated[int | None, typer.Option(min=1, help="Agents at the same time.")] = None,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="Rank the presets for this load.")
+    ] = False,
+    table: Annotated[bool, typer.Option("--table", help="KV of every preset.")] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Play --agents through the scheduler; who waits how long."),
+    ] = False,
+    scenario: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Simulate these agents on this machine, a YAML file."),
+    ] = None,
+    speeds_of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|URL", help="Simulate at the speeds that a service measured."),
+    ] = None,
+    sets: Set = None,
+    json: Json = False,
+) -> None:
+    """Tell what a model weighs, what its contexts weigh, and how many agents fit.
+
+    Without a preset: the table of all presets, or with --agents the ranking for that load.
+    """
+    from mlxstack.cli.units import tokens_of
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    contexts = [tokens_of(one) for one in ctx or ()]
+    if simulate or scenario or speeds_of:
+        candidate = None if wanted is None else _candidate(wanted, home, sets)
+        _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
+        return
+    there = _memory(memory)
+    if wanted is not None and not (recommend or table):
+        _forecast(_candidate(wanted, home, sets), there, agents, contexts, json)
+    elif recommend or (agents is not None and not table):
+        _recommend(home, there, agents or DEFAULT_AGENTS, contexts, json)
+    else:
+        _table(home, contexts, json)
+
+
+def spec(
+    wanted: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET | MODEL FOLDER | CONFIG.JSON",
+            help="Whose geometry to print.",
+            autocompletion=preset_names,
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Print the KV geometry of a model: its kinds of layers, and bytes per token."""
+    from mlxstack.cli.plan.estimate import spec_of
+    from mlxstack.cli.plan.tables import show_spec
+    from mlxstack.host.home import home_from
+
+    found = spec_of(_candidate(wanted, home_from(os.environ), None))
+    as_json(found) if json else show_spec(found)
+
+
+def _memory(text: str | None) -> "MemoryBudget":
+    """Memory of a Mac with `text`, or of this machine. Raises Misuse."""
+    from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.core.errors import SetupError
+    from mlxstack.host.memory_budget import mac_memory, this_memory
+
+    if text is None:
+        return this_memory(os.environ)
+    try:
+        return mac_memory(text)
+    except SetupError as error:
+        raise Misuse(f"--memory: {error.message}") from error
+
+
+def _candidate(wanted: str, home: "Home", sets: list[str] | None) -> "Candidate":
+    from mlxstack.host import overrides
+    from mlxstack.service.plan_candidate import named
+
+    over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets or ())]
+    return named(wanted, home, over)
+
+
+def _forecast(
+    candidate: "Candidate",
+    there: "MemoryBudget",
+    agents: int | None,
+    contexts: list[int],
+    json: bool,
+) -> None:
+    from mlxstack.cli.plan.estimate import CONTEXTS, forecast
+    from mlxstack.cli.plan.tables import show_forecast
+
+    load = _asked(candidate.load(there.half_bytes, there.total), agents, contexts)
+    found = forecast(candidate, there, load, contexts or CONTEXTS)
+    as_json(found) if json else show_forecast(found)
+
+
+def _asked(load: "ServiceLoad", agents: int | None, contexts: list[int]) -> "ServiceLoad":
+    from msgspec.structs import replace
+
+    n_slots = load.n_slots if agents is None else agents
+    return replace(load, n_slots=n_slots, n_ctx=max(contexts, default=load.n_ctx))
+
+
+def _recommend(
+    home: "Home", there: "MemoryBudget", n_agents: int, contexts: list[int], json: bool
+) -> None:
+    from mlxstack.cli.plan.estimate import recommendation
+    from mlxstack.cli.plan.tables import advice_rows, show_advice
+    from mlxstack.service.plan_candidate import shipped
+
+    n_ctx = max(contexts, default=32 * 1024)
+    ranked = advice_rows(recommendation(shipped(home), there, n_agents, n_ctx), there)
+    if json:
+        as_json({"n_agents": n_agents, "n_ctx": n_ctx, "memory": there, "presets": ranked})
+    else:
+        show_advice(ranked, there, n_agents, n_ctx)
+
+
+def _table(home: "Home", contexts: list[int], json: bool) -> None:
+    from mlxstack.cli.plan.tables import show_table, table_rows
+    from mlxstack.service.plan_candidate import shipped
+
+    rows = table_rows(shipped(home), contexts or [4096])
+    as_json({"models": rows}) if json else show_table(rows)
+
+
+def _scenario(
+    file: str | None, served: "Candidate | None", agents: int | None, speeds_of: str | None
+) -> "Scenario":
+    from mlxstack.cli.commands.slots import engine_request
+    from mlxstack.cli.plan import simulate as plan_simulate
+
+    found = plan_simulate.read_scenario(file) if file else plan_simulate.Scenario()
+    if served is not None:
+        found = plan_simulate.served_by(found, served.preset)
+    if agents is not None:
+        found = plan_simulate.at_work(found, agents)
+    if speeds_of is not None:
+        name, url = (None, speeds_of) if "://" in speeds_of else (speeds_of, None)
+        found = plan_simulate.as_fast_as(
+            found, engine_request(name, url, lambda client: client.metrics())
+        )
+    return found
+
+
+def _simulate(scenario: "Scenario", json: bool) -> None:
+    from mlxstack.cli.plan.simulate import outcome, show_outcome
+
+    found = outcome(scenario)
+    as_json(found) if json else show_outcome(found)

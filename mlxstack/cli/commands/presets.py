@@ -1,0 +1,112 @@
+"""`presets`: what can be started, when to use it, and what exactly is in one."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.output import as_json, note, table
+
+if TYPE_CHECKING:
+    from mlxstack.host.presets import LoadedPreset
+
+DEFAULT = "default"
+
+app = typer.Typer(help="List presets, show one, print their JSON schema.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def presets(
+    context: typer.Context,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of preset files.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the presets: your own and the builtin ones."""
+    if context.invoked_subcommand is not None:
+        return
+    if schema:
+        from mlxstack.host.preset_schema import json_schema
+
+        as_json(json_schema())
+        return
+    _list(json)
+
+
+@app.command("list")
+def list_presets(json: Json = False) -> None:
+    """The same as without a verb."""
+    _list(json)
+
+
+@app.command("show")
+def show_preset(
+    preset: Annotated[
+        str,
+        typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+    ],
+    sets: Set = None,
+    json: Json = False,
+) -> None:
+    """Show every value of a preset and where it comes from: file and line, variable, default."""
+    from pathlib import Path
+
+    from mlxstack.cli.services import launch
+    from mlxstack.host.home import home_from
+
+    wanted = launch.LaunchRequest(preset, tuple(sets or ()), Path.cwd())
+    loaded = launch.resolve(wanted, home_from(os.environ))
+    if json:
+        as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
+    else:
+        table(("KEY", "VALUE", "FROM"), _rows(loaded))
+
+
+def _list(json: bool) -> None:
+    from mlxstack.cli.preset_list import catalog
+    from mlxstack.host.home import home_from
+
+    slot_files = catalog(home_from(os.environ))
+    if json:
+        as_json({"presets": slot_files})
+        return
+    good = [one for one in slot_files if one.error is None]
+    rows = [
+        (one.name, f"{one.n_slots} x {one.n_ctx}", one.kv_bits, one.modalities, one.when_to_use)
+        for one in good
+    ]
+    table(("PRESET", "SLOTS x CTX", "KV BITS", "MODALITIES", "WHEN TO USE"), rows)
+    for one in slot_files:
+        if one.error is not None:
+            note(f"warning: {one.error}")
+    typer.echo("\nmlx-stack up PRESET starts one; mlx-stack presets show PRESET tells all of it")
+
+
+def _rows(loaded: "LoadedPreset") -> list[tuple[object, ...]]:
+    import msgspec
+
+    from mlxstack.host.preset_schema import leaves
+
+    values = msgspec.to_builtins(loaded.preset)
+    rows: list[tuple[object, ...]] = []
+    for keys in leaves():
+        value = values
+        for key in keys:
+            value = value[key]
+        name = ".".join(keys)
+        rows.append((name, _shown(value), _origin(loaded.origins, name)))
+    return rows
+
+
+def _shown(value: object) -> str:
+    import json
+
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _origin(origins: dict[str, str], name: str) -> str:
+    """Who gave the value itself, or the first thing inside of it."""
+    within = (origin for key, origin in origins.items() if key.startswith((f"{name}.", f"{name}[")))
+    return origins.get(name) or next(within, DEFAULT)

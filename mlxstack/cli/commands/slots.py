@@ -1,0 +1,130 @@
+"""`slots`: look at the slots of a running service; save, restore and erase them."""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+from urllib.parse import quote
+
+import typer
+
+from mlxstack.cli.commands import gc as sweeps
+from mlxstack.cli.commands.gc import DryRun, MaxBytes, OfAgent, OlderThan
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.output import as_json, table
+
+if TYPE_CHECKING:
+    from mlxstack.client import Client, SlotResponse
+
+T = TypeVar("T")
+
+app = typer.Typer(rich_markup_mode=None)
+
+Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
+Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
+SlotId = Annotated[int, typer.Argument(help="The slot's number, from 0.")]
+FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots.save_path.")]
+
+
+@app.callback(invoke_without_command=True)
+def slots(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Look at slots; save, restore and erase them. Without a verb: the list."""
+    if context.invoked_subcommand is None:
+        show(name, url, json)
+
+
+@app.command("list")
+def show(name: Name = None, url: Url = None, json: Json = False) -> None:
+    """List the slots and what they hold."""
+    found = engine_request(name, url, lambda client: client.slots())
+    if json:
+        as_json({"slots": found})
+        return
+    heads = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
+    table(heads, [_row(one) for one in found])
+
+
+@app.command()
+def save(
+    slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
+) -> None:
+    """Write the context of a slot to a file."""
+    done = engine_request(name, url, lambda client: client.save_slot(slot, filename))
+    took = done.timings.get("save_ms", 0.0)
+    text = f"slot {slot}: {done.n_saved} tokens saved to {filename}, {done.n_written} bytes"
+    as_json(done) if json else typer.echo(f"{text} written in {took:.1f} ms")
+
+
+@app.command()
+def restore(
+    slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
+) -> None:
+    """Bring the context of a file back into a slot."""
+    done = engine_request(name, url, lambda client: client.restore_slot(slot, filename))
+    took = done.timings.get("restore_ms", 0.0)
+    text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
+    as_json(done) if json else typer.echo(f"{text} read in {took:.1f} ms")
+
+
+@app.command()
+def erase(slot: SlotId, name: Name = None, url: Url = None, json: Json = False) -> None:
+    """Empty a slot."""
+    done = engine_request(name, url, lambda client: client.erase_slot(slot))
+    as_json(done) if json else typer.echo(f"slot {slot}: {done.n_erased} tokens erased")
+
+
+@app.command()
+def gc(
+    max_bytes: MaxBytes = None,
+    older_than: OlderThan = None,
+    agent: OfAgent = None,
+    dry_run: DryRun = False,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Delete saved slots and agents' KV by age and bytes, with what only they needed."""
+    from msgspec import structs
+
+    wanted = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)
+    sweeps.show(sweeps.collect(wanted, name, url), json)
+
+
+def engine_request(
+    name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]"
+) -> T:
+    """Ask the service of this name or URL."""
+    import asyncio
+
+    from mlxstack.cli.target import target
+    from mlxstack.client import Client
+    from mlxstack.host.home import home_from
+
+    where = target(home_from(os.environ), name, url)
+
+    async def call() -> T:
+        async with Client(where.url, where.api_key) as client:
+            return await question(client)
+
+    return asyncio.run(call())
+
+
+def path_of(*parts: str) -> str:
+    """A path of the service. Raises Misuse for a part that would mean another one."""
+    odd = [part for part in parts if part in {"", ".", ".."}]
+    if odd:
+        raise Misuse(f"`{odd[0]}` is the name of nothing here")
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def _row(one: "SlotResponse") -> tuple[object, ...]:
+    return (
+        one.id,
+        one.state or ("busy" if one.is_processing else "idle"),
+        one.agent or "-",
+        one.n_tokens,
+        one.n_ctx,
+        one.cached_tokens,
+        f"{one.tps:.1f}",
+        f"{one.idle_s:.0f} s",
+    )

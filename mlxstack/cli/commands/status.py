@@ -1,0 +1,135 @@
+"""`status` and `ps`: which services there are, and how they do."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands import tui
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.exit_codes import Exit, Misuse
+from mlxstack.cli.output import as_json, table
+
+if TYPE_CHECKING:
+    from mlxstack.cli.services.probe import ServiceStatus, SystemStatus
+
+
+Name = Annotated[str | None, typer.Option("--name", help="Only this service.")]
+Watch = Annotated[bool, typer.Option("--watch", help="The running service again and again.")]
+WATCH_S = 2.0
+
+
+def status(name: Name = None, json: Json = False, watch: Watch = False) -> None:
+    """Show the machine and every service: healthy, degraded, down, crashed or stopped.
+
+    The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
+    """
+    if watch and json:
+        raise Misuse("--watch prints pages for people; leave out --json, or ask again and again")
+    if watch:
+        tui.watch(None, None, name, WATCH_S)
+        return
+    found = _looked(name)
+    if json:
+        as_json(found)
+    else:
+        _print(found)
+    raise typer.Exit(_exit_of(found))
+
+
+def ps(json: Json = False) -> None:
+    """List the processes of every service."""
+    from mlxstack.cli.services.probe import processes
+    from mlxstack.host.hardware import amount
+    from mlxstack.host.home import home_from
+
+    found = processes(home_from(os.environ))
+    if json:
+        as_json({"processes": found})
+        return
+    rows = [
+        (one.service, one.role, one.pid, f"{one.cpu_s:.0f} s", amount(one.rss_bytes), one.command)
+        for one in found
+    ]
+    table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows)
+
+
+def _looked(name: str | None) -> "SystemStatus":
+    from msgspec.structs import replace
+
+    from mlxstack.cli.services.probe import survey
+    from mlxstack.cli.target import known_service
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    found = survey(home)
+    if name is None:
+        return found
+    wanted = known_service(home, name).plan.name
+    return replace(found, services=tuple(one for one in found.services if one.name == wanted))
+
+
+def _print(found: "SystemStatus") -> None:
+    from mlxstack.host.hardware import amount
+
+    memory = f"{amount(found.memory_bytes)}, {amount(found.memory_available_bytes)} available"
+    typer.echo(f"Device: {found.device}, {found.n_cores} cores")
+    typer.echo(f"Memory: {memory}")
+    typer.echo(f"Mode:   {found.mode}")
+    if not found.services:
+        typer.echo("\nno service yet; start one with `mlx-stack up demo`")
+        return
+    typer.echo()
+    rows = [
+        (
+            one.name,
+            one.state,
+            one.model,
+            one.url,
+            f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}",
+            amount(one.memory_bytes) if one.memory_bytes else "-",
+            _mlx(one),
+            _lasting(one.uptime_s),
+            one.n_restarts,
+            one.detail,
+        )
+        for one in found.services
+    ]
+    heads = (
+        "SERVICE",
+        "STATE",
+        "MODEL",
+        "URL",
+        "CONTEXT",
+        "MEMORY",
+        "MLX",
+        "UP",
+        "RESTARTS",
+        "DETAIL",
+    )
+    table(heads, rows)
+
+
+def _mlx(one: "ServiceStatus") -> str:
+    """MLX's memory: in arrays, and in buffers kept for the next ones."""
+    from mlxstack.host.hardware import amount
+
+    if not one.mlx_active_bytes:
+        return "-"
+    cache = f" + {amount(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
+    return amount(one.mlx_active_bytes) + cache
+
+
+def _lasting(seconds: float) -> str:
+    """The largest unit that fits, rounded down: `3 h`."""
+    for n_seconds, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= n_seconds:
+            return f"{seconds // n_seconds:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds else "-"
+
+
+def _exit_of(found: "SystemStatus") -> Exit:
+    states = {str(one.state) for one in found.services} - {"stopped"}
+    if not states:
+        return Exit.NOT_RUNNING
+    return Exit.OK if states == {"healthy"} else Exit.FAILED

@@ -1,0 +1,110 @@
+"""`swap`: change the model of a running service; requests wait meanwhile."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from mlxstack.cli.commands.slots import Name, Url
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, table
+from mlxstack.cli.units import KIB, size
+
+LONGEST_S = 7200.0
+
+
+def swap(
+    preset: Annotated[str, typer.Argument(help="A preset's name or file.")],
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only fetch and check it; the old model answers on.")
+    ] = False,
+    drain: Annotated[
+        float,
+        typer.Option(
+            "--drain", min=0, max=LONGEST_S, help="Seconds that running requests may still take."
+        ),
+    ] = 30.0,
+    name: Name = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Change the model of a running service: drain, park, unload, load, warm."""
+    with _chosen(preset) as chosen:
+        told = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
+    if json:
+        as_json(told)
+    elif prepare:
+        typer.echo(f"{preset} is here and whole: {size(told['n_bytes'])} in {told['path']}")
+    else:
+        _tell(told)
+
+
+@contextmanager
+def _chosen(preset: str) -> Iterator[dict[str, str]]:
+    """The body's field for a preset: its name, or the id of a copy for the time of the call.
+
+    The service takes no path from a client, since any page or user of this machine can be one.
+    A file in the home shows that the caller is its owner. Raises SetupError for an invalid file.
+    """
+    from secrets import token_hex
+
+    from mlxstack.host import presets
+    from mlxstack.host.home import home_from, make_private
+    from mlxstack.host.service_state import write_json
+
+    if not presets.is_path(preset):
+        yield {"preset": preset}
+        return
+    home = home_from(os.environ)
+    found = presets.load(preset, home).preset
+    handover = token_hex(16)
+    copy = home.handover_file(handover)
+    make_private(copy.parent)
+    try:
+        write_json(copy, found)
+        yield {"handover": handover}
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def _tell(told: dict[str, Any]) -> None:
+    rows = [(s["name"], f"{s['ms']:.1f}", s["n_bytes"], _what(s)) for s in told["steps"]]
+    table(("STEP", "MS", "BYTES", "WHAT"), rows)
+    held = told["active_bytes"]
+    typer.echo(
+        f"{told['before']} was changed for {told['model']}; MLX held {_held(held['after_unload'])} "
+        f"between them, {_held(held['before_load'])} before the first was loaded"
+    )
+
+
+def _held(n_bytes: int) -> str:
+    return f"{n_bytes} bytes" if n_bytes < KIB else size(n_bytes)
+
+
+def _what(step: dict[str, Any]) -> str:
+    count = step["count"]
+    return {
+        "drain": f"{count} requests finished",
+        "park": f"{count} contexts brought to disk",
+        "unload": "memory given back",
+        "load": "weights loaded",
+        "warm": f"{count} prefixes computed",
+    }.get(step["name"], "")
+
+
+def _load(name: str | None, url: str | None, body: dict[str, Any]) -> dict[str, Any]:
+    import asyncio
+
+    from mlxstack.cli.target import target
+    from mlxstack.client import Client
+    from mlxstack.host.home import home_from
+
+    where = target(home_from(os.environ), name, url)
+
+    async def call() -> dict[str, Any]:
+        async with Client(where.url, where.api_key, LONGEST_S) as client:
+            return await client.post("/v1/models/load", body)
+
+    return asyncio.run(call())

@@ -1,0 +1,83 @@
+"""`tui`: watch a running service in the terminal; and the same as plain text."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from mlxstack.cli.target import ServiceTarget
+    from mlxstack.tui.theme import ThemeChoice
+
+Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", help="Its API key; better in MLX_STACK_API_KEY, where ps cannot see it."),
+]
+Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
+Record = Annotated[Path | None, typer.Option("--record", help="Write what is seen to a tape.")]
+Replay = Annotated[
+    Path | None, typer.Option("--replay", help="Show a tape instead of a service.", exists=True)
+]
+Speed = Annotated[float, typer.Option("--speed", help="How many times as fast to replay.", min=0.1)]
+
+
+def tui(
+    url: Url = None,
+    key: Key = None,
+    name: Name = None,
+    record: Record = None,
+    replay: Replay = None,
+    speed: Speed = 1.0,
+) -> None:
+    """Watch a running service: slots, queue, cache, agents, requests. Leaving does not touch it."""
+    import asyncio
+
+    from mlxstack.cli.services.local_machine import here
+    from mlxstack.cli.tui_runner import Setting, attach
+    from mlxstack.host.home import home_from
+    from mlxstack.tui.theme import look_from
+
+    # The toolkit draws on stderr.
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise SetupError(
+            "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"
+        )
+    home = home_from(os.environ)
+    look = look_from(home.root / "tui.json")
+    if replay is not None:
+        code = _play(replay, speed, look)
+    else:
+        machine = here(home) if url is None else None
+        code = asyncio.run(attach(_target(url, key, name), record, Setting(look, machine)))
+    raise typer.Exit(code)
+
+
+def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:
+    """What the dashboard shows, as a page of text every `every_s` seconds, until Ctrl-C."""
+    import asyncio
+
+    from mlxstack.cli.tui_runner import print_pages
+
+    asyncio.run(print_pages(_target(url, key, name), every_s))
+
+
+def _target(url: str | None, key: str | None, name: str | None) -> "ServiceTarget":
+    from mlxstack.cli.target import ServiceTarget, key_of, target
+    from mlxstack.host.home import home_from
+
+    found = target(home_from(os.environ), name, url)
+    return ServiceTarget(found.url, key_of(key, "--key") or found.api_key)
+
+
+def _play(path: Path, speed: float, look: "ThemeChoice") -> int:
+    from mlxstack.tui.app import Dashboard
+    from mlxstack.tui.recording import RecordingFeed, ended, read_recording
+
+    app = Dashboard(RecordingFeed(path.name, ended(read_recording(path)), speed), None, look)
+    app.run()
+    return app.return_code or 0

@@ -1,0 +1,216 @@
+"""`up` and `restart`: a service in the background, healthy when the command returns."""
+
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.output import as_json, note, spinner
+
+if TYPE_CHECKING:
+    from mlxstack.core.preset import Preset
+    from mlxstack.host.home import Home
+    from mlxstack.host.presets import LoadedPreset
+    from mlxstack.host.service_state import ServiceSpec, ServiceState
+    from mlxstack.host.supervisor import Supervisor
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as slots.count=5."),
+]
+CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """The presets whose names begin so, for the completion of a shell."""
+    from mlxstack.host.home import home_from
+    from mlxstack.host.presets import listed
+
+    return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
+
+
+def up(
+    preset: Annotated[
+        str,
+        typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+    ],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in this terminal.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
+    sets: Set = None,
+    json: Json = False,
+    if_needed: Annotated[
+        bool, typer.Option("--if-needed", help="Succeed when it is already running.")
+    ] = False,
+) -> None:
+    """Start a service and wait until it is healthy.
+
+    Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
+    then from the preset, then from the preset that it extends.
+    """
+    import asyncio
+
+    from mlxstack.cli.services import launch
+    from mlxstack.host import services
+    from mlxstack.host.home import home_from
+    from mlxstack.host.presets import from_anywhere
+
+    home = home_from(os.environ)
+    given = (("server.host", host), ("server.port", port))
+    texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
+    wanted = launch.LaunchRequest(from_anywhere(preset), tuple(texts), Path.cwd())
+    loaded = launch.resolve(wanted, home)
+    if dry_run:
+        _show_resolved(loaded, json)
+        return
+    with services.starting(home, loaded.preset.name, waits=if_needed):
+        owner = _owner(loaded.preset.name, home)
+        if owner is None:
+            plan = launch.prepare(wanted, loaded, home)
+            if not foreground:
+                _start(plan, loaded.preset, json)
+                return
+            supervisor = _claimed(plan)
+    if owner is None:
+        raise typer.Exit(asyncio.run(supervisor.run()))
+    if not if_needed:
+        raise launch.already_running(owner)
+    _settle_for(owner, port, loaded.preset, json)
+
+
+def restart(
+    name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
+    json: Json = False,
+) -> None:
+    """Stop a service and start it again from its preset, read anew."""
+    from mlxstack.cli.services import launch
+    from mlxstack.cli.services.memory_refusal import check_memory
+    from mlxstack.cli.target import known_service
+    from mlxstack.host import preflight, services
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
+    state = known_service(home, name)
+    plan = state.plan
+    wanted = launch.LaunchRequest(plan.preset, plan.overrides, Path(plan.cwd))
+    loaded = launch.resolve(wanted, home)
+    check_memory(loaded.preset, home, os.environ)
+    preflight.check_model(loaded.preset)
+    preflight.check_slot_folder(loaded.preset)
+    with services.starting(home, plan.name, waits=True):
+        former = _owner(plan.name, home)
+        if former is not None:
+            services.stop(home, former, former.plan.patience.grace_s + 1.0)
+        _start(launch.prepare(wanted, loaded, home), loaded.preset, json)
+
+
+def _owner(name: str, home: "Home") -> "ServiceState | None":
+    """Whose the name is; who is about to leave is waited for, and what the dead left is cleared."""
+    from mlxstack.host import services
+    from mlxstack.host.process import wait_gone
+    from mlxstack.host.service_state import Phase, owner
+
+    found = owner(home, name)
+    if found is not None and found.phase is Phase.STOPPING:
+        note(f"waiting until {name} has stopped")
+        wait_gone(found.supervisor, found.plan.patience.grace_s + 1.0)
+    cleared = services.sweep(home, name)
+    if cleared is not None:
+        note(cleared)
+    return owner(home, name)
+
+
+def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
+    import asyncio
+
+    from mlxstack.cli.services import launch
+    from mlxstack.cli.services.probe import running_props
+
+    began = time.monotonic()
+    with spinner(f"starting {plan.name}") as turn:
+        state = launch.start(plan, preset.server.startup_timeout_s, turn)
+    props = asyncio.run(running_props(plan.url, preset))
+    if json:
+        as_json(_facts(state, began) | {"why_not_batching": props.why_not_batching})
+        return
+    seconds = time.monotonic() - began
+    total = plan.n_slots * plan.n_ctx
+    typer.echo(
+        f"{plan.name} is ready at {plan.url} after {seconds:.1f} s "
+        f"({plan.n_slots} slots x {plan.n_ctx} tokens = {total})"
+    )
+    for remark in props.remarks:
+        note(f"warning: {remark}")
+    typer.echo(f"Try it:\n  {_curl(plan, preset)}")
+
+
+def _settle_for(owner: "ServiceState", port: int | None, preset: "Preset", json: bool) -> None:
+    from mlxstack.cli.services import launch
+
+    if port and not owner.plan.url.endswith(f":{port}"):
+        raise launch.already_running(owner)
+    began = time.monotonic()
+    state = launch.wait_for(owner, preset.server.startup_timeout_s, lambda _: None)
+    if json:
+        as_json(_facts(state, began))
+    else:
+        typer.echo(f"{owner.plan.name} is already running at {owner.plan.url}")
+
+
+def _claimed(plan: "ServiceSpec") -> "Supervisor":
+    """A supervisor in this process that has the name already."""
+    from mlxstack.host.logs import rotate
+    from mlxstack.host.supervisor import Supervisor
+
+    # Only units write there in the foreground, and they append for ever.
+    rotate(plan.home.supervisor_log(plan.name))
+    note(f"{plan.name} will be at {plan.url}; Ctrl-C stops it")
+    os.umask(0o077)
+    supervisor = Supervisor(plan, echo=typer.echo)
+    supervisor.claim()
+    return supervisor
+
+
+def _facts(state: "ServiceState", began: float) -> dict[str, object]:
+    plan = state.plan
+    return {
+        "name": plan.name,
+        "preset": plan.preset,
+        "url": plan.url,
+        "supervisor_pid": state.supervisor.pid,
+        "worker_pid": state.worker.pid if state.worker is not None else None,
+        "log": str(plan.home.log_file(plan.name)),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _curl(plan: "ServiceSpec", preset: "Preset") -> str:
+    key = " -H 'authorization: Bearer YOUR_KEY'" if preset.server.api_keys else ""
+    from mlxstack.core.preset import ServiceKind
+
+    path, body = "chat/completions", CHAT
+    if preset.kind is ServiceKind.EMBEDDING:
+        path, body = "embeddings", '{"input": "Hello!"}'
+    return (
+        f"curl {plan.url}/v1/{path}{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    )
+
+
+def _show_resolved(loaded: "LoadedPreset", json: bool) -> None:
+    import msgspec
+    import yaml
+
+    if json:
+        as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
+        return
+    builtins = msgspec.to_builtins(loaded.preset)
+    typer.echo(yaml.safe_dump(builtins, sort_keys=False, allow_unicode=True), nl=False)
+    for key, origin in loaded.origins.items():
+        typer.echo(f"# {key}: {origin}")

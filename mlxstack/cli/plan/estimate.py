@@ -1,0 +1,227 @@
+"""What `plan` and `spec` tell of a model: its KV by kind of layer, its sum, and what fits."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Unsupported
+from mlxstack.host.memory_budget import MemoryBudget
+from mlxstack.policy.capacity import ServiceLoad, disk_bytes, fits, max_agents, max_ctx, need
+from mlxstack.policy.capacity_advice import Advice, CapacityRequest, advise, nearest
+from mlxstack.policy.kv_geometry import Geometry, Layer, quantized
+from mlxstack.service.plan_candidate import Candidate
+
+CONTEXTS = tuple(4096 * 2**n for n in range(6))
+SLOTS = (1, 2, 3, 4, 6, 8, 10, 16)
+BITS = (16, 8, 4)
+DISK_TOKENS = 50_000
+
+
+class KindRow(Struct, frozen=True):
+    """Layers that keep the same: their numbers, and bytes per token and layer, or in all."""
+
+    kind: str
+    layers: tuple[int, ...]
+    heads: int
+    k_dim: int
+    v_dim: int
+    window: int
+    token_bytes: int
+    state_bytes: int
+
+
+class Spec(Struct, frozen=True):
+    """Bytes at 16-bit KV, as the model's own precision is."""
+
+    model: str
+    architecture: str
+    config: str
+    is_excerpt: bool
+    n_trained: int
+    n_layers: int
+    kinds: tuple[KindRow, ...]
+    growth_bytes: int
+    window_bytes: int
+    kv_bytes_4k: int
+    weights_bytes: int
+    weights_from: str
+
+
+class PrecisionFit(Struct, frozen=True):
+    """One KV precision: bytes of one context, and how many agents have room."""
+
+    bits: int
+    kv_bytes: int
+    n_agents: int
+
+
+class ContextRow(Struct, frozen=True):
+    """One length of context; `disk_bytes` is one saved agent."""
+
+    n_ctx: int
+    precisions: tuple[PrecisionFit, ...]
+    disk_bytes: int
+
+
+class CapacityCell(Struct, frozen=True):
+    """All bytes of so many slots with so much context."""
+
+    n_slots: int
+    n_ctx: int
+    n_bytes: int
+    fits: bool
+
+
+class Fit(Struct, frozen=True):
+    """Whether slots x context fit; if not, other settings that do.
+
+    `over_budget` tells by how much their KV exceeds the engine's budget; "" where it does not.
+    """
+
+    n_slots: int
+    n_ctx: int
+    bits: int
+    n_bytes: int
+    kv_bytes: int
+    fits: bool
+    over_budget: str
+    nearest: tuple[str, ...]
+    max_ctx: int
+    max_agents: int
+
+
+class Forecast(Struct, frozen=True):
+    """Everything that `plan` tells of one preset; `disk_bytes_50k` is an agent of that length.
+
+    `kv_budget_bytes` is what the engine gives to KV by `prefix_cache.memory_budget_pct`; 0 for a
+    model without slots.
+    """
+
+    preset: str
+    spec: Spec
+    memory: MemoryBudget
+    workspace_bytes: int
+    kv_budget_bytes: int
+    wanted: Fit
+    disk_bytes_50k: int
+    contexts: tuple[ContextRow, ...]
+    matrix: tuple[CapacityCell, ...]
+
+
+def spec_of(candidate: Candidate) -> Spec:
+    """The geometry and weights of a model. Raises Unsupported."""
+    geometry = candidate.geometry()
+    return Spec(
+        model=candidate.preset.model.id,
+        architecture=candidate.architecture,
+        config=str(candidate.files.source),
+        is_excerpt=candidate.files.is_excerpt,
+        n_trained=candidate.n_trained,
+        n_layers=len(geometry.layers),
+        kinds=tuple(_kinds(geometry)),
+        growth_bytes=geometry.growth,
+        window_bytes=geometry.state_bytes(1 << 30),
+        kv_bytes_4k=geometry.n_bytes(4096),
+        weights_bytes=candidate.weights.n_bytes(),
+        weights_from="measured" if candidate.is_measured else "estimated",
+    )
+
+
+def forecast(
+    candidate: Candidate, memory: MemoryBudget, wanted: ServiceLoad, contexts: Sequence[int]
+) -> Forecast:
+    """The forecast for `wanted`, which is `candidate.load` with other slots or context."""
+    dense = wanted.geometry
+    return Forecast(
+        preset=candidate.preset.name,
+        spec=spec_of(candidate),
+        memory=memory,
+        workspace_bytes=wanted.workspace,
+        kv_budget_bytes=wanted.budget.n_bytes if wanted.budget is not None else 0,
+        wanted=fit(wanted, memory.usable),
+        disk_bytes_50k=disk_bytes(dense, DISK_TOKENS),
+        contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
+        matrix=tuple(
+            _cell(replace(wanted, n_slots=n, n_ctx=n_ctx), memory.usable)
+            for n in SLOTS
+            for n_ctx in contexts
+        ),
+    )
+
+
+def fit(load: ServiceLoad, usable: int) -> Fit:
+    """Whether a load fits, and the way there if not."""
+    from mlxstack.service.memory_check import over_budget, settings
+
+    parts, is_fitting = need(load), fits(load, usable)
+    others = () if is_fitting else tuple(settings(one, load) for one in nearest(load, usable))
+    return Fit(
+        n_slots=load.n_slots,
+        n_ctx=load.n_ctx,
+        bits=load.geometry.bits,
+        n_bytes=parts.total,
+        kv_bytes=parts.kv,
+        fits=is_fitting,
+        over_budget=over_budget(load),
+        nearest=others,
+        max_ctx=max_ctx(load, usable),
+        max_agents=max_agents(load, usable),
+    )
+
+
+def recommendation(
+    candidates: Sequence[Candidate], memory: MemoryBudget, n_agents: int, n_ctx: int
+) -> tuple[Advice, ...]:
+    """The candidates that could carry so many agents of so much context, the best first."""
+    wishes = []
+    for one in candidates:
+        load = replace(one.load(memory.half_bytes, memory.total), n_slots=n_agents, n_ctx=n_ctx)
+        load = replace(load, geometry=one.geometry(memory.half_bytes))
+        wishes.append(CapacityRequest(one.preset.name, load, one.n_trained))
+    return advise(wishes, memory.usable)
+
+
+def _kinds(geometry: Geometry) -> list[KindRow]:
+    groups: dict[Layer, list[int]] = {}
+    for number, layer in enumerate(geometry.layers):
+        groups.setdefault(layer, []).append(number)
+    return [_kind(geometry, layer, numbers) for layer, numbers in groups.items()]
+
+
+def _kind(geometry: Geometry, layer: Layer, numbers: list[int]) -> KindRow:
+    alone = replace(geometry, layers=(layer,))
+    return KindRow(
+        kind=layer.kind.value,
+        layers=tuple(numbers),
+        heads=layer.k_heads,
+        k_dim=layer.k_dim,
+        v_dim=layer.v_dim,
+        window=layer.window,
+        token_bytes=geometry.token_bytes(layer),
+        state_bytes=alone.state_bytes(1 << 30) * len(numbers),
+    )
+
+
+def _row(load: ServiceLoad, usable: int, n_ctx: int) -> ContextRow:
+    return ContextRow(
+        n_ctx=n_ctx,
+        precisions=tuple(_precisions(replace(load, n_ctx=n_ctx), usable)),
+        disk_bytes=disk_bytes(load.geometry, n_ctx),
+    )
+
+
+def _precisions(load: ServiceLoad, usable: int) -> list[PrecisionFit]:
+    found = []
+    for bits in BITS:
+        try:
+            geometry = quantized(load.geometry, bits, load.geometry.group_size)
+        except Unsupported:
+            break
+        one = replace(load, geometry=geometry)
+        found.append(PrecisionFit(bits, geometry.n_bytes(load.n_ctx), max_agents(one, usable)))
+    return found
+
+
+def _cell(load: ServiceLoad, usable: int) -> CapacityCell:
+    return CapacityCell(load.n_slots, load.n_ctx, need(load).total, fits(load, usable))

@@ -1,0 +1,256 @@
+"""Draws what `plan` and `spec` found."""
+
+from collections.abc import Sequence
+
+import typer
+from msgspec import Struct
+
+from mlxstack.cli.output import table
+from mlxstack.cli.plan.estimate import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
+from mlxstack.cli.units import size, tokens
+from mlxstack.host.memory_budget import MemoryBudget
+from mlxstack.policy.capacity import need
+from mlxstack.policy.capacity_advice import Advice, FitLevel, nearest, option
+from mlxstack.service.memory_check import BUDGET_KEY, settings
+from mlxstack.service.plan_candidate import Candidate
+
+
+class TableRow(Struct, frozen=True):
+    """One model of the table: bytes at 16-bit KV; `kv_bytes` by tokens of context."""
+
+    preset: str
+    geometry: str
+    growth_bytes: int
+    window_bytes: int
+    kv_bytes: dict[int, int]
+
+
+class AdviceRow(Struct, frozen=True):
+    """One preset of the ranking. `options` are what to add to `mlx-stack up`."""
+
+    preset: str
+    verdict: str
+    n_bytes: int
+    weights_bytes: int
+    kv_bits: int
+    max_agents: int
+    options: str
+    why: str
+
+
+def show_spec(spec: Spec) -> None:
+    """The geometry of one model."""
+    typer.echo(f"{spec.model} ({spec.architecture}, {spec.n_layers} layers)")
+    typer.echo(f"from {_source(spec)}")
+    heads = ("KIND", "LAYERS", "NUMBERS", "HEADS x DIM", "WINDOW", "PER TOKEN", "CONSTANT")
+    table(heads, [_kind(one) for one in spec.kinds])
+    typer.echo(f"growth   {size(spec.growth_bytes)} a token")
+    typer.echo(f"windows  {size(spec.window_bytes)}")
+    typer.echo(f"KV at 4k {size(spec.kv_bytes_4k)}")
+    typer.echo(f"weights  {size(spec.weights_bytes)}, {spec.weights_from}")
+
+
+def show_forecast(found: Forecast) -> None:
+    """The sum, the contexts in three precisions, and the matrix of slots and contexts."""
+    spec, memory, wanted = found.spec, found.memory, found.wanted
+    title = spec.model if found.preset in spec.model else f"{found.preset}: {spec.model}"
+    lines = (
+        ("model", f"{title} ({spec.architecture}{_trained(spec)})"),
+        ("config", _source(spec)),
+        ("memory", f"{memory.owner}: {size(memory.usable)} for models of {size(memory.total)}"),
+        ("weights", f"{size(spec.weights_bytes)}, {spec.weights_from}"),
+        ("KV", f"{size(spec.growth_bytes)} a token; windows {size(spec.window_bytes)}"),
+        ("workspace", size(found.workspace_bytes)),
+        ("KV budget", f"{size(found.kv_budget_bytes)} (prefix_cache.memory_budget_pct)"),
+        ("disk", f"{size(found.disk_bytes_50k)} for a saved agent of {DISK_TOKENS:,} tokens"),
+        ("wanted", _verdict(wanted, memory)),
+    )
+    for name, text in lines:
+        typer.echo(f"{name:<10}{text}")
+    typer.echo()
+    _show_contexts(found)
+    typer.echo()
+    _show_matrix(found)
+    if memory.half_bytes > 2:
+        typer.echo(
+            "\nMLX computes on a CPU here and widens half precision: the sum and the tables count "
+            "that, the lines `weights` and `KV` do not; --memory plans for a Mac"
+        )
+
+
+def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[TableRow]:
+    """KV of every model, at 16 bit, for these contexts."""
+    rows = []
+    for one in candidates:
+        spec, geometry = spec_of(one), one.geometry()
+        rows.append(
+            TableRow(
+                preset=one.preset.name,
+                geometry=_geometry(spec),
+                growth_bytes=spec.growth_bytes,
+                window_bytes=spec.window_bytes,
+                kv_bytes={n: geometry.n_bytes(n) for n in contexts},
+            )
+        )
+    return rows
+
+
+def show_table(rows: Sequence[TableRow]) -> None:
+    """The table of `table_rows`."""
+    contexts = list(rows[0].kv_bytes) if rows else []
+    heads = (
+        "PRESET",
+        "GEOMETRY",
+        "PER TOKEN",
+        "WINDOWS",
+        *(f"KV AT {tokens(n)}" for n in contexts),
+    )
+    table(
+        heads,
+        [
+            (
+                one.preset,
+                one.geometry,
+                size(one.growth_bytes),
+                size(one.window_bytes),
+                *(size(one.kv_bytes[n]) for n in contexts),
+            )
+            for one in rows
+        ],
+    )
+
+
+def advice_rows(ranked: Sequence[Advice], memory: MemoryBudget) -> list[AdviceRow]:
+    """The ranking with its reasons."""
+    return [_advice(one, memory) for one in ranked]
+
+
+def show_advice(rows: Sequence[AdviceRow], memory: MemoryBudget, n_agents: int, n_ctx: int) -> None:
+    """The ranking for so many agents with so much context."""
+    typer.echo(
+        f"{n_agents} agents x {tokens(n_ctx)} tokens on {memory.owner} "
+        f"({size(memory.usable)} for models of {size(memory.total)})"
+    )
+    heads = ("", "PRESET", "NEEDS", "WEIGHTS", "KV BITS", "AGENTS", "WHY")
+    cells = [
+        (
+            n,
+            one.preset,
+            size(one.n_bytes),
+            size(one.weights_bytes),
+            one.kv_bits,
+            one.max_agents,
+            one.why,
+        )
+        for n, one in enumerate(rows, 1)
+    ]
+    table(heads, cells)
+    best = rows[0] if rows and rows[0].options and rows[0].verdict == "fits" else None
+    if best is not None:
+        typer.echo(f"\nmlx-stack up {best.preset} {best.options}")
+
+
+def _source(spec: Spec) -> str:
+    return f"{spec.config}{' (an excerpt; not downloaded)' if spec.is_excerpt else ''}"
+
+
+def _trained(spec: Spec) -> str:
+    return f", trained for {tokens(spec.n_trained)} tokens" if spec.n_trained else ""
+
+
+def _kind(one: KindRow) -> tuple[object, ...]:
+    dims = f"{one.k_dim}" if one.k_dim == one.v_dim else f"{one.k_dim}/{one.v_dim}"
+    return (
+        one.kind,
+        len(one.layers),
+        _numbers(one.layers),
+        f"{one.heads} x {dims}" if one.heads else "-",
+        one.window or "-",
+        size(one.token_bytes * len(one.layers)) if not one.state_bytes else "-",
+        size(one.state_bytes),
+    )
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, layers[:12]))
+    return f"{shown}, ..." if len(layers) > 12 else shown
+
+
+def _geometry(spec: Spec) -> str:
+    parts = []
+    for one in spec.kinds:
+        window = f", W {one.window}" if one.window else ""
+        dims = f" ({one.heads} x {one.k_dim}{window})" if one.heads else ""
+        parts.append(f"{len(one.layers)} {one.kind}{dims}")
+    return " + ".join(parts)
+
+
+def _verdict(fit: Fit, memory: MemoryBudget) -> str:
+    asked = f"{fit.n_slots} slots x {tokens(fit.n_ctx)} at {fit.bits}-bit KV: {size(fit.n_bytes)}"
+    if fit.fits:
+        return (
+            f"{asked}: fits; up to {fit.max_agents} such slots, or {fit.max_ctx} tokens in each "
+            f"of {fit.n_slots}"
+        )
+    helps = "; what would fit: " + ", or ".join(fit.nearest) if fit.nearest else ""
+    if fit.n_bytes <= memory.usable:
+        return f"{asked}: does not fit: {fit.over_budget}{helps}"
+    return f"{asked}: does not fit into {size(memory.usable)}{helps}"
+
+
+def _show_contexts(found: Forecast) -> None:
+    plain = found.memory.half_bytes * 8
+    heads = ["CONTEXT"]
+    for one in found.contexts[0].precisions:
+        heads += [f"KV {plain if one.bits == 16 else one.bits} BIT", "AGENTS"]
+    rows = []
+    for row in found.contexts:
+        cells: list[object] = [tokens(row.n_ctx)]
+        for one in row.precisions:
+            cells += [size(one.kv_bytes), one.n_agents]
+        rows.append([*cells, size(row.disk_bytes)])
+    table([*heads, "DISK PER AGENT"], rows)
+
+
+def _show_matrix(found: Forecast) -> None:
+    contexts = [row.n_ctx for row in found.contexts]
+    at = {(one.n_slots, one.n_ctx): one for one in found.matrix}
+    rows = []
+    for n_slots in dict.fromkeys(one.n_slots for one in found.matrix):
+        cells = [at[n_slots, n_ctx] for n_ctx in contexts]
+        rows.append((n_slots, *(size(one.n_bytes) if one.fits else "no" for one in cells)))
+    table(("SLOTS", *(f"x {tokens(n)}" for n in contexts)), rows)
+
+
+def _advice(one: Advice, memory: MemoryBudget) -> AdviceRow:
+    load = one.load
+    bits = load.geometry.bits
+    changes = f"--set slots.count={load.n_slots} --set slots.n_ctx={load.n_ctx}"
+    pct = option(load).budget_pct
+    budget = "" if pct is None else f" --set {BUDGET_KEY}={pct:g}"
+    is_fitting = one.verdict is not FitLevel.TOO_LARGE
+    return AdviceRow(
+        preset=one.name,
+        verdict="fits" if is_fitting else "too large",
+        n_bytes=need(load).total,
+        weights_bytes=load.weights,
+        kv_bits=bits,
+        max_agents=one.n_agents,
+        options=f"{changes} --set kv.bits={bits}{budget}" if is_fitting else "",
+        why=_why(one, memory),
+    )
+
+
+def _why(one: Advice, memory: MemoryBudget) -> str:
+    free = memory.usable - need(one.load).total
+    match one.verdict:
+        case FitLevel.FITS if one.load.geometry.bits == 16:
+            return f"fits with full precision, {size(free)} to spare"
+        case FitLevel.FITS:
+            return f"fits with 8-bit KV, {size(free)} to spare"
+        case FitLevel.NEEDS_4_BIT:
+            return "fits only with 4-bit KV, which costs quality"
+        case FitLevel.NOT_TRAINED:
+            return "fits, but was not trained for so long a context"
+    helps = [settings(other, one.load) for other in nearest(one.load, memory.usable)]
+    return f"{size(-free)} too large" + (f"; {' or '.join(helps)} would fit" if helps else "")

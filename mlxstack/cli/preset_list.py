@@ -1,0 +1,49 @@
+"""Every preset that can be found, read, with what is wrong with those that cannot."""
+
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.host import presets
+from mlxstack.host.home import Home
+
+
+class PresetListing(Struct, frozen=True):
+    """One preset. `error` says why it cannot be used, and then the rest is empty."""
+
+    name: str
+    source: str
+    model: str = ""
+    kind: str = ""
+    modalities: str = ""
+    n_slots: int = 0
+    n_ctx: int = 0
+    total_ctx: int = 0
+    kv_bits: int = 0
+    when_to_use: str = ""
+    error: str | None = None
+
+
+def catalog(home: Home) -> list[PresetListing]:
+    """The presets in alphabetical order, `demo` first."""
+    found = presets.listed(home)
+    order = sorted(found, key=lambda name: (name != "demo", name))
+    return [_entry(name, str(found[name]), home) for name in order]
+
+
+def _entry(name: str, source: str, home: Home) -> PresetListing:
+    try:
+        preset = presets.load(name, home).preset
+    except SetupError as why:
+        return PresetListing(name, source, error=why.message)
+    return PresetListing(
+        name=name,
+        source=source,
+        model=preset.model.id,
+        kind=preset.kind,
+        modalities="text",
+        n_slots=preset.slots.count,
+        n_ctx=preset.slots.n_ctx,
+        total_ctx=preset.slots.count * preset.slots.n_ctx,
+        kv_bits=preset.kv.bits,
+        when_to_use=preset.when_to_use,
+    )

@@ -1,0 +1,237 @@
+"""From a preset to a healthy service: resolve, check, start, wait, or say why not."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.cli.output import note
+from mlxstack.cli.services import memory_refusal
+from mlxstack.client import Client, HealthResponse, Unreachable
+from mlxstack.core.errors import Broken, SlotTaken
+from mlxstack.core.preset import PARKING_S, Preset
+from mlxstack.host import hardware, overrides, preflight, presets, services
+from mlxstack.host.home import Home, make_home
+from mlxstack.host.logs import tail
+from mlxstack.host.overrides import Override
+from mlxstack.host.process import free_port, reachable
+from mlxstack.host.service_state import (
+    Phase,
+    RestartPolicy,
+    ServiceSpec,
+    ServiceState,
+    owner,
+    read_state,
+    write_json,
+)
+
+WORKER_VARIABLE = "MLX_STACK_WORKER"
+QUIET = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONUTF8": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+"""Each line at once, in UTF-8, and none about PyTorch, which nobody needs here."""
+
+SAVING_S = PARKING_S + 3.0
+FAILED_START_PATIENCE_S = 2.0
+PROBE_S = 0.1
+LOG_LINE = re.compile(r"\S+ \S+ (?:INFO|WARNING|ERROR) \S+ (.+)")
+ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
+DOWNLOADING = "downloading "
+"""So begins the line by which a worker tells, again and again, how much of its model came in."""
+
+
+class LaunchRequest(Struct, frozen=True):
+    """What a person asked for: a preset by name or path, and `--set` texts, from folder `cwd`."""
+
+    preset: str
+    sets: tuple[str, ...]
+    cwd: Path
+
+
+def resolve(wanted: LaunchRequest, home: Home) -> presets.LoadedPreset:
+    """The preset after the environment and the command line. Raises SetupError."""
+    over: list[Override] = overrides.from_environment(os.environ)
+    over += [overrides.from_option(text) for text in wanted.sets]
+    return presets.load(wanted.preset, home, over, wanted.cwd)
+
+
+def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> ServiceSpec:
+    """Check everything that can be checked, and write down what the worker is to serve."""
+    make_home(home)
+    preset = _with_port(loaded.preset)
+    preflight.check(preset, home)
+    unchecked = memory_refusal.check_memory(preset, home, os.environ)
+    if unchecked is not None:
+        note(f"warning: {unchecked}")
+    write_json(home.preset_file(preset.name), preset)
+    env = hardware.for_mlx(os.environ)
+    return ServiceSpec(
+        name=preset.name,
+        root=str(home.root),
+        preset=wanted.preset,
+        url=url_of(preset),
+        worker=(*_worker_command(), str(home.preset_file(preset.name))),
+        env=env | {"MLX_STACK_HOME": str(home.root)} | QUIET,
+        overrides=wanted.sets,
+        cwd=str(wanted.cwd),
+        n_slots=preset.slots.count,
+        n_ctx=preset.slots.n_ctx,
+        patience=RestartPolicy(grace_s=preset.server.drain_s + SAVING_S),
+    )
+
+
+def url_of(preset: Preset) -> str:
+    """Where a client on this computer finds the service."""
+    host = reachable(preset.server.host)
+    return (
+        f"http://[{host}]:{preset.server.port}"
+        if ":" in host
+        else (f"http://{host}:{preset.server.port}")
+    )
+
+
+def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) -> ServiceState:
+    """Start in the background and wait until healthy. Raises Broken with the reason.
+
+    A download that goes on may take as long as it takes. Whatever goes wrong, Ctrl-C included,
+    nothing is left running.
+    """
+    process = services.start(plan)
+    try:
+        return asyncio.run(_until_healthy(plan, process, timeout_s, progress))
+    except BaseException:
+        _abandon(plan, process)
+        raise
+
+
+def wait_for(
+    state: ServiceState, timeout_s: float, progress: Callable[[str], None]
+) -> ServiceState:
+    """Wait until a service that somebody else started is healthy. Raises Broken."""
+    return asyncio.run(_until_healthy(state.plan, None, timeout_s, progress))
+
+
+async def _until_healthy(
+    plan: ServiceSpec,
+    process: "subprocess.Popen[bytes] | None",
+    timeout_s: float,
+    progress: Callable[[str], None],
+) -> ServiceState:
+    deadline, told = time.monotonic() + timeout_s, ""
+    async with Client(plan.url, timeout_s=5.0) as client:
+        while time.monotonic() < deadline:
+            _raise_if_dead(plan, process)
+            health = await probe(client)
+            state = owner(plan.home, plan.name)
+            if state is not None and state.worker is not None and health.is_ready:
+                return state
+            line = _last_line(plan)
+            if _said(line).startswith(DOWNLOADING) and line != told:
+                deadline, told = time.monotonic() + timeout_s, line
+            progress(_said(line) or health.message)
+            await asyncio.sleep(PROBE_S)
+    raise Broken(
+        f"`{plan.name}` was not healthy within {timeout_s:g} s (server.startup_timeout_s); "
+        f"see its log {plan.home.log_file(plan.name)}"
+    )
+
+
+async def probe(client: Client) -> HealthResponse:
+    """The health of a service; one that does not answer is not ready."""
+    try:
+        return await client.health()
+    except Unreachable as why:
+        return HealthResponse(False, str(why))
+
+
+def _raise_if_dead(plan: ServiceSpec, process: "subprocess.Popen[bytes] | None") -> None:
+    log = plan.home.log_file(plan.name)
+    if process is None:
+        if owner(plan.home, plan.name) is None:
+            raise Broken(f"`{plan.name}` ended while it was waited for; see its log {log}")
+        return
+    code = process.poll()
+    state = _state_of(plan, process)
+    if state is not None and state.n_crashes:
+        raise Broken(_why(plan, state))
+    if state is not None and state.phase is Phase.STOPPED:
+        raise Broken(f"`{plan.name}` was stopped while it was starting")
+    if code is not None:
+        told = plan.home.supervisor_log(plan.name).read_text(errors="replace").strip()
+        why = told.removeprefix("error: ") or f"exit code {code}; see {log}"
+        raise Broken(f"the supervisor of `{plan.name}` ended at once: {why}")
+
+
+def _state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
+    """What this supervisor said, rather than one before it."""
+    state = read_state(plan.home, plan.name)
+    return state if state is not None and state.supervisor.pid == process.pid else None
+
+
+def _why(plan: ServiceSpec, state: ServiceState) -> str:
+    words = state.last_log_lines
+    said = [line for line in words if line.strip() and "[supervisor " not in line]
+    errors = [found[1] for line in said if (found := ERROR_LINE.match(line))]
+    log = plan.home.log_file(plan.name)
+    if errors:
+        return f"`{plan.name}` did not start: {errors[-1]}"
+    shown = "\n  ".join(said[-8:]) or "it said nothing"
+    return (
+        f"`{plan.name}` did not start: its worker {state.exit_summary}; "
+        f"its last words (all of them in {log}):\n  {shown}"
+    )
+
+
+def _last_line(plan: ServiceSpec) -> str:
+    lines = tail(plan.home.log_file(plan.name), 1)
+    return lines[0].strip() if lines else ""
+
+
+def _said(line: str) -> str:
+    """A line of the log without its time and its logger."""
+    found = LOG_LINE.match(line)
+    return found[1] if found else line
+
+
+def _abandon(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(FAILED_START_PATIENCE_S)
+    state = _state_of(plan, process)
+    if state is not None and state.phase not in {Phase.STOPPED, Phase.CRASHED}:
+        services.finish(plan.home, state)
+    process.kill()
+    process.wait()
+
+
+def _with_port(preset: Preset) -> Preset:
+    if preset.server.port:
+        return preset
+    server = msgspec.structs.replace(preset.server, port=free_port(preset.server.host))
+    return msgspec.structs.replace(preset, server=server)
+
+
+def _worker_command() -> tuple[str, ...]:
+    given = os.environ.get(WORKER_VARIABLE)
+    if given:
+        return tuple(shlex.split(given))
+    return (sys.executable, "-m", "mlxstack.cli.main", "serve")
+
+
+def already_running(state: ServiceState) -> SlotTaken:
+    """The refusal of a second start, naming the owner."""
+    return SlotTaken(
+        f"`{state.plan.name}` is already running: supervisor pid {state.supervisor.pid}, preset "
+        f"{state.plan.preset}, {state.plan.url}; `mlx-stack down {state.plan.name}` stops it"
+    )

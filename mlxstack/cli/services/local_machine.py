@@ -1,0 +1,63 @@
+"""What a dashboard can do to the computer that it runs on: its presets, its modes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Broken
+from mlxstack.host import modes, presets
+from mlxstack.host.home import Home
+
+COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
+POLL_S = 0.1
+
+
+class LocalActions(Struct, frozen=True):
+    """A `mlxstack.tui.deeds.Machine`; the names are those of the moment when it was looked at."""
+
+    home: Path
+    presets: tuple[str, ...]
+    modes: tuple[str, ...]
+
+    async def switch_mode(self, mode: str) -> str:
+        """What the command says. Raises Broken with its error.
+
+        Whoever leaves the dashboard meanwhile leaves no half of a switch: the command goes on.
+        """
+        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
+            process = self._begin(mode, told, errors)
+            # A subprocess of asyncio's own would be killed with its loop.
+            while process.poll() is None:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+            said = _lines(errors if process.returncode else told)
+        if process.returncode:
+            raise Broken(said[-1].removeprefix("error: ") if said else "the command failed")
+        return ", ".join(said)
+
+    def _begin(self, mode: str, told: IO[bytes], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [*COMMAND, "mode", "switch", "--", mode],
+            env={**os.environ, "MLX_STACK_HOME": str(self.home)},
+            stdin=subprocess.DEVNULL,
+            stdout=told,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def here(home: Home) -> LocalActions:
+    """This computer, with all its presets and modes."""
+    return LocalActions(
+        home.root, tuple(sorted(presets.listed(home))), tuple(sorted(modes.listed(home)))
+    )
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return [line.strip() for line in file.read().decode(errors="replace").splitlines()]

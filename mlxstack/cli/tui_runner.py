@@ -1,0 +1,46 @@
+"""Attaches to a running service and shows it: on the dashboard, or as pages of text."""
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import typer
+from msgspec import Struct
+
+from mlxstack.cli.services.local_machine import LocalActions
+from mlxstack.cli.target import ServiceTarget
+from mlxstack.client import Client
+from mlxstack.tui.app import Dashboard
+from mlxstack.tui.feed import Feed, LiveFeed
+from mlxstack.tui.recording import RecordingWriter, new_recording
+from mlxstack.tui.text_pages import pages
+from mlxstack.tui.theme import ThemeChoice
+
+LONGEST_S = 7200.0
+"""A model may have to be fetched before it can be changed."""
+
+
+class Setting(Struct, frozen=True):
+    """How it looks, and the computer it may change; None when the service runs elsewhere."""
+
+    look: ThemeChoice
+    machine: LocalActions | None
+
+
+async def attach(where: ServiceTarget, record: Path | None, setting: Setting) -> int:
+    """Run the dashboard on a service until it is left; the exit code."""
+    async with Client(where.url, where.api_key, LONGEST_S) as client:
+        live: Feed = LiveFeed(client)
+        with new_recording(record) if record else nullcontext() as file:
+            feed = RecordingWriter(live, file) if file else live
+            app = Dashboard(feed, client, setting.look, setting.machine)
+            await app.run_async()
+        return app.return_code or 0
+
+
+async def print_pages(where: ServiceTarget, every_s: float) -> None:
+    """Print a page every `every_s` seconds, for ever."""
+    width = shutil.get_terminal_size((120, 40)).columns
+    async with Client(where.url, where.api_key) as client:
+        async for page in pages(LiveFeed(client), width, every_s):
+            typer.echo(f"{page}\n")

@@ -1,0 +1,48 @@
+"""Sizes as people type and read them: 32k tokens, 24GB, 64 KiB."""
+
+import re
+
+from mlxstack.cli.exit_codes import Misuse
+
+KIB, MIB = 1024, 1024 * 1024
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def tokens_of(text: str) -> int:
+    """`32768`, `32k` (1,024 each) or `1m`. Raises Misuse."""
+    lowered = text.strip().lower()
+    factor = {"k": KIB, "m": MIB}.get(lowered[-1:], 1)
+    digits = lowered[:-1] if factor > 1 else lowered
+    if not digits.isdigit() or not int(digits):
+        raise Misuse(f"`{text}` is not a number of tokens; write it as 32768 or 32k")
+    return int(digits) * factor
+
+
+def bytes_of(text: str) -> int:
+    """`500MB`, `20GB`, `1.5 GiB` (1,024 each) or plain bytes. Raises Misuse."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?", text.strip().lower())
+    if found is None:
+        raise Misuse(f"`{text}` is not a size; write it as 500MB or 20GB")
+    return int(float(found[1]) * KIB ** (" kmgt".index(found[2] or " ")))
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `15m`, `36h`, `30d` or `2w`. Raises Misuse."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
+    if found is None:
+        raise Misuse(f"`{text}` is not an age; write it as 36h or 30d")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def tokens(n: int) -> str:
+    """`32k` where that is exact, else all digits."""
+    return f"{n // KIB}k" if n and n % KIB == 0 else str(n)
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as `64 KiB`, `320 MiB` or `12.3 GiB`; 0 as `-`."""
+    from mlxstack.host.hardware import amount
+
+    if not n_bytes:
+        return "-"
+    return f"{n_bytes / KIB:.4g} KiB" if n_bytes < MIB else amount(n_bytes)

@@ -1,0 +1,193 @@
+"""The calls of one service, and its event feed with reconnection."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from mlxstack.client.errors import Unreachable, decode, error_of, message_of
+from mlxstack.client.sse import FeedLost, ServerSentEvent, events
+from mlxstack.client.types import (
+    ChatResponse,
+    HealthResponse,
+    PropsResponse,
+    SlotErased,
+    SlotResponse,
+    SlotRestored,
+    SlotSaved,
+)
+from mlxstack.core.errors import Broken, StackError
+
+T = TypeVar("T")
+
+RECONNECT_FIRST_S = 0.05
+RECONNECT_LONGEST_S = 5.0
+
+
+class Client:
+    """`url` as `http://127.0.0.1:7109`; `timeout_s` bounds the silence of any one answer.
+
+    Methods raise Unreachable when nobody answers, and the service's own error (a StackError of
+    the kind its status stands for) otherwise.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=timeout, trust_env=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def health(self) -> HealthResponse:
+        """Whether the service is ready; a service that says no does not raise."""
+        answer = await self._send("GET", "/health")
+        if answer.is_success:
+            return HealthResponse(True, "ok")
+        return HealthResponse(False, message_of(answer.content) or f"HTTP {answer.status_code}")
+
+    async def props(self) -> PropsResponse:
+        """GET /props, typed."""
+        return await self._get("/props", PropsResponse)
+
+    async def props_raw(self) -> dict[str, Any]:
+        """GET /props, everything."""
+        return await self._get("/props", dict[str, Any])
+
+    async def slots(self) -> list[SlotResponse]:
+        """GET /slots."""
+        return await self._get("/slots", list[SlotResponse])
+
+    async def metrics(self) -> str:
+        """GET /metrics, the Prometheus text."""
+        return (await self._checked("GET", "/metrics")).text
+
+    async def get(self, path: str, kind: type[T]) -> T:
+        """Any other JSON resource, decoded as `kind`."""
+        return await self._get(path, kind)
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Any other POST with a JSON body and a JSON object as its answer."""
+        return decode((await self._checked("POST", path, body)).content, dict[str, Any])
+
+    async def delete(self, path: str) -> dict[str, Any]:
+        """Any DELETE with a JSON object as its answer."""
+        return decode((await self._checked("DELETE", path)).content, dict[str, Any])
+
+    async def save_slot(self, slot: int, filename: str) -> SlotSaved:
+        """Write the context of a slot to a slot file."""
+        return await self._act(slot, "save", {"filename": filename}, SlotSaved)
+
+    async def restore_slot(self, slot: int, filename: str) -> SlotRestored:
+        """Replace the context of a slot by a slot file."""
+        return await self._act(slot, "restore", {"filename": filename}, SlotRestored)
+
+    async def erase_slot(self, slot: int) -> SlotErased:
+        """Empty a slot."""
+        return await self._act(slot, "erase", {}, SlotErased)
+
+    async def chat(self, messages: list[dict[str, Any]], **body: Any) -> ChatResponse:
+        """POST /v1/chat/completions; `body` is any further field of it."""
+        asked = {"messages": messages, **body}
+        answer = await self._checked("POST", "/v1/chat/completions", asked)
+        return decode(answer.content, ChatResponse)
+
+    async def chat_stream(
+        self, messages: list[dict[str, Any]], **body: Any
+    ) -> AsyncGenerator[ChatResponse, None]:
+        """The same, chunk by chunk. Leaving the iteration cancels the generation."""
+        options = {"stream_options": {"include_usage": True}}
+        asked = {"messages": messages, "stream": True, **options, **body}
+        async with (
+            self._stream("POST", "/v1/chat/completions", asked) as answer,
+            contextlib.aclosing(events(answer)) as stream,
+        ):
+            async for one in stream:
+                if one.data == b"[DONE]":
+                    return
+                failed = message_of(one.data)
+                if failed is not None:
+                    raise Broken(failed)
+                yield decode(one.data, ChatResponse)
+
+    async def feed(
+        self, path: str, silence_s: float = 30.0
+    ) -> AsyncGenerator[ServerSentEvent | FeedLost, None]:
+        """Server-sent events for ever: after each break a `Lost`, then the next try.
+
+        `silence_s` is how long a healthy feed may say nothing, not even a comment.
+        """
+        delay = RECONNECT_FIRST_S
+        while True:
+            reason = "the service ended the feed"
+            try:
+                async with (
+                    self._stream("GET", path, timeout_s=silence_s) as answer,
+                    contextlib.aclosing(events(answer)) as stream,
+                ):
+                    async for one in stream:
+                        delay = RECONNECT_FIRST_S
+                        yield one
+            except (Unreachable, StackError) as why:
+                reason = str(why)
+            yield FeedLost(reason, delay)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, RECONNECT_LONGEST_S)
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        return decode((await self._checked("GET", path)).content, kind)
+
+    async def _act(self, slot: int, action: str, body: dict[str, Any], kind: type[T]) -> T:
+        answer = await self._checked("POST", f"/slots/{slot}?action={action}", body)
+        return decode(answer.content, kind)
+
+    async def _checked(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        answer = await self._send(method, path, body)
+        if not answer.is_success:
+            raise error_of(answer)
+        return answer
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            return await self._http.request(method, path, json=body)
+        except httpx.TransportError as why:
+            raise self._unreachable(why) from why
+
+    @contextlib.asynccontextmanager
+    async def _stream(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        timeout = self._http.timeout if timeout_s is None else httpx.Timeout(timeout_s)
+        try:
+            async with self._http.stream(method, path, json=body, timeout=timeout) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    raise error_of(answer)
+                yield answer
+        except httpx.TransportError as why:
+            raise self._unreachable(why) from why
+
+    def _unreachable(self, why: httpx.TransportError) -> Unreachable:
+        return Unreachable(f"no answer from {self.url} ({str(why) or type(why).__name__})")

@@ -1,0 +1,96 @@
+"""The state of the engine at one instant, as an immutable value that any thread may read."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.request import Priority
+
+
+class RequestPhase(StrEnum):
+    """Life of an ask: WAITING, PREFILLING, RUNNING, then COMPLETED or CANCELLED."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+
+
+class SlotView(Struct, frozen=True):
+    """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use."""
+
+    id: int
+    n_ctx: int
+    state: RequestPhase | None = None
+    request: str | None = None
+    agent: str | None = None
+    n_tokens: int = 0
+    n_prompt: int = 0
+    n_done: int = 0
+    n_cached: int = 0
+    n_decoded: int = 0
+    n_remain: int = 0
+    tps: float = 0.0
+    n_bytes: int = 0
+    idle_s: float = 0.0
+    is_used: bool = False
+    miss: CacheMiss | None = None
+
+
+class WaitingView(Struct, frozen=True):
+    """One ask in the queue."""
+
+    request: str
+    agent: str | None
+    priority: Priority
+    n_prompt: int
+    waited_s: float
+    pin: int | None = None
+
+
+class Counters(Struct, frozen=True):
+    """Totals since the engine started; tokens, seconds, calls."""
+
+    n_prompt_tokens: int = 0
+    n_cached_tokens: int = 0
+    prompt_s: float = 0.0
+    n_generated_tokens: int = 0
+    decode_s: float = 0.0
+    n_model_calls: int = 0
+    n_decode_calls: int = 0
+    n_decode_rows: int = 0
+    n_asks: int = 0
+    n_completed: int = 0
+    n_cancelled: int = 0
+    n_failed: int = 0
+    n_refused: int = 0
+    n_tokens_max: int = 0
+    n_evicted: int = 0
+
+    def plus(self, other: "Counters") -> "Counters":
+        """The totals of both; of `n_tokens_max` the larger one."""
+        names = self.__struct_fields__
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, other.n_tokens_max)})
+
+
+class Snapshot(Struct, frozen=True):
+    """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes.
+
+    MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
+    `kv_budget_bytes` is what live and parked KV may take together.
+    """
+
+    at: float = 0.0
+    turn: int = 0
+    slots: tuple[SlotView, ...] = ()
+    waiting: tuple[WaitingView, ...] = ()
+    counters: Counters = Counters()
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    kv_bytes: int = 0
+    kv_budget_bytes: int = 0
+    is_batching: bool = True
+    why_not_batching: str | None = None

@@ -1,0 +1,42 @@
+"""What is known of a model once it is loaded."""
+
+from msgspec import Struct, field
+
+from mlxstack.core.kv_identity import Identity
+
+
+class SamplingDefaults(Struct, frozen=True):
+    """From the model's generation_config.json; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Weights(Struct, frozen=True):
+    """What weights consist of: `packed` bytes of quantised numbers, and plain floats by size."""
+
+    packed: int = 0
+    n_half: int = 0
+    n_single: int = 0
+
+    def n_bytes(self, half_bytes: int = 2) -> int:
+        """Bytes in memory; `half_bytes` is 4 where half precision is widened (MLX on a CPU)."""
+        return self.packed + self.n_half * half_bytes + self.n_single * 4
+
+
+class ModelFacts(Struct, frozen=True):
+    """`n_ctx_train` is the trained context in tokens, `n_bytes` the weights in memory."""
+
+    id: str
+    path: str
+    identity: Identity
+    architecture: str
+    n_vocab: int
+    n_ctx_train: int
+    n_params: int
+    n_bytes: int
+    eos: frozenset[int]
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)

@@ -1,0 +1,187 @@
+"""What a watcher of a running service sees at one instant; every field has a default.
+
+A section that is None is not reported by this service. Fields that a reader does not know are
+ignored, so that older dashboards follow newer services. No field holds a whole prompt.
+"""
+
+from msgspec import Struct
+
+from mlxstack.core.engine_events import KVSource
+from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.request import Priority
+
+
+class ServiceFacts(Struct, frozen=True):
+    """Who is watched. `budget_bytes` is what KV may take in memory; 0 means no bound.
+
+    `health` is "loading", "ok", "stalled", "broken", "swapping" or "stopping". `n_ctx` is tokens
+    per slot.
+    """
+
+    model: str = ""
+    architecture: str = ""
+    preset: str = ""
+    mode: str = ""
+    version: str = ""
+    health: str = ""
+    uptime_s: float = 0.0
+    n_ctx: int = 0
+    max_waiting: int = 0
+    budget_bytes: int = 0
+
+
+class MissView(Struct, frozen=True):
+    """Why a request reused less than it could; `reason` as in core.event.Miss.
+
+    `at` is the token where the prompt diverged: `text_shared` comes just before it,
+    `text_cached` is what the cache goes on with, `text_sent` what the prompt goes on with.
+    """
+
+    reason: str
+    at: int | None = None
+    request: str = ""
+    agent: str | None = None
+    age_s: float = 0.0
+    text_shared: str = ""
+    text_cached: str = ""
+    text_sent: str = ""
+
+
+class WindowSums(Struct, frozen=True):
+    """Sums over the requests of one window.
+
+    They took `ttft_s` seconds to their first tokens, and `saved_s` more without the cache.
+    """
+
+    n_requests: int = 0
+    n_hits: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    saved_s: float = 0.0
+    ttft_s: float = 0.0
+
+
+class PrefixView(Struct, frozen=True):
+    """A prefix that is kept. `agents` share it; `places` ("memory", "disk") hold all of it."""
+
+    id: str
+    name: str = ""
+    n_tokens: int = 0
+    n_bytes: int = 0
+    n_hits: int = 0
+    age_s: float = 0.0
+    agents: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    is_pinned: bool = False
+
+
+class CacheView(Struct, frozen=True):
+    """The memory beside the live contexts, in bytes; a budget of None has no bound.
+
+    `prefixes` come with the most useful first, `misses` with the latest first.
+    """
+
+    is_enabled: bool = True
+    memory_bytes: int = 0
+    memory_budget: int | None = None
+    disk_bytes: int = 0
+    disk_budget: int | None = None
+    n_entries: int = 0
+    max_entries: int | None = None
+    n_evicted: int = 0
+    minute: WindowSums = WindowSums()
+    hour: WindowSums = WindowSums()
+    whole: WindowSums = WindowSums()
+    prefixes: tuple[PrefixView, ...] = ()
+    misses: tuple[MissView, ...] = ()
+
+
+class TurnView(Struct, frozen=True):
+    """One request of an agent: its prompt is `n_cached` + `n_computed` tokens."""
+
+    n_cached: int = 0
+    n_computed: int = 0
+    n_generated: int = 0
+    ttft_s: float = 0.0
+    age_s: float = 0.0
+    reason: str | None = None
+
+
+class AgentKVView(Struct, frozen=True):
+    """What an agent has for one model; `place` is "live", "memory" or "disk"."""
+
+    model: str
+    n_tokens: int = 0
+    n_bytes: int = 0
+    place: str = ""
+
+
+class AgentView(Struct, frozen=True):
+    """A named conversation; `place` is "live", "parked" or "disk", `slot` only when live.
+
+    `turns` are the latest ones, oldest first.
+    """
+
+    id: str
+    place: str = ""
+    slot: int | None = None
+    priority: Priority = Priority.NORMAL
+    is_pinned: bool = False
+    n_tokens: int = 0
+    n_bytes: int = 0
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    saved_s: float = 0.0
+    idle_s: float = 0.0
+    miss: MissView | None = None
+    states: tuple[AgentKVView, ...] = ()
+    turns: tuple[TurnView, ...] = ()
+
+
+class RequestView(Struct, frozen=True):
+    """A finished request; `ended` says how: "eos", "length", "cancelled", "failed" ..."""
+
+    id: str
+    agent: str | None = None
+    slot: int | None = None
+    source: KVSource = KVSource.NONE
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    ttft_s: float = 0.0
+    saved_s: float = 0.0
+    ended: str = ""
+    age_s: float = 0.0
+    miss: MissView | None = None
+
+
+class ThroughputSample(Struct, frozen=True, array_like=True):
+    """Tokens computed and generated since the start, at `at`, seconds since 1970."""
+
+    at: float
+    n_prompt: int
+    n_generated: int
+
+
+class StatusFrame(Struct, frozen=True, omit_defaults=True):
+    """Everything at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
+
+    `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
+    only the last used ones are told; 0 when nobody counts them. `past` are the last minutes, the
+    oldest first: only the first frame of a feed has it.
+    """
+
+    at: float = 0.0
+    service: ServiceFacts = ServiceFacts()
+    snapshot: Snapshot = Snapshot()
+    snapshot_age_s: float = 0.0
+    cache: CacheView | None = None
+    agents: tuple[AgentView, ...] | None = None
+    requests: tuple[RequestView, ...] | None = None
+    n_agents: int = 0
+    past: tuple[ThroughputSample, ...] = ()

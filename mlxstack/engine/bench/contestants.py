@@ -1,0 +1,138 @@
+"""The two contestants: our batch and mlx-lm's, over caches with the same content."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, generation_stream
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlxstack.core.preset import KVSpec
+from mlxstack.core.request import SamplingParams
+from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.cache_factory import CacheFactory
+
+FIRST = 5
+"""The token that every row is fed first; which one does not matter."""
+
+SEEN = (1, 2, 3)
+ENDLESS = 1 << 30
+
+
+def filled(model: Any, n_tokens: int, seed: int = 0) -> list[Any]:
+    """Ordinary caches with KV of `n_tokens`, random but for the first: that costs no prefill."""
+    caches: list[Any] = make_prompt_cache(model)
+    model(mx.array([SEEN[: min(n_tokens, len(SEEN))]]), cache=caches)
+    for i, leaf in enumerate(cache_adapters.leaves(caches)):
+        if n_tokens > len(SEEN):
+            cache_adapters.extend_room(leaf, n_tokens - len(SEEN), seed + i)
+    evaluate(caches)
+    return caches
+
+
+def evaluate(caches: Sequence[Any]) -> None:
+    """Compute whatever is still lazy in these caches."""
+    states = [cache.state for cache in caches]
+    mx.eval([a for _, a in tree_flatten(states) if isinstance(a, mx.array)])
+
+
+class Ours:
+    """Our batch: every row on its own caches."""
+
+    who = "ours"
+
+    def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
+        self._maker = CacheFactory(model, KVSpec())
+        self._batch = Batch(model)
+        for each in caches:
+            self.join(self.newcomer(each))
+        self.finish()
+
+    def newcomer(self, caches: list[Any]) -> BatchRow:
+        """A row that may join."""
+        context = SlotContext(self._maker)
+        context.caches, context.tokens = caches, [0] * caches[0].offset
+        slot = max((row.slot for row in self._batch.rows), default=-1) + 1
+        return BatchRow(slot, context, Sampler(SamplingParams(), SEEN, 0), FIRST)
+
+    def join(self, row: BatchRow) -> None:
+        """The row takes part in the next step; all KV is in its place."""
+        self._batch.join(row)
+        self._settle()
+
+    def leave(self) -> None:
+        """The last row goes; all KV is in its place."""
+        self._batch.leave(self._batch.rows[-1].slot)
+        self._settle()
+
+    def step(self) -> None:
+        """One token for every row."""
+        self._batch.step()
+
+    def finish(self) -> None:
+        """Wait until nothing is being computed."""
+        mx.synchronize()
+
+    def _settle(self) -> None:
+        for row in self._batch.rows:
+            evaluate(row.context.caches)
+
+
+class Theirs:
+    """mlx-lm's batch, as its BatchGenerator drives it: one padded cache for all rows."""
+
+    who = "theirs"
+
+    def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
+        self._model = model
+        self._n_rows = 0
+        self._batch = self._new(caches)
+        self.finish()
+
+    def newcomer(self, caches: list[Any]) -> Any:
+        """A batch of one row that may be joined to the running one."""
+        alone = self._new([caches])
+        self.finish()
+        return alone
+
+    def join(self, row: Any) -> None:
+        """The row takes part in the next step; all KV is in its place."""
+        with mx.stream(generation_stream):
+            self._batch.extend(row)
+            evaluate(self._batch.prompt_cache)
+
+    def leave(self) -> None:
+        """The last row goes; all KV is in its place."""
+        with mx.stream(generation_stream):
+            self._batch.filter(list(range(len(self._batch) - 1)))
+            evaluate(self._batch.prompt_cache)
+
+    def step(self) -> None:
+        """One token for every row."""
+        with mx.stream(generation_stream):
+            self._batch.next()
+
+    def finish(self) -> None:
+        """Wait until nothing is being computed."""
+        mx.synchronize(generation_stream)
+
+    def _new(self, caches: Sequence[list[Any]]) -> GenerationBatch:
+        n = len(caches)
+        uids = list(range(self._n_rows, self._n_rows + n))
+        self._n_rows += n
+        known = [[0] * each[0].offset for each in caches]
+        with mx.stream(generation_stream):
+            prompts = PromptProcessingBatch(
+                self._model,
+                uids,
+                list(caches),
+                known,
+                samplers=[None] * n,
+                logits_processors=[[] for _ in uids],
+                max_tokens=[ENDLESS] * n,
+            )
+            return prompts.generate([[FIRST]] * n)

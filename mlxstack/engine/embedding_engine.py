@@ -1,0 +1,182 @@
+"""The engine of an embedding preset: one thread that owns MLX and turns texts into vectors.
+
+A text's vector is the hidden state of its last token, as Qwen3-Embedding and other embedders
+made of language models are trained: https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import mlx.core as mx
+
+from mlxstack.core.commands import (
+    CacheCommand,
+    CollectGarbage,
+    EmbedTexts,
+    FlushResult,
+    GCResult,
+    SlotCommand,
+    SlotCommandResult,
+)
+from mlxstack.core.engine_events import RequestFailed
+from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.errors import SetupError, Unsupported
+from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.preset import Preset
+from mlxstack.core.request import Request
+from mlxstack.engine.device_memory import DeviceMemory
+from mlxstack.engine.model import loader
+from mlxstack.engine.step import Deliver
+from mlxstack.host.memory_budget import this_memory
+
+MOST_TOKENS = 4096
+"""Tokens of one forward pass, padding included; a longer text goes alone."""
+NO_SLOTS = "This server has an embedding model: it has no slots and generates no text"
+
+Tokens = tuple[int, ...]
+
+
+class EmbeddingEngine:
+    """Has the methods of `engine.thread.Engine`; everything but `Embed` is refused.
+
+    Every public method may be called from any thread.
+    """
+
+    def __init__(self, preset: Preset, deliver: Deliver) -> None:
+        self._preset = preset
+        self._deliver = deliver
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._loaded: Future[ModelFacts] = Future()
+        self._stopped: Future[None] = Future()
+        self._began: float | None = None
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+        self._model: Any = None
+        self._device_memory = DeviceMemory(this_memory(os.environ).total)
+        self.tokenizer: Any = None
+
+    def start(self) -> Future[ModelFacts]:
+        """Load the model on the MLX thread. The future raises SetupError when that fails."""
+        self._thread.start()
+        return self._loaded
+
+    def run_cache_command(self, command: CacheCommand) -> Future[Any]:
+        """The vectors of `Embed`; the future raises Unsupported for every other chore."""
+        future: Future[Any] = Future()
+        if not isinstance(command, EmbedTexts):
+            future.set_exception(Unsupported(NO_SLOTS))
+            return future
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(embed(self._model, command.texts))
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._inbox.put(work)
+        return future
+
+    def submit(self, request: Request) -> None:
+        """Fails at once."""
+        self._deliver((RequestFailed(request.id, Unsupported(NO_SLOTS)),))
+
+    def cancel(self, request_id: str) -> None:
+        """Nothing is ever under way."""
+
+    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
+        """The future raises Unsupported."""
+        return _refused()
+
+    def park(self) -> Future[FlushResult]:
+        """The future raises Unsupported."""
+        return _refused()
+
+    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
+        """The future raises Unsupported."""
+        return _refused()
+
+    def snapshot(self) -> Snapshot:
+        """Without slots."""
+        return Snapshot()
+
+    def stalled_s(self) -> float:
+        """Seconds since the texts at work were taken up; 0 when idle."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, drain_s: float) -> Future[None]:
+        """End the thread after what it was given."""
+        self._inbox.put(None)
+        return self._stopped
+
+    def _run(self) -> None:
+        try:
+            self._loaded.set_result(self._load())
+            while (work := self._inbox.get()) is not None:
+                self._began = time.monotonic()
+                work()
+                self._began = None
+        except Exception as error:
+            self._loaded.set_exception(error)
+        finally:
+            self._device_memory.restore()
+            # Without this MLX aborts the process at exit: its stream threads are still running.
+            mx.clear_streams()
+            self._stopped.set_result(None)
+
+    def _load(self) -> ModelFacts:
+        found = loader.load(self._preset.model, self._preset.kv)
+        self._device_memory.apply()
+        try:
+            embed(found.model, ((0, 0),))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise SetupError(
+                f"the model {found.facts.id} shows no hidden states, so it cannot embed: {error}"
+            ) from error
+        self._model, self.tokenizer = found.model, found.tokenizer
+        return found.facts
+
+
+def embed(model: Any, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+    """Vectors of length one, little-endian float32, in the order of the texts."""
+    vectors: dict[int, bytes] = {}
+    for batch in batches([len(text) for text in texts]):
+        rows = _pooled(model.model, [texts[i] for i in batch])
+        vectors |= dict(zip(batch, rows, strict=True))
+    return tuple(vectors[at] for at in range(len(texts)))
+
+
+def batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of texts that go through the model together: of like length, at most MOST_TOKENS."""
+    made: list[list[int]] = []
+    for at in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not made or (len(made[-1]) + 1) * lengths[at] > MOST_TOKENS:
+            made.append([])
+        made[-1].append(at)
+    return made
+
+
+def _pooled(trunk: Any, texts: Sequence[Tokens]) -> list[bytes]:
+    """Attention is causal: what is padded on the right changes nothing before it."""
+    longest = max(len(text) for text in texts)
+    padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
+    states = trunk(padded)
+    last = mx.array([len(text) - 1 for text in texts])
+    found = states[mx.arange(len(texts)), last].astype(mx.float32)
+    vectors = found / mx.maximum(mx.linalg.norm(found, axis=-1, keepdims=True), 1e-12)
+    mx.eval(vectors)
+    return [bytes(memoryview(row)) for row in vectors]
+
+
+def _refused() -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_exception(Unsupported(NO_SLOTS))
+    return future

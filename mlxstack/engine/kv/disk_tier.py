@@ -1,0 +1,254 @@
+"""The disk side of the KV memory: writes segments once, reads them back, keeps slot files.
+
+Arrays are touched on the MLX thread only; files by a writer and a reader thread. What they have
+to say is posted back to the MLX thread.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from mlxstack.core.commands import SlotRestoreResult, SlotSaveResult
+from mlxstack.core.errors import Damaged, StackError, Unsupported, describe_error
+from mlxstack.core.ports import (
+    AgentManifestStore,
+    CallSoon,
+    KVFile,
+    KVStore,
+    Manifest,
+    SlotFileStore,
+)
+from mlxstack.engine.kv.codec import parents_first, part_of, record_of
+from mlxstack.engine.kv.incremental_pack import IncrementalPack
+from mlxstack.engine.kv.park import ContextParker, IndexedContext
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
+from mlxstack.engine.kv.write_queue import WriteQueue
+
+log = logging.getLogger(__name__)
+
+
+class DiskTier:
+    """One per engine. `post` runs a function on the MLX thread, soon."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        slot_files: SlotFileStore,
+        memory: PrefixCache,
+        identity: str,
+        post: CallSoon,
+    ) -> None:
+        self.manifests: AgentManifestStore | None = None
+        self.parker = ContextParker(memory)
+        self._store = store
+        self._slot_files = slot_files
+        self._memory = memory
+        self._identity = identity
+        self._post = post
+        self._writing = WriteQueue(memory, store, identity, post)
+        self.gc = self._writing.sweeping
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        sources = RestoreSources(store, slot_files, identity)
+        self._restoring = SlotRestore(sources, self._reader, post, self._anchor)
+
+    def open(self) -> int:
+        """Take what earlier runs left on disk into the index; how many records."""
+        self.parker.shared_prefixes.recall(self._store.noted(self._identity))
+        self.parker.shared_prefixes.keep = self._note
+        now, n_known = time.monotonic(), 0
+        for head in sorted(self._store.heads(self._identity), key=parents_first):
+            try:
+                self._memory.on_disk(record_of(head), now)
+                n_known += 1
+            except (KeyError, AssertionError, Damaged) as error:
+                log.warning("the KV file %s is ignored: %s", head.key, error)
+        return n_known
+
+    def write(self, shelved: IndexedContext) -> None:
+        """Write in the background what of this lies in memory alone."""
+        keys = (*shelved.segments, *shelved.checkpoints)
+        self._writing.write([key for key in keys if not self._memory.is_on_disk(key)])
+
+    def write_rest(self) -> None:
+        """Write in the background all that lies in memory alone."""
+        self._writing.write([key for key in self._memory.index.nodes if self._is_unwritten(key)])
+
+    def is_foreign(self, agent: str) -> bool:
+        """Whether something of this agent is saved, but of other models only."""
+        known = self.manifests.identities(agent) if self.manifests else frozenset[str]()
+        return bool(known) and self._identity not in known
+
+    def catch_up(self) -> None:
+        """Wait until nothing waits to be written."""
+        self._writing.catch_up()
+
+    @property
+    def n_written(self) -> int:
+        """Bytes newly written so far."""
+        return self._writing.n_written
+
+    def incremental_pack(self, context: SlotContext) -> IncrementalPack:
+        """Packs what will be written of this context, ahead of `save` or `write`."""
+        return IncrementalPack(context, self.parker)
+
+    def check(self, context: SlotContext, name: str) -> None:
+        """Raises BadRequest for a bad name, Conflict for one that another kind of file has.
+
+        Raises Unsupported for caches that cannot be stored.
+        """
+        self._slot_files.check_replaceable(name)
+        if not context.is_storable:
+            raise Unsupported("this model keeps a kind of cache that cannot be stored", "action")
+
+    def save(
+        self, context: SlotContext, slot: int, name: str, started: float
+    ) -> "Future[SlotSaveResult]":
+        """Write what is not on disk yet, the slot file last; timed from `started` on.
+
+        After `check`.
+        """
+        shelved = self._index(context)
+        keys = (*shelved.segments, *shelved.checkpoints)
+        begun = self._writing.promised(keys)
+        writes = self._writing.write([key for key in keys if self._is_unwritten(key)])
+        self._writing.hold(keys)
+        manifest = self._manifest(context, shelved)
+
+        def finish() -> SlotSaveResult:
+            # One writer thread: the writes before this one are over.
+            for write in begun:
+                write.result()
+            n_written = sum(write.result() for write in writes)
+            if self._missing(manifest):
+                raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
+            n_written += self._slot_files.write(name, manifest)
+            took = 1000 * (time.perf_counter() - started)
+            return SlotSaveResult(
+                slot, name, len(manifest.tokens), n_written, manifest.n_bytes, took
+            )
+
+        return self._writing.after(finish)
+
+    def put(self, context: SlotContext, shelved: IndexedContext) -> None:
+        """Once all of it is written: see that it is there, and note it for the agent, if any.
+
+        What is not there any more is written again when the context is stored the next time.
+        """
+        agent, manifests, manifest = context.agent, self.manifests, self._manifest(context, shelved)
+
+        def finish() -> None:
+            if missing := self._missing(manifest):
+                self._post(partial(self._invalidate, missing))
+                raise StackError("a part of its KV did not reach the disk")
+            if agent is not None and manifests is not None:
+                manifests.put(agent, manifest)
+
+        noting = self._writing.after(finish)
+        noting.add_done_callback(lambda done: _warn(agent, done.exception()))
+
+    def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
+        """Read a slot file and all it names, and make it the context; see `Restoring`."""
+        self._slot_files.check(wanted.name)
+        return self._restoring.start(wanted)
+
+    def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
+        """Bring records from disk into memory, then call `then` on the MLX thread.
+
+        What cannot be read is forgotten; `then` has to look again.
+        """
+        self._memory.index.lock(keys)
+        reading = self._reader.submit(self._read_all, keys)
+        reading.add_done_callback(
+            lambda done: self._post(lambda: self._loaded(keys, done.result(), then))
+        )
+
+    def close(self) -> None:
+        """Finish what waits to be written."""
+        self._writing.close()
+        self._reader.shutdown(wait=True)
+
+    def _note(self, data: bytes) -> None:
+        """Keep this beside the KV; the next note makes up for one that was not kept."""
+        self._writing.after(lambda: self._store.note(self._identity, data))
+
+    def _anchor(self, context: SlotContext, manifest: Manifest) -> None:
+        if manifest.segments and manifest.segments[-1] in self._memory.index.nodes:
+            context.set_parent_segment(manifest.segments[-1])
+
+    def _manifest(self, context: SlotContext, shelved: IndexedContext) -> Manifest:
+        keys = (*shelved.segments, *shelved.checkpoints)
+        return Manifest(
+            identity=self._identity,
+            tokens=tuple(context.tokens),
+            segments=shelved.segments,
+            checkpoints=shelved.checkpoints,
+            n_bytes=sum(self._memory.index.nodes[key].record.n_bytes for key in keys),
+            salt=context.salt,
+        )
+
+    def _missing(self, manifest: Manifest) -> list[str]:
+        """What it names that is not on disk.
+
+        Asking is using: a sweep leaves the rest alone, and takes no head before its tail.
+        """
+        keys = (*manifest.segments, *manifest.checkpoints)
+        return [key for key in keys if not self._store.has(self._identity, key)]
+
+    def _index(self, context: SlotContext) -> IndexedContext:
+        shelved = self.parker.index_context(context, time.monotonic())
+        lost = [k for k in (*shelved.segments, *shelved.checkpoints) if self._is_invalidated(k)]
+        if not lost:
+            return shelved
+        self._invalidate(lost)
+        return self.parker.index_context(context, time.monotonic())
+
+    def _invalidate(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._memory.invalidate(key)
+
+    def _is_invalidated(self, key: str) -> bool:
+        """Whether the index believes in a file that is no longer there."""
+        return self._memory.get(key) is None and not self._store.has(self._identity, key)
+
+    def _is_unwritten(self, key: str) -> bool:
+        """Whether it has to be written: in memory, and not on disk or on its way.
+
+        A file that the index does not know may continue what is gone: the vault looks at it.
+        """
+        if self._writing.promised((key,)) or self._memory.get(key) is None:
+            return False
+        return not (self._memory.is_on_disk(key) and self._store.has(self._identity, key))
+
+    def _loaded(
+        self, keys: Sequence[str], files: dict[str, KVFile | StackError], then: Callable[[], None]
+    ) -> None:
+        self._memory.index.unlock(keys)
+        for key in keys:
+            file = files.pop(key)  # its bytes go as soon as they are arrays
+            node = self._memory.index.nodes.get(key)
+            if node is None:  # lost with what it continues
+                continue
+            if isinstance(file, KVFile):
+                self._memory.put(node.record, part_of(file), time.monotonic())
+            else:
+                log.warning("KV could not be read: %s", file)
+                self._memory.invalidate(key)
+        then()
+
+    def _read_all(self, keys: Sequence[str]) -> dict[str, KVFile | StackError]:
+        found: dict[str, KVFile | StackError] = {}
+        for key in keys:
+            try:
+                found[key] = self._store.read(self._identity, key)
+            except Exception as error:
+                found[key] = describe_error(error, "reading KV")
+        return found
+
+
+def _warn(agent: str | None, error: BaseException | None) -> None:
+    if agent is not None and error is not None:
+        log.warning("what is saved of agent %s was not noted: %s", agent, error)

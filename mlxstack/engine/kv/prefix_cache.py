@@ -1,0 +1,206 @@
+"""The KV memory beside the live slots: what is parked, how it is found, what has to go.
+
+Belongs to the MLX thread. The policy's index knows which prefixes exist and where; this room
+keeps the arrays of those that lie in memory.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from mlxstack.core.preset import PrefixCacheSpec
+from mlxstack.engine.kv.segments import PackedSegment
+from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.policy import block_hash, eviction, kv_records, prefix_index_check, prefix_match
+from mlxstack.policy.block_hash import BlockHashes
+from mlxstack.policy.eviction import MemoryPressure
+from mlxstack.policy.kv_records import CheckpointCandidate, KnownPrefix, PrefixMatch, Tier
+from mlxstack.policy.prefix_index import PrefixIndex
+from mlxstack.policy.retention import Retention
+from mlxstack.policy.reuse_plan import ReusePlan
+
+SLACK = 0.05
+"""Share of the budget freed beyond what is needed, so that not every turn has to evict."""
+
+
+class PrefixCache:
+    """`budget` is bytes for live contexts, parked ones and pending writes together.
+
+    Contexts below the `turning_point` are not quantised yet (`Context.turning_point`).
+    """
+
+    def __init__(
+        self, identity: str, spec: PrefixCacheSpec, budget: int, turning_point: int = 0
+    ) -> None:
+        self.spec = spec
+        self.budget = budget
+        self.quantized_start = turning_point
+        self.index = PrefixIndex(spec.block_size)
+        self.retention = Retention(self.index)
+        self._identity = identity
+        self._kept: dict[str, PackedSegment | StateCheckpoint] = {}
+        self._held: set[int] = set()
+        self._transient: set[str] = set()
+        self._ends: dict[int, dict[str, int]] = {}
+        """Start of every segment and checkpoint that ends inside a block, by its end and key."""
+
+    def missing(self, plan: ReusePlan) -> list[str]:
+        """Keys of the plan that are on disk only."""
+        return [key for key in plan.keys if key not in self._kept]
+
+    def get(self, key: str) -> PackedSegment | StateCheckpoint | None:
+        """The arrays of a record that lies in memory."""
+        return self._kept.get(key)
+
+    def contains(self, part: PackedSegment | StateCheckpoint) -> bool:
+        """Whether these very arrays lie here."""
+        return id(part) in self._held
+
+    def put(
+        self, record: kv_records.Record, part: PackedSegment | StateCheckpoint, now: float
+    ) -> None:
+        """The arrays of a record lie in memory now."""
+        self.insert(record, Tier.MEMORY, now)
+        self._held.discard(id(self._kept.get(record.key)))
+        self._kept[record.key] = part
+        self._held.add(id(part))
+
+    def mark_write_through(self, keys: Iterable[str]) -> None:
+        """These are in memory only to be written."""
+        self._transient.update(keys)
+
+    def pin_in_memory(self, keys: Iterable[str]) -> None:
+        """These stay in memory, also when they are on disk."""
+        self._transient.difference_update(keys)
+
+    def on_disk(self, record: kv_records.Record, now: float) -> None:
+        """A record exists on disk. One that was shelved only to be written leaves memory."""
+        self.insert(record, Tier.DISK, now)
+        if record.key in self._transient:
+            self._transient.discard(record.key)
+            self._drop(record.key, Tier.MEMORY)
+
+    def invalidate(self, key: str) -> None:
+        """A file is gone or damaged: what cannot be reached without it is forgotten too."""
+        node = self.index.nodes.get(key)
+        if node is None:
+            return
+        if Tier.MEMORY in node.tiers:
+            self._drop(key, Tier.DISK)
+        else:
+            self.invalidate_all(key)
+
+    def invalidate_all(self, key: str) -> None:
+        """Forget a record and everything that continues it, wherever it lies, named or not."""
+        doomed = [key]
+        for each in doomed:
+            doomed.extend(self.index.nodes[each].children)
+        for each in reversed(doomed):
+            self.retention.forget(each)
+            for place in tuple(self.index.nodes[each].tiers):
+                self._drop(each, place)
+
+    def is_on_disk(self, key: str) -> bool:
+        """Whether a known record is on disk."""
+        return Tier.DISK in self.index.nodes[key].tiers
+
+    def release(self, keys: Sequence[str]) -> int:
+        """These records, root first, leave memory unless somebody claims them; bytes freed."""
+        before = self.index.memory_bytes
+        for key in reversed(keys):
+            if not self.index.nodes[key].agents:
+                self._drop(key, Tier.MEMORY)
+        return before - self.index.memory_bytes
+
+    def make_room(self, live_bytes: int, pressure: MemoryPressure = MemoryPressure.CALM) -> int:
+        """Evict until live and parked bytes fit the budget; bytes freed."""
+        before = self.index.memory_bytes
+        over = live_bytes + before - self.budget
+        n_entries = len(self._kept)
+        if over <= 0 and n_entries <= self.spec.max_entries and pressure is MemoryPressure.CALM:
+            return 0
+        goal = eviction.EvictionGoal(
+            n_bytes=over + int(SLACK * self.budget) if over > 0 else 0,
+            max_entries=self.spec.max_entries,
+            policy=self.spec.eviction_policy,
+            pressure=pressure,
+        )
+        for key in eviction.plan(eviction.entries(self.index), goal):
+            self._drop(key, Tier.MEMORY)
+        return before - self.index.memory_bytes
+
+    def _drop(self, key: str, place: Tier) -> None:
+        """Forget what lies in this place, if it may go."""
+        node = self.index.nodes.get(key)
+        if node is None or not self.index.can_drop(key, place):
+            return
+        self.index.drop(key, place)
+        if place is Tier.MEMORY:
+            self._held.discard(id(self._kept.pop(key)))
+        if key not in self.index.nodes:
+            self._transient.discard(key)
+            self._ends.get(kv_records.end_of(node.record), {}).pop(key, None)
+
+    def match(
+        self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
+    ) -> PrefixMatch:
+        """What the index knows of these tokens, to the token where something ends inside a block.
+
+        Whatever reaches past the last known block ends before the next one would be full.
+        """
+        found = prefix_match.match(self.index, chain.keys, trail=trail)
+        size, last = (
+            self.spec.block_size,
+            min(found.covered // self.spec.block_size, len(chain.keys)),
+        )
+        cuts: list[CheckpointCandidate] = []
+        for end in range(last * size + 1, min((last + 1) * size, chain.n_tokens + 1)):
+            if end not in self._ends:
+                continue
+            state = block_hash.hash_at(chain, tokens, end)
+            cuts.append(CheckpointCandidate(end, state))
+            for key, start in self._ends[end].items():
+                if end > found.covered and block_hash.segment_key(state, start) == key:
+                    trail = KnownPrefix(key, end)
+        return prefix_match.match(self.index, chain.keys, cuts, trail)
+
+    def insert(self, record: kv_records.Record, place: Tier, now: float) -> None:
+        """A record lies in this place now; what ends inside a block is found by its end."""
+        self.index.insert(record, place, now)
+        end = kv_records.end_of(record)
+        if end % self.spec.block_size:
+            start = record.start if isinstance(record, kv_records.SegmentMeta) else 0
+            self._ends.setdefault(end, {})[record.key] = start
+
+    def check(self) -> None:
+        """Assert that the index is sound and knows exactly the arrays kept. O(records + blocks)."""
+        prefix_index_check.check_index(self.index, self.retention)
+        parked = {key for key, node in self.index.nodes.items() if Tier.MEMORY in node.tiers}
+        assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
+
+    def chains(self, tokens: Sequence[int], tenant: str) -> tuple[BlockHashes, ...]:
+        """The block chains under which KV of these tokens is kept, for this tenant.
+
+        Where KV is quantised at a turning point, the second one is that of contexts before it.
+        """
+        whole = block_hash.extend(self._root(tenant, self.quantized_start), tokens)
+        if not self.quantized_start:
+            return (whole,)
+        return whole, block_hash.extend(self._root(tenant, 0), tokens[: self.quantized_start - 1])
+
+    def chain_of(self, context: SlotContext) -> BlockHashes:
+        """The block chain of what a context holds; only what it gained since is hashed."""
+        start, known = self._root(context.salt, len(context)), context.chain
+        if known is None or known.root != start.root:
+            known = start
+        context.chain = block_hash.extend(known, context.tokens[known.n_tokens :])
+        return context.chain
+
+    def _root(self, tenant: str, n_tokens: int) -> BlockHashes:
+        """The chain of no tokens, for contexts of so many.
+
+        Those too short to be quantised yet are named apart: their KV is of another kind.
+        """
+        identity = self._identity
+        if n_tokens < self.quantized_start:
+            # Not in the tenant's salt: that may be any text.
+            identity = f"{identity} short"
+        return block_hash.start(block_hash.salt(identity, tenant), self.spec.block_size)

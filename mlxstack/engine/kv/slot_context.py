@@ -1,0 +1,299 @@
+"""A context: the live caches of a slot, one per layer, plus the exact tokens they contain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from msgspec import Struct
+
+from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.cache_adapters import LayerState
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.policy.block_hash import BlockHashes
+from mlxstack.policy.kv_records import KnownPrefix
+
+MOST_CHECKPOINTS = 8
+
+COUNT_EVERY = 64
+"""Tokens after which the bytes are counted anew: walking through all layers is not free."""
+
+
+class StateCheckpoint(Struct, frozen=True):
+    """The stateful layers, in order, after exactly `position` tokens."""
+
+    position: int
+    states: tuple[LayerState, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(a.nbytes for f in self.states for a in f.arrays if a is not None)
+
+
+class SlotContext:
+    """Owned by one slot and changed by the MLX thread only.
+
+    `tokens[i]` is the token whose KV stands at position i. `checkpoints` are ascending and lie
+    within `tokens`; a context whose layers are all sliceable needs none. `salt` is the tenant
+    whose tokens these are, `agent` the explicit agent who spoke last, `n_prompt` how many of
+    the tokens were its prompt.
+    """
+
+    def __init__(self, maker: CacheFactory) -> None:
+        self._maker = maker
+        self.caches: list[Any] = maker.make()
+        self.tokens: list[int] = []
+        self.checkpoints: list[StateCheckpoint] = []
+        self.version = 0
+        self._counted: tuple[int, int] | None = None
+        self._is_prefilled = False
+        self.salt = ""
+        self.agent: str | None = None
+        self.n_prompt = 0
+        self._leaf: str | None = None
+        self._n_anchored = 0
+        self.chain: BlockHashes | None = None
+        """The block chain of its first tokens, as far as the memory has hashed them."""
+        self.min_rewind = 0
+        """Below this position only 0 can be reached: the KV there is no longer as when computed."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Every layer's cache, lists of caches opened up."""
+        return list(cache_adapters.leaves(self.caches))
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether every layer can be cut anywhere, now and later."""
+        return all(cache_adapters.is_sliceable(leaf) for leaf in self.leaves)
+
+    @property
+    def is_storable(self) -> bool:
+        """Whether every layer is of a kind that can be stored and rebuilt."""
+        return all(
+            cache_adapters.is_sliceable(leaf) or cache_adapters.is_stateful(leaf)
+            for leaf in self.leaves
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the live caches and the checkpoints, which others may share."""
+        return self.cache_bytes + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the live caches alone, counted anew every few tokens."""
+        part = -(-len(self.tokens) // COUNT_EVERY)
+        if self._counted is None or self._counted[0] != part:
+            self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self.leaves)
+        return self._counted[1]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.caches = self._maker.make()
+        self._counted = None
+        self.tokens = []
+        self.chain = None
+        self.version += 1
+        self.checkpoints = []
+        self.salt = ""
+        self.agent = None
+        self.n_prompt = 0
+        self._leaf = None
+        self._n_anchored = 0
+        self.min_rewind = 0
+
+    @property
+    def quantized_start(self) -> int:
+        """The position at which the KV is quantised; 0 if it never is, or from the start."""
+        return self._maker.quantized_start
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The model has just put the KV of these tokens into the caches."""
+        self.tokens.extend(tokens)
+        self.version += 1
+        if self._is_prefilled or len(tokens) > 1:
+            # A window holds more than its size after a bite, until the next token.
+            self._counted, self._is_prefilled = None, len(tokens) > 1
+        self.quantize_if_due()
+
+    @property
+    def is_cuttable(self) -> bool:
+        """Whether the last tokens can be dropped now, to any position above the floor."""
+        return all(cache_adapters.can_cut(leaf) for leaf in self.leaves)
+
+    def set_parent_segment(self, leaf: str) -> None:
+        """All tokens of now are known to the memory, in the path that ends in segment `leaf`."""
+        self._leaf = leaf
+        self._n_anchored = len(self.tokens)
+
+    def parent_segment(self) -> KnownPrefix | None:
+        """The segment to which this context was anchored last, and how much still agrees."""
+        return (
+            KnownPrefix(self._leaf, self._n_anchored) if self._leaf and self._n_anchored else None
+        )
+
+    def new_empty(self, n_tokens: int = 0) -> "SlotContext":
+        """An empty context for the same model, with the kinds of caches that suit `n_tokens`."""
+        fresh = SlotContext(self._maker)
+        fresh.caches = self._maker.make(n_tokens)
+        return fresh
+
+    def take_over(self, other: "SlotContext") -> None:
+        """Take over everything of a context that is not used any more."""
+        self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
+        self._counted = None
+        self.checkpoints = other.checkpoints
+        self.agent, self.n_prompt = other.agent, other.n_prompt
+        self._leaf, self._n_anchored = other._leaf, other._n_anchored
+        self.salt, self.min_rewind = other.salt, other.min_rewind
+        self.version += 1
+
+    def quantize_if_due(self) -> None:
+        """Quantise the KV once the preset's turning point is reached."""
+        due = self._maker.quantized_start
+        if due and not self.min_rewind and len(self.tokens) >= due:
+            self.caches = self._maker.quantize(self.caches)
+            self._counted = None
+            self.evaluate()
+            self._mark_min_rewind()
+            # The segments it had are of 16-bit KV: nothing quantised may continue them.
+            self._leaf, self._n_anchored = None, 0
+
+    def reserve(self, n_tokens: int) -> None:
+        """Make room for `n_tokens` in every layer that keeps them all and has some already.
+
+        Before the turning point only up to it: what follows is quantised, and smaller.
+        """
+        due = self.quantized_start
+        most = min(n_tokens, due) if due and not self.min_rewind else n_tokens
+        changed = [cache_adapters.reserve(leaf, most) for leaf in self.leaves]
+        if any(changed):
+            self._counted = None
+
+    def rewind_target(self, position: int) -> int:
+        """Where `rewind(position)` would end: the last point up to it that can be rebuilt."""
+        position = min(position, len(self.tokens))
+        if position == len(self.tokens):
+            return position
+        if position < self.min_rewind:
+            return 0
+        if self.is_cuttable:
+            return position
+        return max((c.position for c in self.checkpoints if c.position <= position), default=0)
+
+    def rewind(self, position: int) -> int:
+        """Drop the last tokens down to `reach(position)`, which is returned."""
+        position = self.rewind_target(position)
+        if position == len(self.tokens):
+            return position
+        if position == 0:
+            self.clear()
+            return 0
+        checkpoint = next((c for c in self.checkpoints if c.position == position), None)
+        is_cut = self.is_cuttable
+        for leaf in self.leaves:
+            if is_cut or cache_adapters.is_sliceable(leaf):
+                leaf.trim(len(self.tokens) - position)
+        if not is_cut and checkpoint is not None:
+            self._restore_state(checkpoint)
+        del self.tokens[position:]
+        self.chain = None
+        self._counted = None
+        self.version += 1
+        self.checkpoints = [c for c in self.checkpoints if c.position <= position]
+        self._n_anchored = min(self._n_anchored, position)
+        return position
+
+    def checkpoint(self, spared: int = 0) -> None:
+        """Freeze the stateful layers here; of too many, the second goes (the head is shared).
+
+        The checkpoint at position `spared` is never the one that goes.
+        """
+        if self.is_sliceable or not self.is_storable:
+            return
+        if self.checkpoints and self.checkpoints[-1].position == len(self.tokens):
+            return
+        frozen = tuple(
+            cache_adapters.snapshot_state(leaf)
+            for leaf in self.leaves
+            if cache_adapters.is_stateful(leaf)
+        )
+        mx.eval([a for f in frozen for a in f.arrays if a is not None])
+        self.checkpoints.append(StateCheckpoint(len(self.tokens), frozen))
+        if len(self.checkpoints) > MOST_CHECKPOINTS:
+            del self.checkpoints[2 if self.checkpoints[1].position == spared else 1]
+
+    def load(
+        self,
+        tokens: Sequence[int],
+        parts: Sequence[Sequence[mx.array]],
+        checkpoints: Sequence[StateCheckpoint],
+    ) -> None:
+        """Become the context of `tokens`: `parts[i]` are those of the i-th sliceable layer.
+
+        They have the room that `layers.with_room` says.
+
+        The last checkpoint must stand at the end when a layer is stateful.
+        """
+        self.clear()
+        self.caches = self._maker.make(len(tokens))
+        self._counted = None
+        sliceable = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
+        for leaf, whole in zip(sliceable, parts, strict=True):
+            cache_adapters.rebuild(leaf, whole, len(tokens))
+        if checkpoints:
+            self._restore_state(checkpoints[-1])
+        self.tokens = list(tokens)
+        self.checkpoints = list(checkpoints)
+        self._mark_min_rewind()
+        self.evaluate()
+
+    def fork_from(self, other: "SlotContext", position: int) -> int:
+        """Become a copy of the first `other.reach(position)` tokens of another context."""
+        assert other.is_storable, "a context of unknown caches cannot be copied"
+        position = other.rewind_target(position)
+        if position == 0:
+            self.clear()
+            return 0
+        end = position
+        if not other.is_sliceable and all(c.position != position for c in other.checkpoints):
+            other.checkpoint()
+            end = len(other.tokens)
+        sliceable = [leaf for leaf in other.leaves if cache_adapters.is_sliceable(leaf)]
+        self.load(
+            other.tokens[:end],
+            [cache_adapters.joined([cache_adapters.span(leaf, 0, end)]) for leaf in sliceable],
+            [c for c in other.checkpoints if c.position <= end],
+        )
+        self.salt = other.salt
+        self._leaf, self._n_anchored = other._leaf, min(other._n_anchored, len(self.tokens))
+        return self.rewind(position)
+
+    def detach(self) -> None:
+        """Share no buffers with the batch any more."""
+        for leaf in self.leaves:
+            cache_adapters.detach(leaf)
+        self.evaluate()
+
+    def evaluate(self) -> None:
+        """Compute everything that is still lazy in the caches."""
+        mx.eval([a for leaf in self.leaves for _, a in tree_flatten(leaf.state) if _is_array(a)])
+
+    def _mark_min_rewind(self) -> None:
+        due = self._maker.quantized_start
+        self.min_rewind = due if len(self.tokens) >= due else 0
+        self.checkpoints = [c for c in self.checkpoints if c.position >= self.min_rewind]
+
+    def _restore_state(self, checkpoint: StateCheckpoint) -> None:
+        stateful = [leaf for leaf in self.leaves if cache_adapters.is_stateful(leaf)]
+        for leaf, frozen in zip(stateful, checkpoint.states, strict=True):
+            cache_adapters.restore_state(leaf, frozen)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, mx.array)

@@ -1,0 +1,261 @@
+"""Puts a prompt on a slot: finds what can be reused, parks what would be lost, moves KV."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlxstack.core.commands import FlushResult
+from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.core.errors import OutOfMemory
+from mlxstack.core.preset import Persist
+from mlxstack.core.request import Request
+from mlxstack.engine.decode.prefill import room_for
+from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.incremental_pack import BackgroundSteps
+from mlxstack.engine.kv.park import IndexedContext
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.prefix_lookup import PrefixLookup
+from mlxstack.engine.kv.shared_prefixes import SharedPrefixTokens
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.policy.reuse_plan import ReusePlan
+
+log = logging.getLogger(__name__)
+
+ROOM_EVERY = 16
+
+
+class SlotKVManager:
+    """The slots with the KV memory behind them. Belongs to the MLX thread."""
+
+    def __init__(
+        self,
+        slots: Sequence[SlotContext],
+        memory: PrefixCache,
+        archive: DiskTier,
+        pieces: BackgroundSteps,
+        persist: Persist,
+    ) -> None:
+        self._pieces = pieces
+        self._persist = persist
+        self.lookup = PrefixLookup(memory, archive.parker.shared_prefixes, archive.is_foreign)
+        self._parker = archive.parker
+        self.slots = slots
+        self.memory = memory
+        self.archive = archive
+        self._is_room_due = False
+        self._idle: Sequence[int] = ()
+        self.bytes_per_token = 0
+        """Bytes that one token adds to a live context."""
+        self.array_limit = 0
+        """Bytes of all arrays of this process that the device has room for; 0: not known."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of all live contexts and of the last prompts, to which the next are compared.
+
+        A checkpoint that is shared or parked too counts once.
+        """
+        own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
+        marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
+        contexts = sum(context.cache_bytes for context in self.slots)
+        return marks + contexts + self.lookup.n_bytes
+
+    @property
+    def learned(self) -> tuple[SharedPrefixTokens, ...]:
+        """What several conversations began with."""
+        return self._parker.shared_prefixes.learned
+
+    def need(self, request: Request) -> int:
+        """Bytes of live KV for the prompt and the beginning of its answer."""
+        return self.bytes_per_token * room_for(request)
+
+    def too_big(self, request: Request) -> OutOfMemory:
+        """Why this ask cannot be served at all, with the numbers."""
+        return OutOfMemory(
+            f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the whole "
+            f"budget is {self.memory.budget}; shorten it, raise prefix_cache.memory_budget_pct, or "
+            "use fewer kv.bits where the model can"
+        )
+
+    def plan(
+        self, request: Request, slot: int, *, may_read: bool
+    ) -> tuple[ReusePlan, CacheMiss | None]:
+        """Where the prompt can go on from in this slot, and why not from further on."""
+        return self.lookup.find(request, self.slots, slot, may_read=may_read)
+
+    def load(self, plan: ReusePlan, then: Callable[[], None]) -> bool:
+        """Whether parts of the plan have to be read from disk first; `then` is called after."""
+        missing = self.memory.missing(plan)
+        if missing:
+            nodes = self.memory.index.nodes
+            self._make_way(plan, sum(nodes[key].record.n_bytes for key in missing))
+            self.archive.load(missing, then)
+        return bool(missing)
+
+    def prepare_slot(self, request: Request, slot: int, plan: ReusePlan) -> None:
+        """Make the slot's context the planned beginning of the prompt.
+
+        What it held before and the prompt does not continue is parked, unless it is short and
+        belongs to no explicit agent.
+        """
+        mine, now = self.slots[slot], time.monotonic()
+        kept = plan.position if plan.source is KVSource.SLOT else 0
+        is_left = mine.agent is not None and not kept and len(mine) > 0
+        if is_left or len(mine) - kept >= self.memory.spec.block_size:
+            # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
+            self.park(mine, spared=kept)
+        if plan.source is KVSource.SLOT:
+            mine.rewind(plan.position)
+        else:
+            mine.clear()
+        n_tokens = room_for(request)
+        self._make_way(plan, self.bytes_per_token * (n_tokens - len(mine)))
+        if plan.source is KVSource.FORK and plan.slot is not None:
+            fresh = mine.new_empty()
+            fresh.fork_from(self.slots[plan.slot], plan.position)
+            mine.take_over(fresh)
+        elif plan.path:
+            self._parker.restore_context(mine, request, plan, now)
+        assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
+        mine.salt, mine.agent, mine.n_prompt = request.salt, request.agent, len(request.tokens)
+        self.lookup.remember(request)
+        # What was copied may go now.
+        self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
+
+    def park(self, context: SlotContext, spared: int = 0) -> None:
+        """Keep what the memory does not know yet of this context, and write it to disk.
+
+        The context keeps its checkpoint at position `spared`.
+        """
+        spec = self.memory.spec
+        if not spec.enabled or not context.is_storable:
+            return
+        context.checkpoint(spared)
+        shelved = self._parker.park(context, time.monotonic())
+        if spec.disk.enabled and self._may_be_written(context):
+            self._write(context, shelved)
+
+    def end_request(self, slot: int) -> None:
+        """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
+        self.slots[slot].detach()
+        self._is_room_due = True
+        if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
+            self._store_in_pieces(self.slots[slot])
+
+    def maintain(self, turn: int, idle: Sequence[int]) -> None:
+        """Now and then: keep to the budget."""
+        self._idle = idle
+        if self._is_room_due or turn % ROOM_EVERY == 0:
+            self.make_room(idle)
+            self._is_room_due = False
+
+    def make_room(self, idle: Sequence[int], ahead: int = 0) -> None:
+        """Bring live and parked bytes, and those `ahead`, under the budget.
+
+        `idle` slots may go, in this order.
+        """
+        self.memory.make_room(self.live_bytes + ahead)
+        for slot in idle:
+            if self.live_bytes + ahead <= self.memory.budget:
+                return
+            self.flush_and_clear(self.slots[slot])
+
+    def reserve_memory(self, context: SlotContext, n_bytes: int) -> None:
+        """Make room for a context of so many bytes in the place of this one.
+
+        Raises OutOfMemory when the budget can never hold it.
+        """
+        if n_bytes > self.memory.budget:
+            raise OutOfMemory(
+                f"the saved context has {n_bytes} bytes of KV, the whole budget is "
+                f"{self.memory.budget}; raise prefix_cache.memory_budget_pct"
+            )
+        more = max(0, n_bytes - context.n_bytes)
+        self.make_room(self._idle, more)
+        self._refuse_beyond_device(more)
+
+    def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
+        """Room for so many bytes, which is not made of what the plan goes on from."""
+        self.memory.index.lock(plan.keys)
+        self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
+        self.memory.index.unlock(plan.keys)
+        self._refuse_beyond_device(n_bytes)
+
+    def _shortage(self, n_bytes: int) -> int:
+        """Bytes to ask of the budget so that the device has room for `n_bytes` more."""
+        if not self.array_limit:
+            return 0
+        parked = self.memory.index.memory_bytes
+        over = int(mx.get_active_memory()) + n_bytes - self.array_limit
+        return min(over, parked) + self.memory.budget - self.live_bytes - parked if over > 0 else 0
+
+    def _refuse_beyond_device(self, n_bytes: int) -> None:
+        """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        held = int(mx.get_active_memory())
+        if self.array_limit and held + n_bytes > self.array_limit:
+            raise OutOfMemory(
+                f"{n_bytes} more bytes of KV are needed, and {held} of the {self.array_limit} that "
+                "the device has room for are in use; try again when other requests have ended, or "
+                "lower slots.count, slots.n_ctx or kv.bits"
+            )
+
+    def flush_and_clear(self, context: SlotContext) -> None:
+        """Empty a slot whose context is to live on disk only."""
+        try:
+            self.store(context)
+        finally:
+            context.clear()
+
+    def park_all(self) -> FlushResult:
+        """Everything that may be on disk is on disk when this returns; slots stay as they are."""
+        before = self.archive.n_written
+        held = [context for context in self.slots if len(context)]
+        for context in held:
+            self.store(context)
+        spec = self.memory.spec
+        if spec.enabled and spec.disk.enabled and self._persist is not Persist.NEVER:
+            self.archive.write_rest()
+        self.archive.catch_up()
+        return FlushResult(len(held), self.archive.n_written - before)
+
+    def store(self, context: SlotContext) -> None:
+        """Write what is not on disk yet of this context; memory lets it go again."""
+        if self._is_stored(context):
+            self._write(context, self._parker.index_context(context, time.monotonic()))
+
+    def _store_in_pieces(self, context: SlotContext) -> None:
+        """As `store`, unless the context changes meanwhile: then whoever changes it stores it."""
+        if not self._is_stored(context):
+            return
+        packing = self.archive.incremental_pack(context)
+
+        def end(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if packing.is_current:
+                    self.store(context)
+            except Exception:
+                log.exception("what an answer left in its slot could not be stored")
+
+        def step() -> bool:
+            self._is_room_due = True
+            return packing.go_on()
+
+        self._pieces.run(step, end)
+
+    def _is_stored(self, context: SlotContext) -> bool:
+        spec = self.memory.spec
+        least = spec.block_size if context.agent is None else 1
+        is_worth_it = len(context) >= least and context.is_storable
+        return is_worth_it and spec.enabled and spec.disk.enabled and self._may_be_written(context)
+
+    def _may_be_written(self, context: SlotContext) -> bool:
+        return context.agent is None or self._persist is not Persist.NEVER
+
+    def _write(self, context: SlotContext, shelved: IndexedContext) -> None:
+        self.archive.write(shelved)
+        if shelved.segments:
+            self.archive.put(context, shelved)

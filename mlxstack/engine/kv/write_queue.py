@@ -1,0 +1,154 @@
+"""Brings records of the KV memory to disk, in order, as fast as the writer takes them."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Busy, StackError, describe_error
+from mlxstack.core.ports import CallSoon, KVStore
+from mlxstack.engine.futures import copy_outcome
+from mlxstack.engine.kv.codec import file_of
+from mlxstack.engine.kv.disk_collector import DiskCollector
+from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.policy import kv_records
+from mlxstack.store.background_writer import BackgroundWriter
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class PendingWrite(Struct, frozen=True):
+    """What the writer has not taken yet. `start` hands it over, or raises Busy."""
+
+    start: Callable[[], Future[Any]]
+    future: Future[Any]
+
+
+class WriteQueue:
+    """Belongs to the MLX thread, on which `post` runs a function soon.
+
+    The writer's bound is what it holds on to; the rest waits in memory, where it may be evicted.
+    """
+
+    def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
+        self._memory = memory
+        self._store = store
+        self._identity = identity
+        self._post = post
+        self._writer = BackgroundWriter(eased=self._on_capacity)
+        self.sweeping = DiskCollector(memory, store, identity, self._writer, post)
+        self._due: deque[PendingWrite] = deque()
+        self._promised: dict[str, Future[int]] = {}
+        self._told = ""
+        self.n_written = 0
+        """Bytes newly written so far."""
+
+    def write(self, keys: Sequence[str]) -> list[Future[int]]:
+        """Write these records, parents first; bytes newly written of each.
+
+        Room is made before the first of them; where there is none, all futures raise DiskFull.
+        """
+        fresh = tuple(key for key in keys if key not in self._promised)
+        if fresh:
+            room = self._line_up(partial(self.sweeping.make_room, fresh))
+            for key in fresh:
+                self._promised[key] = self._line_up(partial(self._start, key, room))
+                self._promised[key].add_done_callback(partial(self._tell, key))
+        promises = [self._promised[key] for key in keys]
+        self._submit_pending()
+        return promises
+
+    def promised(self, keys: Sequence[str]) -> list[Future[int]]:
+        """Those of these records that are still to be written."""
+        return [self._promised[key] for key in keys if key in self._promised]
+
+    def hold(self, keys: Sequence[str]) -> None:
+        """Those of these records that are still to be written are not evicted before."""
+        for key in keys:
+            if key in self._promised:
+                self._memory.index.set_writing(key, True)
+
+    def after(self, job: Callable[[], T]) -> Future[T]:
+        """Run `job` on the writer's thread once all that waits now is written, or has failed."""
+        promise: Future[T] = self._line_up(partial(self._writer.submit, job))
+        self._submit_pending()
+        return promise
+
+    def catch_up(self) -> None:
+        """Wait until nothing waits to be written."""
+        self._writer.drain()
+        while self._due:
+            self._submit_pending()
+            self._writer.drain()
+
+    def close(self) -> None:
+        """Take nothing more, finish what the writer holds."""
+        self._writer.close()
+
+    def _line_up(self, start: Callable[[], Future[Any]]) -> Future[Any]:
+        due = PendingWrite(start, Future())
+        self._due.append(due)
+        return due.future
+
+    def _submit_pending(self) -> None:
+        """Hand over what the writer takes. It says itself when it can take more."""
+        while self._due:
+            due = self._due[0]
+            try:
+                copy_outcome(due.start(), due.future)
+            except Busy:
+                return
+            except Exception as error:
+                due.future.set_exception(describe_error(error, "writing to disk"))
+            self._due.popleft()
+
+    def _on_capacity(self) -> None:
+        """On the writer's thread: it can take more."""
+        if self._due:
+            self._post(self._submit_pending)
+
+    def _start(self, key: str, room: "Future[Any]") -> Future[int]:
+        part = self._memory.get(key)
+        if part is None:
+            del self._promised[key]
+            raise StackError("memory ran short before the disk could take it")
+        file = file_of(self._memory.index.nodes[key].record, part, self._identity)
+
+        def work() -> int:
+            # One writer thread: that job is over.
+            room.result()
+            n_bytes = self._store.write(file)
+            self.n_written += n_bytes
+            return n_bytes
+
+        n_bytes = sum(memoryview(plane.data).nbytes for plane in file.tensors)
+        future = self._writer.submit(work, n_bytes)
+        self._memory.index.set_writing(key, True)
+        return future
+
+    def _tell(self, key: str, done: "Future[int]") -> None:
+        self._post(lambda: self._written(key, done))
+
+    def _written(self, key: str, done: "Future[int]") -> None:
+        if self._promised.get(key) is not done:
+            return
+        del self._promised[key]
+        node = self._memory.index.nodes.get(key)
+        if node is None:
+            return
+        self._memory.index.set_writing(key, False)
+        error = done.exception()
+        if error is None:
+            self._memory.on_disk(node.record, time.monotonic())
+            self._told = ""
+        elif str(error) != self._told:
+            self._told = str(error)
+            end = kv_records.end_of(node.record)
+            log.warning("the KV of %d tokens was not written: %s", end, error)

@@ -1,0 +1,124 @@
+"""The one door that all attention of slots passes, put into mlx-lm before its models load.
+
+mlx-lm's model files take `scaled_dot_product_attention` from `mlx_lm.models.base` by name when
+they are imported; replacing it there first is the only thing we touch in mlx-lm. See
+docs/decisions/0001-one-seam-in-mlx-lm.md.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+from msgspec import Struct
+
+from mlxstack.engine.decode.row_views import KVView, RaggedArray, row_of
+from mlxstack.engine.device import has_gpu
+
+_original = base.scaled_dot_product_attention
+
+
+class KVPrecision(Struct, frozen=True):
+    """How keys and values are quantised, as mlx-lm asks a cache for it."""
+
+    group_size: int
+    bits: int
+
+
+def attend(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attention of (B, heads, 1, dim) queries, each over its own row's keys, without padding.
+
+    With an ordinary cache this is mlx-lm's own function, but for layers that read another
+    layer's quantised KV and have no cache which says so, and for one query on a CPU.
+    """
+    is_alone = not isinstance(keys, RaggedArray)
+    each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
+    if sinks is None and queries.shape[2] == 1 and _is_plain(each_keys, mask):
+        return _multiply_out(queries * scale, each_keys, each_values)
+    if is_alone:
+        return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
+    caches = cache.caches if isinstance(cache, KVView) else [None] * len(keys)
+    outputs = [
+        _attend_alone(
+            queries[i : i + 1], keys[i], values[i], caches[i], scale, row_of(mask, i), sinks
+        )
+        for i in range(len(keys))
+    ]
+    return mx.concatenate(outputs, axis=0)
+
+
+def _attend_alone(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
+    """mlx-lm's own function, told how the keys are quantised."""
+    read = _precision(queries, keys, cache)
+    if read is not cache:
+        # mlx-lm scales the queries of quantised attention in place.
+        queries = queries[:]
+    out: mx.array = _original(
+        queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks
+    )
+    return out
+
+
+def _is_plain(keys: Sequence[Any], mask: Any) -> bool:
+    """Whether one query per row sees all of its row's keys, which are ordinary arrays, on a CPU."""
+    is_free = mask is None or isinstance(mask, str)
+    return is_free and not has_gpu() and all(isinstance(one, mx.array) for one in keys)
+
+
+def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any]) -> mx.array:
+    """Scaled queries (B, heads, 1, dim) times keys, softmax, times values, row by row.
+
+    On a CPU MLX's fused function is a composition of operations that also repeats shared heads.
+    """
+    rows, heads, _, dim = queries.shape
+    # Several rows over one array: a batch of mlx-lm's own.
+    grouped = queries.reshape(rows, -1, heads // keys[0].shape[1], dim)
+    each = mx.split(grouped, len(keys)) if len(keys) > 1 else [grouped]
+    mixed = [
+        mx.softmax(query @ k.swapaxes(-1, -2), axis=-1, precise=True) @ v
+        for query, k, v in zip(each, keys, values, strict=True)
+    ]
+    joined = mx.concatenate(mixed, axis=0) if len(mixed) > 1 else mixed[0]
+    out: mx.array = joined.reshape(rows, heads, 1, -1)
+    return out
+
+
+def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
+    """What tells mlx-lm how the keys are quantised: the cache, or else what the shapes say."""
+    if hasattr(cache, "bits") or not isinstance(keys, tuple | list):
+        return cache
+    packed, scales, _ = keys
+    dim = queries.shape[-1]
+    return KVPrecision(dim // scales.shape[-1], packed.shape[-1] * 32 // dim)
+
+
+def install() -> None:
+    """Put `attend` in place. Asserts that no model module has taken the original before."""
+    if base.scaled_dot_product_attention is attend:
+        return
+    early = [
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("mlx_lm.models.")
+        and name != "mlx_lm.models.base"
+        and getattr(module, "scaled_dot_product_attention", None) is _original
+    ]
+    assert not early, f"imported before the engine: {', '.join(early)}"
+    base.scaled_dot_product_attention = attend

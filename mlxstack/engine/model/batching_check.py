@@ -1,0 +1,230 @@
+"""The self-check at load: do rows of a batch, seen through the view, get what they get alone?
+
+The last row reaches past every window of the model. Its KV there is random, which costs no
+prefill and is just as good: alone and together see the same.
+
+Rounding is no fault. Matrices of other shapes are multiplied by other kernels, and in half
+precision that can send a token to another expert. So a difference counts only when it is larger
+than rounding explains, changes which tokens are likely, and comes back with other tokens.
+"""
+
+from collections.abc import Sequence
+from math import inf, isnan
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import CacheList, QuantizedKVCache
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.engine.decode.row_views import view
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.cache_factory import CacheFactory, describe
+
+LENGTHS = (5, 11, 8)
+STEPS = 3
+N_TRIALS = 3
+"""A fault of the view shows with any tokens, the flip of an expert with few."""
+
+TOLERANCES = {mx.float32: 2e-2, mx.float16: 2e-2, mx.bfloat16: 0.15}
+"""Differences of logits relative to their size, about three times what rounding causes.
+
+Measured on dense, sliding-window, sink, hybrid and MLA models with the rounding of each layer
+imitated (tests/mac/test_self_check.py): at most 0.0067 in float16 and 0.054 in bfloat16 while no
+expert flips; 5e-7 in float32 on a CPU. GPUs may multiply float32 in TF32, which rounds as float16.
+"""
+
+MOST_TOLERANCE = 0.2
+MOST_WITH_AGREEMENT = 0.5
+"""Beyond this no agreement of the likely tokens excuses a difference."""
+
+N_LIKELY = 10
+AGREEMENT = 0.6
+"""Share of the likeliest tokens that alone and together have in common; 0.7 was measured when an
+expert flips, and it is near 0 for rows that are mixed up."""
+
+LONGEST_WINDOW = 8192
+SPARSE = 2048
+"""A layer with several caches keeps an index beside its KV, and is sparse beyond this length."""
+
+Logits = list[mx.array]
+
+
+class BatchingCheck(Struct, frozen=True):
+    """Whether the model may be batched by row, and if not, why. `kv` describes its caches."""
+
+    is_batching: bool
+    why_not: str | None
+    kv: str
+
+
+class Comparison(Struct, frozen=True):
+    """Largest difference of logits, relative to their size, and smallest top-k agreement."""
+
+    distance: float
+    agreement: float
+
+    def is_same(self, allowed: float, dtype: mx.Dtype) -> bool:
+        """Whether rounding explains it. In float32 nothing but the distance counts."""
+        if self.distance <= allowed:
+            return True
+        is_half = dtype != mx.float32
+        return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT
+
+
+def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
+    """Decode prompts of different length alone and together, and compare the logits.
+
+    Raises SetupError when the model cannot even run alone, such as with a KV precision that its
+    code does not know.
+    """
+    dtype = _precision(model)
+    found: list[Comparison] = []
+    for trial in range(N_TRIALS):
+        prompts = [[(7 * i + 3 * n + 101 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
+        try:
+            alone = [_alone(model, c, p) for c, p in _rows(model, maker, prompts)]
+            allowed = _allowed(model, maker, prompts[1], alone[1], dtype)
+        except Exception as error:
+            raise SetupError(_cannot(maker, error)) from error
+        rows = _rows(model, maker, prompts)
+        kv = describe(rows[0][0].caches)
+        try:
+            together = _together(model, [context for context, _ in rows], [fed for _, fed in alone])
+        except Exception as error:
+            return BatchingCheck(False, f"the row view cannot serve it: {_words(error)}", kv)
+        found.append(_compare([logits for logits, _ in alone], together))
+        if found[-1].is_same(allowed, dtype):
+            return BatchingCheck(True, None, kv)
+    least = min(one.distance for one in found)
+    why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
+    return BatchingCheck(False, why, kv)
+
+
+def _precision(model: Any) -> mx.Dtype:
+    """The coarsest floating-point type of the weights; rounding to it is what rows differ by."""
+    types = {array.dtype for _, array in tree_flatten(model.parameters())}
+    halves = [dtype for dtype in (mx.bfloat16, mx.float16) if dtype in types]
+    return halves[0] if halves else mx.float32
+
+
+def _rows(
+    model: Any, maker: CacheFactory, prompts: Sequence[list[int]]
+) -> list[tuple[SlotContext, list[int]]]:
+    """A context for each prompt but its last token; the last one lengthened and quantised."""
+    contexts = [_prefilled(model, maker, p) for p in prompts]
+    long = contexts[-1]
+    n_more = _reach(long)
+    for seed, leaf in enumerate(long.leaves):
+        cache_adapters.extend_room(leaf, n_more, seed)
+    if maker.quantized_start:
+        long.caches = maker.quantize(long.caches)
+    long.evaluate()
+    return list(zip(contexts, prompts, strict=True))
+
+
+def _reach(context: SlotContext) -> int:
+    """How many tokens lie beyond every window and in the sparse part of sparse layers."""
+    windows = [cache_adapters.window_of(leaf) for leaf in context.leaves]
+    lists = [
+        len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)
+    ]
+    sparse = SPARSE if max(lists, default=0) > 1 else 0
+    return min(max(*windows, sparse, 0), LONGEST_WINDOW) + LENGTHS[0]
+
+
+def _prefilled(model: Any, maker: CacheFactory, prompt: list[int], n_rows: int = 1) -> SlotContext:
+    context = SlotContext(maker)
+    model(mx.array([prompt[:-1]] * n_rows), cache=context.caches)
+    context.tokens = prompt[:-1]
+    context.evaluate()
+    return context
+
+
+def _alone(model: Any, context: SlotContext, prompt: list[int]) -> tuple[Logits, list[int]]:
+    outputs, fed, token = [], [], prompt[-1]
+    for _ in range(STEPS):
+        fed.append(token)
+        logits = model(mx.array([[token]]), cache=context.caches)[0, -1]
+        outputs.append(logits.astype(mx.float32))
+        token = int(mx.argmax(logits).item().real)
+    return outputs, fed
+
+
+def _together(
+    model: Any, contexts: Sequence[SlotContext], fed: Sequence[list[int]]
+) -> list[Logits]:
+    outputs: list[Logits] = [[] for _ in fed]
+    for step in range(STEPS):
+        views = [view(caches) for caches in zip(*(c.caches for c in contexts), strict=True)]
+        logits = model(mx.array([[tokens[step]] for tokens in fed]), cache=views)[:, -1]
+        mx.eval(logits)
+        for i, output in enumerate(outputs):
+            output.append(logits[i].astype(mx.float32))
+    return outputs
+
+
+def _allowed(
+    model: Any,
+    maker: CacheFactory,
+    prompt: list[int],
+    alone: tuple[Logits, list[int]],
+    dtype: mx.Dtype,
+) -> float:
+    """The difference that a plain batch of equal rows causes, three times over.
+
+    At least the tolerance of the precision: two rows round less than three, and need not flip.
+    """
+    context = _prefilled(model, maker, prompt, n_rows=2)
+    twins = [model(mx.array([[t], [t]]), cache=context.caches)[0, -1] for t in alone[1]]
+    noise = _distance(alone[0], [logits.astype(mx.float32) for logits in twins])
+    return min(max(TOLERANCES[dtype], 3 * noise), MOST_TOLERANCE)
+
+
+def _compare(alone: Sequence[Logits], together: Sequence[Logits]) -> Comparison:
+    pairs = list(zip(alone, together, strict=True))
+    steps = [pair for a, b in pairs for pair in zip(a, b, strict=True)]
+    return Comparison(
+        distance=max(_distance(a, b) for a, b in pairs),
+        agreement=min(_agreement(a, b) for a, b in steps),
+    )
+
+
+def _agreement(one: mx.array, other: mx.array) -> float:
+    """Share of the likeliest tokens of logits (vocabulary,) that two have in common, 0 to 1."""
+    n = min(N_LIKELY, one.size)
+    likely: list[Any] = [mx.argpartition(-a, kth=n - 1)[:n].tolist() for a in (one, other)]
+    return len(set(likely[0]) & set(likely[1])) / n
+
+
+def _distance(one: Logits, other: Logits) -> float:
+    """Largest difference of logits, relative to their size; infinite where one is no number.
+
+    Equal infinities do not differ.
+    """
+    ratios = []
+    for a, b in zip(one, other, strict=True):
+        scale = mx.where(mx.isinf(a), 0, mx.abs(a)).max()
+        ratios.append(mx.where(a == b, 0, mx.abs(a - b)).max() / mx.maximum(scale, 1e-6))
+    largest = float(mx.stack(ratios).max().item().real)
+    return inf if isnan(largest) else largest
+
+
+def _cannot(maker: CacheFactory, error: Exception) -> str:
+    quantised = maker.quantize(maker.make()) if maker.quantized_start else maker.make()
+    bits = {
+        leaf.bits for leaf in cache_adapters.leaves(quantised) if isinstance(leaf, QuantizedKVCache)
+    }
+    if bits:
+        return (
+            f"the model cannot keep its KV in {bits.pop()} bits ({_words(error)}); "
+            "set kv.bits to 16"
+        )
+    return f"the model breaks at its first tokens: {_words(error)}"
+
+
+def _words(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"

@@ -1,0 +1,70 @@
+"""Makes the caches of a slot, in the KV precision that the preset asks for."""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
+
+from mlxstack.core.preset import KVSpec
+from mlxstack.engine.model import cache_adapters
+
+
+class CacheFactory:
+    """Caches for one model and one KV precision.
+
+    With `quantize_from` > 0 a context keeps 16-bit KV until it reaches that many tokens, and
+    all of it is quantised then.
+    """
+
+    def __init__(self, model: Any, kv: KVSpec) -> None:
+        self._model = model
+        self._kv = kv
+
+    @property
+    def quantized_start(self) -> int:
+        """The position at which KV is quantised; 0: never, or from the first token."""
+        return self._kv.quantize_from if self._kv.bits < 16 else 0
+
+    def make(self, n_tokens: int = 0) -> list[Any]:
+        """Empty caches of the kinds that a context of `n_tokens` has."""
+        caches: list[Any] = make_prompt_cache(self._model)
+        is_due = self._kv.bits < 16 and n_tokens >= self._kv.quantize_from
+        return self.quantize(caches) if is_due else caches
+
+    def quantize(self, caches: list[Any]) -> list[Any]:
+        """The caches with full-attention KV quantised; other kinds as they are."""
+        return [self._quantize(cache) for cache in caches]
+
+    def _quantize(self, cache: Any) -> Any:
+        if isinstance(cache, CacheList):
+            return CacheList(*(self._quantize(inner) for inner in cache.caches))
+        if type(cache) is not KVCache:
+            return cache
+        group_size, bits = self._kv.group_size, self._kv.bits
+        if cache.empty():
+            return QuantizedKVCache(group_size=group_size, bits=bits)
+        return cache.to_quantized(group_size=group_size, bits=bits)
+
+
+def kv_bytes_per_token(model: Any, maker: CacheFactory) -> int:
+    """Bytes that one token adds to the layers that keep every token."""
+    caches = maker.make(maker.quantized_start)
+    model(mx.array([[0, 0]]), cache=caches)
+    leaves = [leaf for leaf in cache_adapters.leaves(caches) if cache_adapters.is_sliceable(leaf)]
+    return sum(part.nbytes for leaf in leaves for part in cache_adapters.span(leaf, 0, 1))
+
+
+def describe(caches: list[Any]) -> str:
+    """Kind, heads, dims and dtype of every layer's cache, as it stands after some tokens."""
+    return ";".join(
+        f"{type(leaf).__name__}:" + ",".join(_shape(a) for _, a in tree_flatten(leaf.state))
+        for leaf in cache_adapters.leaves(caches)
+    )
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, mx.array):
+        return ""
+    dims = [n for axis, n in enumerate(value.shape) if axis != value.ndim - 2]
+    return f"{dims}{value.dtype}"

@@ -1,0 +1,181 @@
+"""Loads a model by mlx-lm, finds out what its KV depends on, and makes caches for slots."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import xxhash
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_utils
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.kv_identity import Identity
+from mlxstack.core.model_info import ModelFacts, SamplingDefaults
+from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.engine.device import has_gpu
+from mlxstack.engine.model.hub_download import fetch
+from mlxstack.host.hardware import amount
+from mlxstack.host.preset_paths import expanded
+from mlxstack.store import kv_file_format
+
+log = logging.getLogger(__name__)
+
+CHUNK = 1 << 22
+BLOB = re.compile(r"[0-9a-f]{64}")
+ADAPTER = ("adapter_config.json", "adapters.safetensors")
+"""What mlx-lm reads of an adapter: its rank and scale, and its matrices."""
+
+QUANTIZATION = "hf_quant_config.json"
+"""ModelOpt's settings, which mlx-lm reads beside config.json."""
+
+
+class LoadedModel(Struct, frozen=True):
+    """A model in memory with its tokenizer (mlx-lm's wrapper) and what is known of it."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+
+
+def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
+    """Load weights and tokenizer, on the calling thread. Raises SetupError in plain words.
+
+    On a machine without a GPU, half-precision weights are widened to float32: MLX multiplies
+    half-precision matrices on a CPU an order of magnitude slower.
+    """
+    path = locate(spec)
+    n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    log.info("loading %s, %s of weights", spec.id, amount(n_bytes))
+    try:
+        model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
+        tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
+    # Some model files end the program when a package of theirs is missing.
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SystemExit) as error:
+        raise SetupError(f"the model {spec.id} at {path} cannot be loaded: {error}") from error
+    if spec.adapter is not None:
+        model = _adapted(model, spec)
+    if not has_gpu():
+        model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+    return LoadedModel(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
+
+
+def locate(spec: ModelSpec) -> Path:
+    """The folder of the model: the embedded one, a local folder, or the hub's snapshot.
+
+    Raises SetupError when there is no such model.
+    """
+    if spec.id == "demo":
+        return MODEL_DIR
+    local = expanded(spec.id)
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise SetupError(f"the folder {local} holds no config.json, so it is no model")
+        return local
+    if spec.id.startswith(("/", "./", "../", "~")):
+        raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
+    try:
+        return fetch(spec)
+    except Exception as error:
+        raise SetupError(
+            f"the model {spec.id} is neither a folder nor to be had from the hub: {error}"
+        ) from error
+
+
+def weights_digest(path: Path) -> str:
+    """A digest of all weight files: their hub blob names where there are any, else their bytes."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(path.glob("*.safetensors")):
+        kv_file = file.resolve().name
+        digest.update(file.name.encode())
+        digest.update(kv_file.encode() if BLOB.fullmatch(kv_file) else _bytes_digest(file))
+    digest.update(json.dumps(mlx_utils.load_config(path), sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def code_digest(path: Path, config: dict[str, Any]) -> str:
+    """A digest of the model's own Python code and of ModelOpt's settings; "" without either.
+
+    The file that config.json names may import any other Python file of the folder.
+    """
+    files = {path / QUANTIZATION}
+    if config.get("model_file"):
+        files |= {path / str(config["model_file"]), *path.rglob("*.py")}
+    found = sorted(file for file in files if file.is_file())
+    digest = xxhash.xxh3_128()
+    for file in found:
+        digest.update(str(file.relative_to(path)).encode() + b"\0" + _bytes_digest(file))
+    return digest.hexdigest() if found else ""
+
+
+def adapter_digest(path: Path) -> str:
+    """A digest of the files of an adapter."""
+    digest = xxhash.xxh3_128()
+    for name in ADAPTER:
+        digest.update(_bytes_digest(path / name))
+    return digest.hexdigest()
+
+
+def _adapted(model: Any, spec: ModelSpec) -> Any:
+    """The model with its adapter. Raises SetupError when the two do not fit."""
+    try:
+        model = mlx_utils.load_adapters(model, spec.adapter)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise SetupError(
+            f"model.adapter: {spec.adapter} is no adapter for {spec.id}: {error}"
+        ) from error
+    model.eval()
+    return model
+
+
+def _bytes_digest(file: Path) -> bytes:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _facts(
+    spec: ModelSpec, kv: KVSpec, path: Path, config: dict[str, Any], model: Any, tokenizer: Any
+) -> ModelFacts:
+    text = config.get("text_config") or config
+    parameters = [p for _, p in tree_flatten(model.parameters())]
+    identity = Identity(
+        model=spec.id,
+        weights=weights_digest(path),
+        adapter=adapter_digest(Path(spec.adapter)) if spec.adapter else "",
+        kv_bits=kv.bits,
+        code=code_digest(path, config),
+        mlx_lm=mlx_lm.__version__,
+        kv_format=kv_file_format.VERSION,
+    )
+    return ModelFacts(
+        id=spec.alias or spec.id,
+        path=str(path),
+        identity=identity,
+        architecture=str(config.get("model_type", "")),
+        n_vocab=int(text.get("vocab_size") or tokenizer.vocab_size),
+        n_ctx_train=int(text.get("max_position_embeddings") or 0),
+        n_params=sum(p.size for p in parameters),
+        n_bytes=sum(p.nbytes for p in parameters),
+        eos=frozenset(tokenizer.eos_token_ids),
+        defaults=_sampling_defaults(path),
+    )
+
+
+def _sampling_defaults(path: Path) -> SamplingDefaults:
+    try:
+        found = json.loads((path / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return SamplingDefaults()
+    if found.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0)
+    known = SamplingDefaults.__struct_fields__
+    return SamplingDefaults(**{name: found[name] for name in known if name in found})

@@ -1,0 +1,70 @@
+"""An ask while it is being served: its clockwork, and what it has cost so far."""
+
+from mlxstack.core.engine_events import CacheMiss, FinishReason, KVSource, RequestTimings
+from mlxstack.core.engine_snapshot import RequestPhase
+from mlxstack.core.request import Request
+from mlxstack.policy.scheduler_state import QueuedRequest
+
+
+class RequestState:
+    """Owned by the MLX thread. Times are seconds of the monotonic clock."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.state = RequestPhase.WAITING
+        self.slot: int | None = None
+        self.n_cached = 0
+        self.source = KVSource.NONE
+        self.miss: CacheMiss | None = None
+        self.n_generated = 0
+        self.n_loads = 0
+        self.seated_at = request.arrived
+        self.running_at = 0.0
+        self.first_at = 0.0
+        self.prefill_s = 0.0
+        self.saved_s = 0.0
+
+    def choose(self, token: int, now: float, n_ctx: int) -> FinishReason | None:
+        """Count a sampled token; the reason if it is the last one of this ask.
+
+        `n_ctx` tokens fit the slot, prompt and answer together.
+        """
+        if self.n_generated == 0:
+            self.first_at = now
+        self.n_generated += 1
+        if token in self.request.eos:
+            return FinishReason.EOS
+        if self.n_generated >= self.request.max_tokens:
+            return FinishReason.LENGTH
+        if len(self.request.tokens) + self.n_generated >= n_ctx:
+            return FinishReason.CONTEXT
+        return None
+
+    def work(self, now: float) -> RequestTimings:
+        """What this ask cost until now."""
+        arrived = self.request.arrived
+        return RequestTimings(
+            n_prompt=len(self.request.tokens),
+            n_cached=self.n_cached,
+            n_generated=self.n_generated,
+            queued_s=max(0.0, self.seated_at - arrived),
+            prefill_s=self.prefill_s,
+            decode_s=max(0.0, now - self.running_at) if self.running_at else 0.0,
+            ttft_s=max(0.0, self.first_at - arrived) if self.first_at else 0.0,
+            saved_s=self.saved_s,
+        )
+
+
+def queued_request_of(request: Request, n_bytes: int) -> QueuedRequest:
+    """What the scheduler needs to know of an ask that will take `n_bytes` of live KV."""
+    return QueuedRequest(
+        request=request.id,
+        n_prompt=len(request.tokens),
+        arrived=request.arrived,
+        priority=request.priority,
+        pin=request.slot,
+        agent=request.agent,
+        deadline=request.deadline,
+        n_bytes=n_bytes,
+        name=request.agent or request.display_name,
+    )

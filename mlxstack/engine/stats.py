@@ -1,0 +1,81 @@
+"""The books of the engine: what was computed, how fast it goes, how long an ask takes."""
+
+import time
+
+from msgspec.structs import replace
+
+from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
+from mlxstack.core.engine_snapshot import Counters, RequestPhase
+from mlxstack.policy.cache_stats import CacheStats, RequestSums
+from mlxstack.policy.throughput_model import (
+    ThroughputModel,
+    observe_decode,
+    observe_prefill,
+    prefill_s,
+)
+
+BULK = 128
+"""Shorter bites do not tell what a long prompt would have taken: each has its overhead."""
+
+
+class EngineStats:
+    """Owned by the MLX thread."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.speed = ThroughputModel()
+        self._bulk = ThroughputModel()
+        self.seconds_per_request = 1.0
+        self.meters = CacheStats()
+        self._since_token = 0.0
+
+    def count(self, **more: float) -> None:
+        """Add to the counters of these names."""
+        now = self.counters
+        self.counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
+
+    def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
+        """A bite was computed, from position `start` on."""
+        self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
+        if n_tokens >= BULK:
+            self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
+        self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
+
+    def decoded(self, seconds: float, n_tokens: int) -> None:
+        """A decode step was scheduled or read; it is over once tokens came out."""
+        self._since_token += seconds
+        self.count(decode_s=seconds)
+        if n_tokens:
+            self.speed = observe_decode(self.speed, self._since_token)
+            self._since_token = 0.0
+
+    def served(self, work: RequestTimings, seconds: float) -> None:
+        """An ask left its seat after so many seconds."""
+        self.seconds_per_request = 0.8 * self.seconds_per_request + 0.2 * seconds
+        tally = RequestSums(
+            n_requests=1,
+            n_hits=int(work.n_cached > 0),
+            n_prompt=work.n_prompt,
+            n_cached=work.n_cached,
+            ttft_s=work.ttft_s,
+            saved_s=work.saved_s,
+        )
+        self.meters.add(time.monotonic(), tally)
+        n_tokens = work.n_prompt + work.n_generated if work.n_generated else 0
+        most = max(self.counters.n_tokens_max, n_tokens)
+        self.counters = replace(self.counters, n_tokens_max=most)
+
+    def ended(self, last: RequestFinished | RequestFailed) -> RequestPhase:
+        """An ask is over; what it is seen as from now on."""
+        if isinstance(last, RequestFailed):
+            self.count(n_failed=1)
+        elif last.reason is FinishReason.CANCELLED:
+            self.count(n_cancelled=1)
+            return RequestPhase.CANCELLED
+        else:
+            self.count(n_completed=1)
+        return RequestPhase.COMPLETED
+
+    def saved_s(self, n_cached: int) -> float:
+        """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
+        return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, 0, n_cached)

@@ -1,0 +1,119 @@
+"""Finds a model on this computer without loading it: its config, and what its weights weigh."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.model_info import Weights
+from mlxstack.core.preset import ModelSpec
+from mlxstack.demo import MODEL_DIR
+from mlxstack.host.preflight import BUILTIN_MODEL
+from mlxstack.host.preset_paths import expanded, is_folder
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+VISION = ("vision_tower", "vision_model", "vision_embedder", "multi_modal_projector")
+AUDIO = ("audio_tower", "embed_audio", "embed_vision")
+LONGEST_HEADER = 100_000_000
+"""Bytes; safetensors refuses longer ones."""
+
+FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
+
+
+class ModelFiles(Struct, frozen=True):
+    """A model's `config` as read from `source`; `weights` is None when their files are not here.
+
+    An excerpt holds only those fields that decide sizes.
+    """
+
+    config: dict[str, Any]
+    source: Path
+    is_excerpt: bool = False
+    weights: Weights | None = None
+
+
+def find_model(spec: ModelSpec, excerpts: Path) -> ModelFiles:
+    """The folder of the model, its snapshot from the hub, or the excerpt of its config.
+
+    `excerpts` is a folder of JSON files that name their model. Raises SetupError when the
+    model is in none of these places.
+    """
+    folder = _folder(spec)
+    if folder is not None:
+        return ModelFiles(_read(folder / CONFIG), folder / CONFIG, weights=measured(folder))
+    for file in sorted(excerpts.glob("*.json")):
+        config = _read(file)
+        if config.get("excerpt_of") == spec.id:
+            return ModelFiles(config, file, is_excerpt=True)
+    raise SetupError(
+        f"nothing is known of {spec.id} before it is downloaded: it is not in the hub's cache, and "
+        f"no file in {excerpts} describes it; give the path of its config.json instead"
+    )
+
+
+def read_config(path: Path) -> ModelFiles:
+    """A config.json by its path, or in a model folder. Raises SetupError."""
+    file = path / CONFIG if path.is_dir() else path
+    return ModelFiles(_read(file), file, weights=measured(file.parent))
+
+
+def measured(folder: Path) -> Weights | None:
+    """The sum of all tensors that mlx-lm loads, from the headers of their files.
+
+    None when there are none, or some of the files that the index names are missing.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files or not _names(folder) <= {file.name for file in files}:
+        return None
+    sums = {"packed": 0, "n_half": 0, "n_single": 0}
+    for file in files:
+        for name, tensor in _header(file).items():
+            if name == "__metadata__" or name.removeprefix("model.").startswith(VISION + AUDIO):
+                continue
+            begin, end = tensor["data_offsets"]
+            width = FLOAT_BYTES.get(tensor["dtype"], 1)
+            sums[{1: "packed", 2: "n_half", 4: "n_single"}[width]] += (end - begin) // width
+    return Weights(**sums)
+
+
+def _folder(spec: ModelSpec) -> Path | None:
+    if spec.id == BUILTIN_MODEL:
+        return MODEL_DIR
+    if is_folder(spec.id):
+        return expanded(spec.id)
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - slow, and rarely needed
+
+    found = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _names(folder: Path) -> set[str]:
+    index = folder / INDEX
+    return set(_read(index).get("weight_map", {}).values()) if index.is_file() else set()
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The table of a safetensors file: 8 bytes of length, then JSON (safetensors' format)."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return _parsed(stream.read(min(length, LONGEST_HEADER)), file)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return _parsed(file.read_bytes(), file)
+    except OSError as why:
+        raise SetupError(f"{file} cannot be read: {why.strerror}") from why
+
+
+def _parsed(data: bytes, file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError as why:
+        raise SetupError(f"{file} is not what it should be: {why}") from why
+    if not isinstance(found, dict):
+        raise SetupError(f"{file} holds no JSON object")
+    return found

@@ -1,0 +1,178 @@
+"""The shape of a preset: which keys there are, what each may hold, and how to say so."""
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec.inspect as mi
+import msgspec.json
+import yaml
+
+from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.host.preset_descriptions import MEANINGS
+from mlxstack.host.yaml_source import UNBUILT, Keys, PlainYamlLoader
+
+PRESET = mi.type_info(Preset)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema (2020-12) of a preset file, for editors; `extends` belongs to files only."""
+    schema = msgspec.json.schema(Preset)
+    form = schema["$defs"][Preset.__name__]
+    extends = {"type": "string", "description": "Name or path of the preset that this one changes."}
+    form["properties"] = {"extends": extends, **form["properties"]}
+    form["anyOf"] = [{"required": ["model"]}, {"required": ["extends"]}]
+    for section in (form, schema["$defs"][ModelSpec.__name__]):
+        section.pop("required", None)
+    for path, section_type, field in keys_in():
+        found = schema["$defs"][section_type.__name__]["properties"][field.encode_name]
+        found["description"] = MEANINGS[path]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
+    """The shape at `keys`, or None where a preset has no such key."""
+    for key in keys:
+        below = children(shape).get(key) if isinstance(key, str) else None
+        if isinstance(shape, mi.VarTupleType) and isinstance(key, int):
+            below = shape.item_type
+        elif isinstance(shape, mi.DictType):
+            below = shape.value_type
+        if below is None:
+            return None
+        shape = below
+    return shape
+
+
+def children(shape: mi.Type) -> dict[str, mi.Type]:
+    """The keys of a section, in order; empty for anything else."""
+    if isinstance(shape, mi.StructType):
+        return {field.encode_name: field.type for field in shape.fields}
+    return {}
+
+
+def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key path that holds a value rather than a section."""
+    for name, below in children(shape).items():
+        if isinstance(below, mi.StructType):
+            yield from leaves(below, (*keys, name))
+        else:
+            yield (*keys, name)
+
+
+def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, type, mi.Field]]:
+    """Every key that holds a value: dotted, the section that it is in, and what it may hold.
+
+    `[]` stands for each item of a list of sections.
+    """
+    kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
+    for section in (one for one in kinds if isinstance(one, mi.StructType)):
+        for field in section.fields:
+            path, below = f"{before}{field.encode_name}", field.type
+            if not isinstance(below, mi.StructType):
+                yield path, section.cls, field
+            if isinstance(below, mi.VarTupleType):
+                path, below = f"{path}[]", below.item_type
+            yield from keys_in(below, f"{path}.")
+
+
+def unknown(values: Any, shape: mi.Type = PRESET, keys: Keys = ()) -> Iterator[Keys]:
+    """Key paths in `values` that no preset has, in the order of the file."""
+    if isinstance(shape, mi.UnionType):
+        shape = next((one for one in shape.types if isinstance(one, mi.StructType)), shape)
+    if isinstance(values, dict) and isinstance(shape, mi.StructType):
+        known = children(shape)
+        for name, value in values.items():
+            if name in known:
+                yield from unknown(value, known[name], (*keys, name))
+            else:
+                yield (*keys, name)
+    elif isinstance(values, list) and isinstance(shape, mi.VarTupleType):
+        for place, value in enumerate(values):
+            yield from unknown(value, shape.item_type, (*keys, place))
+
+
+def endless(values: Any, keys: Keys = ()) -> Iterator[Keys]:
+    """Key paths of numbers that JSON has no form for, such as `.inf` and `.nan`."""
+    if isinstance(values, dict | list):
+        pairs = values.items() if isinstance(values, dict) else enumerate(values)
+        for key, value in pairs:
+            yield from endless(value, (*keys, key))
+    elif isinstance(values, float) and not math.isfinite(values):
+        yield keys
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or the list of what there is when nothing is near."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean `{near[0]}`?"
+    return f"; there is {', '.join(names)}" if names else ""
+
+
+def parse(raw: str, shape: mi.Type) -> Any:
+    """A value typed by hand; what does not parse stays text, and is refused later."""
+    if isinstance(shape, mi.UnionType):
+        if raw in {"null", "none", ""}:
+            return None
+        shape = next(one for one in shape.types if not isinstance(one, mi.NoneType))
+    if isinstance(shape, mi.StrType | mi.EnumType):
+        return raw
+    try:
+        return yaml.load(raw, PlainYamlLoader)
+    except (yaml.YAMLError, RecursionError, *UNBUILT):
+        return raw
+
+
+def meaning(shape: mi.Type | None) -> str:
+    """What may stand there, in words: `a whole number from 1 to 256`."""
+    match shape:
+        case mi.UnionType():
+            kinds = [one for one in shape.types if not isinstance(one, mi.NoneType)]
+            null = ["null"] if len(kinds) < len(shape.types) else []
+            return " or ".join([*map(meaning, kinds), *null])
+        case mi.VarTupleType():
+            return "a list, each item " + meaning(shape.item_type)
+        case mi.StructType():
+            return "a section with " + ", ".join(children(shape))
+        case _:
+            return _meaning_of_one(shape)
+
+
+def _meaning_of_one(shape: mi.Type | None) -> str:
+    match shape:
+        case mi.IntType() | mi.FloatType():
+            kind = "a whole number" if isinstance(shape, mi.IntType) else "a number"
+            return kind + _bounds(shape)
+        case mi.BoolType():
+            return "true or false"
+        case mi.StrType():
+            return "a text"
+        case mi.EnumType():
+            return "one of " + ", ".join(str(member.value) for member in shape.cls)
+        case _:
+            return "a mapping"
+
+
+def shown(value: Any) -> str:
+    """A value as people wrote it, cut when long."""
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
+    if value is None:
+        return "empty"
+    text = yaml.safe_dump(value, width=1000).removesuffix("\n...\n").strip()
+    return f"`{text[:60]}`"
+
+
+def _bounds(shape: mi.IntType | mi.FloatType) -> str:
+    low = shape.ge if shape.ge is not None else shape.gt
+    words = []
+    if low is not None:
+        words.append(f"above {low:g}" if shape.ge is None else f"from {low:g}")
+    if shape.le is not None:
+        words.append(f"to {shape.le:g}")
+    elif low is not None and shape.ge is not None:
+        words = [f"of at least {low:g}"]
+    return " " + " ".join(words) if words else ""

@@ -1,0 +1,107 @@
+"""What no single key can tell: values of a preset that are impossible, or contradict each other."""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from mlxstack.core.preset import Preset, WarmPrefix
+from mlxstack.host.yaml_source import Keys
+
+Violation = tuple[Keys, str]
+
+DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
+
+
+def violations(preset: Preset) -> Iterator[Violation]:
+    """Key paths with what is wrong there, worded to follow the key."""
+    yield from _model(preset)
+    yield from _kv(preset)
+    yield from _sizes(preset)
+    yield from _warm(preset)
+    yield from _server(preset)
+
+
+def _model(preset: Preset) -> Iterator[Violation]:
+    if preset.model.draft is not None:
+        yield (
+            ("model", "draft"),
+            f"is `{preset.model.draft}`, but draft models are not served: each row makes one token "
+            "per step; remove it",
+        )
+
+
+def _kv(preset: Preset) -> Iterator[Violation]:
+    kv = preset.kv
+    if kv.bits not in {4, 8, 16}:
+        yield ("kv", "bits"), f"is {kv.bits}, but must be 4, 8 or 16 (16 is the model's own)"
+    if kv.group_size not in {32, 64, 128}:
+        yield ("kv", "group_size"), f"is {kv.group_size}, but must be 32, 64 or 128"
+
+
+def _sizes(preset: Preset) -> Iterator[Violation]:
+    n_ctx, block = preset.slots.n_ctx, preset.prefix_cache.block_size
+    if block % 16:
+        yield ("prefix_cache", "block_size"), f"is {block}, but must be a multiple of 16"
+    if preset.kv.quantize_from > n_ctx:
+        yield (
+            ("kv", "quantize_from"),
+            f"is token {preset.kv.quantize_from}, beyond a slot of {n_ctx} tokens",
+        )
+    n_max = preset.sampling.max_tokens
+    if n_max == 0:
+        yield ("sampling", "max_tokens"), "is 0, but must be at least 1, or -1 for no limit"
+    if n_max is not None and n_max > n_ctx:
+        yield ("sampling", "max_tokens"), f"is {n_max}, but a slot holds {n_ctx} tokens"
+
+
+def _warm(preset: Preset) -> Iterator[Violation]:
+    names: set[str] = set()
+    for at, prefix in enumerate(preset.prefix_cache.warm_prefixes):
+        keys: Keys = ("prefix_cache", "warm_prefixes", at)
+        given = _files(prefix)
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            yield (
+                keys,
+                f"(`{prefix.name}`) gives {found}, but must give exactly one of "
+                "tokens_file, text_file, messages_file",
+            )
+        if prefix.name in {"", ".", ".."} or "/" in prefix.name:
+            yield (*keys, "name"), f"is `{prefix.name}`, but must be a name without `/`"
+        if prefix.name in names:
+            yield (*keys, "name"), f"is `{prefix.name}` a second time; each needs its own name"
+        names.add(prefix.name)
+
+
+def _files(prefix: WarmPrefix) -> list[str]:
+    kinds = ("tokens_file", "text_file", "messages_file")
+    return [kind for kind in kinds if getattr(prefix, kind) is not None]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    if host in {"localhost", ""}:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _server(preset: Preset) -> Iterator[Violation]:
+    if not preset.server.host.strip():
+        yield ("server", "host"), "is empty, but must be an address such as 127.0.0.1"
+    if not (is_loopback(preset.server.host) or preset.server.api_keys or preset.server.without_key):
+        yield (
+            ("server", "host"),
+            f"is {preset.server.host}, which other machines reach, and no key is asked for: set "
+            "server.api_keys (`mlx-stack key` makes one), or server.without_key: true",
+        )
+    for at, key in enumerate(preset.server.api_keys):
+        text = key if isinstance(key, str) else key.key
+        if not text.strip():
+            yield ("server", "api_keys", at), "is empty; every request would match it"
+        elif not (text.isascii() and text.isprintable()):
+            yield ("server", "api_keys", at), "must be printable ASCII, as headers are"
+        elif text.startswith("sha256:") and not DIGEST.fullmatch(text):
+            yield ("server", "api_keys", at), "is no sha256: with 64 hex digits after it"

@@ -1,0 +1,197 @@
+"""What is written about a service in `run/`: its plan, its state, and who owns its name."""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import SlotTaken
+from mlxstack.host.home import Home
+from mlxstack.host.process import ProcessId, is_alive
+
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """What the supervisor is doing. CRASHED: it gave up; STOPPED: it was asked to end."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CRASHED = "crashed"
+
+
+class RestartPolicy(Struct, frozen=True):
+    """How often a worker may die, and how long it may be stuck. Times in seconds.
+
+    A dead worker starts again after `first_s`, doubling up to `longest_s`. `n_deaths` within
+    `window_s` are too many. A worker asked to stop is killed after `grace_s`.
+
+    It is looked at every `look_s`. It is killed when it stops answering for `silent_s`, or is
+    neither healthy nor loading for `stuck_s`: by then it has told everybody who waits for it.
+    """
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    max_crashes: int = 5
+    window_s: float = 600.0
+    grace_s: float = 12.0
+    look_s: float = 5.0
+    silent_s: float = 30.0
+    stuck_s: float = 150.0
+
+
+class ServiceSpec(Struct, frozen=True):
+    """What a supervisor is asked to run: the `worker` command, with `env` added to its own.
+
+    `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
+    per slot.
+    """
+
+    name: str
+    root: str
+    preset: str
+    url: str
+    worker: tuple[str, ...]
+    env: dict[str, str] = {}
+    overrides: tuple[str, ...] = ()
+    cwd: str = ""
+    n_slots: int = 0
+    n_ctx: int = 0
+    patience: RestartPolicy = RestartPolicy()
+
+    @property
+    def home(self) -> Home:
+        """The home this service lives in."""
+        return Home(Path(self.root))
+
+
+class ServiceState(Struct, frozen=True):
+    """What the supervisor last said. `since` is seconds since the epoch, of the last start.
+
+    `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal);
+    `died_how` tells its end in words: "was killed by SIGKILL".
+    """
+
+    plan: ServiceSpec
+    phase: Phase
+    supervisor: ProcessId
+    worker: ProcessId | None = None
+    since: float = 0.0
+    n_crashes: int = 0
+    exit_code: int | None = None
+    exit_summary: str = ""
+    last_log_lines: tuple[str, ...] = ()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` (0600) so that a reader sees the old or the new content, never half."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException as why:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(why, OSError):
+            why.filename = str(path)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """`value` as indented JSON, atomically."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """The value in `path`; None when it is missing or not readable as `kind`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def read_state(home: Home, name: str) -> ServiceState | None:
+    """What is known of a service; None when nothing is."""
+    return read_json(home.state_file(name), ServiceState)
+
+
+def owner(home: Home, name: str) -> ServiceState | None:
+    """The state of a service whose supervisor is alive.
+
+    The PID file and the state must name the same process, born when the state says: a number
+    that another process has now, or that somebody else wrote, is stale.
+    """
+    state = read_state(home, name)
+    try:
+        pid = int(home.pid_file(name).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+    if state is None or state.supervisor.pid != pid or not is_alive(state.supervisor):
+        return None
+    return state
+
+
+def claim(state: ServiceState) -> None:
+    """Take the name of the service for the supervisor in `state`. Raises Taken if owned."""
+    home, name = state.plan.home, state.plan.name
+    with _ours(home):
+        other = owner(home, name)
+        if other is not None:
+            raise SlotTaken(
+                f"`{name}` is already running: pid {other.supervisor.pid}, "
+                f"preset {other.plan.preset}, {other.plan.url}"
+            )
+        write_json(home.state_file(name), state)
+        write_atomic(home.pid_file(name), f"{state.supervisor.pid}\n".encode())
+
+
+def release(home: Home, name: str) -> None:
+    """Give the name back."""
+    home.pid_file(name).unlink(missing_ok=True)
+
+
+def clear(home: Home, name: str) -> bool:
+    """Take the name from a supervisor that is gone; False when no such one has it."""
+    with _ours(home):
+        is_stale = owner(home, name) is None and home.pid_file(name).exists()
+        if is_stale:
+            release(home, name)
+    return is_stale
+
+
+def mark_stopped(home: Home, state: ServiceState) -> None:
+    """Write for the dead supervisor what it could not write itself, unless there is a new one."""
+    name = state.plan.name
+    with _ours(home):
+        if owner(home, name) is None:
+            ended = msgspec.structs.replace(state, phase=Phase.STOPPED, worker=None)
+            write_json(home.state_file(name), ended)
+            release(home, name)
+
+
+@contextmanager
+def locked(path: Path, waits: bool = True) -> Iterator[None]:
+    """For one process at a time. Raises BlockingIOError when it is taken and `waits` is false."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _ours(home: Home) -> AbstractContextManager[None]:
+    """While names change their owners."""
+    return locked(home.run / "lock")

@@ -1,0 +1,140 @@
+"""What to do when something does not fit, and which model to take when several do."""
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Unsupported
+from mlxstack.policy.capacity import ServiceLoad, fits, max_agents, max_ctx, need
+from mlxstack.policy.kv_geometry import QUANTIZED_BITS, quantized
+
+ROUND_TOKENS = 1024
+LEAST_TOKENS = 1024
+"""A context shorter than this is not worth proposing."""
+MOST_BUDGET_PCT = 90
+"""Largest `prefix_cache.memory_budget_pct` that a preset may have."""
+
+
+class CapacityOption(Struct, frozen=True):
+    """Settings with which a load would fit: slots, tokens per slot, KV bits.
+
+    `budget_pct` is the share of the memory that KV then needs; None where the present one is
+    enough.
+    """
+
+    n_slots: int
+    n_ctx: int
+    bits: int
+    budget_pct: float | None = None
+
+
+class CapacityRequest(Struct, frozen=True):
+    """A model that could carry the load; `n_trained` tokens of context, 0 when unknown."""
+
+    name: str
+    load: ServiceLoad
+    n_trained: int = 0
+
+
+class FitLevel(IntEnum):
+    """How well a model serves a wish; lower is better."""
+
+    FITS = 0
+    NEEDS_4_BIT = 1
+    NOT_TRAINED = 2
+    TOO_LARGE = 3
+
+
+class Advice(Struct, frozen=True):
+    """`load` is the wish in the highest KV precision that fits, else as it was wished.
+
+    `n_agents` of the wished context would fit, in the precision of `load`.
+    """
+
+    name: str
+    verdict: FitLevel
+    load: ServiceLoad
+    n_agents: int
+
+
+def precisions(load: ServiceLoad) -> Iterator[ServiceLoad]:
+    """The load as it is, then with KV of fewer bits, as far as its heads can be quantised."""
+    yield load
+    for bits in sorted(QUANTIZED_BITS, reverse=True):
+        if bits < load.geometry.bits:
+            try:
+                geometry = quantized(load.geometry, bits, load.geometry.group_size)
+            except Unsupported:
+                return
+            yield replace(load, geometry=geometry)
+
+
+def nearest(load: ServiceLoad, memory: int) -> tuple[CapacityOption, ...]:
+    """One change that makes it fit, the least painful first; if none does, both sizes at once.
+
+    Where only the KV budget is too small, the first is a larger one. Where the memory is, each
+    comes with the budget that it needs.
+    """
+    unbounded = replace(load, budget=None)
+    if load.budget is not None and fits(unbounded, memory):
+        found = [load, *_smaller(load, memory)]
+    else:
+        found = _smaller(unbounded, memory) or _last_resort(unbounded, memory)
+    options = (option(replace(one, budget=load.budget)) for one in found)
+    return tuple(one for one in options if (one.budget_pct or 0) <= MOST_BUDGET_PCT)
+
+
+def option(load: ServiceLoad) -> CapacityOption:
+    """The settings of a load, and a larger share of the memory where its KV needs one."""
+    pct = None
+    if load.budget is not None:
+        larger = load.budget.holding(need(load).kv)
+        pct = None if larger == load.budget else larger.pct
+    return CapacityOption(load.n_slots, load.n_ctx, load.geometry.bits, pct)
+
+
+def _smaller(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
+    found = [other for other in precisions(load) if fits(other, memory)]
+    n_slots = min(max_agents(load, memory), load.n_slots)
+    if n_slots:
+        found.append(replace(load, n_slots=n_slots))
+    return found + _shorter(load, memory)
+
+
+def advise(wishes: Sequence[CapacityRequest], memory: int) -> tuple[Advice, ...]:
+    """The wishes in order of preference: what fits first, and of that the largest weights.
+
+    8-bit KV counts as good as 16-bit, 4-bit does not.
+    """
+    found = [_advice(wish, memory) for wish in wishes]
+    return tuple(sorted(found, key=lambda one: (one.verdict, -one.load.weights, one.name)))
+
+
+def _shorter(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
+    n_ctx = min(max_ctx(load, memory), load.n_ctx) // ROUND_TOKENS * ROUND_TOKENS
+    return [replace(load, n_ctx=n_ctx)] if n_ctx >= LEAST_TOKENS else []
+
+
+def _last_resort(load: ServiceLoad, memory: int) -> list[ServiceLoad]:
+    for other in precisions(replace(load, n_slots=1)):
+        if found := _shorter(other, memory):
+            return found
+    return []
+
+
+def _advice(wish: CapacityRequest, memory: int) -> Advice:
+    wished = replace(wish.load, budget=None)
+    best = next((one for one in precisions(wished) if fits(one, memory)), None)
+    load = best or wished
+    n_agents = max_agents(load, memory)
+    return Advice(wish.name, _verdict(wish, best), replace(load, budget=wish.load.budget), n_agents)
+
+
+def _verdict(wish: CapacityRequest, best: ServiceLoad | None) -> FitLevel:
+    if best is None:
+        return FitLevel.TOO_LARGE
+    if 0 < wish.n_trained < wish.load.n_ctx:
+        return FitLevel.NOT_TRAINED
+    return FitLevel.NEEDS_4_BIT if best.geometry.bits == min(QUANTIZED_BITS) else FitLevel.FITS

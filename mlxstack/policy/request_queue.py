@@ -1,0 +1,45 @@
+"""Who goes next: priorities that age, first come first served inside, one ask per agent."""
+
+from collections.abc import Iterable, Iterator
+
+from mlxstack.policy.scheduler_state import ACTIVE, QueuedRequest, SchedulerState
+
+
+def effective_priority(ticket: QueuedRequest, now: float, aging_per_s: float) -> float:
+    """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
+    return ticket.priority - aging_per_s * max(0.0, now - ticket.arrived)
+
+
+def sort_queue(
+    waiting: Iterable[QueuedRequest], now: float, aging_per_s: float
+) -> list[QueuedRequest]:
+    """The queue as it would be served now; equal urgency goes by arrival."""
+    return sorted(waiting, key=lambda t: (effective_priority(t, now, aging_per_s), t.arrived))
+
+
+def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[QueuedRequest]:
+    """Waiting tickets in serving order, at most one per explicit agent and none of a busy one.
+
+    Asks of one agent go strictly in the order of their arrival, whatever their priority.
+    """
+    taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
+    first: dict[str, str] = {}
+    for ticket in sorted(state.waiting, key=lambda t: t.arrived):
+        if ticket.agent is not None:
+            first.setdefault(ticket.agent, ticket.request)
+    for ticket in sort_queue(state.waiting, now, aging_per_s):
+        is_turn = ticket.agent not in taken and first.get(ticket.agent or "") == ticket.request
+        if ticket.agent is None or is_turn:
+            yield ticket
+
+
+def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
+    """Tickets whose deadline has passed, waiting or seated."""
+    tickets = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
+    return [t for t in tickets if t.deadline is not None and now >= t.deadline]
+
+
+def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:
+    """Seconds until the queue has likely moved by one: what is ahead, divided by the seats."""
+    ahead = len(state.waiting) + 1
+    return max(1.0, ahead * seconds_per_ask / max(1, len(state.slots)))

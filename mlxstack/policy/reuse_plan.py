@@ -1,0 +1,150 @@
+"""Where a prompt can go on from: the longest position at which every layer can be rebuilt.
+
+Layers that keep every token can be cut anywhere; the others exist only at checkpoints, or where
+a live context stands. The longest position wins, ties go to the cheapest source, and at least
+one token of the prompt is left to compute.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from mlxstack.core.engine_events import CacheMiss, KVSource
+from mlxstack.policy.kv_records import PathStep, PrefixMatch
+from mlxstack.policy.prefix_match import cut_path
+
+COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}
+
+
+class RestorePoint(Struct, frozen=True):
+    """A position at which the uncuttable layers exist; no `checkpoint` means the live state."""
+
+    position: int
+    checkpoint: str | None = None
+
+
+class ReuseSource(Struct, frozen=True):
+    """One place to restore from, of which the prompt shares the first `covered` tokens.
+
+    Positions in [`free_from`, covered] need no checkpoint: 0 when all layers can be cut, None
+    when none can, between them for a live window that has not yet wrapped. `states` are usable
+    beside them. `slot` for live contexts, `path` for parked and stored ones.
+    """
+
+    source: KVSource
+    covered: int
+    free_from: int | None = 0
+    states: tuple[RestorePoint, ...] = ()
+    slot: int | None = None
+    path: tuple[PathStep, ...] = ()
+
+
+class ReusePlan(Struct, frozen=True):
+    """Take `position` tokens from `source`; compute the rest."""
+
+    source: KVSource = KVSource.NONE
+    position: int = 0
+    slot: int | None = None
+    path: tuple[PathStep, ...] = ()
+    checkpoint: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The records that it takes."""
+        path = tuple(step.key for step in self.path)
+        return path if self.checkpoint is None else (*path, self.checkpoint)
+
+
+class MissReason(StrEnum):
+    """Why less was reused than could have been."""
+
+    COLD = "cold"
+    DIVERGED = "diverged"
+    EVICTED = "evicted"
+    NO_CHECKPOINT = "no checkpoint"
+    UNALIGNED = "unaligned"
+    MODEL = "model changed"
+    DISABLED = "disabled"
+
+
+class MissContext(Struct, frozen=True):
+    """What is known about a prompt beside the options, in tokens.
+
+    `n_previous` is the prompt length of the nearest context whose tokens are known (the agent's
+    last one; not what was generated after it, which may rightly never come back), `n_common`
+    how much of it the prompt shares, `n_evicted` how much was known before an eviction.
+    `is_foreign`: the agent has KV, but of another identity.
+    """
+
+    n_prompt: int
+    block_size: int = 128
+    is_enabled: bool = True
+    is_foreign: bool = False
+    n_previous: int = 0
+    n_common: int = 0
+    n_evicted: int = 0
+
+
+def live(source: KVSource, slot: int, n_common: int, states: Sequence[RestorePoint]) -> ReuseSource:
+    """A live context with uncuttable layers; the caller lists its own length among `states`."""
+    return ReuseSource(source, n_common, free_from=None, states=tuple(states), slot=slot)
+
+
+def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
+    """What memory alone offers, and memory with the disk where that is more or other."""
+    n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
+    free_from = 0 if is_sliceable else None
+    states = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints)
+    parked = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints if f.is_parked)
+    return (
+        ReuseSource(
+            KVSource.PARKED, n_parked, free_from, parked, path=cut_path(match.path, n_parked)
+        ),
+        ReuseSource(KVSource.DISK, match.covered, free_from, states, path=match.path),
+    )
+
+
+def plan(n_prompt: int, options: Sequence[ReuseSource]) -> ReusePlan:
+    """The best of the options, or a Plan from NONE at 0. O(options x states)."""
+    plans = [made for option in options if (made := _best(n_prompt, option)).position]
+    return min(plans, key=lambda p: (-p.position, COST[p.source]), default=ReusePlan())
+
+
+def explain_miss(
+    chosen: ReusePlan, options: Sequence[ReuseSource], clues: MissContext
+) -> CacheMiss | None:
+    """Why `chosen` reuses less than it could have; None when nothing was lost.
+
+    When the prompt diverged and a checkpoint was missing too, the larger loss is named.
+    """
+    at, limit = chosen.position, max(clues.n_prompt - 1, 0)
+    covered = min(max((o.covered for o in options), default=0), limit)
+    common = min(clues.n_common, limit)
+    diverged = min(clues.n_previous, limit) - common
+    is_near = common - at < clues.block_size
+    losses = (
+        (not clues.is_enabled, CacheMiss(MissReason.DISABLED)),
+        (clues.is_foreign and not at, CacheMiss(MissReason.MODEL)),
+        (0 < diverged >= covered - at, CacheMiss(MissReason.DIVERGED, clues.n_common)),
+        (at < covered, CacheMiss(MissReason.NO_CHECKPOINT, at)),
+        (at < common and is_near, CacheMiss(MissReason.UNALIGNED, at)),
+        (at < max(common, min(clues.n_evicted, limit)), CacheMiss(MissReason.EVICTED, at)),
+        (not at, CacheMiss(MissReason.COLD)),
+    )
+    return next((miss for is_so, miss in losses if is_so), None)
+
+
+def _best(n_prompt: int, option: ReuseSource) -> ReusePlan:
+    end = min(option.covered, n_prompt - 1)
+    usable = [s for s in option.states if s.position <= end]
+    best = max(usable, key=lambda s: s.position, default=RestorePoint(0))
+    if option.free_from is not None and option.free_from <= end and best.position < end:
+        best = RestorePoint(end)
+    return ReusePlan(
+        source=option.source,
+        position=best.position,
+        slot=option.slot,
+        path=cut_path(option.path, best.position),
+        checkpoint=best.checkpoint,
+    )

@@ -1,0 +1,228 @@
+"""Plays imagined agents against the real scheduler on a machine that consists of numbers."""
+
+import heapq
+import math
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from mlxstack.policy import request_queue
+from mlxstack.policy import scheduler_state as desks
+from mlxstack.policy.scheduler import (
+    AssignSlot,
+    PrefillChunk,
+    SchedulerLimits,
+    is_full,
+    next_prefill_chunk,
+    schedule,
+)
+from mlxstack.policy.scheduler_state import QueuedRequest, SlotState
+from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
+from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
+from mlxstack.policy.throughput_model import ThroughputModel, observe_decode, observe_prefill
+
+
+class SimulatedMachine(Struct, frozen=True):
+    """A machine and its slots.
+
+    Prefill runs at `prefill_tps` tokens per second at position 0; each token before a token makes
+    it slower by the share `slowdown`. A decode step takes `step_s` plus `row_s` per row.
+    """
+
+    n_slots: int = 8
+    prefill_tps: float = 1500.0
+    slowdown: float = 0.0
+    step_s: float = 0.020
+    row_s: float = 0.002
+
+    def chunk_s(self, start: int, n_tokens: int) -> float:
+        """Seconds to prefill `n_tokens` from position `start` on."""
+        middle = start + n_tokens / 2
+        return n_tokens / self.prefill_tps * (1.0 + self.slowdown * middle)
+
+    def decode_s(self, n_rows: int) -> float:
+        """Seconds of one step for `n_rows` rows."""
+        return self.step_s + self.row_s * n_rows
+
+
+def simulate(
+    agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
+) -> SimulationReport:
+    """Let all agents ask until everyone was answered, and tell how long they waited.
+
+    Takes the turns of the engine: seat, choose a bite, decode, prefill. Refused asks come back
+    when they were told to.
+    """
+    play = _Simulation(agents, machine, limits)
+    while play.has_work:
+        play.turn()
+    return play.report()
+
+
+class _SimulatedRequest:
+    """An ask under way. Times are simulated seconds."""
+
+    def __init__(self, agent: SimulatedAgent, index: int, now: float) -> None:
+        self.agent = agent
+        self.index = index
+        self.id = f"{agent.name}/{index}"
+        self.arrived = now
+        self.seated = 0.0
+        self.first_token: float | None = None
+        self.last_token = 0.0
+        self.n_left = self.plan.n_answer
+
+    @property
+    def plan(self) -> PlannedRequest:
+        return self.agent.requests[self.index]
+
+
+class _Simulation:
+    def __init__(
+        self, agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
+    ) -> None:
+        self._machine = machine
+        self._limits = limits
+        self._now = 0.0
+        self._state = desks.initial_state(machine.n_slots)
+        self._speed = ThroughputModel()
+        self._coming: list[tuple[float, str, _SimulatedRequest]] = []
+        self._live: dict[str, _SimulatedRequest] = {}
+        self._rows: dict[int, _SimulatedRequest] = {}
+        self._context: dict[int, str] = {}
+        self._samples: list[SimulatedRequest] = []
+        self._is_settled = False
+        self._silence = self._busy = 0.0
+        self._ask_s = 1.0
+        self._n_refused = self._n_warm = self._n_computed = 0
+        for agent in agents:
+            self._plan(agent, 0)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._coming or self._live)
+
+    def turn(self) -> None:
+        """One turn of the engine, or the way to the next arrival."""
+        if not self._live:
+            self._now = max(self._now, self._coming[0][0])
+        self._listen()
+        if not self._is_settled:
+            self._slot()
+        began = self._now
+        self._state, chunk = next_prefill_chunk(self._state, self._speed, self._limits.pace)
+        if self._rows:
+            self._decode(1 if chunk else self._n_uneventful())
+        if chunk:
+            self._prefill(chunk)
+        self._busy += self._now - began
+
+    def report(self) -> SimulationReport:
+        """What came out of it."""
+        return report_of(
+            self._samples,
+            span_s=self._now,
+            busy_s=self._busy,
+            longest_silence_s=self._silence,
+            n_refused=self._n_refused,
+            n_warm=self._n_warm,
+            n_computed=self._n_computed,
+        )
+
+    def _plan(self, agent: SimulatedAgent, index: int) -> None:
+        if index < len(agent.requests):
+            live = _SimulatedRequest(agent, index, self._now + agent.requests[index].after_s)
+            heapq.heappush(self._coming, (live.arrived, live.id, live))
+
+    def _listen(self) -> None:
+        while self._coming and self._coming[0][0] <= self._now:
+            at, _, live = heapq.heappop(self._coming)
+            agent = live.agent
+            ticket = QueuedRequest(
+                live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
+            )
+            if is_full(self._state, ticket, self._now, self._limits):
+                again = self._now + request_queue.retry_after(self._state, self._ask_s)
+                heapq.heappush(self._coming, (again, live.id, live))
+                self._n_refused += 1
+                continue
+            self._live[live.id] = live
+            self._state = desks.enqueue(self._state, ticket)
+            self._is_settled = False
+
+    def _slot(self) -> None:
+        """Deciding twice without an arrival or an end changes nothing, so it is spared."""
+        self._is_settled = True
+        self._state, actions = schedule(self._state, self._now, self._limits, self._match)
+        for action in actions:
+            assert isinstance(action, AssignSlot)
+            self._sit(self._live[action.queued.request], action.slot)
+
+    def _match(self, request: str, slot: int) -> int:
+        live = self._live[request]
+        is_own = self._context.get(slot) == live.agent.name
+        return min(self._state.slot(slot).n_tokens, live.plan.n_prompt - 1) if is_own else 0
+
+    def _sit(self, live: _SimulatedRequest, slot: int) -> None:
+        live.seated = self._now
+        shared = self._match(live.id, slot)
+        self._n_warm += shared > 0
+        n_cached = min(max(shared, live.plan.n_cached), live.plan.n_prompt - 1)
+        self._n_computed += live.plan.n_prompt - n_cached
+        self._context[slot] = live.agent.name
+        self._reach(live, slot, n_cached)
+
+    def _reach(self, live: _SimulatedRequest, slot: int, position: int) -> None:
+        self._state = desks.advance(self._state, slot, position)
+        if self._state.slot(slot).state is SlotState.RUNNING:
+            self._rows[slot] = live
+
+    def _n_uneventful(self) -> int:
+        """Steps until a row ends or somebody arrives."""
+        n_left = min(row.n_left for row in self._rows.values())
+        if not self._coming:
+            return n_left
+        step = self._machine.decode_s(len(self._rows))
+        return max(1, min(n_left, math.ceil((self._coming[0][0] - self._now) / step)))
+
+    def _decode(self, n_steps: int) -> None:
+        step = self._machine.decode_s(len(self._rows))
+        first = self._now + step
+        self._now += n_steps * step
+        self._speed = observe_decode(self._speed, step)
+        for slot, live in list(self._rows.items()):
+            if live.first_token is None:
+                live.first_token = first
+            else:
+                self._silence = max(self._silence, first - live.last_token)
+            live.last_token = self._now
+            live.n_left -= n_steps
+            if live.n_left <= 0:
+                self._end(live, slot)
+
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        slot = self._state.slot(chunk.slot)
+        assert slot.queued is not None
+        seconds = self._machine.chunk_s(slot.position, chunk.n_tokens)
+        self._now += seconds
+        self._speed = observe_prefill(self._speed, slot.position, chunk.n_tokens, seconds)
+        self._reach(self._live[slot.queued.request], chunk.slot, slot.position + chunk.n_tokens)
+
+    def _end(self, live: _SimulatedRequest, slot: int) -> None:
+        plan = live.plan
+        del self._rows[slot], self._live[live.id]
+        self._state = desks.release_slot(
+            self._state, slot, plan.n_prompt + plan.n_answer, self._now
+        )
+        self._is_settled = False
+        self._ask_s = 0.8 * self._ask_s + 0.2 * (self._now - live.seated)
+        self._samples.append(
+            SimulatedRequest(
+                priority=live.agent.priority,
+                waited_s=live.seated - live.arrived,
+                ttft_s=(live.first_token or self._now) - live.arrived,
+                n_prompt=plan.n_prompt,
+                n_generated=plan.n_answer,
+            )
+        )
+        self._plan(live.agent, live.index + 1)

@@ -1,0 +1,78 @@
+"""Imagined agents and what they will ask for, drawn from samples that the caller supplies."""
+
+import math
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from mlxstack.core.request import Priority
+
+
+class PlannedRequest(Struct, frozen=True):
+    """Asked `after_s` seconds after the agent's last answer ended.
+
+    `n_cached` prompt tokens are found outside the agent's own seat (a shared head, parked, disk).
+    """
+
+    after_s: float
+    n_prompt: int
+    n_answer: int
+    n_cached: int = 0
+
+
+class SimulatedAgent(Struct, frozen=True):
+    """One after another, an agent asks its `asks`; `pin` is the slot it insists on."""
+
+    name: str
+    requests: tuple[PlannedRequest, ...]
+    priority: Priority = Priority.NORMAL
+    pin: int | None = None
+
+
+class Workload(Struct, frozen=True):
+    """Agents in general. Pairs are (least, most), evenly spread; counts are tokens.
+
+    First asks arrive evenly over `span_s`; `pause_s` is the mean of an exponential. All prompts
+    share `n_head` tokens, then each ask adds `n_new`. `cached_share` of an agent's own history is
+    found again after it lost its seat. `low` and `high` are the shares of these priorities.
+    """
+
+    n_agents: int = 1000
+    span_s: float = 3600.0
+    n_asks: tuple[int, int] = (1, 5)
+    pause_s: float = 30.0
+    n_head: int = 2000
+    n_new: tuple[int, int] = (50, 1200)
+    n_answer: tuple[int, int] = (20, 240)
+    cached_share: float = 0.9
+    high: float = 0.1
+    low: float = 0.3
+
+
+def draw_agents(workload: Workload, samples: Iterator[float]) -> tuple[SimulatedAgent, ...]:
+    """Agents as `workload` describes them; `samples` are endless and even in [0, 1)."""
+    return tuple(_agent(f"agent-{n}", workload, samples) for n in range(workload.n_agents))
+
+
+def _agent(name: str, workload: Workload, samples: Iterator[float]) -> SimulatedAgent:
+    requests: list[PlannedRequest] = []
+    after, n_history = next(samples) * workload.span_s, 0
+    for _ in range(_between(workload.n_asks, samples)):
+        n_cached = workload.n_head + int(workload.cached_share * n_history)
+        n_history += _between(workload.n_new, samples)
+        n_answer = _between(workload.n_answer, samples)
+        requests.append(PlannedRequest(after, workload.n_head + n_history, n_answer, n_cached))
+        n_history += n_answer
+        after = -math.log(1.0 - next(samples)) * workload.pause_s
+    return SimulatedAgent(name, tuple(requests), _priority(workload, next(samples)))
+
+
+def _priority(workload: Workload, sample: float) -> Priority:
+    if sample < workload.high:
+        return Priority.HIGH
+    return Priority.LOW if sample < workload.high + workload.low else Priority.NORMAL
+
+
+def _between(bounds: tuple[int, int], samples: Iterator[float]) -> int:
+    least, most = bounds
+    return least + int(next(samples) * (most - least + 1))

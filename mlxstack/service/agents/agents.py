@@ -1,0 +1,267 @@
+"""Explicit agents: create, look at, fork, rewind, forget them; keep what they said."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.commands import (
+    EvictAgentFromSlot,
+    LocateAgentKV,
+    PinAgent,
+    ReleaseAgentKV,
+    UnpinPrefix,
+    pin_of,
+)
+from mlxstack.core.conversation import Conversation, Message, Tool
+from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
+from mlxstack.core.request import Priority
+from mlxstack.core.status import AgentView
+from mlxstack.service import agent_locks
+from mlxstack.service.agents import history_codec
+from mlxstack.service.agents.accounts import facts_about, facts_of
+from mlxstack.service.agents.registry import AgentRecord, views
+from mlxstack.service.response_parts import SpokenPart
+from mlxstack.service.service import Service
+from mlxstack.service.threads import in_thread
+from mlxstack.store.agent_history import History
+
+log = logging.getLogger("mlxstack.agents")
+
+MOST_AGENTS = 10_000
+"""Explicit agents stay until they are deleted; each is a folder, and a line of every list."""
+
+
+class AgentHistory(Struct, frozen=True):
+    """What an agent said and heard so far, and the tools it had."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+
+class AgentDetails(Struct, frozen=True):
+    """An agent as people see it, and the bytes of its KV for the model that is served.
+
+    Live, parked and stored bytes may be the same KV in several places; others may share them.
+    """
+
+    view: AgentView
+    is_explicit: bool
+    live_bytes: int = 0
+    parked_bytes: int = 0
+    disk_bytes: int = 0
+
+
+class AgentChanges(Struct, frozen=True):
+    """Changes to an agent; None leaves as it is."""
+
+    priority: Priority | None = None
+    is_pinned: bool | None = None
+
+
+def check_room(service: Service, agent: str) -> None:
+    """Raises Conflict for a new agent when there are too many already."""
+    n_agents = service.agent_registry.n_agents
+    if n_agents >= MOST_AGENTS and service.agent_registry.find(agent) is None:
+        raise Conflict(
+            f"there are {n_agents} agents, and no new one is kept; delete those that are over "
+            "(DELETE /v1/agents/{id})"
+        )
+
+
+async def everyone(service: Service) -> tuple[AgentDetails, ...]:
+    """All agents, those without an explicit name too, the last used first."""
+    return await _portraits(service, service.agent_registry.latest)
+
+
+async def one(service: Service, agent: str) -> AgentDetails:
+    """Raises NotFound."""
+    return (await _portraits(service, (_record(service, agent),)))[0]
+
+
+async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
+    """An agent with this past. Raises Conflict when there is one of this id."""
+    check_room(service, agent)
+    async with _editing(service, agent):
+        if await asyncio.to_thread(service.agent_store.has, agent):
+            raise Conflict(f"there is an agent {agent} already; delete it or choose another id")
+        service.agent_registry.record(agent, is_explicit=True)
+        await _write(service, agent, past)
+        return await one(service, agent)
+
+
+async def past(service: Service, agent: str) -> AgentHistory:
+    """The history. Raises NotFound, or Conflict when its file is damaged."""
+    try:
+        found = await asyncio.to_thread(service.agent_store.read, agent)
+        messages = tuple(history_codec.read(message) for message in found.messages)
+    except Damaged as error:
+        raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
+    return AgentHistory(messages, facts_of(found).tools)
+
+
+async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDetails:
+    """Priority and pin, from the next request on, also while it answers. Raises NotFound."""
+    record = _record(service, agent)
+    if wanted.priority is not None:
+        record.priority = wanted.priority
+    if wanted.is_pinned is not None:
+        record.is_pinned = wanted.is_pinned
+        await _pin(service, record)
+    if record.is_explicit:
+        async with agent_locks.writing(service, agent):
+            await _replace(service, agent, await past(service, agent))
+    return await one(service, agent)
+
+
+async def fork(service: Service, agent: str, other: str) -> AgentDetails:
+    """`other` goes on from where `agent` is; nothing but names and words is copied.
+
+    Raises NotFound, or Conflict when there is an `other` or the history is damaged.
+    """
+    _record(service, agent)
+    await past(service, agent)
+    check_room(service, other)
+    async with _editing(service, other):
+        await in_thread(service.agent_store.copy, agent, other)
+        service.agent_registry.record(other, is_explicit=True)
+        await _write(service, other, await past(service, other))
+        return await one(service, other)
+
+
+async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
+    """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
+    async with _editing(service, agent):
+        found = await past(service, agent)
+        if not 0 <= n_messages <= len(found.messages):
+            raise BadRequest(
+                f"n_messages is {n_messages}; agent {agent} has {len(found.messages)} messages",
+                "n_messages",
+            )
+        await _write(service, agent, replace(found, messages=found.messages[:n_messages]))
+        return await one(service, agent)
+
+
+async def evict(service: Service, agent: str) -> int:
+    """Free its slot and memory; what is on disk stays, and brings it back. Tokens that left."""
+    async with service.lines.acting(agent):
+        _record(service, agent)
+        return await _vacate(service, agent, is_kept=True)
+
+
+async def delete(service: Service, agent: str) -> None:
+    """Forget it: history, KV, account. Raises NotFound, or Conflict when it is busy."""
+    async with _editing(service, agent):
+        record = _record(service, agent)
+        record.is_pinned = False
+        await _pin(service, record)
+        await _vacate(service, agent, is_kept=False)
+        async with agent_locks.writing(service, agent):
+            with suppress(NotFound):
+                await in_thread(service.agent_store.remove, agent)
+        service.agent_registry.forget(agent)
+
+
+async def record_turn(
+    service: Service, agent: str, conversation: Conversation, spoken: Sequence[SpokenPart]
+) -> None:
+    """A turn is over: what was said is in the history before the client sees the end of it.
+
+    A disk that refuses costs a line in the log, not the answer; the history is kept in memory
+    until one of the next turns writes it.
+    """
+    messages = conversation.messages
+    reply = history_codec.answer(spoken)
+    if conversation.continue_final and messages:
+        begun = messages[-1]
+        reply = replace(reply, text=begun.text + reply.text)
+        messages = messages[:-1]
+    past = AgentHistory((*messages, reply), conversation.tools)
+    try:
+        await _write(service, agent, past)
+    except StackError as error:
+        log.warning("the history of agent %s was not written: %s", agent, error)
+        service.agent_store.reserve(agent, _history(service, agent, past))
+    record = service.agent_registry.record(agent, is_explicit=True)
+    if record.is_pinned:
+        service.engine.run_cache_command(PinAgent(agent))
+
+
+@asynccontextmanager
+async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
+    """Nothing else changes the history meanwhile. Raises Conflict when the agent is busy."""
+    async with service.lines.acting(agent):
+        with await agent_locks.turn_now(service, agent):
+            yield
+
+
+async def _write(service: Service, agent: str, past: AgentHistory) -> None:
+    """Replace the history, after those that were to be written before."""
+    async with agent_locks.writing(service, agent):
+        await _replace(service, agent, past)
+
+
+async def _replace(service: Service, agent: str, past: AgentHistory) -> None:
+    await in_thread(service.agent_store.write, agent, _history(service, agent, past))
+
+
+def _history(service: Service, agent: str, past: AgentHistory) -> History:
+    record = service.agent_registry.record(agent, is_explicit=True)
+    facts = facts_about(record, past.tools)
+    messages = tuple(history_codec.written(message) for message in past.messages)
+    return History(messages, msgspec.to_builtins(facts))
+
+
+async def _portraits(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
+    snapshot = service.engine.snapshot()
+    kept = await _tend(service, LocateAgentKV(tuple(record.name for record in records)))
+    found = {one.agent: one for one in kept}
+    drawn = views(records, snapshot, service.name, found, service.agent_store.stored)
+    live = {slot.id: slot.n_bytes for slot in snapshot.slots}
+    return tuple(
+        AgentDetails(
+            view=view,
+            is_explicit=record.is_explicit,
+            live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
+            parked_bytes=found[record.name].memory_bytes,
+            disk_bytes=found[record.name].disk_bytes,
+        )
+        for record, view in zip(records, drawn, strict=True)
+    )
+
+
+async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:
+    n_tokens = 0
+    for slot in service.engine.snapshot().slots:
+        if slot.agent == agent:
+            done: Any = await service.run_slot_command(EvictAgentFromSlot(slot.id, agent, is_kept))
+            n_tokens += done.n_erased
+    await _tend(service, ReleaseAgentKV(agent, is_kept))
+    return n_tokens
+
+
+async def _pin(service: Service, record: AgentRecord) -> None:
+    if record.is_pinned:
+        await _tend(service, PinAgent(record.name))
+    else:
+        with suppress(NotFound):
+            await _tend(service, UnpinPrefix(pin_of(record.name)))
+
+
+async def _tend(service: Service, command: Any) -> Any:
+    service.require()
+    done = await asyncio.wrap_future(service.engine.run_cache_command(command))
+    service.n_tended += not isinstance(command, LocateAgentKV)
+    return done
+
+
+def _record(service: Service, agent: str) -> AgentRecord:
+    record = service.agent_registry.find(agent)
+    if record is None:
+        raise NotFound(f"there is no agent {agent}")
+    return record

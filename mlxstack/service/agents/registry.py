@@ -1,0 +1,215 @@
+"""Keeps account of every agent of this service: requests, tokens, time saved, latest turns."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.commands import AgentKVLocation
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot
+from mlxstack.core.request import Priority
+from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
+from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
+from mlxstack.service.agents.store import StoredKV
+
+MOST_AGENTS = 1000
+MOST_TURNS = 50
+BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
+
+
+class AgentSums(Struct, frozen=True):
+    """What all requests of an agent came to; `n_tokens` after the latest one."""
+
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_generated: int = 0
+    saved_s: float = 0.0
+    n_tokens: int = 0
+
+
+class AgentTurn(Struct, frozen=True):
+    """One finished request; `at` is Unix seconds."""
+
+    view: TurnView
+    at: float
+
+
+class AgentRecord:
+    """One agent."""
+
+    def __init__(self, name: str, *, is_explicit: bool) -> None:
+        self.name = name
+        self.is_explicit = is_explicit
+        self.priority = Priority.NORMAL
+        self.is_pinned = False
+        self.sums = AgentSums()
+        self.used_at = time.time()
+        self.miss: MissView | None = None
+        self.missed_at = 0.0
+        self.turns: deque[AgentTurn] = deque(maxlen=MOST_TURNS)
+
+    def count(self, view: RequestView, at: float) -> None:
+        """A request of this agent has ended."""
+        sums = self.sums
+        self.sums = AgentSums(
+            n_requests=sums.n_requests + 1,
+            n_prompt=sums.n_prompt + view.n_prompt,
+            n_cached=sums.n_cached + view.n_cached,
+            n_generated=sums.n_generated + view.n_generated,
+            saved_s=sums.saved_s + view.saved_s,
+            n_tokens=view.n_prompt + view.n_generated,
+        )
+        self.used_at = at
+        if view.miss is not None:
+            self.miss, self.missed_at = view.miss, at
+        turn = TurnView(
+            n_cached=view.n_cached,
+            n_computed=view.n_prompt - view.n_cached,
+            n_generated=view.n_generated,
+            ttft_s=view.ttft_s,
+            reason=view.miss.reason if view.miss else None,
+        )
+        self.turns.append(AgentTurn(turn, at))
+
+
+class AgentRegistry:
+    """Fed on the event loop; the least recently used go first, without a folder or a pin."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, AgentRecord] = OrderedDict()
+        self._names = ConversationNamer()
+
+    def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
+        """What people see of a conversation that belongs to no explicit agent."""
+        return self._names.name(user_turn_digests(conversation, salt), hint)
+
+    def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
+        """The name that `name` would give again, None for a new conversation."""
+        return self._names.find(user_turn_digests(conversation, salt), hint)
+
+    def record(self, name: str, *, is_explicit: bool) -> AgentRecord:
+        """The account of an agent, opened when it is not known yet."""
+        record = self._records.get(name)
+        if record is None:
+            self._make_room()
+            record = self._records[name] = AgentRecord(name, is_explicit=is_explicit)
+        record.is_explicit |= is_explicit
+        return record
+
+    def find(self, name: str) -> AgentRecord | None:
+        """The account of an agent, if there is one."""
+        return self._records.get(name)
+
+    def forget(self, name: str) -> None:
+        """There is no such agent any more."""
+        self._records.pop(name, None)
+
+    def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
+        """A request has ended; one that never ran is no turn."""
+        if view.agent is None or view.slot is None:
+            return
+        self.record(view.agent, is_explicit=is_explicit).count(view, at)
+        self._records.move_to_end(view.agent)
+
+    @property
+    def n_agents(self) -> int:
+        """How many accounts there are."""
+        return len(self._records)
+
+    @property
+    def latest(self) -> tuple[AgentRecord, ...]:
+        """All accounts, the last used first."""
+        return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
+
+    def _make_room(self) -> None:
+        """Before the new one comes: among those who stay it would be the first to go.
+
+        A pin without its account could not be found to be let go of.
+        """
+        if len(self._records) < MOST_AGENTS:
+            return
+        leaving = (n for n, r in self._records.items() if not (r.is_explicit or r.is_pinned))
+        oldest = next(leaving, None)
+        if oldest is not None:
+            del self._records[oldest]
+
+
+def views(
+    records: Iterable[AgentRecord],
+    snapshot: Snapshot,
+    model: str,
+    kept: Mapping[str, AgentKVLocation],
+    stored: Callable[[str], Iterable[StoredKV]],
+) -> tuple[AgentView, ...]:
+    """The agents as people see them.
+
+    `kept` is where each lies beside the slots, `stored` what of it was saved for any model.
+    """
+    slots = _slots(snapshot)
+    now = time.time()
+    return tuple(
+        _view(
+            one,
+            _states(
+                slots.get(one.name),
+                model,
+                kept.get(one.name, AgentKVLocation(one.name)),
+                stored(one.name),
+            ),
+            slots,
+            now,
+        )
+        for one in records
+    )
+
+
+def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
+    """The slot of every live agent: where it works, else where it was last."""
+    held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
+    ranked = sorted(held, key=lambda slot: (slot.state in BUSY, -slot.idle_s))
+    return {slot.agent: slot for slot in ranked if slot.agent}
+
+
+def _view(
+    one: AgentRecord, states: tuple[AgentKVView, ...], slots: Mapping[str, SlotView], now: float
+) -> AgentView:
+    slot = slots.get(one.name)
+    here = states[0] if states else AgentKVView("")
+    sums = one.sums
+    is_busy = slot is not None and slot.state in BUSY
+    return AgentView(
+        id=one.name,
+        place="parked" if here.place == "memory" else here.place,
+        slot=slot.id if slot else None,
+        priority=one.priority,
+        is_pinned=one.is_pinned,
+        n_tokens=slot.n_tokens if slot else sums.n_tokens or here.n_tokens,
+        n_bytes=here.n_bytes,
+        n_requests=sums.n_requests,
+        n_prompt=sums.n_prompt,
+        n_cached=sums.n_cached,
+        n_generated=sums.n_generated,
+        saved_s=sums.saved_s,
+        idle_s=0.0 if is_busy else max(0.0, now - one.used_at),
+        miss=None if one.miss is None else replace(one.miss, age_s=now - one.missed_at),
+        states=states,
+        turns=tuple(replace(turn.view, age_s=now - turn.at) for turn in one.turns),
+    )
+
+
+def _states(
+    slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
+) -> tuple[AgentKVView, ...]:
+    """The state for the model that is served first, then those of other models on disk."""
+    found = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
+    if slot is not None:
+        found[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
+    elif kept.memory_bytes:
+        found[model] = AgentKVView(model, kept.n_tokens, kept.memory_bytes, "memory")
+    elif kept.disk_bytes:
+        found[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
+    return tuple(sorted(found.values(), key=lambda state: state.model != model))

@@ -1,0 +1,175 @@
+"""Keeps what explicit agents said, and knows what is saved of them for which model."""
+
+import logging
+from contextlib import suppress
+from threading import Lock
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import Conflict, NotFound, StackError
+from mlxstack.core.ports import Manifest
+from mlxstack.store.agent_history import AgentFolders, History
+from mlxstack.store.agent_locks import AgentLock, AgentLocks
+
+log = logging.getLogger("mlxstack.agents")
+
+MOST_GONE = 1000
+"""Names of forgotten agents; more than there are writes that can still wait for the disk."""
+
+
+class StoredKV(Struct, frozen=True):
+    """What of an agent is on disk for one model."""
+
+    model: str
+    n_tokens: int
+    n_bytes: int
+
+
+class AgentStore:
+    """Callable from any thread. Without folders, and for agents that are never written, it
+    keeps histories as long as the process lives. `model` is what the served one is called.
+    `locks` keep the other services of a home from changing a history meanwhile."""
+
+    def __init__(
+        self,
+        folders: AgentFolders | None,
+        locks: AgentLocks | None = None,
+        *,
+        is_writing: bool = True,
+    ) -> None:
+        self.is_writing = is_writing and folders is not None
+        self.model = ""
+        self._folders = folders
+        self._locks = locks
+        self._loose: dict[str, History] = {}
+        self._gone: dict[str, None] = {}
+        self._keeping = Lock()
+        self._stored: dict[str, dict[str, StoredKV]] = {}
+
+    def lock_turn(self, agent: str) -> AgentLock | None:
+        """As `AgentLocks.turn`; a history that only this process knows needs no lock."""
+        locks = self._shared_locks
+        return AgentLock() if locks is None else locks.turn(agent)
+
+    def lock_request(self, agent: str) -> AgentLock | None:
+        """As `AgentLocks.request`, in the same way."""
+        locks = self._shared_locks
+        return AgentLock() if locks is None else locks.request(agent)
+
+    def lock_history(self, agent: str) -> AgentLock | None:
+        """As `AgentLocks.history`, in the same way."""
+        locks = self._shared_locks
+        return AgentLock() if locks is None else locks.history(agent)
+
+    def agents(self) -> tuple[str, ...]:
+        """The ids of all agents with a history, sorted."""
+        written = self._folders.agents() if self._folders else ()
+        return tuple(sorted({*written, *self._loose}))
+
+    def has(self, agent: str) -> bool:
+        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        return agent in self._loose or (self._folders is not None and self._folders.has(agent))
+
+    def read(self, agent: str) -> History:
+        """Raises NotFound or Damaged."""
+        loose = self._loose.get(agent)
+        if loose is not None:
+            return loose
+        if self._folders is None:
+            raise NotFound(f"there is no agent {agent}")
+        return self._folders.read(agent)
+
+    def write(self, agent: str, history: History) -> None:
+        """Replace the history, durably where it may be written. Raises StackError."""
+        if self._folders is None or not self.is_writing:
+            self._loose[agent] = history
+            return
+        self._folders.write(agent, history)
+        self._loose.pop(agent, None)
+        self._gone.pop(agent, None)
+
+    def reserve(self, agent: str, history: History) -> None:
+        """Keep what the disk refused, until a later one is written or the process ends."""
+        self._loose[agent] = history
+
+    def remove(self, agent: str) -> None:
+        """Forget the history and what names its KV. Raises NotFound or StackError."""
+        is_loose = self._loose.pop(agent, None) is not None
+        with self._keeping:
+            self._gone[agent] = None
+            if len(self._gone) > MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+            self._stored.pop(agent, None)
+            try:
+                if self._folders is not None:
+                    self._folders.remove(agent)
+            except NotFound:
+                if not is_loose:
+                    raise
+
+    def put(self, agent: str, manifest: Manifest) -> None:
+        """What is saved of an agent, for the model of the manifest. Raises StackError."""
+        if self._folders is None or not self.is_writing:
+            return
+        named = replace(manifest, model=manifest.model or self.model)
+        with self._keeping:
+            # What was still to be written when an agent was forgotten does not bring it back.
+            if agent not in self._gone:
+                self._folders.write_manifest(agent, manifest.identity, named)
+                self._note(agent, named)
+
+    def stored(self, agent: str) -> tuple[StoredKV, ...]:
+        """What of it is on disk, a line per model."""
+        return tuple(self._stored.get(agent, {}).values())
+
+    def identities(self, agent: str) -> frozenset[str]:
+        """Of which models something of this agent is on disk."""
+        return frozenset(self._stored.get(agent, ()))
+
+    def survey(self) -> None:
+        """Look at what earlier runs saved; a damaged manifest is named in the log and ignored."""
+        if self._folders is None:
+            return
+        try:
+            found = self._folders.manifests()
+        except StackError as error:
+            log.warning("%s; what is saved of agents is not known", error)
+            return
+        for file in found:
+            try:
+                self._note(file.agent, self._folders.peek_manifest(file.agent, file.model))
+            except StackError as error:
+                log.warning("%s; its next request starts cold if its KV is not found", error)
+
+    def look_again(self) -> None:
+        """After a sweep: what it took is not told any more."""
+        if self._folders is None:
+            return
+        with self._keeping, suppress(StackError):
+            there = {(file.agent, file.model) for file in self._folders.manifests()}
+            for agent, stored in self._stored.items():
+                self._stored[agent] = {m: one for m, one in stored.items() if (agent, m) in there}
+
+    def copy(self, agent: str, other: str) -> None:
+        """`other` begins with what is saved of `agent`: names only, no KV.
+
+        Raises Conflict when there is an `other`, NotFound when there is no `agent`.
+        """
+        if self.has(other):
+            raise Conflict(f"there is an agent {other} already; delete it or choose another id")
+        self.write(other, self.read(agent))
+        if self._folders is None:
+            return
+        for file in self._folders.manifests():
+            if file.agent == agent:
+                with suppress(StackError):
+                    self.put(other, self._folders.peek_manifest(agent, file.model))
+
+    @property
+    def _shared_locks(self) -> AgentLocks | None:
+        return self._locks if self.is_writing else None
+
+    def _note(self, agent: str, manifest: Manifest) -> None:
+        shown = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)
+        self._stored.setdefault(agent, {})[manifest.identity] = shown

@@ -1,0 +1,170 @@
+"""What a service does by itself while it runs: warm prefixes, watch memory, log a summary."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from mlxstack.core.commands import CollectGarbage, ReclaimMemory
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest, Loading, StackError
+from mlxstack.core.preset import ServiceKind, WarmPrefix
+from mlxstack.host import memory_pressure
+from mlxstack.host.heap import trim_heap
+from mlxstack.host.memory_pressure import PressureLevel
+from mlxstack.service import prefix_cache_admin
+from mlxstack.service.agents import history_codec
+from mlxstack.service.service import Service
+from mlxstack.service.text_processor import TextProcessor
+from mlxstack.text.prompt import TokenizeOptions
+
+log = logging.getLogger("mlxstack.duties")
+
+LOOK_S = 5.0
+SWEEP_S = 600.0
+SAMPLE_S = 1.0
+REST_S = 10.0
+
+
+async def run_tasks(
+    service: Service, level: Callable[[], PressureLevel] = memory_pressure.pressure_level
+) -> None:
+    """Until cancelled. `level` tells how short of memory the computer is."""
+    spec = service.preset.prefix_cache
+    async with asyncio.TaskGroup() as group:
+        group.create_task(sample(service, SAMPLE_S))
+        group.create_task(return_memory(service, REST_S))
+        if service.preset.kind is ServiceKind.EMBEDDING:
+            return
+        if spec.warm_on_startup:
+            group.create_task(warm_all(service))
+        if spec.metrics.enabled:
+            group.create_task(summarise(service, spec.metrics.log_interval))
+        group.create_task(watch_memory(service, level, LOOK_S))
+        group.create_task(watch_disk(service, SWEEP_S))
+
+
+async def warm_all(service: Service) -> None:
+    """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
+    for prefix in service.preset.prefix_cache.warm_prefixes:
+        try:
+            words = service.text_processor
+            made = prefix_cache_admin.Prefix(await _tokens(words, prefix), words)
+            pinned = await prefix_cache_admin.pin(service, prefix.name, made)
+            log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
+        except Exception as error:
+            log.warning("the prefix %s was not warmed: %s", prefix.name, error)
+    try:
+        n_heads = await prefix_cache_admin.warm_learned(service)
+        log.info("warmed %d heads that conversations shared", n_heads)
+    except Exception as error:
+        log.warning("learned heads were not warmed: %s", error)
+
+
+async def summarise(service: Service, interval_s: float) -> None:
+    """One line of numbers every `interval_s` seconds. No text of anybody."""
+    await asyncio.sleep(interval_s)
+    await _every(interval_s, "the summary", lambda: _tell(service))
+
+
+async def _tell(service: Service) -> None:
+    view, counters = await prefix_cache_admin.look(service, 1), service.snapshot().counters
+    log.info(
+        "requests=%d hits=%d prompt=%d cached=%d generated=%d saved=%.1fs "
+        "memory=%d/%d entries=%d evicted=%d",
+        view.hour.n_requests, view.hour.n_hits, view.hour.n_prompt, view.hour.n_cached,
+        counters.n_generated_tokens, view.hour.saved_s, view.memory_bytes,
+        view.memory_budget or 0, view.n_entries, view.n_evicted,
+    )  # fmt: skip
+
+
+async def sample(service: Service, interval_s: float) -> None:
+    """Count what was done, so that the charts of a dashboard that comes later are not empty."""
+
+    async def count() -> None:
+        service.sample()
+
+    await _every(interval_s, "the count of tokens", count)
+
+
+async def return_memory(service: Service, interval_s: float) -> None:
+    """Give freed memory back to the system when requests have ended and none is under way."""
+    n_before = 0
+
+    async def trim() -> None:
+        nonlocal n_before
+        gate = service.gate
+        if gate.n_inside or gate.n_entered == n_before:
+            return
+        n_before = gate.n_entered
+        await asyncio.to_thread(trim_heap)
+
+    await _every(interval_s, "the return of memory", trim)
+
+
+async def watch_memory(
+    service: Service, level: Callable[[], PressureLevel], interval_s: float
+) -> None:
+    """When the computer runs short of memory, cold KV goes first, pinned KV never."""
+    await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
+
+
+async def watch_disk(service: Service, interval_s: float) -> None:
+    """What is too old, or too much, leaves the disk; other processes write there too."""
+    await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
+
+
+async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
+    """Again and again; a deed that fails is logged, and harms neither the next nor others."""
+    while True:
+        try:
+            await action()
+        except Loading:
+            pass  # While the model is changed there is nothing to do.
+        except StackError as error:
+            log.warning("%s failed: %s", what, error)
+        except Exception:
+            log.exception("%s failed", what)
+        await asyncio.sleep(interval_s)
+
+
+async def _sweep(service: Service) -> None:
+    disk = service.preset.prefix_cache.disk
+    if disk.max_bytes is not None or disk.max_age_s is not None:
+        await asyncio.wrap_future(service.engine.sweep(CollectGarbage()))
+
+
+async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None:
+    now = await asyncio.to_thread(level)
+    if now is PressureLevel.CALM:
+        return
+    freed = await asyncio.wrap_future(service.engine.run_cache_command(ReclaimMemory(now)))
+    if freed.n_bytes:
+        log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
+
+
+async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
+    if prefix.tokens_file is not None:
+        tokens = json.loads(await _read(prefix.tokens_file))
+        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+            raise BadRequest(f"{prefix.tokens_file} is no JSON list of token ids")
+        words.check(tokens, "tokens_file")
+        return tuple(tokens)
+    if prefix.text_file is not None:
+        text = await _read(prefix.text_file)
+        return await words.tokenize(text, TokenizeOptions(add_special=False))
+    messages = json.loads(await _read(prefix.messages_file or ""))
+    if not isinstance(messages, list):
+        raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")
+    turns = tuple(history_codec.read(message) for message in messages)
+    prompt = await words.prompt(Conversation(turns, add_generation_prompt=False))
+    return prompt.tokens
+
+
+async def _read(path: str) -> str:
+    return await asyncio.to_thread(_text, path)
+
+
+def _text(path: str) -> str:
+    return Path(path).expanduser().read_text()

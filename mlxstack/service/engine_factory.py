@@ -1,0 +1,191 @@
+"""Where engines and presets come from: what a service needs to change its model."""
+
+import logging
+import os
+import re
+import reprlib
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
+from mlxstack.engine import footprint
+from mlxstack.engine.core import EngineCore
+from mlxstack.engine.embedding_engine import EmbeddingEngine
+from mlxstack.engine.model import loader
+from mlxstack.engine.template_check import check_template
+from mlxstack.host import modes, preset_schema, presets
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.model_files import read_config
+from mlxstack.host.preflight import BUILTIN_MODEL
+from mlxstack.service.agents.store import AgentStore
+from mlxstack.service.event_dispatcher import EventDispatcher
+from mlxstack.service.memory_check import refuse_if_too_big, room_in
+from mlxstack.service.plan_candidate import Candidate
+from mlxstack.store import slot_folder_registry
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.atomic_write import write_atomic
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.disk_quota import QuotaKVStore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
+
+log = logging.getLogger("mlxstack.swap")
+
+LONGEST_NAME = 64
+HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+class CheckedModel(Struct, frozen=True):
+    """A model that is here: its folder, and the bytes of its weights in memory, 0 if unknown."""
+
+    path: str
+    n_bytes: int
+
+
+class EngineFactory:
+    """`source` is the file from which the worker is started again; what runs is written there."""
+
+    def __init__(
+        self,
+        home: Path,
+        store: DiskKVStore,
+        dispatcher: EventDispatcher,
+        agent_store: AgentStore,
+        source: Path | None,
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._dispatcher = dispatcher
+        self._agent_store = agent_store
+        self._source = source
+
+    def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
+        """An engine that is not started. Raises SetupError when a folder cannot be made."""
+        if preset.kind is ServiceKind.EMBEDDING:
+            return EmbeddingEngine(preset, self._dispatcher.deliver)
+        self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
+        slot_files = SlotFileFolder(slots_folder(preset, self._home))
+        slot_folder_registry.note(self._store.root, slot_files.directory)
+        store = QuotaKVStore(
+            self._store, AgentFolders(self._home / "agents"), preset.prefix_cache.disk
+        )
+        return EngineCore(
+            preset,
+            store,
+            slot_files,
+            self._dispatcher.deliver,
+            memory_bytes=this_memory(os.environ).total,
+            manifests=self._agent_store,
+        )
+
+    def preset(self, wanted: str, running: Preset) -> Preset:
+        """The listed preset of this name, to be served where `running` is.
+
+        Raises BadRequest for a path, for an unknown name, and for a file that is no valid preset
+        for chat. The refusal quotes nothing of the file: a client may not read it.
+        """
+        home = Home(self._home)
+        known = presets.listed(home)
+        if wanted not in known or presets.is_path(wanted):
+            raise BadRequest(
+                f"no preset is called {reprlib.repr(wanted)}; a client can only name a preset "
+                "that `mlx-stack presets` lists, not a file"
+                f"{preset_schema.suggestion(wanted[:LONGEST_NAME], known)}",
+                "preset",
+            )
+        try:
+            found = presets.load(wanted, home).preset
+        except SetupError as error:
+            log.warning("the preset %s cannot be loaded: %s", wanted, error.message)
+            raise BadRequest(
+                f"the file of the preset {wanted!r} is not valid; the service's log and "
+                f"`mlx-stack presets show {wanted}` say why",
+                "preset",
+            ) from error
+        return _served_like(found, running)
+
+    def handover(self, wanted: str, running: Preset) -> Preset:
+        """The resolved preset that a command of this user left in the home for the service.
+
+        Raises BadRequest when there is none, or when it is not for chat.
+        """
+        if not HANDOVER_ID.fullmatch(wanted):
+            raise BadRequest("handover is not an id that `mlx-stack swap` makes", "handover")
+        try:
+            found = presets.read_resolved(Home(self._home).handover_file(wanted))
+        except SetupError as error:
+            raise BadRequest(
+                "the service does not find the preset that `mlx-stack swap` wrote for it, since "
+                "it has another home (MLX_STACK_HOME) or runs on another machine; put the file "
+                "into the folder `presets` of that home and give its name",
+                "handover",
+            ) from error
+        return _served_like(found, running)
+
+    def with_model(self, model: str, running: Preset) -> Preset:
+        """The preset that runs, with another model: one of the hub, or its own.
+
+        Raises BadRequest for a folder: a client chooses no files of this machine.
+        """
+        if model not in {running.model.id, BUILTIN_MODEL}:
+            _refuse_folder(model)
+        return replace(running, model=ModelSpec(id=model))
+
+    def check(self, preset: Preset) -> CheckedModel:
+        """Fetch what is not here yet; check that it is whole, fits, and has a template that ends.
+
+        Raises SetupError.
+        """
+        path = loader.locate(preset.model)
+        files = read_config(path)
+        if files.weights is None:
+            raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
+        memory = this_memory(os.environ)
+        found = Candidate(preset, files, files.weights, is_measured=True)
+        refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
+        check_template(path)
+        return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
+
+    def mode(self, service: str) -> str:
+        """The mode that this computer was switched to, if this service belongs to it; else ""."""
+        active = modes.active(Home(self._home))
+        return active.name if active is not None and service in active.services else ""
+
+    def keep(self, preset: Preset) -> None:
+        """A worker that is started again serves this preset."""
+        if self._source is not None:
+            write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
+
+    def active_bytes(self) -> int:
+        """What MLX holds in memory now."""
+        return footprint.active_bytes()
+
+
+def _served_like(preset: Preset, running: Preset) -> Preset:
+    if preset.kind is not ServiceKind.CHAT:
+        raise BadRequest(f"the preset {preset.name} is no chat model", "preset")
+    return replace(preset, server=running.server)
+
+
+def _refuse_folder(model: str) -> None:
+    # A hub id that is also a folder below the current one would be loaded from there.
+    if not HUB_ID.fullmatch(model) or Path(model).exists():
+        raise BadRequest(
+            f"the model {reprlib.repr(model)} is not the id of a repository on the hub; a client "
+            "cannot choose a folder. Write a preset with this `model.id` into the folder "
+            "`presets` of the service's home and give its name",
+            "model",
+        )
+
+
+def slots_folder(preset: Preset, home: Path) -> Path:
+    """Where slot files go: the preset's own folder, or one under the home."""
+    if preset.slots.save_path is not None:
+        return Path(preset.slots.save_path).expanduser()
+    return home / "slots" / (preset.name or "default")

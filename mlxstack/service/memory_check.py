@@ -1,0 +1,170 @@
+"""Whether a service fits into the memory of this computer, beside the others that run there."""
+
+import os
+
+from msgspec import Struct
+
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.preset import Preset
+from mlxstack.host import services
+from mlxstack.host.hardware import amount
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import VARIABLE, MemoryBudget
+from mlxstack.host.process import held_bytes
+from mlxstack.host.service_state import ServiceState, read_json
+from mlxstack.policy.capacity import MemoryNeed, ServiceLoad, fits, need
+from mlxstack.policy.capacity_advice import CapacityOption, nearest
+from mlxstack.policy.kv_geometry import Geometry, LayerKind, uncapped
+from mlxstack.service.plan_candidate import Candidate, of_preset
+
+OPTION = "--set "
+BUDGET_KEY = "prefix_cache.memory_budget_pct"
+
+
+class MemoryUser(Struct, frozen=True):
+    """A service of ours that runs already, and the bytes that it may take."""
+
+    name: str
+    n_bytes: int
+
+
+class MemoryRoom(Struct, frozen=True):
+    """The memory of this computer, and who has some of it already."""
+
+    memory: MemoryBudget
+    others: tuple[MemoryUser, ...]
+
+    @property
+    def free(self) -> int:
+        """Bytes that one more service may take."""
+        return self.memory.usable - sum(one.n_bytes for one in self.others)
+
+
+def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
+    """Beside the services that run, but for the one called `but` and for this process itself."""
+    running = [state for state in services.running(home) if state.plan.name != but]
+    others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
+    return MemoryRoom(
+        memory, tuple(MemoryUser(one.plan.name, _taken(home, one, memory)) for one in others)
+    )
+
+
+def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
+    """Raises SetupError with the sum and with what would fit, each key after `option`.
+
+    Of a model whose caches are unknown only the weights are counted; then a word on why.
+    """
+    unknown = None
+    try:
+        load = found.load(room.memory.half_bytes, room.memory.total)
+    except BadRequest as why:
+        if (why.param or "").startswith("kv."):
+            raise SetupError(f"{why.param}: {why.message}") from why
+        refuse_whole_windows(found.preset)
+        load = ServiceLoad(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
+        unknown = why.message
+    refuse_whole_windows(found.preset, load)
+    if not fits(load, room.free):
+        raise SetupError(_refusal(found, load, room, option))
+    return unknown
+
+
+def refuse_whole_windows(preset: Preset, load: ServiceLoad | None = None) -> None:
+    """Raises SetupError where `kv.swa_full` would cost something; the price, if `load` is known."""
+    if not preset.kv.swa_full:
+        return
+    price = "is not served"
+    if load is not None:
+        geometry = load.geometry
+        if all(one.kind is not LayerKind.SLIDING for one in geometry.layers):
+            return
+        whole, capped = (
+            one.n_bytes(load.n_ctx) * load.n_slots / 2**20 for one in (uncapped(geometry), geometry)
+        )
+        price = f"would take {whole:.0f} MiB of KV instead of {capped:.0f} MiB"
+    raise SetupError(
+        f"kv.swa_full: keeping the sliding windows of `{preset.name}` whole {price}, and buys "
+        "nothing here: saved and parked contexts carry checkpoints of their windows; remove "
+        "kv.swa_full"
+    )
+
+
+def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:
+    """What of an option differs from `load`, each key with `before` before it."""
+    changes = [
+        (key, new)
+        for key, new, old in (
+            ("slots.count", option.n_slots, load.n_slots),
+            ("slots.n_ctx", option.n_ctx, load.n_ctx),
+            ("kv.bits", option.bits, load.geometry.bits),
+        )
+        if new != old
+    ]
+    told = [f"{before}{key}={new}" for key, new in changes]
+    if option.budget_pct is not None:
+        told.append(f"{before}{BUDGET_KEY}={option.budget_pct:g}")
+    return " ".join(told)
+
+
+def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
+    """What takes how many bytes, and a word on each."""
+    parts: MemoryNeed = need(load)
+    n_slots, n_ctx, geometry = load.n_slots, load.n_ctx, load.geometry
+    return [
+        ("weights", parts.weights, "measured" if is_measured else "estimated"),
+        ("KV full", parts.kv_full, f"{n_slots} x {n_ctx} tokens x {geometry.growth} bytes"),
+        ("KV windows", parts.kv_state, "sliding windows and other states of fixed size"),
+        ("workspace", parts.workspace, f"activations of {load.chunk} tokens, logits"),
+        ("margin", parts.margin, "tokenizer, kernels, the process"),
+    ]
+
+
+def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str) -> str:
+    memory = room.memory
+    lines = _breakdown(load, found.is_measured)
+    lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
+    total = sum(n_bytes for _, n_bytes, _ in lines)
+    told = [f"  {name:<11} {amount(size):>9}  {word}" for name, size, word in lines if size]
+    why = (
+        f"{amount(total)} are needed, {memory.owner} has {amount(memory.usable)} for models "
+        f"(of {amount(memory.total)})"
+    )
+    if total <= memory.usable:
+        why = over_budget(load)
+    return "\n".join(
+        [f"`{found.preset.name}` does not fit: {why}", *told, _way_out(load, room, option)]
+    )
+
+
+def over_budget(load: ServiceLoad) -> str:
+    """By how much live KV exceeds the budget of the engine; "" where it does not."""
+    budget, kv = load.budget, need(load).kv
+    if budget is None or kv <= budget.n_bytes:
+        return ""
+    return (
+        f"{load.n_slots} slots x {load.n_ctx} tokens are {amount(kv)} of KV, and "
+        f"{BUDGET_KEY} {budget.pct:g} gives KV {amount(budget.n_bytes)} "
+        f"({budget.pct:g} % of {amount(budget.total)})"
+    )
+
+
+def _way_out(load: ServiceLoad, room: MemoryRoom, option: str) -> str:
+    ways = [way for one in nearest(load, room.free) if (way := settings(one, load, option))]
+    ways += [f"mlx-stack down {one.name}" for one in room.others]
+    if not ways:
+        return (
+            "not even one slot of 1024 tokens would fit; take a smaller model (`mlx-stack plan "
+            f"--recommend`), or say what memory there is in {VARIABLE}, such as 48GB"
+        )
+    return "what would help: " + ", or ".join(ways)
+
+
+def _taken(home: Home, state: ServiceState, memory: MemoryBudget) -> int:
+    preset = read_json(home.preset_file(state.plan.name), Preset)
+    if preset is not None:
+        try:
+            return need(of_preset(preset).load(memory.half_bytes)).total
+        except (SetupError, BadRequest):
+            pass
+    process = state.worker or state.supervisor
+    return held_bytes(process.pid)

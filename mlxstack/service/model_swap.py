@@ -1,0 +1,211 @@
+"""Changes the model while clients wait: drain, park, unload, load, warm; or all is as before."""
+
+import asyncio
+import logging
+import math
+import time
+
+from msgspec import Struct
+
+from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, describe_error
+from mlxstack.core.preset import Preset
+from mlxstack.service import background_tasks
+from mlxstack.service.engine_factory import CheckedModel, EngineFactory
+from mlxstack.service.service import Change, Service, ServiceHealth, ended, name_of
+
+log = logging.getLogger("mlxstack.swap")
+
+STOP_S = 30.0
+"""Seconds in which a load that took too long may still come to its end, to make room."""
+
+
+class SwapStep(Struct, frozen=True):
+    """What was done, in milliseconds and bytes.
+
+    drain: `count` requests were finished. park: `count` contexts, bytes newly written. unload:
+    bytes that came back. load: bytes of the weights. warm: `count` prefixes.
+    """
+
+    name: str
+    ms: float
+    n_bytes: int = 0
+    count: int = 0
+
+
+class SwapReport(Struct, frozen=True):
+    """A change of models. What MLX held: before the old model was loaded, and without it."""
+
+    before: str
+    after: str
+    steps: tuple[SwapStep, ...]
+    bytes_before_load: int
+    bytes_after_unload: int
+
+
+async def prepare(service: Service, wanted: Preset) -> CheckedModel:
+    """Fetch and check the next model while this one answers. Raises SetupError."""
+    return await asyncio.to_thread(supply_of(service).check, wanted)
+
+
+async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
+    """Serve `wanted` from now on. Requests that come meanwhile wait before the gate.
+
+    Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when
+    the model is not there, Conflict when another change is under way, and Broken when it could
+    not be loaded: then the old one answers again. Parking, unloading and loading may each take
+    `server.startup_timeout_s`. A load that goes on after that keeps its memory, so that no model
+    can be loaded beside it: the service gives up, to be started again with the old preset.
+    """
+    engine_factory = supply_of(service)
+    service.require()
+    _refuse_if_closed(service)
+    await prepare(service, wanted)
+    _refuse_if_closed(service)
+    service.gate.close()
+    try:
+        return await _change(service, engine_factory, wanted, drain_s)
+    finally:
+        service.change = None
+        service.gate.open()
+
+
+def supply_of(service: Service) -> EngineFactory:
+    """Raises Unsupported when this service has but one model."""
+    if service.engine_factory is None:
+        raise Unsupported("this service cannot change its model")
+    return service.engine_factory
+
+
+async def _change(
+    service: Service, engine_factory: EngineFactory, wanted: Preset, drain_s: float
+) -> SwapReport:
+    old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
+    held = service.bytes_before_load
+    _begin(service, wanted, "drain", drain_s + limit_s)
+    steps = [await _drain(service, drain_s)]
+    _begin(service, wanted, "park", limit_s)
+    steps.append(await _park(service, limit_s))
+    if service.health is ServiceHealth.STOPPING:
+        raise Loading("the service is shutting down; the model was not changed")
+    _begin(service, wanted, "unload", limit_s)
+    unload, free = await _unload(service, engine_factory, limit_s)
+    began = time.perf_counter()
+    if failure := await _try(service, engine_factory, wanted):
+        await _go_back(service, engine_factory, old, failure)
+    load = SwapStep("load", _ms(began), service.facts.n_bytes)
+    # The engine of a warm-up that does not go on is found out by the watch over engines.
+    _begin(service, wanted, "warm", math.inf)
+    steps += [unload, load, await _warm(service)]
+    await _keep(service, engine_factory)
+    log.info("%s was changed for %s: %s", name, service.name, _line(steps))
+    return SwapReport(name, service.name, tuple(steps), held, free)
+
+
+def _begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
+    service.change = Change(name_of(wanted), step, time.monotonic(), limit_s)
+
+
+async def _keep(service: Service, engine_factory: EngineFactory) -> None:
+    """The change is done, and answers, also where it cannot be written down."""
+    try:
+        await asyncio.to_thread(engine_factory.keep, service.preset)
+    except StackError as error:
+        log.warning("after a restart the old model will be served: %s", error.message)
+
+
+async def _drain(service: Service, drain_s: float) -> SwapStep:
+    began, n_before = time.perf_counter(), service.gate.n_inside
+    n_left = await service.gate.emptied(drain_s)
+    if n_left:
+        log.warning("%d requests were not over after %.1f s and fail", n_left, drain_s)
+    return SwapStep("drain", _ms(began), count=n_before - n_left)
+
+
+async def _park(service: Service, limit_s: float) -> SwapStep:
+    """Raises Broken when it takes too long; nothing is unloaded by then."""
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(limit_s):
+            parked = await asyncio.wrap_future(service.engine.park())
+    except TimeoutError:
+        raise Broken(
+            f"the KV of {service.name} was not parked within {limit_s:g} s; the model was not "
+            "changed"
+        ) from None
+    return SwapStep("park", _ms(began), parked.n_bytes, parked.n_contexts)
+
+
+async def _unload(
+    service: Service, engine_factory: EngineFactory, limit_s: float
+) -> tuple[SwapStep, int]:
+    """The step, and what MLX still holds after it."""
+    before = service.engine.snapshot().active_bytes
+    began = time.perf_counter()
+    await service.unload_model(limit_s)
+    free = await asyncio.to_thread(engine_factory.active_bytes)
+    return SwapStep("unload", _ms(began), max(0, before - free)), free
+
+
+async def _try(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
+    """Load; "" or why it failed. Nothing keeps the failed model alive after this.
+
+    Raises Broken, and gives the service up, when the load took too long and does not end.
+    """
+    limit_s = preset.server.startup_timeout_s
+    _begin(service, preset, "load", limit_s + STOP_S)
+    try:
+        engine = engine_factory.engine(preset)
+    except Exception as error:
+        return describe_error(error, "a new engine").message
+    try:
+        async with asyncio.timeout(limit_s):
+            await service.load_model(preset, engine)
+    except TimeoutError:
+        failure = (
+            f"{name_of(preset)} was not loaded within {limit_s:g} s (server.startup_timeout_s)"
+        )
+    except Exception as error:
+        failure = describe_error(error, "loading").message
+    else:
+        return ""
+    if not await ended(engine, STOP_S):
+        why = f"{failure}, and its load does not end; the service has to start again"
+        service.give_up(why)
+        raise Broken(why)
+    return failure
+
+
+async def _go_back(
+    service: Service, engine_factory: EngineFactory, old: Preset, failure: str
+) -> None:
+    """Raises Broken, whatever comes of it."""
+    wanted = service.name
+    log.error("%s; going back to the model before", failure)
+    if again := await _try(service, engine_factory, old):
+        why = f"{failure}; and the model before cannot be loaded again: {again}"
+        service.give_up(why)
+        raise Broken(why)
+    await _warm(service)
+    raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
+
+
+async def _warm(service: Service) -> SwapStep:
+    began, spec = time.perf_counter(), service.preset.prefix_cache
+    if spec.warm_on_startup:
+        await background_tasks.warm_all(service)
+    return SwapStep(
+        "warm", _ms(began), count=len(spec.warm_prefixes) if spec.warm_on_startup else 0
+    )
+
+
+def _refuse_if_closed(service: Service) -> None:
+    if service.gate.is_closed:
+        raise Conflict("another change of models is under way; wait for its end")
+
+
+def _ms(began: float) -> float:
+    return 1000 * (time.perf_counter() - began)
+
+
+def _line(steps: list[SwapStep]) -> str:
+    return ", ".join(f"{step.name} {step.ms:.0f} ms {step.n_bytes} bytes" for step in steps)

@@ -1,0 +1,134 @@
+"""Looks at the KV memory, names prefixes in it, warms them, clears it."""
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.commands import (
+    CacheCommand,
+    ClearCache,
+    CollectGarbage,
+    FreedBytes,
+    GCResult,
+    GetCacheStats,
+    ListSharedPrefixes,
+    PinKnownPrefix,
+    PinnedPrefix,
+    PinPrefix,
+    RetainPrefix,
+    UnpinPrefix,
+)
+from mlxstack.core.engine_events import RequestFinished
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.request import Priority, Request
+from mlxstack.core.status import CacheView
+from mlxstack.service.service import Service
+from mlxstack.service.text_processor import TextProcessor
+
+PATIENCE_S = 600.0
+
+
+async def look(service: Service, limit: int = 20) -> CacheView:
+    """The KV memory now, with the last misses."""
+    view: CacheView = await _tend(service, GetCacheStats(limit))
+    misses = (request.miss for request in service.request_log.requests())
+    return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
+
+
+class Prefix(Struct, frozen=True):
+    """Tokens made with `words`, the text tools of one model; their KV lies under `salt`."""
+
+    tokens: tuple[int, ...]
+    words: TextProcessor
+    salt: str = ""
+
+
+async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
+    """Compute what is not known of the prefix, then keep it under this name.
+
+    Raises BadRequest when it is shorter than a block, or does not fit a slot, and as `warm` does.
+    """
+    _check_name(name)
+    tokens, block = prefix.tokens, service.preset.prefix_cache.block_size
+    if len(tokens) < block:
+        raise BadRequest(f"the prefix has {len(tokens)} tokens; a block has {block}", "tokens")
+    if len(tokens) >= service.n_ctx:
+        raise BadRequest(
+            f"the prefix has {len(tokens)} tokens, a slot holds {service.n_ctx}", "tokens"
+        )
+    await warm(service, prefix)
+    service.require_model(prefix.words)
+    pinned: PinnedPrefix = await _tend(service, PinPrefix(name, tokens, prefix.salt))
+    return pinned
+
+
+async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
+    """Keep a prefix that the cache holds under this name. Raises BadRequest, or NotFound."""
+    _check_name(name)
+    pinned: PinnedPrefix = await _tend(service, PinKnownPrefix(name, key))
+    return pinned
+
+
+async def warm(service: Service, prefix: Prefix) -> None:
+    """Prefill a prefix, behind everybody else. Raises Busy when it is of another model."""
+    tokens = prefix.tokens
+    request = Request(
+        id=f"warm-{uuid.uuid4().hex}",
+        tokens=tokens,
+        max_tokens=1,
+        priority=Priority.LOW,
+        checkpoint_positions=(len(tokens) - 1,),
+        salt=prefix.salt,
+        arrived=time.monotonic(),
+    )
+    with service.open(request, prefix.words) as ticket:
+        while not isinstance(await ticket.next(PATIENCE_S), RequestFinished):
+            pass
+
+
+async def warm_learned(service: Service) -> int:
+    """Compute again what several conversations began with before the restart; how many heads."""
+    words = service.text_processor
+    heads: tuple[tuple[int, ...], ...] = await _tend(service, ListSharedPrefixes())
+    fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
+    for tokens in fitting:
+        await warm(service, Prefix(tokens, words))
+        await _tend(service, RetainPrefix(tokens))
+    return len(fitting)
+
+
+async def unpin(service: Service, name: str) -> None:
+    """Let go of a named prefix. Raises NotFound."""
+    await _tend(service, UnpinPrefix(name))
+
+
+async def clear(service: Service) -> FreedBytes:
+    """Forget what is parked in memory and neither in use nor pinned."""
+    freed: FreedBytes = await _tend(service, ClearCache())
+    return freed
+
+
+async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
+    """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
+    service.require()
+    swept = await asyncio.wrap_future(service.engine.sweep(wanted))
+    if not wanted.is_dry:
+        await asyncio.to_thread(service.agent_store.look_again)
+    return swept
+
+
+def _check_name(name: str) -> None:
+    """A prefix is let go of by a path that ends with its name."""
+    if name in {"", ".", ".."} or "/" in name:
+        raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
+
+
+async def _tend(service: Service, command: CacheCommand) -> Any:
+    service.require()
+    done = await asyncio.wrap_future(service.engine.run_cache_command(command))
+    service.n_tended += not isinstance(command, GetCacheStats)
+    return done

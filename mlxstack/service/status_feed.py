@@ -1,0 +1,129 @@
+"""Draws what a watcher of this service sees now."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from msgspec.structs import replace
+
+from mlxstack import __version__
+from mlxstack.core.commands import AgentKVLocation, GetCacheStats, LocateAgentKV
+from mlxstack.core.engine_snapshot import Counters
+from mlxstack.core.status import AgentView, CacheView, RequestView, ServiceFacts, StatusFrame
+from mlxstack.service.agents.registry import views
+from mlxstack.service.service import Service, ServiceHealth
+
+MOST_PREFIXES = 20
+MOST_REQUESTS = 50
+MOST_AGENTS = 64
+MOST_TURNS = 16
+NOWHERE: Mapping[str, AgentKVLocation] = {}
+LOOK_S = 2.0
+REST_S = 15.0
+
+
+def frame_of(
+    service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
+) -> StatusFrame:
+    """Cheap, and possible at any time, also while the model loads or after it broke.
+
+    `memory` and `kept` are the latest answers of the KV memory.
+    """
+    snapshot = service.snapshot()
+    age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
+    requests = service.request_log.requests()
+    return StatusFrame(
+        at=time.time(),
+        service=_facts(service),
+        snapshot=snapshot,
+        snapshot_age_s=max(0.0, age_s),
+        cache=None if memory is None else _with_misses(memory, requests),
+        agents=_agents(service, kept),
+        requests=requests[:MOST_REQUESTS],
+        n_agents=service.agent_registry.n_agents,
+    )
+
+
+def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
+    """The last used ones, with few turns each: a frame is sent several times per second."""
+    records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
+    found = views(records, snapshot, service.name, kept, service.agent_store.stored)
+    return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
+
+
+class StatusFeed:
+    """What one watcher sees. The KV memory is looked at rarely: that takes a turn of the engine.
+
+    Nothing waits for the answer, so that a stuck engine is seen as stuck.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._memory: CacheView | None = None
+        self._kept: Mapping[str, AgentKVLocation] = {}
+        self._coming: tuple[Future[CacheView], Future[tuple[AgentKVLocation, ...]]] | None = None
+        self._asked_at = -REST_S
+        self._done = (Counters(), 0)
+        self._has_past = False
+        self._mode = ""
+
+    def frame(self) -> StatusFrame:
+        """The frame of now, with the latest answer of the KV memory; the first tells the past."""
+        self._take()
+        frame = frame_of(self._service, self._memory, self._kept)
+        if self._mode:
+            frame = replace(frame, service=replace(frame.service, mode=self._mode))
+        if not self._has_past:
+            self._has_past = True
+            frame = replace(frame, past=tuple(self._service.samples))
+        if self._coming is None and self._is_due(time.monotonic()):
+            tend = self._service.engine.run_cache_command
+            names = tuple(agent.id for agent in frame.agents or ())
+            self._coming = tend(GetCacheStats(MOST_PREFIXES)), tend(LocateAgentKV(names))
+            self._look_up_mode()
+        return frame
+
+    def _take(self) -> None:
+        if self._coming is None or not all(one.done() for one in self._coming):
+            return
+        look, kept = self._coming
+        if look.exception() is None and kept.exception() is None:
+            self._memory = look.result()
+            self._kept = {one.agent: one for one in kept.result()}
+        self._coming = None
+
+    def _look_up_mode(self) -> None:
+        """It is a file of the home, changed by the command that switches."""
+        engine_factory = self._service.engine_factory
+        self._mode = (
+            engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""
+        )
+
+    def _is_due(self, now: float) -> bool:
+        done = self._service.snapshot().counters, self._service.n_tended
+        pause_s = REST_S if done == self._done else LOOK_S
+        if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
+            return False
+        self._asked_at, self._done = now, done
+        return True
+
+
+def _with_misses(memory: CacheView, requests: tuple[RequestView, ...]) -> CacheView:
+    misses = tuple(one.miss for one in requests if one.miss is not None)
+    return replace(memory, misses=misses[:MOST_PREFIXES])
+
+
+def _facts(service: Service) -> ServiceFacts:
+    preset, health = service.preset, service.health
+    is_loaded = health in (ServiceHealth.OK, ServiceHealth.STALLED)
+    return ServiceFacts(
+        model=service.name,
+        architecture=service.facts.architecture if is_loaded else "",
+        preset=preset.name,
+        version=__version__,
+        health=health.value,
+        uptime_s=time.time() - service.started_at,
+        n_ctx=service.n_ctx,
+        max_waiting=preset.queue.max_waiting,
+        budget_bytes=service.snapshot().kv_budget_bytes,
+    )

@@ -1,0 +1,155 @@
+"""The text tools of the loaded model, off the event loop where they take long."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from llguidance import LLMatcher
+
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
+from mlxstack.core.preset import Preset
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.grammar.response_format import ResponseConstraint, grammars
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
+from mlxstack.text.tool_call_replay import NAMELESS, Scope
+
+T = TypeVar("T")
+
+N_THREADS = 4
+CHANGED = "the model was changed while this request was prepared; send it again"
+N_COMPILERS = 2
+
+
+class TextProcessor:
+    """Prompts, tokens and pieces of one model. Everything may be called from the event loop."""
+
+    def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
+        self.tokenizer = tokenizer
+        n_ctx = preset.slots.n_ctx
+        self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
+        self.output_format = OutputFormat(tokenizer)
+        self.n_vocab = n_vocab
+        self._n_ctx = n_ctx
+        self._grammars = GrammarCompiler(tokenizer, n_vocab)
+        self._pool = ThreadPoolExecutor(N_THREADS, thread_name_prefix="words")
+        self._reason: StackError | None = None
+        # Slow grammars delay neither prompts nor the grammars that are known to be quick.
+        self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
+        self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
+
+    async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
+        """The prompt of a conversation. Raises BadRequest in the words of the template."""
+        return await self._run(lambda: self.maker.make(conversation, scope))
+
+    async def text(self, conversation: Conversation) -> str:
+        """The rendered template."""
+        return await self._run(lambda: self.maker.text(conversation))
+
+    async def read(self, convert: Callable[[], T]) -> T:
+        """The result of `convert`, which takes long for a large body."""
+        return await self._run(convert)
+
+    async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
+        """The prompt of a text, or of tokens and texts in a row. Raises as `check` does."""
+        if isinstance(prompt, str):
+            return await self._run(lambda: self.maker.plain(prompt))
+        if len(prompt) > self._n_ctx:
+            raise TooLong(len(prompt), self._n_ctx)
+        tokens = await self._run(lambda: self.maker.joined(prompt))
+        self.check(tokens, "prompt")
+        return self.maker.given(tokens)
+
+    async def tokenize(self, text: str, spelling: TokenizeOptions) -> tuple[int, ...]:
+        """The tokens of a text."""
+        return await self._run(lambda: self.maker.tokenize(text, spelling))
+
+    async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
+        """The rules of a shape; None if this tokenizer cannot be guided. Raises BadRequest."""
+        return await self._compile(lambda: grammars(shape), shape.param)
+
+    async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
+        """The same for tool calls."""
+        return await self._compile(lambda: call_grammars(calls), "tools")
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return await self._run(lambda: self.decode(tokens))
+
+    async def pieces(self, tokens: Sequence[int]) -> list[str | list[int]]:
+        """What each token stands for."""
+        return await self._run(lambda: [self.maker.piece(token) for token in tokens])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a few tokens of this model."""
+        return self.maker.detokenize(tokens)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        return self.maker.pieces.of(token)
+
+    def check(self, tokens: Sequence[int], param: str) -> None:
+        """Raises TooLong for more tokens than a slot holds, BadRequest for one of no vocabulary."""
+        if len(tokens) > self._n_ctx:
+            raise TooLong(len(tokens), self._n_ctx)
+        for token in tokens:
+            if not 0 <= token < self.n_vocab:
+                raise BadRequest(f"token {token} is not in the vocabulary of {self.n_vocab}", param)
+
+    def close(self, reason: StackError) -> None:
+        """Accept no more work; new work, and work that waits for a thread, raises `reason`."""
+        self._reason = reason
+        for pool in (self._pool, self._compilers, self._checkers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
+
+    async def _compile(self, make: Callable[[], tuple[str, ...]], param: str) -> LLMatcher | None:
+        candidates = await self._run(make, self._compilers)
+        is_slow = self._grammars.needs_check(candidates)
+        pool = self._checkers if is_slow else self._compilers
+        return await self._run(lambda: self._grammars.compile(candidates, param), pool)
+
+    async def _run(self, work: Callable[[], T], pool: Executor | None = None) -> T:
+        if self._reason is not None:
+            raise self._reason
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool or self._pool, work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # `close` cancelled the queued work, not the caller.
+            raise self._reason or Busy(CHANGED) from None
+
+    @property
+    def chat_template(self) -> str:
+        """The template as the model's makers wrote it."""
+        return str(getattr(self.tokenizer, "chat_template", None) or "")
+
+    @property
+    def edges(self) -> tuple[str, str]:
+        """The texts of the tokens that begin and end a text, "" where there is none."""
+        return (
+            str(getattr(self.tokenizer, "bos_token", None) or ""),
+            str(getattr(self.tokenizer, "eos_token", None) or ""),
+        )
+
+    @property
+    def caps(self) -> dict[str, bool]:
+        """llama-server's `chat_template_caps`, read off the template."""
+        template = self.chat_template
+        has_calls = bool(self.tokenizer.has_tool_calling)
+        return {
+            "supports_object_arguments": has_calls,
+            "supports_parallel_tool_calls": has_calls,
+            "supports_preserve_reasoning": "reasoning_content" in template,
+            "supports_reasoning_effort": "reasoning_effort" in template,
+            "supports_string_content": True,
+            "supports_system_role": True,
+            "supports_tool_calls": has_calls,
+            "supports_tools": "tools" in template,
+            "supports_typed_content": False,
+        }

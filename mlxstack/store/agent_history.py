@@ -1,0 +1,188 @@
+"""What agents said, and where the KV of it is: one folder per agent.
+
+<root>/<agent>/history.json             readable, for any model
+<root>/<agent>/<model>/manifest.json    the saved context of one model
+"""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.errors import (
+    BadRequest,
+    Damaged,
+    NotFound,
+    StackError,
+    UnknownVersion,
+    Unreadable,
+)
+from mlxstack.core.ports import Manifest
+from mlxstack.store.agent_folder_name import folder_of, is_agent, name_of
+from mlxstack.store.atomic_write import (
+    TEMPORARY,
+    children,
+    clear_leftovers,
+    open_private,
+    read_whole,
+    remove_synced,
+    touch,
+    write_atomic,
+)
+from mlxstack.store.disk_io import Disk, because, refused
+from mlxstack.store.manifest_file import from_json, parse_json, to_json
+
+VERSION = 1
+MODEL = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
+
+
+class History(Struct, frozen=True):
+    """What an agent said and heard. `facts` is whatever else its owner wants to keep."""
+
+    messages: tuple[dict[str, Any], ...] = ()
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class HistoryFile(Struct, frozen=True):
+    """What history.json holds."""
+
+    version: int
+    agent: str
+    facts: dict[str, Any]
+    messages: tuple[dict[str, Any], ...]
+
+
+class ManifestFile(Struct, frozen=True):
+    """One manifest.json; `n_bytes` of its own, `used_at` Unix seconds of the last use."""
+
+    agent: str
+    model: str
+    path: str
+    n_bytes: int
+    used_at: float
+
+
+class AgentFolders:
+    """Callable from any thread. Raises SetupError when `root` cannot be created.
+
+    Every method raises BadRequest on an impossible agent id; `model` is an `Identity.key()`.
+    """
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root = root
+        self._disk = disk or Disk()
+        open_private(root, self._disk)
+        clear_leftovers(root.rglob(TEMPORARY + "*"))
+
+    def agents(self) -> tuple[str, ...]:
+        """The ids of all agents that have a history, sorted. Raises Unreadable."""
+        folders = (one for one in children(self.root) if (one / "history.json").exists())
+        found = (name_of(folder.name) for folder in folders)
+        return tuple(sorted(agent for agent in found if agent is not None))
+
+    def has(self, agent: str) -> bool:
+        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        try:
+            self._history(agent).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise Unreadable(
+                f"the folder of agent {agent} cannot be read: {because(error)}"
+            ) from error
+        return True
+
+    def write(self, agent: str, history: History) -> int:
+        """Replace the history atomically and durably; bytes. Raises StackError."""
+        about = HistoryFile(VERSION, agent, history.facts, history.messages)
+        text = msgspec.json.format(msgspec.json.encode(about), indent=2)
+        return write_atomic(self._history(agent), [text, b"\n"], self._disk)
+
+    def read(self, agent: str) -> History:
+        """Raises NotFound or Damaged."""
+        data = self._read(self._history(agent), f"history of agent {agent}")
+        try:
+            about = parse_json(data, HistoryFile)
+            if (about.version, about.agent) != (VERSION, agent):
+                raise Damaged(f"it is version {about.version} of agent {about.agent}")
+        except Damaged as error:
+            raise Damaged(f"the history of agent {agent} is damaged: {error.message}") from None
+        return History(about.messages, about.facts)
+
+    def write_manifest(self, agent: str, model: str, manifest: Manifest) -> int:
+        """Replace the manifest atomically and durably; bytes. Raises StackError."""
+        return write_atomic(self._manifest(agent, model), [to_json(manifest)], self._disk)
+
+    def read_manifest(self, agent: str, model: str) -> Manifest:
+        """The manifest, marked as used now. Raises NotFound or Damaged."""
+        manifest = self.peek_manifest(agent, model)
+        touch(self._manifest(agent, model))
+        return manifest
+
+    def peek_manifest(self, agent: str, model: str) -> Manifest:
+        """As `read_manifest`, without the mark."""
+        data = self._read(self._manifest(agent, model), f"saved context of agent {agent}")
+        try:
+            return from_json(data)
+        except UnknownVersion as error:
+            raise UnknownVersion(
+                f"the saved context of agent {agent} was written by another release of mlx-stack: "
+                f"{error.message}"
+            ) from None
+        except Damaged as error:
+            raise Damaged(
+                f"the saved context of agent {agent} is damaged: {error.message}"
+            ) from None
+
+    def manifests(self) -> tuple[ManifestFile, ...]:
+        """Every manifest of every agent, damaged ones included, sorted. Raises Unreadable."""
+        named = ((name_of(folder.name), folder) for folder in children(self.root))
+        return tuple(
+            file
+            for agent, folder in named
+            if agent is not None
+            for model in children(folder)
+            if MODEL.fullmatch(model.name)
+            if (file := _look(agent, model)) is not None
+        )
+
+    def remove(self, agent: str) -> None:
+        """Forget an agent at once: its history and its manifests. Raises NotFound or StackError."""
+        try:
+            remove_synced(self._folder(agent), self._disk)
+        except FileNotFoundError:
+            raise NotFound(f"there is no agent {agent}") from None
+        except OSError as error:
+            raise refused(f"agent {agent} was not removed", error) from error
+
+    def _read(self, path: Path, what: str) -> bytes:
+        try:
+            return read_whole(path, self._disk)
+        except NotFound:
+            raise NotFound(f"there is no {what}") from None
+
+    def _folder(self, agent: str) -> Path:
+        if not is_agent(agent):
+            raise BadRequest(
+                "an agent id has 1 to 128 of the characters A-Z a-z 0-9 . _ : -", "agent"
+            )
+        return self.root / folder_of(agent)
+
+    def _history(self, agent: str) -> Path:
+        return self._folder(agent) / "history.json"
+
+    def _manifest(self, agent: str, model: str) -> Path:
+        if not MODEL.fullmatch(model):
+            raise StackError(f"{model!r} is not the key of an identity")
+        return self._folder(agent) / model / "manifest.json"
+
+
+def _look(agent: str, folder: Path) -> ManifestFile | None:
+    path = folder / "manifest.json"
+    with suppress(FileNotFoundError, NotADirectoryError):
+        about = path.lstat()
+        return ManifestFile(agent, folder.name, str(path), about.st_size, about.st_mtime)
+    return None

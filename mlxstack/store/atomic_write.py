@@ -1,0 +1,197 @@
+"""Files that are there wholly or not at all, for nobody's eyes but the owner's."""
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mlxstack.core.errors import Damaged, NotFound, SetupError, Unreadable
+from mlxstack.store.disk_io import Disk, because, refused
+
+# No slot file, agent or key may be called so: none of their alphabets allows two dots in front.
+TEMPORARY = "..tmp-"
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+def open_private(directory: Path, disk: Disk) -> None:
+    """Create `directory` (0700) if need be. Raises SetupError when nothing can be kept there."""
+    try:
+        make_private(directory, disk)
+    except OSError as error:
+        raise SetupError(f"the folder {directory} cannot be created: {because(error)}") from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise SetupError(
+            f"the folder {directory} is not writable; "
+            "check who owns it, and that its disk is not mounted read-only"
+        )
+
+
+def make_private(directory: Path, disk: Disk) -> None:
+    """Create `directory` and its missing parents, each 0700. Raises OSError."""
+    if directory.is_dir():
+        return
+    make_private(directory.parent, disk)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    sync_directory(directory.parent, disk)
+
+
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> int:
+    """Replace `path` (0600) by the bytes of `chunks`; how many they were.
+
+    After a crash at any point the old file is there, or the new one.
+    Raises StackError when the disk refuses; then the old file is untouched.
+    """
+    try:
+        make_private(path.parent, disk)
+        fd, temporary = _open_temporary(path.parent)
+        try:
+            n_bytes = sum(_write_all(fd, memoryview(chunk), disk) for chunk in chunks)
+            # The sync of the folder below brings both to the medium.
+            disk.barrier(fd)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        sync_directory(path.parent, disk)
+    except OSError as error:
+        raise refused(f"{path.name} was not saved", error) from error
+    return n_bytes
+
+
+def remove_synced(path: Path, disk: Disk) -> None:
+    """Remove a file, or a folder with all in it, wholly or not at all. Raises OSError."""
+    if path.is_dir():
+        doomed = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+        path.replace(doomed)
+        sync_directory(path.parent, disk)
+        shutil.rmtree(doomed)
+    else:
+        path.unlink()
+        sync_directory(path.parent, disk)
+
+
+def sync_directory(directory: Path, disk: Disk) -> None:
+    """Bring the names in `directory` to the medium, where it has such a thing. Raises OSError."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # someone else's folder, such as /home: theirs to keep
+        return
+    try:
+        disk.sync(fd)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:  # some network disks have no such thing
+            raise
+    finally:
+        os.close(fd)
+
+
+def read_whole(path: Path, disk: Disk) -> bytes:
+    """All bytes of a regular file, never through a link. Raises NotFound or Damaged."""
+    with opened(path) as fd:
+        return disk.read(fd)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A regular file to read, never through a link.
+
+    Raises NotFound, Damaged, or Unreadable for whatever the disk refuses meanwhile.
+    """
+    try:
+        with _regular(path) as fd:
+            yield fd
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path.name}") from None
+    except OSError as error:
+        raise Unreadable(f"{path.name} cannot be read: {because(error)}") from error
+
+
+def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
+    """Whether `path` is a regular file that begins so. Raises Unreadable when that is unknown.
+
+    It does not begin so when it is a link, or somebody else's.
+    """
+    if not path.is_file() or path.is_symlink() or not os.access(path, os.R_OK):
+        return False
+    with suppress(NotFound), opened(path) as fd, disk.open(fd) as file:
+        return file.read(len(magic)) == magic
+    return False
+
+
+def children(directory: Path) -> list[Path]:
+    """What lies in it, sorted; nothing if it is no folder. Raises Unreadable if that is unknown.
+
+    `Path.glob` leaves out what it could not look at.
+    """
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise Unreadable(f"{directory.name} cannot be read: {because(error)}") from error
+
+
+def touch(path: Path) -> bool:
+    """Note that `path` was used now, in its modification time; whether it is there."""
+    now = time.time_ns()  # by itself the system would note one and the same tick for many files
+    try:
+        os.utime(path, ns=(now, now), follow_symlinks=False)
+    except OSError:
+        return os.path.lexists(path)
+    return True
+
+
+def clear_leftovers(paths: Iterable[Path]) -> int:
+    """Remove those temporary files whose writer died; how many they were.
+
+    Folders of this kind were being removed; that is gone on with.
+    """
+    return sum(_clear(path) for path in tuple(paths))
+
+
+def _open_temporary(directory: Path) -> tuple[int, Path]:
+    """A new file whose lock tells other processes that its writer lives."""
+    while True:
+        fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return fd, Path(name)
+        os.close(fd)  # cleared away in the instant before the lock
+
+
+@contextmanager
+def _regular(path: Path) -> Iterator[int]:
+    # O_NONBLOCK: opening a named pipe would wait for its writer.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Damaged(f"{path.name} is not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _clear(path: Path) -> bool:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+    with suppress(OSError, Damaged), _regular(path) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    return False
+
+
+def _write_all(fd: int, data: memoryview, disk: Disk) -> int:
+    n_done = 0
+    while n_done < data.nbytes:
+        n_done += disk.write(fd, data[n_done:])
+    return n_done

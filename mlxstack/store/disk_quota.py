@@ -1,0 +1,131 @@
+"""A vault that stays below its bounds: before it grows, the least recently used goes."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mlxstack.core.commands import CollectGarbage, GCItem, GCResult, GCScope
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.ports import KVFileHeader
+from mlxstack.core.preset import DiskSpec
+from mlxstack.store import slot_folder_registry
+from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.disk_io import Disk
+from mlxstack.store.gc import (
+    DiskInventory,
+    GCPlan,
+    GCRules,
+    Ref,
+    carry_out,
+    check_room,
+    of_agent,
+    plan,
+)
+from mlxstack.store.gc_scan import scan_disk
+from mlxstack.store.kv_store import DiskKVStore
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 60.0
+"""What was used in the last seconds stays: another process may be saving it."""
+
+SAVING_S = 10.0
+"""The same while a save waits for room; this process knows what it uses itself."""
+
+Clock = Callable[[], float]
+
+
+class QuotaKVStore:
+    """A `core.ports.Vault` over `vault`, whose files the slot files and `agents` share.
+
+    `clock` tells Unix seconds.
+    """
+
+    def __init__(
+        self, store: DiskKVStore, agents: AgentFolders, spec: DiskSpec, clock: Clock = time.time
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._spec = spec
+        self._clock = clock
+        self._n_bytes: int | None = None
+        self.has = store.has
+        self.write = store.write
+        self.read = store.read
+        self.head = store.head
+        self.read_into = store.read_into
+        self.note = store.note
+        self.noted = store.noted
+
+    @property
+    def root(self) -> Path:
+        """Where the files are."""
+        return self._store.root
+
+    def heads(self, identity: str) -> Iterator[KVFileHeader]:
+        """As the vault's."""
+        return self._store.heads(identity)
+
+    def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:
+        """Room for `n_bytes` more under `max_bytes`. Nothing goes when even that is not enough.
+
+        Raises DiskFull. The files are counted only when the room seems to be short.
+        """
+        self._store.make_room(n_bytes, in_use)
+        limit = self._spec.max_bytes
+        if limit is None or (self._n_bytes is not None and self._n_bytes + n_bytes <= limit):
+            self._n_bytes = None if limit is None else (self._n_bytes or 0) + n_bytes
+            return GCResult()
+        now = self._clock()
+        decided = plan(
+            self._scan(in_use, GCScope.ALL), GCRules(limit, None, n_bytes, SAVING_S), now
+        )
+        check_room(decided)
+        swept = _carry_out(decided, self._store.disk)
+        self._n_bytes = swept.n_after + n_bytes
+        return swept
+
+    def sweep(self, wanted: CollectGarbage, in_use: frozenset[Ref]) -> GCResult:
+        """Delete by age and bytes; the preset's bounds where `wanted` has none of its own.
+
+        Raises BadRequest when there is no bound at all, Conflict when a slot folder is missing.
+        """
+        rules = GCRules(wanted.max_bytes, wanted.max_age_s, grace_s=GRACE_S)
+        if wanted.max_bytes is None and wanted.max_age_s is None and wanted.agent is None:
+            rules = GCRules(self._spec.max_bytes, self._spec.max_age_s, grace_s=GRACE_S)
+        if rules.max_bytes is None and rules.max_age_s is None:
+            raise BadRequest(
+                "nothing bounds the disk; give --max-bytes or --older-than, "
+                "or prefix_cache.disk.max_bytes in the preset"
+            )
+        stock = self._scan(in_use, wanted.scope)
+        if wanted.agent is not None:
+            stock = of_agent(stock, wanted.agent)
+        decided = plan(stock, rules, self._clock())
+        if wanted.is_dry:
+            return GCResult(_victims(decided), decided.n_before, decided.n_after, is_dry=True)
+        self._n_bytes = None
+        return _carry_out(decided, self._store.disk)
+
+    def _scan(self, in_use: frozenset[Ref], scope: GCScope) -> DiskInventory:
+        stock = scan_disk(self._store, slot_folder_registry.known(self.root), self._agents, in_use)
+        if scope is GCScope.ALL:
+            return stock
+        spared = frozenset(context.path for context in stock.contexts)
+        return DiskInventory(stock.files, stock.contexts, in_use, spared)
+
+
+def _carry_out(decided: GCPlan, disk: Disk) -> GCResult:
+    done = carry_out(decided, disk)
+    if done.n_files:
+        log.info("disk: %d files of %d bytes deleted", done.n_files, done.n_bytes)
+    gone = tuple(v for v in _victims(decided) if not Path(v.path).exists())
+    return GCResult(gone, decided.n_before, decided.n_before - done.n_bytes, done.skipped)
+
+
+def _victims(decided: GCPlan) -> tuple[GCItem, ...]:
+    return tuple(
+        GCItem(doomed.title, doomed.path, doomed.n_bytes, doomed.reason.value, doomed.ref)
+        for doomed in decided.files
+    )

@@ -1,0 +1,249 @@
+"""What to delete from the disk, by age and by bytes, never a file that is in use.
+
+KV files that a saved context names stay as long as that context does. First go the contexts
+and the unnamed files that are too old; then, until the bytes fit, unnamed files, and then
+whole contexts with what only they named: each time the least recently used first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import DiskFull
+from mlxstack.store.atomic_write import sync_directory
+from mlxstack.store.disk_io import Disk, because
+from mlxstack.store.kv_store import KVFileEntry
+
+Ref = tuple[str, str]
+
+
+class GCReason(StrEnum):
+    """Why a file goes."""
+
+    AGE = "age"
+    BYTES = "bytes"
+
+
+class StoredContext(Struct, frozen=True):
+    """A slot file or an agent's manifest; `refs` are the (identity, key) of its KV files."""
+
+    title: str
+    path: str
+    n_bytes: int
+    used_at: float
+    refs: frozenset[Ref] = frozenset()
+    agent: str | None = None
+
+
+class DiskInventory(Struct, frozen=True):
+    """What is on disk, and what of it must stay: KV files by ref, contexts by path."""
+
+    files: tuple[KVFileEntry, ...]
+    contexts: tuple[StoredContext, ...] = ()
+    in_use: frozenset[Ref] = frozenset()
+    protected: frozenset[str] = frozenset()
+
+
+class GCRules(Struct, frozen=True):
+    """None is no bound. `n_wanted` bytes are about to be written and must fit too.
+
+    What was used in the last `grace_s` seconds never goes: another process may be saving it.
+    """
+
+    max_bytes: int | None = None
+    max_age_s: float | None = None
+    n_wanted: int = 0
+    grace_s: float = 300.0
+
+
+class CollectedFile(Struct, frozen=True):
+    """One file to delete, unless it was used since `used_at`. `ref` None is a context."""
+
+    title: str
+    path: str
+    n_bytes: int
+    used_at: float
+    reason: GCReason
+    ref: Ref | None = None
+    refs: frozenset[Ref] = frozenset()
+
+
+class GCPlan(Struct, frozen=True):
+    """What goes, contexts first; afterwards `n_after` bytes remain, `n_over` too many."""
+
+    files: tuple[CollectedFile, ...] = ()
+    n_before: int = 0
+    n_after: int = 0
+    n_over: int = 0
+
+
+class GCTotals(Struct, frozen=True):
+    """What a plan came to; `skipped` are paths with the reason."""
+
+    n_files: int = 0
+    n_bytes: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def plan(stock: DiskInventory, rules: GCRules, now: float) -> GCPlan:
+    """Decide; nothing is touched. `now` is Unix seconds."""
+    sweep = _Collection(stock, now - rules.grace_s)
+    if rules.max_age_s is not None:
+        sweep.drop_older(now - rules.max_age_s)
+    limit = sweep.n_bytes
+    if rules.max_bytes is not None:
+        limit = rules.max_bytes - rules.n_wanted
+        sweep.drop_beyond(limit)
+    doomed = (*sweep.contexts_gone.values(), *sweep.blobs_gone.values())
+    n_after = sweep.n_bytes
+    return GCPlan(doomed, sweep.n_before, n_after, max(0, n_after - limit))
+
+
+def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
+    """What `agent` saved, and the KV files that nobody else's saved context names."""
+    mine = tuple(context for context in stock.contexts if context.agent == agent)
+    named = frozenset[Ref]().union(*(context.refs for context in mine))
+    others = (context.refs for context in stock.contexts if context.agent != agent)
+    alone = named.difference(*others)
+    files = tuple(file for file in stock.files if (file.identity, file.key) in alone)
+    return DiskInventory(files, mine, stock.in_use, stock.protected)
+
+
+def check_room(decided: GCPlan) -> None:
+    """Raises DiskFull when even this plan does not make the room that was wanted."""
+    if decided.n_over:
+        raise DiskFull(
+            f"not saved: prefix_cache.disk.max_bytes would be exceeded by {decided.n_over} bytes "
+            "and the rest is in use; raise it, or remove what is saved with `mlx-stack slots gc`"
+        )
+
+
+def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
+    """Delete what the plan says; what was used since, or cannot be deleted, is skipped.
+
+    KV goes only when the end of what named it is certain to outlive a loss of power.
+    """
+    contexts = [doomed for doomed in decided.files if doomed.ref is None]
+    skipped = {doomed.path: why for doomed in contexts if (why := _delete(doomed))}
+    staying = [doomed for doomed in contexts if doomed.path in skipped]
+    unsettled = _unsettled({Path(c.path).parent for c in contexts if c not in staying}, disk)
+    staying += [doomed for doomed in contexts if Path(doomed.path).parent in unsettled]
+    named = frozenset[Ref]().union(*(doomed.refs for doomed in staying))
+    for doomed in decided.files:
+        if doomed.ref is not None:
+            why = "its context stays" if doomed.ref in named else _delete(doomed)
+            if why:
+                skipped[doomed.path] = why
+    gone = [doomed for doomed in decided.files if doomed.path not in skipped]
+    reasons = tuple(f"{path}: {why}" for path, why in skipped.items())
+    return GCTotals(len(gone), sum(doomed.n_bytes for doomed in gone), reasons)
+
+
+def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
+    """Those whose names the disk would not bring to the medium."""
+    found = set()
+    for folder in folders:
+        try:
+            sync_directory(folder, disk)
+        except OSError:
+            found.add(folder)
+    return found
+
+
+class _Collection:
+    """What remains while a plan is made. Only what was last used before `young` may go."""
+
+    def __init__(self, stock: DiskInventory, young: float) -> None:
+        self.n_before = sum(file.n_bytes for file in stock.files)
+        self.n_before += sum(context.n_bytes for context in stock.contexts)
+        self.n_bytes = self.n_before
+        self.contexts_gone: dict[str, CollectedFile] = {}
+        self.blobs_gone: dict[Ref, CollectedFile] = {}
+        self._names = Counter(ref for context in stock.contexts for ref in context.refs)
+        self._contexts = sorted(
+            (c for c in stock.contexts if c.path not in stock.protected and c.used_at < young),
+            key=lambda context: context.used_at,
+        )
+        self._files = {
+            (file.identity, file.key): file
+            for file in sorted(stock.files, key=_warmth)
+            if (file.identity, file.key) not in stock.in_use and file.used_at < young
+        }
+
+    def drop_older(self, moment: float) -> None:
+        for context in self._contexts:
+            if context.used_at < moment:
+                self._drop_context(context, GCReason.AGE)
+        for ref in self._unnamed(self._files):
+            if self._files[ref].used_at < moment:
+                self._drop_blob(ref, GCReason.AGE)
+
+    def drop_beyond(self, limit: int) -> None:
+        contexts = [c for c in self._contexts if c.path not in self.contexts_gone]
+        for victim in self._victims(contexts):
+            if self.n_bytes <= limit:
+                break
+            if isinstance(victim, StoredContext):
+                self._drop_context(victim, GCReason.BYTES)
+            else:
+                self._drop_blob(victim, GCReason.BYTES)
+        self._spare(contexts, limit)
+
+    def _victims(self, contexts: list[StoredContext]) -> Iterator[Ref | StoredContext]:
+        yield from self._unnamed(self._files)
+        for context in contexts:
+            yield context
+            named = [ref for ref in context.refs if ref in self._files]
+            yield from self._unnamed(sorted(named, key=lambda ref: _warmth(self._files[ref])))
+
+    def _unnamed(self, refs: Iterable[Ref]) -> list[Ref]:
+        return [ref for ref in refs if not self._names[ref] and ref not in self.blobs_gone]
+
+    def _spare(self, contexts: list[StoredContext], limit: int) -> None:
+        """Take back contexts whose end freed no KV, the last used ones first."""
+        for context in reversed(contexts):
+            is_gone = context.path in self.contexts_gone
+            is_whole = context.refs.isdisjoint(self.blobs_gone)
+            if is_gone and is_whole and self.n_bytes + context.n_bytes <= limit:
+                del self.contexts_gone[context.path]
+                self.n_bytes += context.n_bytes
+
+    def _drop_context(self, context: StoredContext, reason: GCReason) -> None:
+        self._names.subtract(context.refs)
+        self.n_bytes -= context.n_bytes
+        self.contexts_gone[context.path] = CollectedFile(
+            context.title,
+            context.path,
+            context.n_bytes,
+            context.used_at,
+            reason,
+            refs=context.refs,
+        )
+
+    def _drop_blob(self, ref: Ref, reason: GCReason) -> None:
+        file = self._files[ref]
+        self.n_bytes -= file.n_bytes
+        self.blobs_gone[ref] = CollectedFile(
+            f"KV {file.key}", file.path, file.n_bytes, file.used_at, reason, ref=ref
+        )
+
+
+def _warmth(file: KVFileEntry) -> tuple[float, float, str]:
+    # A chain is read from its head within moments, and is worthless without it: tail first.
+    return file.used_at // 60, -file.used_at, file.key
+
+
+def _delete(doomed: CollectedFile) -> str:
+    path = Path(doomed.path)
+    try:
+        if path.lstat().st_mtime != doomed.used_at:
+            return "it was used meanwhile"
+        path.unlink()
+    except FileNotFoundError:
+        return "it is gone already"
+    except OSError as error:
+        return because(error)
+    return ""

@@ -1,0 +1,217 @@
+"""Content-addressed KV files: `<root>/<identity>/<ab>/<key>.safetensors`, each written once."""
+
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+
+from msgspec import Struct
+
+from mlxstack.core.commands import CollectGarbage, GCResult
+from mlxstack.core.errors import Conflict, Damaged, DiskFull, NotFound, UnknownVersion
+from mlxstack.core.ports import KVFile, KVFileHeader
+from mlxstack.store.atomic_write import (
+    TEMPORARY,
+    clear_leftovers,
+    open_private,
+    opened,
+    read_whole,
+    touch,
+    write_atomic,
+)
+from mlxstack.store.disk_io import Disk, refused
+from mlxstack.store.kv_file_format import decode, encode, head_of, read_head, read_into
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+ASIDE = ".damaged"
+NOTE = "note"
+# Lower case only: on a Mac "A" and "a" are the same file.
+KEY = re.compile(r"[0-9a-z][0-9a-z._-]{1,127}")
+
+
+class KVFileEntry(Struct, frozen=True):
+    """One file of the vault; `used_at` is Unix seconds of the last write, read or question."""
+
+    identity: str
+    key: str
+    path: str
+    n_bytes: int
+    used_at: float
+
+
+class DiskKVStore:
+    """A `core.ports.Vault`. Raises SetupError when `root` cannot be created.
+
+    Any number of threads and processes may share one root.
+    """
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root = root
+        self.disk = disk or Disk()
+        self._writing = Lock()
+        open_private(root, self.disk)
+        clear_leftovers(root.rglob(TEMPORARY + "*"))
+        for old in root.rglob("*" + ASIDE):
+            old.unlink(missing_ok=True)
+
+    def has(self, identity: str, key: str) -> bool:
+        """Whether a file of this key exists. Asking is using.
+
+        So a sweep cannot take the file between this and the manifest that will name it.
+        """
+        return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
+
+    def write(self, file: KVFile) -> int:
+        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+
+        A file that says something else of itself than `blob` is replaced: what it continues
+        may be gone, or its head is damaged. The KV of a key is the same in both.
+        Raises StackError when the disk refuses, ValueError on an impossible plane or key.
+        """
+        if not _is_key(file.identity) or not _is_key(file.key):
+            raise ValueError(f"no file can be called {file.identity!r}/{file.key!r}")
+        path = self._path(file.identity, file.key)
+        if self._has_same(file):
+            return 0
+        with self._writing:
+            if self._has_same(file):
+                return 0
+            return write_atomic(path, encode(file), self.disk)
+
+    def read(self, identity: str, key: str) -> KVFile:
+        """The blob, checked; its planes are views. Raises NotFound or Damaged.
+
+        A file with a wrong content is set aside until the next start, so that the next
+        write of its key heals the vault; one that the disk would not read stays, and so does
+        one of another format version (UnknownVersion).
+        """
+        if not _is_key(identity) or not _is_key(key):
+            raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
+        path = self._path(identity, key)
+        data = read_whole(path, self.disk)
+        with _aside_if_damaged(path):
+            file = decode(data)
+            _check_name((file.identity, file.key), (identity, key))
+        touch(path)
+        return file
+
+    def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
+        """Nothing goes: this vault has no bound but the disk's own. Raises DiskFull."""
+        try:
+            n_free = shutil.disk_usage(self.root).free
+        except OSError:
+            return GCResult()
+        if n_bytes > n_free:
+            raise DiskFull(
+                f"not saved: {n_bytes} bytes are to be written and the disk has {n_free} left; "
+                "free some space or run `mlx-stack cache gc`"
+            )
+        return GCResult()
+
+    def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
+        """Raises Conflict: who names the files of this vault is not known here."""
+        raise Conflict("this vault is not swept")
+
+    def note(self, identity: str, data: bytes) -> None:
+        """Replace the note beside the blobs of this identity. Raises StackError."""
+        if not _is_key(identity):
+            raise ValueError(f"no folder can be called {identity!r}")
+        write_atomic(self.root / identity / NOTE, [data], self.disk)
+
+    def noted(self, identity: str) -> bytes | None:
+        """The note; None when there is none that can be read."""
+        if not _is_key(identity):
+            return None
+        with suppress(NotFound, Damaged):
+            return read_whole(self.root / identity / NOTE, self.disk)
+        return None
+
+    def head(self, identity: str, key: str) -> KVFileHeader:
+        """What the file claims to hold, not checked. Raises NotFound or Damaged."""
+        if not _is_key(identity) or not _is_key(key):
+            raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
+        path = self._path(identity, key)
+        with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
+            return read_head(file)
+
+    def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
+        """Read all planes into `rows`, and check them as `read` does. Raises NotFound, Damaged."""
+        path = self._path(identity, key)
+        with opened(path) as fd, self.disk.open(fd) as file, _aside_if_damaged(path):
+            _check_name(read_into(file, rows), (identity, key))
+        touch(path)
+
+    def heads(self, identity: str) -> Iterator[KVFileHeader]:
+        """The heads of all blobs of one identity, not checked; what is no head is left out.
+
+        It is told in the log; damaged files are set aside as `head` does.
+        """
+        if not _is_key(identity):
+            return
+        for path in (self.root / identity).glob(f"*/*{SUFFIX}"):
+            try:
+                yield self.head(identity, path.name.removesuffix(SUFFIX))
+            except NotFound:
+                continue
+            except Damaged as error:
+                log.warning("%s", error)
+
+    def entries(self) -> Iterator[KVFileEntry]:
+        """Every file, in no order; those that vanish meanwhile are left out."""
+        for found in self.root.glob(f"*/*/*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                about = found.stat(follow_symlinks=False)
+                key, identity = found.name.removesuffix(SUFFIX), found.parent.parent.name
+                yield KVFileEntry(identity, key, str(found), about.st_size, about.st_mtime)
+
+    def remove(self, identity: str, key: str) -> int:
+        """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
+        if not _is_key(identity) or not _is_key(key):
+            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
+        path = self._path(identity, key)
+        try:
+            n_bytes = path.lstat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            raise NotFound(f"there is no KV file {path.name}") from None
+        except OSError as error:
+            raise refused(f"{path.name} was not removed", error) from error
+        return n_bytes
+
+    def _has_same(self, file: KVFile) -> bool:
+        """Whether its file is there and says of itself what `blob` does."""
+        with suppress(NotFound, Damaged):
+            is_there = self.has(file.identity, file.key)
+            return is_there and self.head(file.identity, file.key) == head_of(file)
+        return False
+
+    def _path(self, identity: str, key: str) -> Path:
+        return self.root / identity / key[:2] / (key + SUFFIX)
+
+
+@contextmanager
+def _aside_if_damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnknownVersion as error:
+        raise UnknownVersion(
+            f"the KV file {path.name} was written by another release of mlx-stack: {error.message}"
+        ) from None
+    except Damaged as error:
+        with suppress(OSError):
+            path.replace(path.with_name(path.name.removesuffix(SUFFIX) + ASIDE))
+        raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
+
+
+def _check_name(found: tuple[str, str], wanted: tuple[str, str]) -> None:
+    if found != wanted:
+        raise Damaged(f"it holds {found[0]}/{found[1]}")
+
+
+def _is_key(text: str) -> bool:
+    return KEY.fullmatch(text) is not None

@@ -1,0 +1,143 @@
+"""The slot files of one folder: saved contexts with a name."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, UnknownVersion
+from mlxstack.core.ports import Manifest
+from mlxstack.store.atomic_write import (
+    TEMPORARY,
+    begins_with,
+    children,
+    clear_leftovers,
+    open_private,
+    read_whole,
+    remove_synced,
+    touch,
+    write_atomic,
+)
+from mlxstack.store.disk_io import Disk, refused
+from mlxstack.store.manifest_file import MAGIC, pack, unpack
+from mlxstack.store.slot_filename import check_filename, folded, normalized
+
+
+class SlotFile(Struct, frozen=True):
+    """One slot file; `n_bytes` of its own, `used_at` Unix seconds of the last save or restore."""
+
+    name: str
+    path: str
+    n_bytes: int
+    used_at: float
+
+
+class SlotFileFolder:
+    """A `core.ports.Shelf`. Raises SetupError when `directory` cannot be created.
+
+    The folder may be the user's own: files that are not slot files are never listed, removed
+    or replaced.
+    """
+
+    def __init__(self, directory: Path, disk: Disk | None = None) -> None:
+        self._disk = disk or Disk()
+        open_private(directory, self._disk)
+        self.directory = directory.resolve()
+        clear_leftovers(self.directory.glob(TEMPORARY + "*"))
+
+    def check(self, name: str) -> None:
+        """Raises BadRequest when `name` is not a safe file name."""
+        check_filename(name)
+
+    def check_replaceable(self, name: str) -> None:
+        """Raise BadRequest, or Conflict when a file of this name is not a slot file."""
+        path = self._path(name)
+        if os.path.lexists(path) and not begins_with(path, MAGIC, self._disk):
+            raise Conflict(
+                f"{name} is not a slot file, so it is not replaced; save under another name, or "
+                f"move the file out of {self.directory}"
+            )
+
+    def write(self, name: str, manifest: Manifest) -> int:
+        """Replace a slot file atomically and durably; bytes written.
+
+        Raises BadRequest, Conflict when another kind of file has this name, or a file whose name
+        differs only for a volume that ignores case, or StackError when the disk refuses.
+        """
+        self.check_replaceable(name)
+        return write_atomic(self._path_to_write(name), pack(manifest), self._disk)
+
+    def read(self, name: str) -> Manifest:
+        """The manifest, marked as used now. Raises BadRequest, NotFound or Damaged."""
+        manifest = self.peek(name)
+        touch(self._path_to_read(name))
+        return manifest
+
+    def peek(self, name: str) -> Manifest:
+        """As `read`, without the mark."""
+        data = read_whole(self._path_to_read(name), self._disk)
+        try:
+            return unpack(data)
+        except UnknownVersion as error:
+            raise UnknownVersion(
+                f"the slot file {name} was written by another release of mlx-stack: "
+                f"{error.message}; restore it with that release"
+            ) from None
+        except Damaged as error:
+            raise Damaged(f"the slot file {name} is damaged: {error.message}") from None
+
+    def list(self) -> tuple[SlotFile, ...]:
+        """All slot files by name, damaged ones included. Raises Unreadable."""
+        found = (self._look(path) for path in children(self.directory))
+        return tuple(slot_file for slot_file in found if slot_file is not None)
+
+    def remove(self, name: str) -> int:
+        """Delete a slot file for good; bytes freed, those of its KV not counted.
+
+        Raises BadRequest, NotFound (a foreign file counts as none), or StackError.
+        """
+        slot_file = self._look(self._path_to_read(name))
+        if slot_file is None:
+            raise NotFound(f"there is no slot file {name}")
+        try:
+            remove_synced(Path(slot_file.path), self._disk)
+        except FileNotFoundError:
+            raise NotFound(f"there is no slot file {name}") from None
+        except OSError as error:
+            raise refused(f"the slot file {name} was not removed", error) from error
+        return slot_file.n_bytes
+
+    def _path(self, name: str) -> Path:
+        """The file of this name in whichever normalization; a new name in NFC.
+
+        Names are compared here, because a volume that ignores case opens `a.bin` for `A.bin`.
+        """
+        self.check(name)
+        same = [p for p in children(self.directory) if normalized(p.name) == normalized(name)]
+        path = self.directory / normalized(name)
+        return path if path in same or not same else same[0]
+
+    def _path_to_write(self, name: str) -> Path:
+        path, existing = self._path(name), children(self.directory)
+        other = next((p for p in existing if folded(p.name) == folded(name)), path)
+        if other.name != path.name and path not in existing:
+            raise Conflict(
+                f"there is {other.name} already, and names that differ only by case are one file "
+                f"on some disks; save to {other.name} or choose another name"
+            )
+        return path
+
+    def _path_to_read(self, name: str) -> Path:
+        path = self._path(name)
+        if path not in children(self.directory):
+            raise NotFound(f"there is no file {name}")
+        return path
+
+    def _look(self, path: Path) -> SlotFile | None:
+        with suppress(BadRequest, FileNotFoundError):
+            self.check(path.name)
+            if begins_with(path, MAGIC, self._disk):
+                about = path.lstat()
+                return SlotFile(path.name, str(path), about.st_size, about.st_mtime)
+        return None

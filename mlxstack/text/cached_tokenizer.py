@@ -1,0 +1,249 @@
+"""Text to tokens, paying only once for what was seen before.
+
+A special token is matched before anything else looks at a text, so the text between two of them
+always gives the same tokens, wherever it stands. The text is cut there, and the tokens of each
+piece are remembered: a follow-up turn encodes only its new pieces.
+"""
+
+import re
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.text.special_token_escape import ESCAPE_CHAR
+from mlxstack.text.special_tokens import SpecialTokens
+
+COUNTED_CHARS = 32_768
+# Tokens that a part may have more than its share of the whole text, since it is cut anywhere.
+MOST_SPLIT = 32
+PROBE = "Hello,  wörld!\n\n\tdef f(x):\n    return 'x'  \n 123"
+
+
+class Encoded(Struct, frozen=True):
+    """A text as tokens. Piece i begins at character `chars[i]` and token `places[i]`."""
+
+    text: str
+    tokens: tuple[int, ...]
+    chars: tuple[int, ...]
+    places: tuple[int, ...]
+
+    def piece_from(self, char: int) -> int:
+        """Index of the first piece that begins at `char` or later; their number if none does."""
+        return bisect_left(self.chars, char)
+
+    def piece_at(self, char: int) -> int:
+        """Index of the piece that holds `char`."""
+        return max(0, bisect_right(self.chars, char) - 1)
+
+
+class Splice(Struct, frozen=True):
+    """Tokens that stand for the characters from `start` to `end` of a text."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+class TokenCache:
+    """The tokens of the pieces used last, at most `max_tokens` in all. Callable by any thread."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max = max_tokens
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[str, array[int]] = OrderedDict()
+        self.n_tokens = 0
+
+    def get(self, piece: str) -> "array[int] | None":
+        """The tokens of `piece`, if they are still known."""
+        with self._lock:
+            tokens = self._pieces.get(piece)
+            if tokens is not None:
+                self._pieces.move_to_end(piece)
+            return tokens
+
+    def put(self, piece: str, tokens: "array[int]") -> None:
+        """Remember, and forget what was not used for longest."""
+        with self._lock:
+            if piece in self._pieces:
+                return
+            self._pieces[piece] = tokens
+            self.n_tokens += _weight(tokens)
+            while self.n_tokens > self._max:
+                _, oldest = self._pieces.popitem(last=False)
+                self.n_tokens -= _weight(oldest)
+
+
+def _weight(tokens: "array[int]") -> int:
+    """An empty piece takes room too."""
+    return len(tokens) + 8
+
+
+class CachedTokenizer:
+    """Encodes the texts of one tokenizer, a mlx-lm TokenizerWrapper. Callable by any thread.
+
+    `prefix` and `suffix` are what the tokenizer puts around a plain text (BOS, EOS).
+    `n_scratch` counts the characters that were not known yet, roughly when threads meet.
+    """
+
+    def __init__(
+        self, tokenizer: Any, special_tokens: SpecialTokens, max_tokens: int = 4_000_000
+    ) -> None:
+        self.n_scratch = 0
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._memory = TokenCache(max_tokens)
+        self._anchors = special_tokens.anchors
+        self._backend = self._find_backend()
+        self._opening, self._n_opening = "", 0
+        stops = sorted(special_tokens.anchors | special_tokens.rivals, key=len, reverse=True)
+        self._stops = re.compile("|".join(map(re.escape, stops)) or r"(?!)")
+        if not self._cuts_safely():
+            self._stops = re.compile(r"(?!)")
+        self._opening, self._n_opening = self._find_opening()
+        self.prefix, self.suffix = self._find_frame()
+
+    def encode(self, text: str, splices: Sequence[Splice] = ()) -> Encoded:
+        """Tokens of a rendered text. A text with guard marks is cut there, the marks vanish.
+
+        `splices` are ascending and do not overlap. One that would change the tokens outside of
+        it is left out.
+        """
+        cuts = self._cut(text)
+        kept = self._kept(text, cuts, splices)
+        spliced = {one.start: one for one in kept}
+        tokens: list[int] = []
+        chars, places = [], []
+        for start, end in self._segments(text, cuts, kept):
+            chars.append(start)
+            places.append(len(tokens))
+            if start in spliced:
+                tokens.extend(spliced[start].tokens)
+            else:
+                tokens.extend(self._segment(text, cuts, start, end))
+        return Encoded(text, tuple(tokens), tuple(chars), tuple(places))
+
+    def at_least(self, texts: Iterable[str], enough: int) -> int:
+        """A lower bound of the tokens of `texts`, counted only until it is above `enough`."""
+        n_tokens = 0
+        for text in texts:
+            for start in range(0, len(text), COUNTED_CHARS):
+                part = text[start : start + COUNTED_CHARS].replace(ESCAPE_CHAR, "")
+                n_tokens += max(0, len(self._scratch(part)) - MOST_SPLIT)
+                if n_tokens > enough:
+                    return n_tokens
+        return n_tokens
+
+    def place(self, encoded: Encoded, char: int) -> int:
+        """How many tokens lie surely before `char`, whatever follows there."""
+        at = encoded.piece_at(char)
+        start, first = encoded.chars[at], encoded.places[at]
+        if char <= start:
+            return first
+        part = self._piece(encoded.text[start:char])
+        whole = encoded.tokens[first : first + len(part)]
+        same = next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), None)
+        n_same = min(len(part), len(whole)) if same is None else same
+        return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
+
+    def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
+        """The splices at whose edges the text can be cut without changing its tokens."""
+        bad = set()
+        edges: dict[int, list[int]] = {}
+        for edge in {edge for one in splices for edge in (one.start, one.end)}:
+            at = bisect_right(cuts, edge) - 1
+            if edge not in (cuts[at], len(text)):
+                edges.setdefault(at, []).append(edge)
+        for at, inner in edges.items():
+            end = cuts[at + 1] if at + 1 < len(cuts) else len(text)
+            parts = pairwise([cuts[at], *sorted(inner), end])
+            tokens = [t for a, b in parts for t in self._segment(text, cuts, a, b)]
+            if tokens != list(self._piece(text[cuts[at] : end])):
+                bad.update(inner)
+        if not bad:
+            return splices
+        return self._kept(
+            text, cuts, [one for one in splices if not bad.intersection((one.start, one.end))]
+        )
+
+    def _segments(
+        self, text: str, cuts: Sequence[int], splices: Sequence[Splice]
+    ) -> list[tuple[int, int]]:
+        """The pieces of a text; a splice is one of them."""
+        starts, at = [], 0
+        for one in splices:
+            stop = bisect_left(cuts, one.start)
+            starts += [*cuts[at:stop], one.start]
+            at = bisect_left(cuts, one.end)
+            if one.end < len(text) and cuts[at : at + 1] != [one.end]:
+                starts.append(one.end)
+        starts = sorted({*starts, *cuts[at:]})
+        return list(pairwise([*starts, len(text)]))
+
+    def _segment(self, text: str, cuts: Sequence[int], start: int, end: int) -> "array[int]":
+        """A part of a text that begins at a cut, or continues the piece before it."""
+        is_cut = cuts[bisect_right(cuts, start) - 1] == start
+        return self._piece(text[start:end] if is_cut else ESCAPE_CHAR + text[start:end])
+
+    def _cut(self, text: str) -> list[int]:
+        cuts = [m.start() for m in self._stops.finditer(text) if m[0] in self._anchors]
+        return cuts if cuts and cuts[0] == 0 else [0, *cuts]
+
+    def _piece(self, piece: str) -> "array[int]":
+        known = self._memory.get(piece)
+        if known is None:
+            self.n_scratch += len(piece)
+            first, *others = piece.split(ESCAPE_CHAR)
+            known = array("I", self._scratch(first))
+            for part in others:
+                known.extend(self._scratch(self._opening + part)[self._n_opening :])
+            self._memory.put(piece, known)
+        return known
+
+    def _scratch(self, text: str) -> list[int]:
+        if not text:
+            return []
+        if self._backend is not None:
+            # A batch of one, since `encode` would stop all other threads meanwhile.
+            (found,) = self._backend.encode_batch([text], add_special_tokens=False)
+            ids: list[int] = found.ids
+            return ids
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_backend(self) -> Any:
+        """The Rust tokenizer, which threads may share, where it alone decides the tokens."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        whole = list(self._tokenizer.encode(PROBE * 2, add_special_tokens=False))
+        if backend is None or backend.encode(PROBE * 2, add_special_tokens=False).ids != whole:
+            return None
+        return backend
+
+    def _cuts_safely(self) -> bool:
+        """Whether cutting at special tokens leaves a probe's tokens as they are."""
+        probe = PROBE + "".join(f"{anchor}{PROBE}" for anchor in sorted(self._anchors)[:64])
+        return list(self.encode(probe).tokens) == self._scratch(probe)
+
+    def _find_opening(self) -> tuple[str, int]:
+        """What to put before the continuation of a text, so that it is not taken for a beginning.
+
+        Some tokenizers put a space before the first word. After a special token they do not.
+        """
+        for anchor in sorted(self._anchors):
+            alone, followed = self._scratch(anchor), self._scratch(anchor + "a")
+            if len(alone) == 1 and followed[:1] == alone and followed[1:] != self._scratch("a"):
+                return anchor, 1
+        return "", 0
+
+    def _find_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        bare = self._scratch("a")
+        framed = list(self._tokenizer.encode("a", add_special_tokens=True))
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                return tuple(framed[:at]), tuple(framed[at + len(bare) :])
+        return (), ()

@@ -1,0 +1,155 @@
+"""Writes the rules of a Lark grammar: marks, JSON, and text that stands between marks as it is."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.response_format import json_of
+from mlxstack.text.grammar.schema_types import Schema
+from mlxstack.text.grammar_check import check_multiples
+
+DEFINITIONS = ("$defs", "definitions")
+ANYTHING = "(?s:.*)"
+MAX_RULES = 5000
+INDEX = "/[0-9]{1,3}/"
+
+
+class LarkBuilder:
+    """Collects rules. `special` are the tokens without text of their own, by name.
+
+    `options` go to every JSON schema; those with "lenient" leave out what cannot be enforced.
+    """
+
+    def __init__(self, special: Mapping[str, int], options: Mapping[str, Any]) -> None:
+        self._special = special
+        self._options = options
+        self._rules: list[str] = []
+        names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
+        self._cuts = re.compile(f"({names})") if names else None
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether keywords that cannot be enforced are left out."""
+        return bool(self._options.get("lenient"))
+
+    def grammar(self, start: str) -> str:
+        """The whole of it."""
+        return "\n".join([f"start: {start}", *self._rules])
+
+    def rule(self, body: str) -> str:
+        """The name of a rule with this body. Raises BadRequest if there are too many."""
+        if len(self._rules) >= MAX_RULES:
+            raise BadRequest(f"tools: their schemas make more than {MAX_RULES} rules", "tools")
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def literal(self, text: str) -> str:
+        """Exactly this text, in which the names of special tokens mean those tokens."""
+        parts = self._cuts.split(text) if self._cuts else [text]
+        return " ".join(self._part(part) for part in parts if part) or '""'
+
+    def call_opening(self, template: str, name: str) -> str:
+        """The same with `{name}` filled in, and `{index}`, the number of a call, left open."""
+        parts = [self.literal(one) for one in template.replace("{name}", name).split("{index}")]
+        return f" {INDEX} ".join(parts)
+
+    def json(self, schema: Schema, root: Schema) -> str:
+        """JSON of this schema, which may refer to definitions of `root`."""
+        known = {key: root[key] for key in DEFINITIONS if key in root}
+        whole = {**known, **schema, "x-guidance": dict(self._options)}
+        text = json_of(whole, "tools")
+        check_multiples(whole, "tools")
+        return f"%json {text}"
+
+    def text(self, schema: Schema, avoided: Sequence[str]) -> str:
+        """Text of this schema as it is, which matches none of `avoided`; "" if there is none."""
+        if "enum" in schema:
+            fit = [text for text in schema["enum"] if not _is_avoided(text, avoided)]
+            return self.rule(" | ".join(quoted(text) for text in fit)) if fit else ""
+        wanted = [] if self.is_lenient else list(_wanted(schema))
+        known = [f"/{_slashed(one)}/" for one in wanted or [ANYTHING]]
+        unwanted = [f"~/{_slashed(one)}/" for one in avoided]
+        name = f"T{len(self._rules)}"
+        self._rules.append(f"{name}: {' & '.join([*known, *unwanted])}")
+        return name
+
+    def _part(self, text: str) -> str:
+        return f"<[{self._special[text]}]>" if text in self._special else quoted(text)
+
+
+def quoted(text: str) -> str:
+    """A string of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def listed(items: Sequence[tuple[str, bool]], between: str) -> str:
+    """Items in their order, with `between` between them; those that are False may be missing."""
+    forms = ways(items, between)
+    if not any(is_required for _, is_required in items):
+        forms.append('""')
+    return "(" + " | ".join(forms) + ")"
+
+
+def ways(items: Sequence[tuple[str, bool]], between: str) -> list[str]:
+    """The same, one for each item that may be the first; there is at least one item."""
+    forms = []
+    for at, (item, is_required) in enumerate(items):
+        forms.append(" ".join([item, *_rest(items[at + 1 :], between)]))
+        if is_required:
+            break
+    return forms
+
+
+def containing(text: str) -> str:
+    """The regular expression of everything that contains `text`."""
+    return f"{ANYTHING}{re.escape(text)}{ANYTHING}"
+
+
+def _rest(items: Iterable[tuple[str, bool]], between: str) -> Iterable[str]:
+    for item, is_required in items:
+        yield f"{between} {item}" if is_required else f"({between} {item})?"
+
+
+def _wanted(schema: Schema) -> Iterable[str]:
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    if isinstance(least, int) or isinstance(most, int):
+        yield f"(?s:.){{{least or 0},{'' if most is None else most}}}"
+    if isinstance(schema.get("pattern"), str):
+        yield "|".join(_searched(way) for way in _ways(schema["pattern"]))
+
+
+def _searched(pattern: str) -> str:
+    """A regular expression that finds `pattern`, as one that matches the whole text."""
+    before = "" if pattern.startswith("^") else ANYTHING
+    is_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
+    inner = pattern.removeprefix("^")
+    return f"{before}(?:{inner[:-1] if is_end else inner}){'' if is_end else ANYTHING}"
+
+
+def _ways(pattern: str) -> list[str]:
+    """The alternatives of a regular expression that stand in no group."""
+    ways, depth, at = [""], 0, 0
+    in_class = False
+    while at < len(pattern):
+        n = 2 if pattern[at] == "\\" else 1
+        piece = pattern[at : at + n]
+        in_class = (in_class or piece == "[") and piece != "]"
+        depth += 0 if in_class else (piece == "(") - (piece == ")")
+        if piece == "|" and not depth and not in_class:
+            ways.append("")
+        else:
+            ways[-1] += piece
+        at += n
+    return ways
+
+
+def _is_avoided(text: str, avoided: Iterable[str]) -> bool:
+    return any(re.fullmatch(one, text) for one in avoided)
+
+
+def _slashed(expression: str) -> str:
+    """As it stands between slashes."""
+    return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", "\\n")

@@ -1,0 +1,156 @@
+"""Tool calls in languages of their own: Python's, and those of the two Gemmas."""
+
+import keyword
+import re
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.grammar.lark_builder import LarkBuilder, containing, listed, quoted
+from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
+
+SCALARS = frozenset({"number", "integer", "boolean", "null"})
+QUOTE, ESCAPE = '<|"|>', "<escape>"
+COMMA = quoted(",")
+MAX_DEPTH = 12
+
+
+class SchemaPosition(Struct, frozen=True):
+    """A schema somewhere in the parameters `root`."""
+
+    schema: Any
+    root: Schema
+    depth: int = 0
+
+    def below(self, schema: Any) -> "SchemaPosition":
+        """A part of it."""
+        return SchemaPosition(schema, self.root, self.depth + 1)
+
+    @property
+    def kinds(self) -> SchemaTypes:
+        """What it may be."""
+        return schema_types(self.schema, self.root)
+
+
+class LiteralSyntax(Struct, frozen=True):
+    """Between key and value stands `means`. `value` gives no rule for what it cannot write."""
+
+    means: str
+    is_key: Callable[[str], bool]
+    value: Callable[[SchemaPosition, LarkBuilder], str]
+
+
+def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
+    """`name(key=value, ...)`, whose values are JSON."""
+    if not all(_is_python_name(part) for part in tool.name.split(".")):
+        return None
+    members = _members(SchemaPosition(tool.parameters, tool.parameters), PYTHON, builder)
+    if members is None:
+        return None
+    return f'{quoted(tool.name + "(")} {listed(members, COMMA + " " + quoted(" ") + "?")} ")"'
+
+
+def gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
+    """`call:name{key:value,...}`, with marks of its own around text, as deep as need be."""
+    return _gemma_call(tool, builder, GEMMA) if re.fullmatch(r"[\w-]+", tool.name) else None
+
+
+def function_gemma_call(tool: Tool, builder: LarkBuilder) -> str | None:
+    """The same with other marks; values are text, numbers, truths and null only."""
+    return _gemma_call(tool, builder, FUNCTION_GEMMA) if _is_word(tool.name) else None
+
+
+def _gemma_call(tool: Tool, builder: LarkBuilder, syntax: LiteralSyntax) -> str | None:
+    members = _members(SchemaPosition(tool.parameters, tool.parameters), syntax, builder)
+    if members is None:
+        return None
+    return f'{quoted(f"call:{tool.name}{{")} {listed(members, COMMA)} "}}"'
+
+
+def _members(
+    at: SchemaPosition, syntax: LiteralSyntax, builder: LarkBuilder
+) -> list[tuple[str, bool]] | None:
+    """Each member and whether it must be there; None if one that must cannot be written."""
+    members = []
+    for key, (schema, is_required) in properties(at.schema).items():
+        value = syntax.value(at.below(schema), builder) if syntax.is_key(key) else ""
+        if value:
+            members.append((builder.rule(f"{quoted(key + syntax.means)} {value}"), is_required))
+        elif is_required:
+            return None
+    return members
+
+
+def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
+    return builder.json(at.schema if isinstance(at.schema, dict) else {}, at.root)
+
+
+def _flat(at: SchemaPosition, builder: LarkBuilder) -> str:
+    texts = [_between(ESCAPE, rule, builder) for rule in _texts(at, ("}", ESCAPE), builder)]
+    return _either([*texts, *_scalars(at, builder)], builder)
+
+
+def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
+    if at.depth > MAX_DEPTH:
+        return ""
+    found = [_between(QUOTE, rule, builder) for rule in _texts(at, (QUOTE, "\x00"), builder)]
+    found += _scalars(at, builder)
+    for schema in at.kinds.others:
+        if schema.get("type") == "object":
+            members = _members(at.below(schema), GEMMA, builder)
+            found += [] if members is None else [f'"{{" {listed(members, COMMA)} "}}"']
+        elif schema.get("type") == "array":
+            found += _array(at.below(schema), builder)
+    return _either(found, builder)
+
+
+def _array(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
+    item = _deep(at.below(at.schema.get("items", {})), builder)
+    least, most = at.schema.get("minItems", 0), at.schema.get("maxItems")
+    if not item or most == 0:
+        return [] if least else ['"[" "]"']
+    upper = "" if most is None else most - 1
+    some = f'"[" {item} ({COMMA} {item}){{{max(0, least - 1)},{upper}}} "]"'
+    return [some] if least else ['"[" "]"', some]
+
+
+def _texts(at: SchemaPosition, never: tuple[str, ...], builder: LarkBuilder) -> list[str]:
+    avoided = [containing(one) for one in never]
+    rules = [builder.text(schema, avoided) for schema in at.kinds.texts]
+    return [rule for rule in rules if rule]
+
+
+def _scalars(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
+    found = []
+    for schema in at.kinds.others:
+        named = schema.get("type", [])
+        types = [one for one in (named if isinstance(named, list) else [named]) if one in SCALARS]
+        plain = [one for one in schema.get("enum", []) if not isinstance(one, dict | list)]
+        if plain:
+            found.append(builder.json({"enum": plain}, at.root))
+        elif types:
+            found.append(builder.json({**schema, "type": types}, at.root))
+    return found
+
+
+def _between(mark: str, rule: str, builder: LarkBuilder) -> str:
+    return f"{builder.literal(mark)} {rule} {builder.literal(mark)}"
+
+
+def _either(rules: list[str], builder: LarkBuilder) -> str:
+    return builder.rule(" | ".join(rules)) if rules else ""
+
+
+def _is_python_name(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _is_word(name: str) -> bool:
+    return re.fullmatch(r"\w+", name) is not None
+
+
+PYTHON = LiteralSyntax("=", _is_python_name, _json)
+GEMMA = LiteralSyntax(":", _is_word, _deep)
+FUNCTION_GEMMA = LiteralSyntax(":", _is_word, _flat)

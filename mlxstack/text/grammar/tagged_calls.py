@@ -1,0 +1,108 @@
+"""Tool calls whose arguments stand between tags: text as it is, everything else as JSON."""
+
+import json
+import re
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed, ways
+from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
+
+EDGE_SPACES = (rf"\s{ANYTHING}", rf"{ANYTHING}\s")
+NULL = ("(?i:null)",)
+# What json.loads or ast.literal_eval could take for something else than text.
+NO_TEXT = (
+    "(?i:null|none|true|false|nan|infinity)",
+    rf"[^A-Za-z]{ANYTHING}",
+    rf"[A-Za-z]{{1,2}}['\"]{ANYTHING}",
+    rf"set\({ANYTHING}",
+)
+
+
+class TagFormat(Struct, frozen=True):
+    """What stands around a call and around each argument.
+
+    `{name}`, `{index}`, `{key}` and `{type}` are filled in; names and keys match `names`. Text
+    never contains one of `never`, and never matches one of `avoided`, because the parser would
+    take it for something else. `guesses`: the parser takes text for JSON wherever it can.
+    `bare` is a call without arguments, where it is written otherwise.
+    """
+
+    opens: str
+    argument: str
+    argument_closes: str
+    closes: str
+    never: tuple[str, ...]
+    avoided: tuple[str, ...] = EDGE_SPACES
+    names: str = r"[^\s<>\"&']+"
+    guesses: bool = False
+    bare: str = ""
+
+
+def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
+    """The writer of such calls."""
+
+    def call(tool: Tool, builder: LarkBuilder) -> str | None:
+        items = _arguments(tags, tool.parameters, builder)
+        if items is None or not re.fullmatch(tags.names, tool.name):
+            return None
+        opens = builder.call_opening(tags.opens, tool.name)
+        closes = builder.literal(tags.closes)
+        if not tags.bare:
+            return f"{opens} {listed(items, '')} {closes}"
+        forms = [f"{opens} {way} {closes}" for way in ways(items, "")]
+        if not any(is_required for _, is_required in items):
+            forms.append(builder.literal(tags.bare.replace("{name}", json.dumps(tool.name))))
+        return " | ".join(forms)
+
+    return call
+
+
+def _arguments(
+    tags: TagFormat, parameters: Schema, builder: LarkBuilder
+) -> list[tuple[str, bool]] | None:
+    """Each argument and whether it must be there; None if one that must cannot be written."""
+    items = []
+    for key, (schema, is_required) in properties(parameters).items():
+        found = schema_types(schema, parameters)
+        values = _values(tags, found, parameters, builder) if re.fullmatch(tags.names, key) else []
+        forms = [_argument(tags, key, value, builder) for value in values]
+        if forms:
+            items.append((builder.rule(" | ".join(forms)), is_required))
+        elif is_required:
+            return None
+    return items
+
+
+def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
+    opens = tags.argument.replace("{key}", key).replace("{type}", value[0])
+    return f"{builder.literal(opens)} {value[1]} {builder.literal(tags.argument_closes)}"
+
+
+def _values(
+    tags: TagFormat, found: SchemaTypes, root: Schema, builder: LarkBuilder
+) -> list[tuple[str, str]]:
+    """The type and the rule of everything that the argument may be."""
+    values = []
+    for schema in found.texts:
+        rule = builder.text(schema, _avoided(tags, found))
+        values += [("string", rule)] if rule else []
+        if tags.guesses:
+            values.append(("string", builder.json({**schema, "type": "string"}, root)))
+    for schema in found.others:
+        named = schema.get("type")
+        kind = named if isinstance(named, str) else "object"
+        values.append((kind, builder.json(schema, root)))
+    return values
+
+
+def _avoided(tags: TagFormat, found: SchemaTypes) -> tuple[str, ...]:
+    """What text must not be, lest the parser take it for something else."""
+    avoided = (*tags.avoided, *(containing(one) for one in tags.never))
+    if tags.guesses or (found.others and not found.is_text):
+        return (*avoided, *NO_TEXT)
+    if found.others:
+        return (*avoided, *NULL)
+    return avoided

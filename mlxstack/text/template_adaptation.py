@@ -1,0 +1,222 @@
+"""A conversation made fit for one chat template: what it refuses is said in a way it accepts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.conversation import Message, Role
+from mlxstack.text.normalize_messages import drop_billing, parse_arguments
+
+TURN_JOINT = "\n\n"
+
+
+class TemplateCapabilities(Struct, frozen=True):
+    """What a chat template accepts, found by trying it.
+
+    `has_late_system`: a system message between turns is rendered where it stands (A-12).
+    `needs_alternation`: two user turns in a row are refused (A-13). `takes_user_after_tool`:
+    a user may speak right after a tool. `takes_objects`, `takes_strings`: forms of tool call
+    arguments. `needs_short_ids`: call ids must be nine letters and digits.
+    `takes_text_and_thought`: a call may have both beside it. `takes_parallel_calls`: all calls
+    of one turn are rendered. `takes_orphan_results`: a result needs no call before it.
+    `needs_tool_list`: no tools are an empty list, not None.
+    `schema_keys`, `property_keys`: keys that the parameters of a tool and each of its properties
+    must have.
+    """
+
+    has_system: bool = True
+    has_late_system: bool = True
+    needs_alternation: bool = False
+    takes_user_after_tool: bool = True
+    takes_objects: bool = True
+    takes_strings: bool = True
+    needs_short_ids: bool = False
+    takes_text_and_thought: bool = True
+    takes_parallel_calls: bool = True
+    takes_orphan_results: bool = True
+    needs_tool_list: bool = False
+    schema_keys: frozenset[str] = frozenset()
+    property_keys: frozenset[str] = frozenset()
+
+
+def adapt_to_template(
+    messages: Iterable[Message], capabilities: TemplateCapabilities
+) -> tuple[Message, ...]:
+    """The same conversation for a template with these traits.
+
+    Deterministic, and append-only: a message added at the end never changes what the earlier
+    ones become, except that it may lengthen the last one. Two exceptions, in templates that
+    refuse or drop a part of a turn: an answer moves the texts beside the calls before it
+    (where such a template drops the thoughts as well), and a late result of a parallel call
+    moves to its call.
+    """
+    head, turns = _split_head([_clean(message) for message in messages])
+    turns = _name_tools(turns)
+    if not capabilities.takes_orphan_results:
+        turns = _quote_orphans(turns)
+    if not capabilities.has_late_system:
+        turns = _place_reminders(turns)
+    if not capabilities.takes_user_after_tool:
+        turns = _fold_users_into_tools(turns)
+    if capabilities.needs_alternation:
+        turns = _merge_turns(turns)
+    if not capabilities.takes_text_and_thought:
+        turns = _move_texts(turns)
+    if not capabilities.takes_parallel_calls:
+        turns = _separate_calls(turns)
+    if head is None:
+        return tuple(turns)
+    return tuple([head, *turns] if capabilities.has_system else _without_system(head, turns))
+
+
+def _clean(message: Message) -> Message:
+    """Without a billing header (C-1), and with arguments that are objects where they can be."""
+    if message.role is Role.SYSTEM:
+        text = drop_billing(message.text)
+        return message if text == message.text else msgspec.structs.replace(message, text=text)
+    if not any(isinstance(call.arguments, str) for call in message.tool_calls):
+        return message
+    calls = tuple(
+        msgspec.structs.replace(call, arguments=parse_arguments(call.arguments))
+        for call in message.tool_calls
+    )
+    return msgspec.structs.replace(message, tool_calls=calls)
+
+
+def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Message]]:
+    """The leading system messages as one, and the rest."""
+    n_head = 0
+    while n_head < len(messages) and messages[n_head].role is Role.SYSTEM:
+        n_head += 1
+    text = TURN_JOINT.join(message.text for message in messages[:n_head] if message.text)
+    return (Message(Role.SYSTEM, text) if text else None), list(messages[n_head:])
+
+
+def _name_tools(turns: Sequence[Message]) -> list[Message]:
+    """Every tool message bears the name of the function it answers (A-15)."""
+    names = {call.id: call.name for turn in turns for call in turn.tool_calls}
+    return [
+        msgspec.structs.replace(turn, name=names[turn.tool_call_id])
+        if turn.role is Role.TOOL and not turn.name and turn.tool_call_id in names
+        else turn
+        for turn in turns
+    ]
+
+
+def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
+    """Results that follow no call, as after a compaction, become user turns."""
+    quoted: list[Message] = []
+    has_call = False
+    for turn in turns:
+        if turn.role is Role.TOOL and not has_call:
+            text = f"<tool-result>\n{turn.text}\n</tool-result>"
+            quoted.append(Message(Role.USER, text))
+            continue
+        if turn.role in (Role.USER, Role.ASSISTANT):
+            has_call = bool(turn.tool_calls)
+        quoted.append(turn)
+    return quoted
+
+
+def reminder(text: str) -> str:
+    """How a system message is quoted inside another turn (A-12)."""
+    return f"<system-reminder>\n{text}\n</system-reminder>"
+
+
+def _gathered(
+    turns: Iterable[Message], follows: Callable[[Message, Message], bool]
+) -> list[Message]:
+    """A turn becomes one with those after it that it is followed by; their texts are joined."""
+    groups: list[list[Message]] = []
+    for turn in turns:
+        if groups and follows(groups[-1][0], turn):
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return [_one(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _one(group: Sequence[Message]) -> Message:
+    return msgspec.structs.replace(
+        group[0],
+        text=TURN_JOINT.join(turn.text for turn in group if turn.text),
+        tool_calls=tuple(call for turn in group for call in turn.tool_calls),
+    )
+
+
+def _place_reminders(turns: Sequence[Message]) -> list[Message]:
+    """Late system messages join the user or tool turn right before them, else become one."""
+    told = (_reminding(turn) for turn in turns if turn.role is not Role.SYSTEM or turn.text)
+    placed = _gathered(
+        told, lambda one, two: two.role is Role.SYSTEM and one.role is not Role.ASSISTANT
+    )
+    return [Message(Role.USER, one.text) if one.role is Role.SYSTEM else one for one in placed]
+
+
+def _reminding(turn: Message) -> Message:
+    return Message(Role.SYSTEM, reminder(turn.text)) if turn.role is Role.SYSTEM else turn
+
+
+def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
+    return _gathered(turns, lambda one, two: one.role is Role.TOOL and two.role is Role.USER)
+
+
+def _merge_turns(turns: Sequence[Message]) -> list[Message]:
+    """Turns of one speaker in a row become one (A-13); tool results stay apart."""
+    mergeable = (Role.USER, Role.ASSISTANT)
+    return _gathered(turns, lambda one, two: one.role is two.role and two.role in mergeable)
+
+
+def _move_texts(turns: Sequence[Message]) -> list[Message]:
+    """No text beside a call and a thought.
+
+    In a running tool loop the text becomes the end of the thought. Once an answer follows, the
+    template drops the thoughts before it, so that the text becomes a turn of its own.
+    """
+    answers = [i for i, turn in enumerate(turns) if _is_answer(turn)]
+    n_answered = answers[-1] if answers else 0
+    moved: list[Message] = []
+    for i, turn in enumerate(turns):
+        if not turn.tool_calls or not turn.text:
+            moved.append(turn)
+        elif i < n_answered:
+            moved += [Message(Role.ASSISTANT, turn.text), msgspec.structs.replace(turn, text="")]
+        elif turn.reasoning:
+            thought = TURN_JOINT.join((turn.reasoning, turn.text))
+            moved.append(msgspec.structs.replace(turn, text="", reasoning=thought))
+        else:
+            moved.append(turn)
+    return moved
+
+
+def _is_answer(turn: Message) -> bool:
+    return turn.role is Role.ASSISTANT and not turn.tool_calls
+
+
+def _separate_calls(turns: Sequence[Message]) -> list[Message]:
+    """One turn per call, each followed by its results."""
+    apart: list[Message] = []
+    rest = list(turns)
+    while rest:
+        turn = rest.pop(0)
+        if len(turn.tool_calls) < 2:
+            apart.append(turn)
+            continue
+        results = list(takewhile(lambda one: one.role is Role.TOOL, rest))
+        del rest[: len(results)]
+        for i, call in enumerate(turn.tool_calls):
+            base = turn if i == 0 else Message(Role.ASSISTANT)
+            apart.append(msgspec.structs.replace(base, tool_calls=(call,)))
+            apart += [one for one in results if one.tool_call_id == call.id]
+            results = [one for one in results if one.tool_call_id != call.id]
+        apart += results
+    return apart
+
+
+def _without_system(head: Message, turns: Sequence[Message]) -> list[Message]:
+    """The system prompt as the beginning of the first user turn."""
+    if turns and turns[0].role is Role.USER:
+        return [_one((Message(Role.USER, head.text), turns[0])), *turns[1:]]
+    return [Message(Role.USER, head.text), *turns]

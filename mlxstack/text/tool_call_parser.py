@@ -1,0 +1,88 @@
+"""The text of a tool call to the call it means, by mlx-lm's parsers."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.text.grammar.schema_types import declared
+from mlxstack.text.normalize_messages import parse_arguments, writable
+
+ToolSchemas = list[dict[str, Any]]
+Parser = Callable[[str, ToolSchemas], Any]
+# What parsers raise for text that is no call: `float` and `int` of huge numbers, too.
+UNREADABLE = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+def tool_schemas(tools: Iterable[Tool]) -> ToolSchemas:
+    """Tools in OpenAI's form, which the parsers need to know the types of arguments."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": declared(tool.parameters),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def parse_calls(parser: Parser, text: str, shapes: ToolSchemas) -> tuple[ToolCall, ...]:
+    """The calls in the text between two markers; none when it makes no sense.
+
+    `id` is the model's own where it wrote one, else "".
+    """
+    try:
+        parsed = parser(text, shapes)
+        found = parsed if isinstance(parsed, list) else [parsed]
+        calls = tuple(_call(item, shapes) for item in found)
+    except UNREADABLE:
+        return ()
+    return tuple(call for call in calls if call is not None) if all(calls) else ()
+
+
+def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall | None:
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
+        return None
+    name, own_id = writable(parsed["name"]), parsed.get("id")
+    arguments = parse_arguments(parsed.get("arguments"))
+    if not name or isinstance(arguments, str):
+        return None
+    nullable = _nullable(name, shapes)
+    known = {
+        writable(str(key)): None if value == "null" and key in nullable else _plain(value)
+        for key, value in arguments.items()
+    }
+    return ToolCall(writable(own_id) if isinstance(own_id, str) else "", name, known)
+
+
+def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:
+    """The arguments that are text or null; parsers that look at `type` alone say "null"."""
+    for shape in shapes:
+        function = shape["function"]
+        if function["name"] == name:
+            found = function["parameters"].get("properties")
+            known = found if isinstance(found, dict) else {}
+            return frozenset(key for key, one in known.items() if one.get("nullable") is True)
+    return frozenset()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value; parsers take what looks like Python for Python."""
+    match value:
+        case dict():
+            return {writable(str(key)): _plain(one) for key, one in value.items()}
+        case list() | tuple() | set():
+            return [_plain(one) for one in value]
+        case str():
+            return writable(value)
+        case None | bool() | int():
+            return value
+        case float() if math.isfinite(value):
+            return value
+    return writable(str(value))

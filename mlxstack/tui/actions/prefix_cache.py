@@ -1,0 +1,108 @@
+"""What can be done to the KV memory: warm, pin, let go of a prefix, clear everything."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from mlxstack.core.errors import BadRequest
+from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import printable, size, tokens
+
+
+async def pin(hands: ActionContext, aim: Aim) -> str:
+    """What is listed is kept whatever happens, under a name."""
+    done = await hands.calls.post("/cache/prefixes", {"name": aim.words, "id": aim.key})
+    return f"{aim.words}: {done.get('n_tokens', 0)} tokens are kept"
+
+
+async def unpin(hands: ActionContext, aim: Aim) -> str:
+    """The prefix stays until its room is needed."""
+    await hands.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
+    return f"{aim.key} is no longer pinned"
+
+
+async def warm(hands: ActionContext, aim: Aim) -> str:
+    """Computed behind everybody else, then kept under the name of the file."""
+    body = await asyncio.to_thread(_prefix, aim.words)
+    done = await hands.calls.post("/cache/prefixes", body)
+    return f"{body['name']}: {done.get('n_tokens', 0)} tokens are kept"
+
+
+async def clear(hands: ActionContext, _: Aim) -> str:
+    """What is in use or pinned stays."""
+    done = await hands.calls.post("/cache/clear", {})
+    return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
+
+
+def _prefix(path: str) -> dict[str, Any]:
+    """A chat in JSON, or a text, with its name. Raises BadRequest when it cannot be read."""
+    file = Path(path)
+    try:
+        file = file.expanduser()
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".json":
+            return {"name": file.stem, "messages": msgspec.json.decode(text)}
+        return {"name": file.stem, "text": text}
+    except (OSError, ValueError, RuntimeError) as why:
+        raise BadRequest(f"{file} cannot be read: {why}") from why
+
+
+def _told(model: DashboardState, key: str) -> str:
+    cache = model.frame.cache
+    one = next((view for view in cache.prefixes if view.id == key), None) if cache else None
+    if one is None:
+        return printable(key, 60)
+    return f"{printable(one.name, 60) or 'the unnamed one'} ({tokens(one.n_tokens)} tokens)"
+
+
+def _parked(model: DashboardState) -> str:
+    cache = model.frame.cache
+    return size(cache.memory_bytes) if cache else "all"
+
+
+DEEDS: tuple[Action, ...] = (
+    Action(
+        id="pin",
+        key="i",
+        label="Pin",
+        help="Keep the chosen prefix under a name, whatever happens.",
+        target=ActionTarget.PREFIX,
+        wants=ActionInput.NAME,
+        describe=lambda model, key: f"Keep {_told(model, key)} under which name?",
+        do=pin,
+    ),
+    Action(
+        id="unpin",
+        key="u",
+        label="Unpin",
+        help="Let go of the chosen pinned prefix: it stays until its room is needed.",
+        target=ActionTarget.PREFIX,
+        wants=ActionInput.CONSENT,
+        describe=lambda model, key: f"Let go of the pinned prefix {_told(model, key)}?",
+        do=unpin,
+    ),
+    Action(
+        id="warm",
+        key="w",
+        label="Warm",
+        help="Compute what is in a file (text, or messages in .json) and pin it under its name.",
+        target=ActionTarget.CACHE,
+        wants=ActionInput.FILE,
+        describe=lambda *_: "Compute and pin which file of this computer? .json: a chat.",
+        do=warm,
+    ),
+    Action(
+        id="clear",
+        key="x",
+        label="Clear",
+        help="Forget all parked KV in memory that is neither in use nor pinned.",
+        target=ActionTarget.CACHE,
+        wants=ActionInput.CONSENT,
+        describe=lambda model, _: f"Clear the cache? {_parked(model)} are held, live ones stay.",
+        do=clear,
+    ),
+)

@@ -1,0 +1,100 @@
+"""What can be done to a slot: save, restore, erase it, copy the curl that does it."""
+
+import shlex
+
+from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import printable, short_time, size, tokens
+
+KEY_VARIABLE = "MLX_STACK_API_KEY"
+
+
+def filename_of(model: DashboardState, key: str) -> str:
+    """A file name to propose for a slot: its agent's, as far as a file can be called so."""
+    agent = next((v.agent for v in model.frame.snapshot.slots if str(v.id) == key), None)
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in agent or "")
+    return f"{safe.strip('.-') or f'slot-{key}'}.kv"
+
+
+async def save(hands: ActionContext, aim: Aim) -> str:
+    """Waits in the service until the slot is idle."""
+    done = await hands.calls.save_slot(int(aim.key), aim.words)
+    took = short_time(done.timings.get("save_ms", 0.0) / 1000)
+    news = f"{size(done.n_written)} written of {size(done.n_bytes)}"
+    return f"slot {aim.key}: {done.n_saved} tokens saved to {done.filename}, {news} in {took}"
+
+
+async def restore(hands: ActionContext, aim: Aim) -> str:
+    """Waits in the service until the slot is idle."""
+    done = await hands.calls.restore_slot(int(aim.key), aim.words)
+    took = short_time(done.timings.get("restore_ms", 0.0) / 1000)
+    news = f"{size(done.n_read)} read in {took}"
+    return f"slot {aim.key}: {done.n_restored} tokens restored from {done.filename}, {news}"
+
+
+async def erase(hands: ActionContext, aim: Aim) -> str:
+    """Waits in the service until the slot is idle."""
+    done = await hands.calls.erase_slot(int(aim.key))
+    return f"slot {aim.key}: {done.n_erased} tokens erased"
+
+
+async def copy_curl(hands: ActionContext, aim: Aim) -> str:
+    """The command that saves the slot. A key is never copied: the variable that holds it is."""
+    url = shlex.quote(f"{hands.calls.url}/slots/{aim.key}?action=save")
+    body = shlex.quote(f'{{"filename": "slot-{aim.key}.kv"}}')
+    key = f'-H "Authorization: Bearer ${KEY_VARIABLE}"'
+    command = f"curl -sS {url} {key} -d {body}"
+    hands.copy(command)
+    return f"copied: {command}"
+
+
+def _slot(model: DashboardState, key: str) -> str:
+    view = next((v for v in model.frame.snapshot.slots if str(v.id) == key), None)
+    if view is None:
+        return f"slot {key}"
+    who = f" of {printable(view.agent, 40)}" if view.agent else ""
+    return f"slot {key}{who}, {tokens(view.n_tokens)} tokens"
+
+
+DEEDS: tuple[Action, ...] = (
+    Action(
+        id="save",
+        key="s",
+        label="Save",
+        help="Write the context of the chosen slot to a slot file.",
+        target=ActionTarget.SLOT,
+        wants=ActionInput.FILENAME,
+        describe=lambda model, key: f"Save {_slot(model, key)} to which file?",
+        do=save,
+    ),
+    Action(
+        id="restore",
+        key="r",
+        label="Restore",
+        help="Replace the context of the chosen slot by the one in a slot file.",
+        target=ActionTarget.SLOT,
+        wants=ActionInput.FILENAME,
+        describe=lambda model, key: f"Replace {_slot(model, key)} by which file?",
+        do=restore,
+    ),
+    Action(
+        id="erase",
+        key="e",
+        label="Erase",
+        help="Empty the chosen slot.",
+        target=ActionTarget.SLOT,
+        wants=ActionInput.CONSENT,
+        describe=lambda model, key: f"Erase {_slot(model, key)}? They must be computed again.",
+        do=erase,
+    ),
+    Action(
+        id="copy_curl",
+        key="c",
+        label="Copy curl",
+        help="Copy the curl command that saves the chosen slot.",
+        target=ActionTarget.SLOT,
+        wants=ActionInput.NOTHING,
+        describe=lambda model, key: f"Copy the curl that saves {_slot(model, key)}.",
+        do=copy_curl,
+    ),
+)

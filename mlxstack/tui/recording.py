@@ -1,0 +1,96 @@
+"""A feed on file: one JSON object per line, to be recorded and replayed."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.client import FeedLost
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.status import StatusFrame
+from mlxstack.tui.feed import Feed, News
+
+
+class RecordedFrame(Struct, frozen=True, omit_defaults=True):
+    """A frame, or the reason why there was none; exactly one of them."""
+
+    frame: StatusFrame | None = None
+    lost: str | None = None
+    retry_s: float = 0.0
+
+
+class RecordingFeed:
+    """Replays a tape `speed` times as fast as it was recorded; at 0, without any pause."""
+
+    def __init__(self, name: str, recording: Iterable[News], speed: float = 0.0) -> None:
+        self.name = name
+        self._recording = tuple(recording)
+        self._speed = speed
+
+    async def news(self) -> AsyncGenerator[News, None]:
+        """The tape from its beginning to its end."""
+        last_at = None
+        for one in self._recording:
+            if isinstance(one, StatusFrame):
+                if last_at is not None and self._speed > 0:
+                    await asyncio.sleep(max(0.0, one.at - last_at) / self._speed)
+                last_at = one.at
+            yield one
+
+
+class RecordingWriter:
+    """Passes a feed on, and writes all of it to a file."""
+
+    def __init__(self, feed: Feed, file: BinaryIO) -> None:
+        self.name = feed.name
+        self._feed = feed
+        self._file = file
+
+    async def news(self) -> AsyncGenerator[News, None]:
+        """What the feed says; each line is written at once, a person may stop at any time."""
+        async with aclosing(self._feed.news()) as feed:
+            async for one in feed:
+                self._file.write(msgspec.json.encode(_entry(one)) + b"\n")
+                yield one
+
+
+def read_recording(path: Path) -> tuple[News, ...]:
+    """Raises BadRequest when the file is not a tape."""
+    news = []
+    for i, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            news.append(_news(msgspec.json.decode(line, type=RecordedFrame)))
+        except (msgspec.DecodeError, UnicodeDecodeError) as why:
+            raise BadRequest(f"{path} is not a tape: line {i}: {why}") from why
+    return tuple(news)
+
+
+def ended(recording: tuple[News, ...]) -> tuple[News, ...]:
+    """The tape, with a last word that says that it is over."""
+    return (*recording, FeedLost("The tape has ended", 0.0))
+
+
+def new_recording(path: Path) -> BinaryIO:
+    """An empty file that only its owner may read: frames hold pieces of prompts."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", 0)
+    # One that was there before keeps its mode otherwise. A pipe or a device has none of its own.
+    if path.is_file():
+        os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+def _entry(one: News) -> RecordedFrame:
+    if isinstance(one, FeedLost):
+        return RecordedFrame(lost=one.reason, retry_s=one.retry_s)
+    return RecordedFrame(frame=one)
+
+
+def _news(entry: RecordedFrame) -> News:
+    if entry.frame is not None:
+        return entry.frame
+    return FeedLost(entry.lost or "", entry.retry_s)

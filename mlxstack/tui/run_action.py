@@ -1,0 +1,75 @@
+"""Carries out a deed: what is asked before, the doing, and what is said after."""
+
+from msgspec import Struct
+from textual.app import App
+
+from mlxstack.core.errors import StackError
+from mlxstack.core.request import Priority
+from mlxstack.tui.actions.slots import filename_of
+from mlxstack.tui.deeds import (
+    Action,
+    ActionContext,
+    ActionInput,
+    ActionTarget,
+    Aim,
+    LocalMachine,
+    ServiceCalls,
+)
+from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, Question, TextDialog
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import printable
+
+
+class PendingAction(Struct, frozen=True):
+    """A deed, to be done to the thing of this key by this service; `holder` as it was asked."""
+
+    action: Action
+    calls: ServiceCalls
+    key: str
+    holder: str | None
+    machine: LocalMachine | None = None
+
+
+PRIORITIES = tuple(one.name.lower() for one in Priority)
+
+
+def holder(model: DashboardState, action: Action, key: str) -> str | None:
+    """Whose context is in the slot: its agent's, or else that of a request. Only slots have one."""
+    if action.target is not ActionTarget.SLOT:
+        return None
+    slot = next((one for one in model.frame.snapshot.slots if str(one.id) == key), None)
+    return (slot.agent or slot.request) if slot else None
+
+
+def question(pending: PendingAction, model: DashboardState) -> Question | None:
+    """What is to be asked first; its answer is the words, or None when it shall not be done."""
+    told, wants = pending.action.describe(model, pending.key), pending.action.wants
+    match wants:
+        case ActionInput.NOTHING:
+            return None
+        case ActionInput.CONSENT:
+            return ConfirmDialog(told)
+        case ActionInput.PRIORITY:
+            return ChoiceDialog(told, PRIORITIES)
+    proposal = filename_of(model, pending.key) if wants is ActionInput.FILENAME else ""
+    return TextDialog(told, proposal, _known(pending))
+
+
+async def run_action(app: App[None], pending: PendingAction, words: str) -> None:
+    """To be run in a worker: the service may let it wait."""
+    hands = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
+    try:
+        done = await pending.action.do(hands, Aim(pending.key, words))
+    except (StackError, ConnectionError) as why:
+        title = pending.action.label
+        app.notify(printable(str(why)), title=title, severity="error", markup=False)
+    else:
+        app.notify(printable(done), markup=False)
+
+
+def _known(pending: PendingAction) -> tuple[str, ...]:
+    """What may be answered, as far as this computer knows it."""
+    if pending.machine is None:
+        return ()
+    named = {ActionInput.PRESET: pending.machine.presets, ActionInput.MODE: pending.machine.modes}
+    return named.get(pending.action.wants, ())

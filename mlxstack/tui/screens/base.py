@@ -1,0 +1,88 @@
+"""What all screens have: the first line, the banner, the keys; the rest is theirs."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.reactive import reactive
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Footer
+
+from mlxstack.tui.deeds import ActionTarget, actions_of
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.overview import banner
+from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+from mlxstack.tui.widgets.tabs import Nav
+from mlxstack.tui.widgets.text_lines import TextLines
+from mlxstack.tui.widgets.titled_table import TitledTable
+
+
+class BaseScreen(Screen[None]):
+    """A screen over the model. The app sets `model`; whatever is bound to it redraws."""
+
+    MODE: ClassVar[str]
+    TARGETS: ClassVar[frozenset[ActionTarget]] = frozenset()
+    EXPLAINS: ClassVar[str]
+
+    # Before the table's own: that one tells of the row later.
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", show=False, priority=True)]
+
+    model = reactive(DashboardState(), repaint=False)
+
+    def __init__(self, feed: str) -> None:
+        super().__init__()
+        self._feed = feed
+
+    def compose(self) -> ComposeResult:
+        """First line, banner, parts, keys."""
+        yield Nav(self.MODE, self._feed)
+        yield TextLines(_banner, "banner").data_bind(model=BaseScreen.model)
+        yield from self.compose_body()
+        yield Footer(compact=True)
+
+    def aim(self, target: ActionTarget) -> str | None:
+        """The key of the row under the cursor, if the rows of some table are of this kind.
+
+        Asked of the table itself: a message about its cursor may come after the next key.
+        """
+        aims = (section.chosen for section in self.query(TitledTable) if section.target is target)
+        return next(aims, None)
+
+    async def action_open(self) -> None:
+        """More about the row under the cursor."""
+        section = next((one for one in self.query(TitledTable) if one.has_focus_within), None)
+        if section is not None and section.id and section.chosen is not None:
+            await self.open(section.id, section.chosen)
+
+    async def on_section_opened(self, event: TitledTable.Opened) -> None:
+        """By mouse. The second click of two finds another screen on top."""
+        if self.is_active:
+            await self.open(event.section, event.key)
+
+    async def open(self, section: str, key: str) -> None:
+        """Show more about a row; returns when keys that follow are meant for that."""
+
+    def compose_body(self) -> Iterable[Widget]:
+        """What is between the first and the last line."""
+        raise NotImplementedError
+
+
+def keys_of(targets: frozenset[ActionTarget]) -> list[Binding]:
+    """The keys of the deeds that such a screen offers."""
+    return [
+        Binding(
+            action.key,
+            f"app.deed('{action.id}')",
+            action.label,
+            id=f"deed-{action.id}",
+            tooltip=action.help,
+        )
+        for action in actions_of(targets)
+    ]
+
+
+def _banner(model: DashboardState, _: int) -> tuple[Line, ...]:
+    told = banner(model)
+    return ((TextCell(told, CellStyle.STRONG),),) if told else ()

@@ -1,0 +1,43 @@
+"""A page over the screen, to be read and closed."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from mlxstack.tui.views.table_data import Line
+from mlxstack.tui.widgets.styles import content
+
+
+class TextPage(ModalScreen[None]):
+    """Closed by escape, enter, q or a click outside."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,enter,question_mark", "close", "Close")
+    ]
+
+    def __init__(self, heading: str, lines: tuple[Line, ...]) -> None:
+        super().__init__()
+        self._heading = heading
+        self._lines = lines
+
+    def compose(self) -> ComposeResult:
+        """The lines in a box that scrolls."""
+        with VerticalScroll(classes="box") as box:
+            box.border_title = self._heading
+            box.border_subtitle = "esc closes"
+            yield Static(content(self._lines), markup=False)
+
+    def action_close(self) -> None:
+        """Back to the screen; a second key closes no other one."""
+        if self.is_active:
+            self.dismiss()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the box closes it."""
+        if event.widget is self:
+            self.action_close()

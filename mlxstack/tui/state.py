@@ -1,0 +1,163 @@
+"""What the dashboard knows: the latest frame and the past of its counters, folded from a feed."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.client import FeedLost
+from mlxstack.core.engine_snapshot import Counters
+from mlxstack.core.status import StatusFrame, ThroughputSample
+
+WINDOW_S = 300.0
+MARK_S = 1.0
+RATE_S = 2.0
+
+
+class LinkState(StrEnum):
+    """Whether frames come."""
+
+    CONNECTING = "connecting"
+    LIVE = "live"
+    LOST = "lost"
+
+
+class Link(Struct, frozen=True):
+    """`why` the feed broke, and in how many seconds it is tried again (0: not at all)."""
+
+    state: LinkState = LinkState.CONNECTING
+    why: str = ""
+    retry_s: float = 0.0
+
+
+class CounterSample(Struct, frozen=True):
+    """Tokens computed and generated up to `at`, over all restarts of the service."""
+
+    at: float
+    n_prompt: float
+    n_generated: float
+
+
+class DashboardState(Struct, frozen=True):
+    """`marks` are about a second apart, the oldest first; `base` counts before a restart."""
+
+    frame: StatusFrame = StatusFrame()
+    link: Link = Link()
+    samples: tuple[CounterSample, ...] = ()
+    now: CounterSample = CounterSample(0.0, 0.0, 0.0)
+    base: CounterSample = CounterSample(0.0, 0.0, 0.0)
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether a service was ever seen."""
+        return self.frame.at > 0
+
+
+def reduce(before: DashboardState, news: StatusFrame | FeedLost) -> DashboardState:
+    """The model after one more thing came from the feed."""
+    if isinstance(news, FeedLost):
+        return replace(before, link=Link(LinkState.LOST, news.reason, news.retry_s))
+    base = _base(before, news.snapshot.counters)
+    counters = news.snapshot.counters
+    now = CounterSample(
+        news.at,
+        base.n_prompt + counters.n_prompt_tokens,
+        base.n_generated + counters.n_generated_tokens,
+    )
+    seen = _remembering(before, news.past, base)
+    return DashboardState(
+        replace(news, past=()), Link(LinkState.LIVE), _marks(seen, now), now, base
+    )
+
+
+def prompt_rate(model: DashboardState) -> float:
+    """Prompt tokens computed per second over the last seconds."""
+    late = _at(model, model.now.at - RATE_S)
+    seconds = model.now.at - late.at
+    return (model.now.n_prompt - late.n_prompt) / seconds if seconds > 0 else 0.0
+
+
+def decode_rate(model: DashboardState) -> float:
+    """Generated tokens per second of all slots over the last seconds."""
+    late = _at(model, model.now.at - RATE_S)
+    seconds = model.now.at - late.at
+    return (model.now.n_generated - late.n_generated) / seconds if seconds > 0 else 0.0
+
+
+def series(model: DashboardState, n_columns: int) -> tuple[tuple[float | None, float | None], ...]:
+    """(prompt, generated) tokens per second in `n_columns` equal parts of the last minutes.
+
+    None where nothing was seen. The parts begin at multiples of their length, so that a
+    picture moves on by whole columns.
+    """
+    if not model.samples or n_columns < 1:
+        return ((None, None),) * n_columns
+    step = WINDOW_S / n_columns
+    last = model.now.at // step
+    edges = [(last - n_columns + 1 + i) * step for i in range(n_columns + 1)]
+    marks = [_at(model, min(edge, model.now.at)) for edge in edges]
+    return tuple(
+        _speed(a, b) if edge > model.samples[0].at else (None, None)
+        for a, b, edge in zip(marks, marks[1:], edges[1:], strict=False)
+    )
+
+
+def _speed(a: CounterSample, b: CounterSample) -> tuple[float, float]:
+    seconds = b.at - a.at
+    if seconds <= 0:
+        return 0.0, 0.0
+    return (b.n_prompt - a.n_prompt) / seconds, (b.n_generated - a.n_generated) / seconds
+
+
+def _at(model: DashboardState, at: float) -> CounterSample:
+    """The counts at a moment, on a straight line between the marks around it."""
+    late = model.now
+    for mark in reversed(model.samples):
+        if mark.at <= at:
+            share = (at - mark.at) / (late.at - mark.at) if late.at > mark.at else 0.0
+            return CounterSample(
+                at,
+                mark.n_prompt + share * (late.n_prompt - mark.n_prompt),
+                mark.n_generated + share * (late.n_generated - mark.n_generated),
+            )
+        late = mark
+    return late
+
+
+def _base(before: DashboardState, counters: Counters) -> CounterSample:
+    """Counters that went back belong to a new process."""
+    last = before.frame.snapshot.counters
+    went_back = (
+        counters.n_model_calls < last.n_model_calls
+        or counters.n_prompt_tokens < last.n_prompt_tokens
+        or counters.n_generated_tokens < last.n_generated_tokens
+    )
+    return before.now if went_back else before.base
+
+
+def _remembering(
+    before: DashboardState, past: tuple[ThroughputSample, ...], base: CounterSample
+) -> DashboardState:
+    """With what the service tells of the time in which nobody looked."""
+    told = tuple(
+        CounterSample(one.at, base.n_prompt + one.n_prompt, base.n_generated + one.n_generated)
+        for one in past
+        if not before.samples or one.at > before.now.at
+    )
+    if not told:
+        return before
+    last = (before.now,) if before.samples and before.now.at > before.samples[-1].at else ()
+    return replace(before, samples=(*before.samples, *last, *told), now=told[-1])
+
+
+def _marks(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
+    """Where a silence begins is marked too, so that it is not smeared over what came before."""
+    marks, last = before.samples, before.now
+    if not marks:
+        return (now,)
+    if now.at < marks[-1].at + MARK_S:
+        return marks
+    if last.at > marks[-1].at and now.at >= last.at + MARK_S:
+        marks = (*marks, last)
+    oldest = now.at - WINDOW_S - 2 * MARK_S
+    return (*(mark for mark in marks if mark.at >= oldest), now)

@@ -1,0 +1,72 @@
+"""The same things as the screens, as plain text for `status --watch`, logs and pipes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from msgspec.structs import replace
+from rich.cells import set_cell_size
+
+from mlxstack.tui.feed import Feed
+from mlxstack.tui.state import DashboardState, reduce
+from mlxstack.tui.views import agents, cache, overview, requests
+from mlxstack.tui.views.table_data import Line, TableData
+
+GAP = "  "
+MOST_ROWS = 10
+
+
+def page(model: DashboardState, width: int) -> str:
+    """What the screens show, as far as the service reports it; of long lists the first rows."""
+    told = overview.banner(model)
+    parts = [told] if told else []
+    if not model.has_frame:
+        return told
+    lines = (*overview.health(model, width), *overview.speed(model), *overview.totals(model, width))
+    parts += [_line(line) for line in lines]
+    parts += [_table(sheet(model, width)) for sheet in (overview.slots, overview.queue)]
+    if model.frame.cache is not None:
+        parts += ["", *(_line(line) for line in cache.budget(model, width))]
+        parts += [_table(sheet(model, width)) for sheet in (cache.rates, cache.prefixes)]
+    frame = model.frame
+    sections = ((frame.agents, agents.agents), (frame.requests, requests.requests))
+    parts += [_table(_begun(sheet(model, width))) for told_of, sheet in sections if told_of]
+    return "\n".join(parts)
+
+
+async def pages(feed: Feed, width: int, every_s: float) -> AsyncGenerator[str, None]:
+    """A page whenever `every_s` seconds passed in the service, or the link came or went."""
+    model, shown = DashboardState(), DashboardState()
+    async with aclosing(feed.news()) as stream:
+        async for news in stream:
+            model = reduce(model, news)
+            is_due = model.frame.at >= shown.frame.at + every_s
+            if is_due or model.link.state is not shown.link.state:
+                shown = model
+                yield page(model, width)
+
+
+def _begun(sheet: TableData) -> TableData:
+    """The keys that a heading names mean nothing here."""
+    return replace(sheet, title=sheet.title[:1], rows=sheet.rows[:MOST_ROWS])
+
+
+def _line(line: Line) -> str:
+    return "".join(cell.text for cell in line)
+
+
+def _table(sheet: TableData) -> str:
+    widths = [column.width for column in sheet.columns]
+    sides = [column.is_right for column in sheet.columns]
+    rows = [[column.title for column in sheet.columns]]
+    rows += [[cell.text for cell in row.cells] for row in sheet.rows]
+    drawn = [
+        GAP.join(_fit(*cell) for cell in zip(row, widths, sides, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join(["", _line(sheet.title), *(drawn if sheet.rows else [sheet.note])])
+
+
+def _fit(text: str, width: int, is_right: bool) -> str:
+    if is_right:
+        return text.rjust(width)
+    return set_cell_size(text, width)

@@ -1,0 +1,42 @@
+"""The first line: the screens, and what is watched."""
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.widgets import Static
+
+from mlxstack.tui.views.formatting import printable
+
+MODES = ("overview", "cache", "agents", "requests")
+
+
+class Tab(Static):
+    """Shows its screen when it is clicked; the number is its key."""
+
+    def __init__(self, mode: str, current: str) -> None:
+        number = MODES.index(mode) + 1
+        is_current = mode == current
+        super().__init__(
+            f" {number} {mode.capitalize()} ",
+            markup=False,
+            classes="tab -current" if is_current else "tab",
+        )
+        self._mode = mode
+
+    async def on_click(self) -> None:
+        """Go there."""
+        await self.run_action(f"app.show('{self._mode}')")
+
+
+class Nav(Horizontal):
+    """The screens with their keys, and on the right the name of the feed."""
+
+    def __init__(self, current: str, feed: str) -> None:
+        super().__init__()
+        self._current = current
+        self._feed = feed
+
+    def compose(self) -> ComposeResult:
+        """Tabs, then the name."""
+        for mode in MODES:
+            yield Tab(mode, self._current)
+        yield Static(printable(self._feed, 60), markup=False, classes="feed")

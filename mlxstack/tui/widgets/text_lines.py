@@ -1,0 +1,49 @@
+"""Lines of a view, redrawn when they say something else."""
+
+from collections.abc import Callable
+
+from rich.cells import cell_len
+from textual import events
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.table_data import Line
+from mlxstack.tui.widgets.styles import content
+
+Draw = Callable[[DashboardState, int], tuple[Line, ...]]
+
+
+class TextLines(Static):
+    """Takes no room when there is nothing to say."""
+
+    model = reactive(DashboardState(), repaint=False)
+
+    def __init__(self, draw: Draw, name: str) -> None:
+        super().__init__(id=name, markup=False)
+        self._draw_lines = draw
+        self._shown: tuple[Line, ...] | None = None
+
+    def watch_model(self) -> None:
+        """The model may say something new."""
+        self._redraw()
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Another width, other words."""
+        self._redraw()
+
+    def _redraw(self) -> None:
+        lines = self._draw_lines(self.model, self.app.size.width)
+        if lines != self._shown:
+            n_rows = _n_rows(self._shown or (), self.content_size.width)
+            is_as_high = n_rows is not None and n_rows == _n_rows(lines, self.content_size.width)
+            self._shown = lines
+            self.display = bool(lines)
+            # The layout of a screen takes longer than drawing it.
+            self.update(content(lines), layout=not is_as_high)
+
+
+def _n_rows(lines: tuple[Line, ...], width: int) -> int | None:
+    """How many rows these lines take; None where one of them is broken."""
+    widest = max((sum(cell_len(cell.text) for cell in line) for line in lines), default=0)
+    return len(lines) if widest <= width else None

@@ -1,0 +1,109 @@
+"""A heading, the table under it, and what is said when the table is empty."""
+
+from collections.abc import Callable
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.table_data import TableData, distinct
+from mlxstack.tui.widgets.styles import content
+from mlxstack.tui.widgets.table import PatchedTable
+
+Draw = Callable[[DashboardState, int], TableData]
+
+
+class TitledTable(Vertical):
+    """`target` tells what its rows are, for the deeds that can be done to them."""
+
+    model = reactive(DashboardState(), repaint=False)
+
+    class RowChosen(Message):
+        """The cursor is on this thing; None when there is none."""
+
+        def __init__(self, target: ActionTarget, key: str | None) -> None:
+            super().__init__()
+            self.target = target
+            self.key = key
+
+    class Opened(Message):
+        """A person wants to see more of a row."""
+
+        def __init__(self, section: str, key: str) -> None:
+            super().__init__()
+            self.section = section
+            self.key = key
+
+    def __init__(self, draw: Draw, name: str, target: ActionTarget | None = None) -> None:
+        super().__init__(id=name)
+        self._draw_sheet = draw
+        self._table = PatchedTable()
+        self.target = target
+        self._shown: TableData | None = None
+        self._told: str | None = None
+
+    @property
+    def chosen(self) -> str | None:
+        """The key of the row under the cursor."""
+        return self._table.chosen
+
+    def compose(self) -> ComposeResult:
+        """Heading, table, note."""
+        yield Static(classes="heading", markup=False)
+        yield self._table
+        yield Static(classes="note", markup=False)
+
+    def watch_model(self) -> None:
+        """The model may say something new."""
+        self._redraw()
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Another width, other columns."""
+        self._redraw()
+
+    def on_data_table_row_highlighted(self, event: PatchedTable.RowHighlighted) -> None:
+        """The cursor moved."""
+        event.stop()
+        self._choose()
+
+    def on_data_table_row_selected(self, event: PatchedTable.RowSelected) -> None:
+        """Enter, or a click on the row under the cursor."""
+        event.stop()
+        key = self.chosen
+        if key is not None and self.id is not None:
+            self.post_message(self.Opened(self.id, key))
+
+    def _redraw(self) -> None:
+        # Before it is laid out it has the width of the app, as nearly all of them do afterwards.
+        width = self.size.width or self.app.size.width
+        if not (self.is_mounted and width):
+            return
+        sheet = distinct(self._draw_sheet(self.model, width))
+        if sheet != self._shown:
+            self._become(sheet)
+        # A table that was hidden and comes back may lose the focus after it came.
+        if sheet.rows and self.screen.focused is None and self.app.app_focus:
+            self.screen.set_focus(self._table)
+
+    def _become(self, sheet: TableData) -> None:
+        heading, note = self.query(Static)
+        if self._shown is None or sheet.title != self._shown.title:
+            heading.update(content((sheet.title,)), layout=False)
+        if self._shown is None or sheet.note != self._shown.note:
+            note.update(sheet.note)
+        note.display = not sheet.rows and bool(sheet.note)
+        self._table.display = bool(sheet.rows)
+        self._table.show(sheet)
+        self._shown = sheet
+        self._choose()
+
+    def _choose(self) -> None:
+        chosen = self.chosen
+        if self.target is not None and chosen != self._told:
+            self._told = chosen
+            self.post_message(self.RowChosen(self.target, chosen))
