@@ -27,7 +27,7 @@ from mlxstack.engine.stats import EngineStats
 from mlxstack.policy import prefix_index_check
 from mlxstack.policy.cache_stats import RequestSums
 from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.kv_records import StorageTier
 from mlxstack.policy.retention import PrefixStats
 
 MOST_AGENTS = 8
@@ -96,7 +96,7 @@ def _prefix(prefix: PrefixStats, slot_kv: SlotKVManager) -> PrefixView:
     keys = known.keys if known else ()
     agents = slot_kv.lookup.sharing(keys)
     nodes = [node for key in keys if (node := slot_kv.memory.index.nodes.get(key))]
-    places = [p.value for p in Tier if nodes and all(p in node.tiers for node in nodes)]
+    places = [p.value for p in StorageTier if nodes and all(p in node.tiers for node in nodes)]
     return PrefixView(
         id=prefix.key,
         name=prefix.name,

@@ -156,7 +156,8 @@ def _checked(document: SourcedDocument, home: Home) -> Preset:
         raise SetupError(_complaint(document, str(why))) from why
     if not NAME.fullmatch(preset.name):
         raise SetupError(
-            f"{document.location(('name',))}: name is `{preset.name}`, but must be 1 to 64 letters, "
+            f"{document.location(('name',))}: name is `{preset.name}`, but must be 1 to 64 "
+            "letters, "
             "digits, dots, dashes or underscores, the first a letter or digit"
         )
     for keys, problem in preset_validation.violations(preset):

@@ -71,7 +71,7 @@ class MemoryNeed(Struct, frozen=True):
         return self.weights + self.kv + self.workspace + self.margin
 
 
-class ContextRow(Struct, frozen=True):
+class CapacityRow(Struct, frozen=True):
     """One line of the table: KV of one context of `n_ctx` tokens, and what of it fits.
 
     `n_agents` are live contexts beside each other, `disk` is one saved agent.
@@ -144,10 +144,10 @@ def disk_bytes(geometry: Geometry, n_tokens: int, n_checkpoints: int = 1) -> int
     return geometry.full_bytes(n_tokens) + states + n_files * HEADER_BYTES
 
 
-def table(load: ServiceLoad, memory: int, contexts: Sequence[int]) -> tuple[ContextRow, ...]:
+def table(load: ServiceLoad, memory: int, contexts: Sequence[int]) -> tuple[CapacityRow, ...]:
     """One row per context length, in the order given."""
     return tuple(
-        ContextRow(
+        CapacityRow(
             n_ctx=n_ctx,
             kv=load.geometry.n_bytes(n_ctx),
             n_agents=max_agents(replace(load, n_ctx=n_ctx), memory),

@@ -13,7 +13,7 @@ from math import log2
 from msgspec import Struct
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, Tier
+from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, StorageTier
 from mlxstack.policy.prefix_index import PrefixIndex
 
 BOOST_S = 600.0
@@ -69,7 +69,9 @@ class EvictionGoal(Struct, frozen=True):
     pressure: MemoryPressure = MemoryPressure.CALM
 
 
-def entries(index: PrefixIndex, place: Tier = Tier.MEMORY) -> tuple[EvictionCandidate, ...]:
+def entries(
+    index: PrefixIndex, place: StorageTier = StorageTier.MEMORY
+) -> tuple[EvictionCandidate, ...]:
     """What lies in `place`. A node also needed by records that lie elsewhere only is fixed."""
     return tuple(
         EvictionCandidate(
@@ -148,7 +150,7 @@ def _rank(node: IndexEntry) -> EvictionClass:
     return EvictionClass.SUPERSEDED if node.is_superseded else EvictionClass.COLD
 
 
-def _is_fixed(index: PrefixIndex, node: IndexEntry, place: Tier) -> bool:
+def _is_fixed(index: PrefixIndex, node: IndexEntry, place: StorageTier) -> bool:
     if node.refs or node.is_writing or node.pins:
         return True
     is_last_place = len(node.tiers) == 1

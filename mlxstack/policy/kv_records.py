@@ -11,7 +11,7 @@ CUT = 512
 """Tokens at whose multiples contexts are cut: one piece is packed between two decode steps."""
 
 
-class Tier(StrEnum):
+class StorageTier(StrEnum):
     """Where bytes lie, nearest first."""
 
     MEMORY = "memory"
@@ -58,7 +58,7 @@ class IndexEntry(Struct):
     """
 
     record: Record
-    tiers: set[Tier]
+    tiers: set[StorageTier]
     born_at: float
     used_at: float
     children: set[str] = field(default_factory=set)

@@ -10,7 +10,7 @@ One owner, no clock: `now` is an argument, in seconds.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from mlxstack.policy.kv_records import CheckpointMeta, IndexEntry, Record, Tier, check_fit
+from mlxstack.policy.kv_records import CheckpointMeta, IndexEntry, Record, StorageTier, check_fit
 
 MAX_FORGOTTEN = 16_384
 """Block keys of evicted segments that are remembered, to explain misses."""
@@ -48,7 +48,7 @@ class PrefixIndex:
         """The last block keys that were evicted, to look at."""
         return MappingProxyType(self._forgotten)
 
-    def insert(self, record: Record, place: Tier, now: float) -> bool:
+    def insert(self, record: Record, place: StorageTier, now: float) -> bool:
         """Add a record, or a place to a known one; False when nothing was new. O(blocks).
 
         A known checkpoint keeps its first parent.
@@ -86,16 +86,16 @@ class PrefixIndex:
         """Whether the writer holds the bytes; until it is done they stay in memory."""
         self._nodes[key].is_writing = is_writing
 
-    def can_drop(self, key: str, place: Tier) -> bool:
+    def can_drop(self, key: str, place: StorageTier) -> bool:
         """Whether `place` may give up this record: unused, and nothing left that needs it."""
         node = self._nodes[key]
         if place not in node.tiers or node.refs or node.is_writing:
             return False
         if len(node.tiers) == 1:
             return not (node.children or node.pins)
-        return place is Tier.DISK or not node.pins
+        return place is StorageTier.DISK or not node.pins
 
-    def drop(self, key: str, place: Tier) -> None:
+    def drop(self, key: str, place: StorageTier) -> None:
         """Forget the bytes in `place`, and the record with its last place. O(blocks)."""
         assert self.can_drop(key, place), f"{key} cannot leave {place}"
         node = self._nodes[key]
@@ -120,8 +120,8 @@ class PrefixIndex:
             self._forgotten.pop(block, None)
         return node
 
-    def _count(self, record: Record, place: Tier, sign: int) -> None:
-        if place is Tier.MEMORY:
+    def _count(self, record: Record, place: StorageTier, sign: int) -> None:
+        if place is StorageTier.MEMORY:
             self.memory_bytes += sign * record.n_bytes
 
     def _remove(self, record: Record) -> None:

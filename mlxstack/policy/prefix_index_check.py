@@ -6,7 +6,7 @@ from mlxstack.policy.kv_records import (
     CheckpointMeta,
     IndexEntry,
     SegmentMeta,
-    Tier,
+    StorageTier,
     Totals,
     check_fit,
 )
@@ -16,8 +16,8 @@ from mlxstack.policy.retention import Retention
 
 def totals(index: PrefixIndex) -> Totals:
     """Bytes by place, and counts. O(records); `index.memory_bytes` is always at hand."""
-    memory = [n for n in index.nodes.values() if Tier.MEMORY in n.tiers]
-    disk = [n for n in index.nodes.values() if Tier.DISK in n.tiers]
+    memory = [n for n in index.nodes.values() if StorageTier.MEMORY in n.tiers]
+    disk = [n for n in index.nodes.values() if StorageTier.DISK in n.tiers]
     n_segments = sum(isinstance(n.record, SegmentMeta) for n in memory)
     return Totals(_bytes(memory), _bytes(disk), n_segments)
 

@@ -11,7 +11,7 @@ from mlxstack.policy.kv_records import (
     PathStep,
     PrefixMatch,
     SegmentMeta,
-    Tier,
+    StorageTier,
     end_of,
 )
 from mlxstack.policy.prefix_index import PrefixIndex
@@ -53,7 +53,7 @@ def reach(index: PrefixIndex, leaf: str | None, upto: int) -> tuple[PathStep, ..
         assert isinstance(record, SegmentMeta), f"{leaf} is no segment"
         if record.start < upto:
             upto = min(upto, record.end)
-            is_parked = Tier.MEMORY in node.tiers
+            is_parked = StorageTier.MEMORY in node.tiers
             steps.append(PathStep(leaf, record.start, upto, record.n_bytes, is_parked))
             upto = record.start
         leaf = record.parent
@@ -86,7 +86,7 @@ def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
 def _nearest(index: PrefixIndex, block: bytes) -> str:
     """A segment that ends this block, one in memory if there is any."""
     keys = index.blocks[block]
-    parked = (key for key in keys if Tier.MEMORY in index.nodes[key].tiers)
+    parked = (key for key in keys if StorageTier.MEMORY in index.nodes[key].tiers)
     return next(parked, next(iter(keys)))
 
 
@@ -111,5 +111,5 @@ def _checkpoints_of(index: PrefixIndex, step: PathStep) -> list[str]:
 
 def _found(index: PrefixIndex, key: str) -> FoundCheckpoint:
     node = index.nodes[key]
-    is_parked = Tier.MEMORY in node.tiers
+    is_parked = StorageTier.MEMORY in node.tiers
     return FoundCheckpoint(key, end_of(node.record), node.record.n_bytes, is_parked)

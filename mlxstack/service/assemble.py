@@ -8,7 +8,7 @@ from mlxstack.service.engine_factory import EngineFactory
 from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.service import Service
 from mlxstack.store.agent_history import AgentFolders
-from mlxstack.store.agent_locks import AgentLocks
+from mlxstack.store.agent_locks import AgentLockFiles
 from mlxstack.store.kv_store import DiskKVStore
 
 
@@ -18,6 +18,6 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     Raises SetupError when a folder cannot be made.
     """
     folders = AgentFolders(home / "agents")
-    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLocks(home / "locks"))
+    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
     engine_factory = EngineFactory(home, DiskKVStore(home / "kv"), dispatcher, agent_store, source)
     return Service(preset, dispatcher, engine_factory.engine(preset), agent_store, engine_factory)

@@ -49,7 +49,7 @@ class AgentLock:
         self.release()
 
 
-class AgentLocks:
+class AgentLockFiles:
     """Callable from any thread; no method waits. Raises SetupError when `root` cannot be created.
 
     Every method raises BadRequest on an impossible agent id, and StackError when the disk

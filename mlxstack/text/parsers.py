@@ -22,7 +22,7 @@ UNDECODABLE = (ValueError, SyntaxError, TypeError)
 NAME = r"[^\s<>{}\[\]()=\"']+"
 
 
-class TagFormat(Struct, frozen=True):
+class TagSyntax(Struct, frozen=True):
     """Regular expressions of a call whose arguments stand between tags.
 
     `head` holds the group `name`, `argument` the groups `key` and `value`; `tail` ends a call.
@@ -36,9 +36,9 @@ class TagFormat(Struct, frozen=True):
     guesses: bool = False
 
 
-def _format(head: str, argument: str, tail: str, *, guesses: bool = False) -> TagFormat:
+def _format(head: str, argument: str, tail: str, *, guesses: bool = False) -> TagSyntax:
     opens = argument.partition("(?P<key>")[0]
-    return TagFormat(
+    return TagSyntax(
         re.compile(rf"\s*{head}\s*"),
         re.compile(rf"{argument}(?=\s*(?:{opens}|{tail}))\s*", re.DOTALL),
         re.compile(rf"{tail}\s*"),
@@ -97,7 +97,7 @@ def is_inside_argument(name: str, text: str) -> bool:
     return bool(opens) and text.rfind(opens) > text.rfind(closes)
 
 
-def _tagged(form: TagFormat) -> Callable[[str, ToolSchemas], list[dict[str, Any]] | None]:
+def _tagged(form: TagSyntax) -> Callable[[str, ToolSchemas], list[dict[str, Any]] | None]:
     def parse(text: str, shapes: ToolSchemas) -> list[dict[str, Any]] | None:
         """The calls in a text that holds nothing else, else None."""
         calls: list[dict[str, Any]] = []

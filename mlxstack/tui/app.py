@@ -29,7 +29,7 @@ from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.theme import HOUSE, ThemeChoice
 from mlxstack.tui.views.formatting import printable
 from mlxstack.tui.widgets.tabs import MODES
-from mlxstack.tui.widgets.text_input import TextInput
+from mlxstack.tui.widgets.text_input import LineInput
 from mlxstack.tui.widgets.titled_table import TitledTable
 
 BOARDS: dict[str, type[BaseScreen]] = {
@@ -113,11 +113,11 @@ class Dashboard(App[None]):
         if event.is_forwarded:
             return False
         self.app_focus, line = True, self.focused
-        if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, TextInput)):
+        if self.screen.maximized or (isinstance(line, Input) and not isinstance(line, LineInput)):
             return False
         if isinstance(event, Key) and (found := self.screen.active_bindings.get(event.key)):
             return found.enabled and await self.run_action(found.binding.action, found.node)
-        return isinstance(line, TextInput) and line.took(event)
+        return isinstance(line, LineInput) and line.took(event)
 
     async def _follow(self) -> None:
         model = self.model
@@ -135,7 +135,7 @@ class Dashboard(App[None]):
         with self.batch_update():
             self._hand_over()
 
-    def on_section_chosen(self, message: TitledTable.RowChosen) -> None:
+    def on_titled_table_row_chosen(self, message: TitledTable.RowChosen) -> None:
         """The cursor of some table moved: deeds aim there, from other screens too."""
         if message.key is None:
             self.chosen.pop(message.target, None)

@@ -16,7 +16,7 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.kv_records import StorageTier
 from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -126,7 +126,9 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold
         index = driver.engine._turns.slot_kv.memory.index
-        known = {f"{key}.safetensors" for key, n in index.nodes.items() if Tier.DISK in n.tiers}
+        known = {
+            f"{key}.safetensors" for key, n in index.nodes.items() if StorageTier.DISK in n.tiers
+        }
         assert known <= files(tmp_path)
         check_index(index)
 

@@ -16,7 +16,10 @@ from pathlib import Path
 from mlxstack.host.parent_watchdog import follow_supervisor
 
 MODE = os.environ.get("WORKER_MODE", "ok")
-TOLD = "2026-11-20 10:00:0{0},000 INFO mlxstack.engine.model.hub_download downloading org/x: {0} MiB so far"
+TOLD = (
+    "2026-11-20 10:00:0{0},000 INFO mlxstack.engine.model.hub_download "
+    "downloading org/x: {0} MiB so far"
+)
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 ILL = {"error": {"code": 503, "message": "no turn ends", "type": "unavailable_error"}}
 is_ill = asyncio.Event()

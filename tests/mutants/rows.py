@@ -17,7 +17,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "only a known key opens", "api/guards.py",
-        "fitting = [key for key in known if holder.fits(key, given)]", "fitting = known",
+        "fitting = [key for key in known if api_key_scope.fits(key, given)]", "fitting = known",
         GUARDS + "test_x11_a_key_opens_in_either_header",
     ),
     Mutant(
@@ -157,13 +157,14 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "another salt does not hit", "engine/kv/prefix_cache.py",
-        "blocks.salt(identity, tenant)", 'blocks.salt(identity, "")',
+        "block_hash.salt(identity, tenant)", 'block_hash.salt(identity, "")',
         "tests/engine/test_memory.py::test_d23_parked_kv_of_a_tenant_is_not_found_by_another",
     ),
     Mutant(
         "the log says nothing of what was said", "service/request_log.py",
         "                _log(request, told)\n",
-        "                assert self.decode\n                _log(request, replace(told, ended=told.ended + self.decode(request.tokens)))\n",
+        "                assert self.decode\n"
+        "                _log(request, replace(told, ended=told.ended + self.decode(request.tokens)))\n",
         "tests/api/test_native.py::"
         "test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text",
     ),
@@ -190,7 +191,8 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "presets make no Python objects", "host/yaml_source.py",
-        "loader = PlainYamlLoader(text)", "return SourcedDocument(yaml.unsafe_load(text), {(): top})",
+        "loader = PlainYamlLoader(text)",
+        "return SourcedDocument(yaml.unsafe_load(text), {(): top})",
         FUZZ + "test_a_preset_that_is_none_is_refused_in_words",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from mlxstack.policy.kv_records import (
     CheckpointMeta,
     PrefixMatch,
     SegmentMeta,
-    Tier,
+    StorageTier,
 )
 from mlxstack.policy.prefix_index import PrefixIndex
 
@@ -35,7 +35,7 @@ class Memory:
         self,
         tokens: Sequence[int],
         now: float = 0.0,
-        place: Tier = Tier.MEMORY,
+        place: StorageTier = StorageTier.MEMORY,
         longest: int = 2048,
     ) -> list[str]:
         """Store what is not known yet; keys of the whole path."""
@@ -55,7 +55,7 @@ class Memory:
         holder = self.save(tokens)[-1]
         key = block_hash.checkpoint_key(state)
         self.index.insert(
-            CheckpointMeta(key, holder, len(tokens), n_bytes, state), Tier.MEMORY, now
+            CheckpointMeta(key, holder, len(tokens), n_bytes, state), StorageTier.MEMORY, now
         )
         return key
 
@@ -65,7 +65,7 @@ class Memory:
         start: int,
         end: int,
         parent: str | None,
-        place: Tier,
+        place: StorageTier,
         now: float,
     ) -> str:
         chain = self.chain(tokens[:end])

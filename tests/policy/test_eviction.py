@@ -12,7 +12,7 @@ from mlxstack.policy.eviction import (
     entries,
     plan,
 )
-from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.kv_records import StorageTier
 from mlxstack.policy.prefix_index_check import check_index, totals
 from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
@@ -24,7 +24,7 @@ def evict(memory: Memory, goal: EvictionGoal) -> int:
     """Drop what the plan says; how many records went."""
     keys = plan(entries(memory.index), goal)
     for key in keys:
-        memory.index.drop(key, Tier.MEMORY)
+        memory.index.drop(key, StorageTier.MEMORY)
     check_index(memory.index)
     return len(keys)
 
@@ -116,10 +116,10 @@ def test_a_checkpoint_goes_before_the_segment_that_carries_it() -> None:
 def test_a_record_in_memory_only_stays_while_stored_ones_need_it() -> None:
     memory = Memory()
     root, leaf = memory.save([1] * 8, longest=4)
-    memory.index.insert(memory.index.nodes[leaf].record, Tier.DISK, 0.0)
-    memory.index.drop(leaf, Tier.MEMORY)
+    memory.index.insert(memory.index.nodes[leaf].record, StorageTier.DISK, 0.0)
+    memory.index.drop(leaf, StorageTier.MEMORY)
     assert plan(entries(memory.index), EvictionGoal(n_bytes=99)) == ()
-    memory.index.insert(memory.index.nodes[root].record, Tier.DISK, 0.0)
+    memory.index.insert(memory.index.nodes[root].record, StorageTier.DISK, 0.0)
     assert plan(entries(memory.index), EvictionGoal(n_bytes=99)) == (root,)
 
 

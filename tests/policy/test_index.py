@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mlxstack.policy import prefix_match
 from mlxstack.policy.common_prefix import common_prefix
-from mlxstack.policy.kv_records import KnownPrefix, SegmentMeta, Tier, end_of
+from mlxstack.policy.kv_records import KnownPrefix, SegmentMeta, StorageTier, end_of
 from mlxstack.policy.prefix_index import MAX_FORGOTTEN, PrefixIndex
 from mlxstack.policy.prefix_index_check import check_index, totals
 from mlxstack.policy.retention import PinnedPrefixName, Retention
@@ -46,7 +46,7 @@ def test_z9_the_next_turn_writes_only_what_is_new_even_between_blocks() -> None:
     leaf = memory.save(HEAD)[-1]
     chain = memory.chain([*HEAD, 5, 5, 5])
     segment = SegmentMeta("next", leaf, 10, 13, 3, chain.keys[2:3])
-    memory.index.insert(segment, Tier.MEMORY, 0.0)
+    memory.index.insert(segment, StorageTier.MEMORY, 0.0)
     found = memory.match([*HEAD, 5, 5, 5])
     assert found.covered == 12
     assert [(step.start, step.upto) for step in found.path] == [(0, 10), (10, 12)]
@@ -102,12 +102,12 @@ def test_d7_locked_records_and_what_carries_them_stay() -> None:
     memory = Memory()
     path = memory.save([*HEAD, 2, 2], longest=4)
     index = memory.index
-    assert not index.can_drop(path[0], Tier.MEMORY), "it has a child"
+    assert not index.can_drop(path[0], StorageTier.MEMORY), "it has a child"
     index.lock(path)
-    assert not index.can_drop(path[-1], Tier.MEMORY)
+    assert not index.can_drop(path[-1], StorageTier.MEMORY)
     index.unlock(path)
     for key in reversed(path):
-        index.drop(key, Tier.MEMORY)
+        index.drop(key, StorageTier.MEMORY)
     assert not index.nodes and not index.blocks and index.memory_bytes == 0
     assert index.n_evicted == 3
     with pytest.raises(AssertionError, match="is not locked"):
@@ -119,25 +119,25 @@ def test_places_move_one_by_one_and_the_last_one_takes_the_record_along() -> Non
     key = memory.save(HEAD)[0]
     index = memory.index
     index.set_writing(key, True)
-    assert not index.can_drop(key, Tier.MEMORY)
+    assert not index.can_drop(key, StorageTier.MEMORY)
     index.set_writing(key, False)
-    assert index.insert(index.nodes[key].record, Tier.DISK, 1.0)
-    assert not index.insert(index.nodes[key].record, Tier.DISK, 1.0)
-    index.drop(key, Tier.MEMORY)
+    assert index.insert(index.nodes[key].record, StorageTier.DISK, 1.0)
+    assert not index.insert(index.nodes[key].record, StorageTier.DISK, 1.0)
+    index.drop(key, StorageTier.MEMORY)
     assert not memory.match(HEAD).path[0].is_parked
     assert (totals(index).memory, totals(index).disk) == (0, 10)
-    index.drop(key, Tier.DISK)
+    index.drop(key, StorageTier.DISK)
     assert key not in index.nodes
 
 
 def test_a_parked_twin_is_preferred_to_a_stored_one() -> None:
     memory = Memory()
-    leaf = memory.save(HEAD[:6], place=Tier.DISK)[-1]
+    leaf = memory.save(HEAD[:6], place=StorageTier.DISK)[-1]
     chain = memory.chain(HEAD[:8])
-    memory.index.insert(SegmentMeta("x", leaf, 6, 8, 2, chain.keys[1:2]), Tier.DISK, 0.0)
-    memory.index.insert(SegmentMeta("y", leaf, 5, 8, 3, chain.keys[1:2]), Tier.MEMORY, 0.0)
+    memory.index.insert(SegmentMeta("x", leaf, 6, 8, 2, chain.keys[1:2]), StorageTier.DISK, 0.0)
+    memory.index.insert(SegmentMeta("y", leaf, 5, 8, 3, chain.keys[1:2]), StorageTier.MEMORY, 0.0)
     assert memory.match(HEAD[:8]).path[-1].key == "y"
-    memory.index.drop("y", Tier.MEMORY)
+    memory.index.drop("y", StorageTier.MEMORY)
     assert memory.match(HEAD[:8]).path[-1].key == "x"
 
 
@@ -145,7 +145,7 @@ def test_d16_an_evicted_prefix_is_remembered_for_a_while() -> None:
     memory = Memory()
     path = memory.save(HEAD)
     keys = memory.chain(HEAD).keys
-    memory.index.drop(path[0], Tier.MEMORY)
+    memory.index.drop(path[0], StorageTier.MEMORY)
     assert memory.match(HEAD).covered == 0
     assert prefix_match.was_known(memory.index, keys) == 8
     memory.save(HEAD)
@@ -155,7 +155,7 @@ def test_d16_an_evicted_prefix_is_remembered_for_a_while() -> None:
 def test_d16_the_memory_of_evictions_is_bounded() -> None:
     memory = Memory()
     for token in range(MAX_FORGOTTEN // 2 + 5):
-        memory.index.drop(memory.save([token] * 8)[0], Tier.MEMORY)
+        memory.index.drop(memory.save([token] * 8)[0], StorageTier.MEMORY)
     assert len(memory.index.forgotten) == MAX_FORGOTTEN
     assert prefix_match.was_known(memory.index, memory.chain([0] * 8).keys) == 0
     assert prefix_match.was_known(memory.index, memory.chain([9] * 8).keys) > 0
@@ -174,9 +174,9 @@ def test_d16_the_memory_of_evictions_is_bounded() -> None:
 )
 def test_a_segment_that_does_not_fit_is_refused(segment: SegmentMeta, why: str) -> None:
     index = PrefixIndex(SIZE)
-    index.insert(SegmentMeta("root", None, 0, 10, 10, (b"a", b"b")), Tier.MEMORY, 0.0)
+    index.insert(SegmentMeta("root", None, 0, 10, 10, (b"a", b"b")), StorageTier.MEMORY, 0.0)
     with pytest.raises(AssertionError, match=why):
-        index.insert(segment, Tier.MEMORY, 0.0)
+        index.insert(segment, StorageTier.MEMORY, 0.0)
     check_index(index)
 
 
@@ -207,8 +207,8 @@ class Histories(RuleBasedStateMachine):
         self.locked: list[list[str]] = []
         self.now = 0.0
 
-    @rule(tokens=prompts, longest=st.integers(1, 9), place=st.sampled_from(list(Tier)))
-    def save(self, tokens: list[int], longest: int, place: Tier) -> None:
+    @rule(tokens=prompts, longest=st.integers(1, 9), place=st.sampled_from(list(StorageTier)))
+    def save(self, tokens: list[int], longest: int, place: StorageTier) -> None:
         self.now += 1.0
         for key in self.memory.save(tokens, self.now, place, longest):
             end = end_of(self.memory.index.nodes[key].record)
@@ -216,11 +216,11 @@ class Histories(RuleBasedStateMachine):
 
     @rule(tokens=prompts.filter(bool))
     def checkpoint(self, tokens: list[int]) -> None:
-        self.save(tokens, 2048, Tier.MEMORY)
+        self.save(tokens, 2048, StorageTier.MEMORY)
         self.memory.checkpoint(tokens)
 
-    @rule(pick=pick, place=st.sampled_from(list(Tier)))
-    def drop(self, pick: int, place: Tier) -> None:
+    @rule(pick=pick, place=st.sampled_from(list(StorageTier)))
+    def drop(self, pick: int, place: StorageTier) -> None:
         index = self.memory.index
         free = [key for key in index.nodes if index.can_drop(key, place)]
         if free:
@@ -231,7 +231,7 @@ class Histories(RuleBasedStateMachine):
         index = self.memory.index
         if index.nodes:
             node = list(index.nodes.values())[pick % len(index.nodes)]
-            index.insert(node.record, Tier.DISK, self.now)
+            index.insert(node.record, StorageTier.DISK, self.now)
 
     @rule(tokens=prompts)
     def use(self, tokens: list[int]) -> None:

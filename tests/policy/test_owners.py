@@ -1,6 +1,6 @@
 """Agents' claims, names, and the list of top prefixes."""
 
-from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.kv_records import StorageTier
 from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory
@@ -55,10 +55,10 @@ def test_d9_d21_a_pinned_prefix_cannot_go_until_it_is_unpinned() -> None:
     owners = Retention(memory.index)
     path = memory.save(HEAD)
     owners.pin(PinnedPrefixName("system", tuple(path), 8, since=0.0))
-    assert not memory.index.can_drop(path[0], Tier.MEMORY)
+    assert not memory.index.can_drop(path[0], StorageTier.MEMORY)
     assert owners.unpin("system")
     assert not owners.unpin("system")
-    assert memory.index.can_drop(path[0], Tier.MEMORY)
+    assert memory.index.can_drop(path[0], StorageTier.MEMORY)
 
 
 def test_d10_a_learned_name_protects_but_does_not_keep() -> None:
@@ -67,7 +67,7 @@ def test_d10_a_learned_name_protects_but_does_not_keep() -> None:
     path = memory.save(HEAD)
     owners.pin(PinnedPrefixName("", tuple(path), 8, since=0.0, is_learned=True))
     assert memory.index.nodes[path[0]].is_shared
-    memory.index.drop(path[0], Tier.MEMORY)
+    memory.index.drop(path[0], StorageTier.MEMORY)
     memory.save(HEAD)
     owners.unpin("")
     check_index(memory.index, owners)
@@ -79,7 +79,7 @@ def test_a_name_given_again_moves() -> None:
     old, new = memory.save(HEAD), memory.save([5] * 8)
     owners.pin(PinnedPrefixName("system", tuple(old), 8, since=0.0))
     owners.pin(PinnedPrefixName("system", tuple(new), 8, since=1.0))
-    assert memory.index.can_drop(old[0], Tier.MEMORY)
+    assert memory.index.can_drop(old[0], StorageTier.MEMORY)
     assert [name.keys for name in owners.names] == [tuple(new)]
 
 
@@ -141,7 +141,7 @@ def test_what_is_known_of_a_prefix_includes_its_last_checkpoint() -> None:
     memory.index.touch([path[0], last], 1.0)
     assert [prefix.hits for prefix in owners.top(now=1.0)] == [1]
     owners.pin(PinnedPrefixName("system", known.keys, 8, since=0.0))
-    assert not memory.index.can_drop(last, Tier.MEMORY)
+    assert not memory.index.can_drop(last, StorageTier.MEMORY)
 
 
 def test_top_lists_segments_not_checkpoints() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import BadRequest, StackError
-from mlxstack.store.agent_locks import AgentLocks
+from mlxstack.store.agent_locks import AgentLockFiles
 
 HOLDER = """
 import sys, time
@@ -20,17 +20,17 @@ time.sleep(60)
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> AgentLocks:
-    return AgentLocks(tmp_path / "locks")
+def one(tmp_path: Path) -> AgentLockFiles:
+    return AgentLockFiles(tmp_path / "locks")
 
 
 @pytest.fixture
-def other(tmp_path: Path, one: AgentLocks) -> AgentLocks:
+def other(tmp_path: Path, one: AgentLockFiles) -> AgentLockFiles:
     """The same locks, as another process sees them."""
-    return AgentLocks(tmp_path / "locks")
+    return AgentLockFiles(tmp_path / "locks")
 
 
-def test_a_turn_excludes_turns_and_requests(one: AgentLocks, other: AgentLocks) -> None:
+def test_a_turn_excludes_turns_and_requests(one: AgentLockFiles, other: AgentLockFiles) -> None:
     held = one.turn("bob")
     assert held is not None
     assert other.turn("bob") is None and other.request("bob") is None
@@ -44,7 +44,7 @@ def test_a_turn_excludes_turns_and_requests(one: AgentLocks, other: AgentLocks) 
     again.release()
 
 
-def test_requests_share_and_keep_turns_out(one: AgentLocks, other: AgentLocks) -> None:
+def test_requests_share_and_keep_turns_out(one: AgentLockFiles, other: AgentLockFiles) -> None:
     first, second = one.request("bob"), other.request("bob")
     assert first is not None and second is not None
     first.release()
@@ -54,7 +54,7 @@ def test_requests_share_and_keep_turns_out(one: AgentLocks, other: AgentLocks) -
         assert other.request("bob") is None
 
 
-def test_a_released_turn_leaves_no_file(one: AgentLocks, tmp_path: Path) -> None:
+def test_a_released_turn_leaves_no_file(one: AgentLockFiles, tmp_path: Path) -> None:
     for acquire in (one.turn, one.history):
         held = acquire("bob")
         assert held is not None
@@ -64,7 +64,7 @@ def test_a_released_turn_leaves_no_file(one: AgentLocks, tmp_path: Path) -> None
         assert not list((tmp_path / "locks").iterdir())
 
 
-def test_a_process_that_dies_loses_its_locks(one: AgentLocks, tmp_path: Path) -> None:
+def test_a_process_that_dies_loses_its_locks(one: AgentLockFiles, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "locks")]
     root = str(Path(__file__).parents[2])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as holder:
@@ -79,7 +79,7 @@ def test_a_process_that_dies_loses_its_locks(one: AgentLocks, tmp_path: Path) ->
     held.release()
 
 
-def test_impossible_names_and_a_disk_that_refuses(one: AgentLocks, tmp_path: Path) -> None:
+def test_impossible_names_and_a_disk_that_refuses(one: AgentLockFiles, tmp_path: Path) -> None:
     with pytest.raises(BadRequest):
         one.turn("../bob")
     (tmp_path / "locks" / "bob.turn").symlink_to(tmp_path / "elsewhere")

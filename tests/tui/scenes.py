@@ -119,12 +119,12 @@ REFUSED = tuple(
 )
 
 SLOTS = (
-    SlotView(0, 131_072, RequestPhase.RUNNING, "chatcmpl-71c5", "claude-main", 31_204, 31_040, 31_040,
-             30_911, 164, 3_932, 31.4, 5_851 * MIB, 0.0, True),
-    SlotView(1, 131_072, RequestPhase.PREFILLING, "chatcmpl-71c6", "opencode-2", 6_912, 9_804, 6_912,
-             1_280, 0, 4_096, 0.0, 1_296 * MIB, 0.0, True, CacheMiss("diverged", 1_312)),
-    SlotView(2, 131_072, RequestPhase.COMPLETED, "chatcmpl-71b9", EVIL, 2_144, 2_048, 2_048, 0, 96, 0,
-             0.0, 402 * MIB, 184.0, True, CacheMiss("cold")),
+    SlotView(0, 131_072, RequestPhase.RUNNING, "chatcmpl-71c5", "claude-main", 31_204, 31_040,
+             31_040, 30_911, 164, 3_932, 31.4, 5_851 * MIB, 0.0, True),
+    SlotView(1, 131_072, RequestPhase.PREFILLING, "chatcmpl-71c6", "opencode-2", 6_912, 9_804,
+             6_912, 1_280, 0, 4_096, 0.0, 1_296 * MIB, 0.0, True, CacheMiss("diverged", 1_312)),
+    SlotView(2, 131_072, RequestPhase.COMPLETED, "chatcmpl-71b9", EVIL, 2_144, 2_048, 2_048, 0, 96,
+             0, 0.0, 402 * MIB, 184.0, True, CacheMiss("cold")),
 )  # fmt: skip
 
 WAITING = (WaitingView("chatcmpl-71c7", "claude-sub-1", Priority.HIGH, 20_480, 1.8, 0),)

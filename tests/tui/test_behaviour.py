@@ -395,7 +395,7 @@ async def test_unchanged_frames_draw_nothing() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         drawn = 0
-        for widget in app.screen.query("Chart, Lines, Table"):
+        for widget in app.screen.query("SparklineChart, TextLines, PatchedTable"):
             refresh = widget.refresh
 
             def counted(*args: Any, _refresh: Any = refresh, **kw: Any) -> Any:

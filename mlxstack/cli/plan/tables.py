@@ -15,7 +15,7 @@ from mlxstack.service.memory_check import BUDGET_KEY, settings
 from mlxstack.service.plan_candidate import Candidate
 
 
-class TableRow(Struct, frozen=True):
+class PlanRow(Struct, frozen=True):
     """One model of the table: bytes at 16-bit KV; `kv_bytes` by tokens of context."""
 
     preset: str
@@ -78,13 +78,13 @@ def show_forecast(found: Forecast) -> None:
         )
 
 
-def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[TableRow]:
+def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list[PlanRow]:
     """KV of every model, at 16 bit, for these contexts."""
     rows = []
     for one in candidates:
         spec, geometry = spec_of(one), one.geometry()
         rows.append(
-            TableRow(
+            PlanRow(
                 preset=one.preset.name,
                 geometry=_geometry(spec),
                 growth_bytes=spec.growth_bytes,
@@ -95,7 +95,7 @@ def table_rows(candidates: Sequence[Candidate], contexts: Sequence[int]) -> list
     return rows
 
 
-def show_table(rows: Sequence[TableRow]) -> None:
+def show_table(rows: Sequence[PlanRow]) -> None:
     """The table of `table_rows`."""
     contexts = list(rows[0].kv_bytes) if rows else []
     heads = (

@@ -89,7 +89,8 @@ def page(report: Report, seed: int) -> str:
     lines = [
         "# How good the demo model is",
         "",
-        f"Written by `python -m mlxstack.demo.training.evaluate --write` (seed {seed}, greedy decoding).",
+        "Written by `python -m mlxstack.demo.training.evaluate --write` "
+        f"(seed {seed}, greedy decoding).",
         "The words, names, places and phrases of these cases were kept from training.",
         "",
         "| trial | what | right | share | target |",

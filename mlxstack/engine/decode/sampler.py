@@ -80,7 +80,7 @@ class Sampler:
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
         self._constraint = state
         self._last: mx.array | None = None
-        self.rules = _draw_rules(sampling)
+        self.draw_rules = _draw_rules(sampling)
 
     @property
     def is_guided(self) -> bool:
@@ -131,7 +131,7 @@ def sample_rows(choosers: Sequence[Sampler], logits: mx.array) -> list[SampledTo
             continue
         if row is not None:
             adjusted[i] = row
-        groups.setdefault(chooser.rules, []).append(i)
+        groups.setdefault(chooser.draw_rules, []).append(i)
     for rules, members in groups.items():
         uniforms = [choosers[i].uniform() for i in members] if rules.temperature else []
         choices = draw(rules, _rows_of(members, logits, adjusted), uniforms)

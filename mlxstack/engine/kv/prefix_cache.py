@@ -12,7 +12,7 @@ from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.policy import block_hash, eviction, kv_records, prefix_index_check, prefix_match
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.kv_records import CheckpointCandidate, KnownPrefix, PrefixMatch, Tier
+from mlxstack.policy.kv_records import CheckpointCandidate, KnownPrefix, PrefixMatch, StorageTier
 from mlxstack.policy.prefix_index import PrefixIndex
 from mlxstack.policy.retention import Retention
 from mlxstack.policy.reuse_plan import ReusePlan
@@ -58,7 +58,7 @@ class PrefixCache:
         self, record: kv_records.Record, part: PackedSegment | StateCheckpoint, now: float
     ) -> None:
         """The arrays of a record lie in memory now."""
-        self.insert(record, Tier.MEMORY, now)
+        self.insert(record, StorageTier.MEMORY, now)
         self._held.discard(id(self._kept.get(record.key)))
         self._kept[record.key] = part
         self._held.add(id(part))
@@ -73,18 +73,18 @@ class PrefixCache:
 
     def on_disk(self, record: kv_records.Record, now: float) -> None:
         """A record exists on disk. One that was shelved only to be written leaves memory."""
-        self.insert(record, Tier.DISK, now)
+        self.insert(record, StorageTier.DISK, now)
         if record.key in self._transient:
             self._transient.discard(record.key)
-            self._drop(record.key, Tier.MEMORY)
+            self._drop(record.key, StorageTier.MEMORY)
 
     def invalidate(self, key: str) -> None:
         """A file is gone or damaged: what cannot be reached without it is forgotten too."""
         node = self.index.nodes.get(key)
         if node is None:
             return
-        if Tier.MEMORY in node.tiers:
-            self._drop(key, Tier.DISK)
+        if StorageTier.MEMORY in node.tiers:
+            self._drop(key, StorageTier.DISK)
         else:
             self.invalidate_all(key)
 
@@ -100,14 +100,14 @@ class PrefixCache:
 
     def is_on_disk(self, key: str) -> bool:
         """Whether a known record is on disk."""
-        return Tier.DISK in self.index.nodes[key].tiers
+        return StorageTier.DISK in self.index.nodes[key].tiers
 
     def release(self, keys: Sequence[str]) -> int:
         """These records, root first, leave memory unless somebody claims them; bytes freed."""
         before = self.index.memory_bytes
         for key in reversed(keys):
             if not self.index.nodes[key].agents:
-                self._drop(key, Tier.MEMORY)
+                self._drop(key, StorageTier.MEMORY)
         return before - self.index.memory_bytes
 
     def make_room(self, live_bytes: int, pressure: MemoryPressure = MemoryPressure.CALM) -> int:
@@ -124,16 +124,16 @@ class PrefixCache:
             pressure=pressure,
         )
         for key in eviction.plan(eviction.entries(self.index), goal):
-            self._drop(key, Tier.MEMORY)
+            self._drop(key, StorageTier.MEMORY)
         return before - self.index.memory_bytes
 
-    def _drop(self, key: str, place: Tier) -> None:
+    def _drop(self, key: str, place: StorageTier) -> None:
         """Forget what lies in this place, if it may go."""
         node = self.index.nodes.get(key)
         if node is None or not self.index.can_drop(key, place):
             return
         self.index.drop(key, place)
-        if place is Tier.MEMORY:
+        if place is StorageTier.MEMORY:
             self._held.discard(id(self._kept.pop(key)))
         if key not in self.index.nodes:
             self._transient.discard(key)
@@ -162,7 +162,7 @@ class PrefixCache:
                     trail = KnownPrefix(key, end)
         return prefix_match.match(self.index, chain.keys, cuts, trail)
 
-    def insert(self, record: kv_records.Record, place: Tier, now: float) -> None:
+    def insert(self, record: kv_records.Record, place: StorageTier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""
         self.index.insert(record, place, now)
         end = kv_records.end_of(record)
@@ -173,7 +173,7 @@ class PrefixCache:
     def check(self) -> None:
         """Assert that the index is sound and knows exactly the arrays kept. O(records + blocks)."""
         prefix_index_check.check_index(self.index, self.retention)
-        parked = {key for key, node in self.index.nodes.items() if Tier.MEMORY in node.tiers}
+        parked = {key for key, node in self.index.nodes.items() if StorageTier.MEMORY in node.tiers}
         assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
 
     def chains(self, tokens: Sequence[int], tenant: str) -> tuple[BlockHashes, ...]:

@@ -16,7 +16,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy import block_hash, kv_records, prefix_match, reuse_plan
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.common_prefix import common_prefix
-from mlxstack.policy.kv_records import Tier
+from mlxstack.policy.kv_records import StorageTier
 from mlxstack.policy.reuse_plan import MissContext, RestorePoint, ReusePlan, ReuseSource
 
 MOST_AGENTS = 512
@@ -115,8 +115,8 @@ class PrefixLookup:
         return AgentKVLocation(
             agent=agent,
             n_tokens=max((kv_records.end_of(node.record) for node in nodes), default=0),
-            memory_bytes=sum(n.record.n_bytes for n in nodes if Tier.MEMORY in n.tiers),
-            disk_bytes=sum(n.record.n_bytes for n in nodes if Tier.DISK in n.tiers),
+            memory_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.MEMORY in n.tiers),
+            disk_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.DISK in n.tiers),
         )
 
     def last(self, agent: str) -> LastPrompt | None:

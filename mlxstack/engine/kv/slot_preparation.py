@@ -74,7 +74,8 @@ class SlotKVManager:
     def too_big(self, request: Request) -> OutOfMemory:
         """Why this ask cannot be served at all, with the numbers."""
         return OutOfMemory(
-            f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the whole "
+            f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
+            "whole "
             f"budget is {self.memory.budget}; shorten it, raise prefix_cache.memory_budget_pct, or "
             "use fewer kv.bits where the model can"
         )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import Conflict, NotFound, StackError
 from mlxstack.core.ports import Manifest
 from mlxstack.store.agent_history import AgentFolders, History
-from mlxstack.store.agent_locks import AgentLock, AgentLocks
+from mlxstack.store.agent_locks import AgentLock, AgentLockFiles
 
 log = logging.getLogger("mlxstack.agents")
 
@@ -34,7 +34,7 @@ class AgentStore:
     def __init__(
         self,
         folders: AgentFolders | None,
-        locks: AgentLocks | None = None,
+        locks: AgentLockFiles | None = None,
         *,
         is_writing: bool = True,
     ) -> None:
@@ -167,7 +167,7 @@ class AgentStore:
                     self.put(other, self._folders.peek_manifest(agent, file.model))
 
     @property
-    def _shared_locks(self) -> AgentLocks | None:
+    def _shared_locks(self) -> AgentLockFiles | None:
         return self._locks if self.is_writing else None
 
     def _note(self, agent: str, manifest: Manifest) -> None:

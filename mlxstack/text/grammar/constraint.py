@@ -55,7 +55,7 @@ class GrammarConstraint:
         return GrammarState(self._passage, rules)
 
 
-class Phase(Enum):
+class ConstraintPhase(Enum):
     """Where an answer stands."""
 
     HEADER = auto()
@@ -79,16 +79,16 @@ class GrammarState:
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
-        if self._at is Phase.HEADER:
+        if self._at is ConstraintPhase.HEADER:
             return self._header_mask()
-        if self._at is Phase.THINKING:
+        if self._at is ConstraintPhase.THINKING:
             return self._permitted(self._thinking_mask())
-        if self._at is Phase.FREE or self._rules is None:
+        if self._at is ConstraintPhase.FREE or self._rules is None:
             return self._permitted(None)
         mask = self._rules.compute_bitmask()
         if self._rules.is_error():
             raise BadRequest(f"the grammar cannot be followed: {self._rules.get_error()}")
-        if self._at is Phase.BEGINNING:
+        if self._at is ConstraintPhase.BEGINNING:
             return _with(mask, self._passage.opens | self._passage.escapes)
         return mask
 
@@ -97,16 +97,16 @@ class GrammarState:
         if self._n_recent:
             self._recent = (*self._recent, token)[-self._n_recent :]
         match self._at:
-            case Phase.HEADER:
+            case ConstraintPhase.HEADER:
                 self._open(token)
-            case Phase.THINKING:
+            case ConstraintPhase.THINKING:
                 self._think(token)
-            case Phase.BEGINNING if token in self._passage.opens:
-                self._at = Phase.THINKING
-            case Phase.BEGINNING if token in self._passage.escapes or self._rules is None:
-                self._at = Phase.FREE
-            case Phase.BEGINNING | Phase.RULED:
-                self._at = Phase.RULED
+            case ConstraintPhase.BEGINNING if token in self._passage.opens:
+                self._at = ConstraintPhase.THINKING
+            case ConstraintPhase.BEGINNING if token in self._passage.escapes or self._rules is None:
+                self._at = ConstraintPhase.FREE
+            case ConstraintPhase.BEGINNING | ConstraintPhase.RULED:
+                self._at = ConstraintPhase.RULED
                 self._follow(token)
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
@@ -128,7 +128,7 @@ class GrammarState:
         self._tail = (*self._tail, token)
         if self._tail in self._passage.headers:
             is_answer = self._tail == self._passage.closes and self._rules is not None
-            self._at = Phase.BEGINNING if is_answer else Phase.FREE
+            self._at = ConstraintPhase.BEGINNING if is_answer else ConstraintPhase.FREE
 
     def _header_mask(self) -> bytes:
         n = len(self._tail)
@@ -140,7 +140,7 @@ class GrammarState:
         self._n_thoughts += 1
         self._tail = (*self._tail, token)[-len(self._passage.closes) or None :]
         if self._tail == self._passage.closes:
-            self._at = Phase.FREE if self._rules is None else Phase.BEGINNING
+            self._at = ConstraintPhase.FREE if self._rules is None else ConstraintPhase.BEGINNING
             self._passage = _thought(self._passage)
 
     def _thinking_mask(self) -> bytes | None:
@@ -158,10 +158,10 @@ class GrammarState:
         return closes[n]
 
 
-def _first(passage: ConstraintLayout) -> Phase:
+def _first(passage: ConstraintLayout) -> ConstraintPhase:
     if passage.headers:
-        return Phase.HEADER
-    return Phase.THINKING if passage.is_in_thinking else Phase.BEGINNING
+        return ConstraintPhase.HEADER
+    return ConstraintPhase.THINKING if passage.is_in_thinking else ConstraintPhase.BEGINNING
 
 
 def closed(passage: ConstraintLayout, tokens: Sequence[int]) -> bool:

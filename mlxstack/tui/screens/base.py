@@ -56,7 +56,7 @@ class BaseScreen(Screen[None]):
         if section is not None and section.id and section.chosen is not None:
             await self.open(section.id, section.chosen)
 
-    async def on_section_opened(self, event: TitledTable.Opened) -> None:
+    async def on_titled_table_opened(self, event: TitledTable.Opened) -> None:
         """By mouse. The second click of two finds another screen on top."""
         if self.is_active:
             await self.open(event.section, event.key)

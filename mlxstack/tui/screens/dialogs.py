@@ -12,7 +12,7 @@ from textual.widgets import Button, Static
 from textual.widgets.button import ButtonVariant
 
 from mlxstack.tui.views.formatting import printable
-from mlxstack.tui.widgets.text_input import TextInput
+from mlxstack.tui.widgets.text_input import LineInput
 
 MOST = 400
 
@@ -122,14 +122,14 @@ class TextDialog(Question):
         suggester = SuggestFromList(self._known, case_sensitive=False)
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
-            yield TextInput(self._proposal, max_length=4096, suggester=suggester)
+            yield LineInput(self._proposal, max_length=4096, suggester=suggester)
             if self._known:
                 yield Static(printable(", ".join(self._known), MOST), markup=False, classes="note")
             yield Static("enter does it, esc does not", markup=False, classes="note")
 
     def action_accept(self) -> None:
         """No words are no answer."""
-        self.answer(self.query_one(TextInput).value.strip() or None)
+        self.answer(self.query_one(LineInput).value.strip() or None)
 
     def action_cancel(self) -> None:
         """Nothing is done."""

@@ -5,7 +5,7 @@ from textual.widgets import Input
 from textual.widgets.input import Selection
 
 
-class TextInput(Input):
+class LineInput(Input):
     """What it proposes is selected: whoever writes replaces it."""
 
     def on_mount(self) -> None:
