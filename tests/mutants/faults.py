@@ -119,7 +119,7 @@ FAULTS = (
     ),
     Mutant(
         "a row that breaks in a step fails alone", "engine/decode/batch.py",
-        "                self._broken.append((row, error))\n", "                raise\n",
+        "                self._broken.append((row, result))\n", "                raise result\n",
         SERVING + "test_a_request_that_raises_fails_alone",
     ),
 )  # fmt: skip

@@ -222,7 +222,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "bytes are synced before the name", "store/atomic_write.py",
-        "            disk.sync(fd)\n", "            pass\n", POWER,
+        "            disk.barrier(fd)\n", "            pass\n", POWER,
     ),
     Mutant(
         "the name is synced before it is said", "store/atomic_write.py",
