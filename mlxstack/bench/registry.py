@@ -24,7 +24,7 @@ from mlxstack.bench.environment import child_env, conditions
 from mlxstack.bench.report import BenchReport, Results
 from mlxstack.bench.sandbox import Sandbox, service, with_model
 from mlxstack.bench.timed_request import Caller, ServerUnderTest
-from mlxstack.core.preset import PaceSpec, SlotSpec
+from mlxstack.core.preset import PrefillSpec, SlotSpec
 from mlxstack.core.trial import BuildModel
 
 FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)
@@ -137,7 +137,7 @@ async def _served(
         callers = [await stack.enter_async_context(Caller(server)) for server in servers]
         found = await serving_scenarios.play(stage, callers, plan)
     return serving_report.results(
-        found, plan, serving_report.SilenceBounds(PaceSpec().max_stall_ms / 1000)
+        found, plan, serving_report.SilenceBounds(PrefillSpec().max_stall_ms / 1000)
     )
 
 

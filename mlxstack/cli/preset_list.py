@@ -19,7 +19,7 @@ class PresetListing(Struct, frozen=True):
     n_ctx: int = 0
     total_ctx: int = 0
     kv_bits: int = 0
-    when_to_use: str = ""
+    description: str = ""
     error: str | None = None
 
 
@@ -45,5 +45,5 @@ def _entry(name: str, source: str, home: Home) -> PresetListing:
         n_ctx=preset.slots.n_ctx,
         total_ctx=preset.slots.count * preset.slots.n_ctx,
         kv_bits=preset.kv.bits,
-        when_to_use=preset.when_to_use,
+        description=preset.description,
     )

@@ -59,7 +59,7 @@ class SlotSpec(Strict, frozen=True):
 
 
 class KVSpec(Strict, frozen=True):
-    """`bits` 16 keeps the model's own precision; `quantize_from` is a token position.
+    """`bits` 16 keeps the model's own precision; `quantized_start` is a token position.
 
     `swa_full` would keep sliding windows whole, as llama-server's `--swa-full` does. It is known
     only to be refused with its price: windows are always capped here.
@@ -67,7 +67,7 @@ class KVSpec(Strict, frozen=True):
 
     bits: Annotated[int, Meta(ge=4, le=16)] = 16
     group_size: Annotated[int, Meta(ge=32, le=128)] = 64
-    quantize_from: NonNegativeInt = 0
+    quantized_start: NonNegativeInt = 0
     swa_full: bool = False
 
 
@@ -78,12 +78,11 @@ class BatchSpec(Strict, frozen=True):
     max_size: PositiveInt = 8
 
 
-class PaceSpec(Strict, frozen=True):
+class PrefillSpec(Strict, frozen=True):
     """`max_stall_ms` bounds the silence of a decoding agent while others prefill."""
 
     max_stall_ms: Annotated[float, Meta(ge=10)] = 250.0
-    max_chunk: Annotated[int, Meta(ge=16)] = 2048
-    aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
+    chunk_size: Annotated[int, Meta(ge=16)] = 2048
 
 
 class QueueSpec(Strict, frozen=True):
@@ -91,6 +90,7 @@ class QueueSpec(Strict, frozen=True):
 
     max_waiting: NonNegativeInt = 64
     timeout_s: Seconds = 3600.0
+    aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
 
 
 class WarmPrefix(Strict, frozen=True):
@@ -186,7 +186,7 @@ class ServerSpec(Strict, frozen=True):
     """Where the service listens, and its bounds.
 
     Of `api_keys` one is needed if there are any; a bare text is a key of normal tier. Other
-    machines are let in without a key only where `without_key` says so.
+    machines are let in without a key only where `allow_unauthenticated` says so.
 
     `allowed_hosts` are names beside loopback and IP addresses by which it may be called; "*" any.
     """
@@ -195,7 +195,7 @@ class ServerSpec(Strict, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 7109
     allowed_hosts: tuple[str, ...] = ()
     api_keys: tuple[str | ApiKey, ...] = ()
-    without_key: bool = False
+    allow_unauthenticated: bool = False
     strict_models: bool = False
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     startup_timeout_s: Seconds = 240.0
@@ -204,16 +204,16 @@ class ServerSpec(Strict, frozen=True):
 
 
 class Preset(Strict, frozen=True):
-    """One service. `when_to_use` is the line that `mlx-stack presets` shows."""
+    """One service. `description` is the line that `mlx-stack presets` shows."""
 
     model: ModelSpec
     name: str = ""
-    when_to_use: str = ""
+    description: str = ""
     kind: ServiceKind = ServiceKind.CHAT
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)
-    pace: PaceSpec = field(default_factory=PaceSpec)
+    prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
     agents: AgentsSpec = field(default_factory=AgentsSpec)

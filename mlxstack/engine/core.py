@@ -322,5 +322,5 @@ class EngineCore:
 
 def _identity(facts: ModelFacts, verdict: BatchingCheck, preset: Preset) -> Any:
     kv = preset.kv
-    precision = f"{kv.bits}/{kv.group_size}@{kv.quantize_from}" if kv.bits < 16 else "16"
+    precision = f"{kv.bits}/{kv.group_size}@{kv.quantized_start}" if kv.bits < 16 else "16"
     return replace(facts.identity, kv=f"{precision} {verdict.kv}")

@@ -99,14 +99,14 @@ def memory_plan(preset: Preset, facts: ModelFacts, total: int, limits: DeviceLim
     if not limits.array_bytes:
         return MemoryPlan(share, MIN_BOUND)
     config = load_config(Path(facts.path))
-    bits = PLAIN_BITS if preset.kv.quantize_from >= preset.slots.n_ctx else preset.kv.bits
+    bits = PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
     workspace = _workspace(config, preset, bits) or limits.cache_bytes
     left = kv_budget(limits.array_bytes, facts.n_bytes, workspace)
     if left <= 0:
         raise SetupError(
             f"{preset.model.id} has {amount(facts.n_bytes)} of weights and needs "
             f"{amount(workspace)} beside them, but models may hold {amount(limits.array_bytes)} "
-            "on this device; take a smaller model or fewer bits, or lower pace.max_bite"
+            "on this device; take a smaller model or fewer bits, or lower prefill.chunk_size"
         )
     if left < share:
         log.info("KV gets %s instead of %s: the device has no more", amount(left), amount(share))
@@ -120,7 +120,7 @@ def memory_plan(preset: Preset, facts: ModelFacts, total: int, limits: DeviceLim
 
 def _workspace(config: dict[str, Any], preset: Preset, bits: int) -> int:
     """Bytes as the planner estimates them; 0 for a config that it cannot read."""
-    chunk, slots = preset.pace.max_chunk, preset.slots
+    chunk, slots = preset.prefill.chunk_size, preset.slots
     try:
         activations = kv_geometry_by_model.workspace_bytes(config, chunk, slots.count)
     except KeyError:

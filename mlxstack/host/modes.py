@@ -40,7 +40,7 @@ class Mode(Struct, frozen=True, omit_defaults=True):
     """Members start in this order."""
 
     members: tuple[Member, ...]
-    when_to_use: str = ""
+    description: str = ""
 
 
 class Active(Struct, frozen=True):
@@ -79,7 +79,7 @@ def load(name: str, home: Home) -> Mode:
     return mode
 
 
-def create(name: str, wanted: list[str], when_to_use: str, home: Home) -> Path:
+def create(name: str, wanted: list[str], description: str, home: Home) -> Path:
     """Write a mode of these presets; those that share a port get ports of their own.
 
     Raises SetupError for a wrong preset or name, Taken when the mode is there already.
@@ -98,7 +98,7 @@ def create(name: str, wanted: list[str], when_to_use: str, home: Home) -> Path:
         members.append(Member(presets.from_anywhere(preset), changes))
         taken.add(free)
     make_private(path.parent)
-    text = yaml.safe_dump(msgspec.to_builtins(Mode(tuple(members), when_to_use)), sort_keys=False)
+    text = yaml.safe_dump(msgspec.to_builtins(Mode(tuple(members), description)), sort_keys=False)
     write_atomic(path, text.encode())
     return path
 

@@ -11,7 +11,15 @@ import msgspec.inspect as mi
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.preset_schema import PRESET, at, children, leaves, parse, suggestion
+from mlxstack.host.preset_schema import (
+    PRESET,
+    RENAMED,
+    at,
+    children,
+    leaves,
+    parse,
+    suggestion,
+)
 from mlxstack.host.yaml_source import Keys, SourcedDocument, SourceLocation
 
 PREFIX = "MLX_STACK_"
@@ -77,4 +85,6 @@ def _why_not(keys: tuple[str, ...]) -> str:
     shape = at(keys)
     if shape is not None:
         return f"{name} is a section; set one of its keys: {', '.join(children(shape))}"
+    if name in RENAMED:
+        return f"`{name}` is called `{RENAMED[name]}` now"
     return f"no preset has the key `{name}`{suggestion(name, map('.'.join, leaves()))}"

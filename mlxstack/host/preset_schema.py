@@ -15,6 +15,16 @@ from mlxstack.host.yaml_source import UNBUILT, Keys, PlainYamlLoader
 
 PRESET = mi.type_info(Preset)
 
+RENAMED = {
+    "pace.max_bite": "prefill.chunk_size",
+    "pace.max_stall_ms": "prefill.max_stall_ms",
+    "pace.aging_per_s": "queue.aging_per_s",
+    "kv.quantize_from": "kv.quantized_start",
+    "server.without_key": "server.allow_unauthenticated",
+    "when_to_use": "description",
+}
+"""Keys of earlier versions by their dotted paths, with their names of today."""
+
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema (2020-12) of a preset file, for editors; `extends` belongs to files only."""

@@ -42,10 +42,10 @@ def _sizes(preset: Preset) -> Iterator[Violation]:
     n_ctx, block = preset.slots.n_ctx, preset.prefix_cache.block_size
     if block % 16:
         yield ("prefix_cache", "block_size"), f"is {block}, but must be a multiple of 16"
-    if preset.kv.quantize_from > n_ctx:
+    if preset.kv.quantized_start > n_ctx:
         yield (
-            ("kv", "quantize_from"),
-            f"is token {preset.kv.quantize_from}, beyond a slot of {n_ctx} tokens",
+            ("kv", "quantized_start"),
+            f"is token {preset.kv.quantized_start}, beyond a slot of {n_ctx} tokens",
         )
     n_max = preset.sampling.max_tokens
     if n_max == 0:
@@ -91,11 +91,15 @@ def is_loopback(host: str) -> bool:
 def _server(preset: Preset) -> Iterator[Violation]:
     if not preset.server.host.strip():
         yield ("server", "host"), "is empty, but must be an address such as 127.0.0.1"
-    if not (is_loopback(preset.server.host) or preset.server.api_keys or preset.server.without_key):
+    if not (
+        is_loopback(preset.server.host)
+        or preset.server.api_keys
+        or preset.server.allow_unauthenticated
+    ):
         yield (
             ("server", "host"),
             f"is {preset.server.host}, which other machines reach, and no key is asked for: set "
-            "server.api_keys (`mlx-stack key` makes one), or server.without_key: true",
+            "server.api_keys (`mlx-stack key` makes one), or server.allow_unauthenticated: true",
         )
     for at, key in enumerate(preset.server.api_keys):
         text = key if isinstance(key, str) else key.key

@@ -136,6 +136,9 @@ def _without_name(document: SourcedDocument) -> SourcedDocument:
 
 
 def _refuse_unknown(document: SourcedDocument) -> None:
+    for old, new in preset_schema.RENAMED.items():
+        if (place := document.locations.get(tuple(old.split(".")))) is not None:
+            raise SetupError(f"{place}: `{old}` is called `{new}` now")
     for keys in preset_schema.unknown(document.values):
         section = preset_schema.at(keys[:-1])
         known = preset_schema.children(section) if section is not None else {}

@@ -20,7 +20,7 @@ class PrefillPolicy(Struct, frozen=True):
     """The bounds of a bite.
 
     `max_stall_s` is the longest silence of a decoding agent; `patience_s` the longest bite when
-    nobody decodes, so that arrivals and cancellations are heard; `max_bite` and `block` are
+    nobody decodes, so that arrivals and cancellations are heard; `max_chunk_size` and `block` are
     tokens; `max_passed` is how many bites in a row may pass over the prompt that came first.
     `score_bytes` is what unfused attention stores per query token and context token, of which
     `max_score_bytes` may be alive; 0: fused, no bound.
@@ -28,7 +28,7 @@ class PrefillPolicy(Struct, frozen=True):
 
     max_stall_s: float = 0.25
     patience_s: float = 1.0
-    max_chunk: int = 2048
+    max_chunk_size: int = 2048
     block: int = 128
     max_passed: int = 3
     score_bytes: int = 0
@@ -74,10 +74,10 @@ def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPo
 def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:
     """Tokens from `position` on whose attention scores stay within `max_score_bytes`."""
     if not pace.score_bytes:
-        return pace.max_chunk
+        return pace.max_chunk_size
     pairs = pace.max_score_bytes / pace.score_bytes
     n_tokens = int((math.sqrt(position * position + 4 * pairs) - position) / 2)
-    return max(FINEST, min(pace.max_chunk, n_tokens))
+    return max(FINEST, min(pace.max_chunk_size, n_tokens))
 
 
 def _priority(slot: Slot) -> int:

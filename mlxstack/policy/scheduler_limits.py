@@ -13,8 +13,8 @@ def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> Sched
     """
     block = preset.prefix_cache.block_size
     pace = PrefillPolicy(
-        max_stall_s=preset.pace.max_stall_ms / 1000,
-        max_chunk=preset.pace.max_chunk,
+        max_stall_s=preset.prefill.max_stall_ms / 1000,
+        max_chunk_size=preset.prefill.chunk_size,
         block=block,
         score_bytes=score_bytes,
         max_score_bytes=MAX_SCORE_BYTES,
@@ -23,6 +23,6 @@ def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> Sched
         max_active=preset.batch.max_size if preset.batch.enabled else 1,
         max_waiting=preset.queue.max_waiting,
         max_bytes=budget,
-        aging_per_s=preset.pace.aging_per_s,
+        aging_per_s=preset.queue.aging_per_s,
         pace=pace,
     )

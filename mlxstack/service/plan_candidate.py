@@ -53,8 +53,8 @@ class Candidate(Struct, frozen=True):
 
         Raises Unsupported.
         """
-        slots, chunk, kv = self.preset.slots, self.preset.pace.max_chunk, self.preset.kv
-        bits = 16 if kv.quantize_from >= slots.n_ctx else kv.bits
+        slots, chunk, kv = self.preset.slots, self.preset.prefill.chunk_size, self.preset.kv
+        bits = 16 if kv.quantized_start >= slots.n_ctx else kv.bits
         geometry = self.geometry(half_bytes, bits)
         try:
             config = self.files.config

@@ -27,7 +27,7 @@ def modes(shell: Shell) -> Path:
     members = {"day": ("chat", "embed"), "night": ("chat", "watch")}
     for name, names in members.items():
         lines = "".join(f"  - preset: {one}\n" for one in names)
-        (folder / f"{name}.yaml").write_text(f"when_to_use: By {name}.\nmembers:\n{lines}")
+        (folder / f"{name}.yaml").write_text(f"description: By {name}.\nmembers:\n{lines}")
     return folder
 
 
@@ -152,7 +152,7 @@ def test_j3_list_and_create(shell: Shell, modes: Path) -> None:
     assert {"day", "night", "coding", "pair"} <= set(found)
     assert found["pair"] == {
         "members": [{"preset": "demo"}, {"preset": "gemma3-12b", "set": {"server.port": 7110}}],
-        "when_to_use": "Two at once.",
+        "description": "Two at once.",
     }
     assert "Two at once." in shell.run("mode", "list").stdout
     assert shell.run("mode", "create", "pair", "demo").returncode == 4

@@ -95,7 +95,7 @@ def test_a8_presets_lists_slots_context_modalities_and_when_to_use(tmp_path: Pat
     }
     assert shelf["demo"]["n_slots"] == 3
     assert shelf["gemma4-26b-a4b-q4-multi"]["total_ctx"] == 393216
-    assert all(one["when_to_use"] for one in shelf.values())
+    assert all(one["description"] for one in shelf.values())
 
 
 def test_a_broken_preset_is_listed_with_its_fault(tmp_path: Path) -> None:

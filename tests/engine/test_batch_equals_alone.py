@@ -107,7 +107,7 @@ def test_z3_rows_of_different_kv_precision_in_one_batch(
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model
     makers = [
-        CacheFactory(model, KVSpec(bits=bits, group_size=32, quantize_from=quantize_from))
+        CacheFactory(model, KVSpec(bits=bits, group_size=32, quantized_start=quantize_from))
         for bits in (8, 16, 4, 16)
     ]
     prompts = PROMPTS[2:6]

@@ -24,7 +24,7 @@ from tests.models import build
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
-    "tiny-later": KVSpec(bits=4, group_size=32, quantize_from=100),
+    "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
 }
 HEAD = prompt(256, seed=100)
 MINE = HEAD + prompt(70, seed=1)

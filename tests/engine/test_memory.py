@@ -31,7 +31,7 @@ from tests.models import VOCAB
 KINDS = ["tiny", "tiny-swa", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
-    "tiny-later": KVSpec(bits=4, group_size=32, quantize_from=100),
+    "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
 }
 HEAD = prompt(300, seed=100)
 ONE_SLOT = SlotSpec(count=1, n_ctx=2048)
@@ -423,10 +423,10 @@ def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
     from mlxstack.core.engine_events import PrefillProgress
-    from mlxstack.core.preset import PaceSpec
+    from mlxstack.core.preset import PrefillSpec
 
     preset = preset_of(
-        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), pace=PaceSpec(max_chunk=128)
+        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), pace=PrefillSpec(chunk_size=128)
     )
     head = prompt(2000, seed=1)
     with running(preset, tmp_path) as driver:

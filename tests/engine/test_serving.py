@@ -21,7 +21,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.errors import Broken, Busy
-from mlxstack.core.preset import BatchSpec, KVSpec, ModelSpec, PaceSpec, QueueSpec, SlotSpec
+from mlxstack.core.preset import BatchSpec, KVSpec, ModelSpec, PrefillSpec, QueueSpec, SlotSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -97,7 +97,7 @@ def test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps(driver: Dr
 def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_path: Path) -> None:
 
     long = prompt(900, seed=1)
-    preset = preset_of(model_of("tiny"), pace=PaceSpec(max_chunk=128))
+    preset = preset_of(model_of("tiny"), pace=PrefillSpec(chunk_size=128))
     with running(preset, tmp_path) as driver:
         ask = driver.submit(long, 5)
         driver.until(ask, PrefillProgress, 3)

@@ -27,7 +27,7 @@ from tests.engine.harness import Driver, preset_of, prompt, running
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
-    "tiny-later": KVSpec(bits=4, group_size=32, quantize_from=100),
+    "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
 }
 FIRST = prompt(200, seed=1)
 OTHER = prompt(90, seed=2)

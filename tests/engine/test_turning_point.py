@@ -20,7 +20,7 @@ OTHER = prompt(300, seed=3)
 @pytest.fixture(params=["tiny", "tiny-swa", "tiny-hybrid"])
 def preset(request: pytest.FixtureRequest, model_of: ModelOf) -> Preset:
     """One slot, so that every second conversation has to be parked."""
-    kv = KVSpec(bits=8, group_size=32, quantize_from=TURN)
+    kv = KVSpec(bits=8, group_size=32, quantized_start=TURN)
     return preset_of(model_of(request.param), kv=kv, slots=SlotSpec(count=1, n_ctx=1024))
 
 

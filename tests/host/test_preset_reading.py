@@ -44,7 +44,7 @@ REFUSALS = [
     (
         "model: {id: demo}\nserver:\n  host: 0.0.0.0\n",
         3,
-        ["server.host is 0.0.0.0", "mlx-stack key", "server.without_key"],
+        ["server.host is 0.0.0.0", "mlx-stack key", "server.allow_unauthenticated"],
     ),
     ("model: {id: demo}\nmodel: {id: x}\n", 2, ["`model` is given twice", "line 1"]),
     ("model: {id: demo}\nslots:\n  count: [a\n", 4, ["this is not YAML"]),
@@ -108,7 +108,7 @@ def test_a2_refusals_name_file_line_key_and_remedy(
         "host: '::1'",
         "host: localhost",
         "{host: 0.0.0.0, api_keys: [a]}",
-        "{host: 192.168.1.7, without_key: true}",
+        "{host: 192.168.1.7, allow_unauthenticated: true}",
     ],
 )
 def test_a_host_that_is_safe_or_meant_is_taken(tmp_path: Path, home: Home, server: str) -> None:
@@ -134,7 +134,7 @@ def test_every_builtin_preset_is_sound_and_says_when_to_use_it(home: Home) -> No
     for name in found:
         preset = presets.load(name, home).preset
         assert preset.name == name
-        assert preset.when_to_use
+        assert preset.description
 
 
 def test_a3_the_multi_preset_has_three_full_contexts(home: Home) -> None:
@@ -159,7 +159,7 @@ def test_a12_command_line_over_environment_over_file_over_extends(
     path = written(
         tmp_path,
         "extends: demo\nslots: {count: 5, n_ctx: 1024}\nbatch: {max_size: 2}\n"
-        "pace: {max_bite: 64}\n",
+        "prefill: {chunk_size: 64}\n",
     )
     env = {"MLX_STACK_BATCH_MAX_SIZE": "6", "MLX_STACK_SLOTS_N_CTX": "2048", "HOME": "/x"}
     over = [*from_environment(env), from_option("slots.n_ctx=4032")]
@@ -264,13 +264,14 @@ def test_values_mean_what_stands_there(tmp_path: Path, home: Home) -> None:
     path = written(
         tmp_path,
         "\ufeffmodel: {id: demo, alias: 007}\r\nwhen_to_use: 2026-01-01\r\n"
-        "slots: &slots {n_ctx: 0x400, count: 1_0}\r\npace: {max_stall_ms: 1e3, max_bite: 0x80}\r\n"
+        "slots: &slots {n_ctx: 0x400, count: 1_0}\r\n"
+        "prefill: {max_stall_ms: 1e3, chunk_size: 0x80}\r\n"
         "template: {today: 2026-01-01, same: *slots}\r\n",
     )
     preset = presets.load(path, home).preset
-    assert (preset.model.alias, preset.when_to_use) == ("007", "2026-01-01")
+    assert (preset.model.alias, preset.description) == ("007", "2026-01-01")
     assert (preset.slots.n_ctx, preset.slots.count) == (1024, 10)
-    assert preset.pace.max_stall_ms == 1000.0
+    assert preset.prefill.max_stall_ms == 1000.0
     assert preset.template == {"today": "2026-01-01", "same": {"n_ctx": 1024, "count": 10}}
     with pytest.raises(SetupError, match=r"server\.port is `07109`"):
         presets.load(path, home, [from_option("server.port=07109")])
@@ -312,3 +313,24 @@ def test_a_draft_model_is_refused_from_everywhere_and_none_is_taken(
 def test_demo_comes_before_what_is_named_after_it(home: Home) -> None:
     found = list(presets.listed(home))
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        ("pace:\n  max_bite: 64\n", "pace.max_bite", "prefill.chunk_size"),
+        ("pace:\n  max_stall_ms: 100\n", "pace.max_stall_ms", "prefill.max_stall_ms"),
+        ("pace:\n  aging_per_s: 1\n", "pace.aging_per_s", "queue.aging_per_s"),
+        ("kv:\n  quantize_from: 8\n", "kv.quantize_from", "kv.quantized_start"),
+        ("server:\n  without_key: true\n", "server.without_key", "server.allow_unauthenticated"),
+        ("when_to_use: Always.\n", "when_to_use", "description"),
+    ],
+)
+def test_a_renamed_key_is_refused_with_its_new_name(
+    text: str, old: str, new: str, tmp_path: Path, home: Home
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"model: demo\n{text}".replace("model: demo", "model: {id: demo}"))
+    with pytest.raises(SetupError) as refused:
+        presets.load(path, home)
+    assert f"`{old}` is called `{new}` now" in str(refused.value)

@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.commands import ReclaimMemory
 from mlxstack.core.engine_events import TokenSampled
-from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PaceSpec, PrefixCacheSpec, SlotSpec
+from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefillSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.engine import buffer_cache, core, footprint, step
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -67,7 +67,7 @@ def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = Chunks(monkeypatch)
-    preset = preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192), pace=PaceSpec(max_chunk=128))
+    preset = preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192), pace=PrefillSpec(chunk_size=128))
     with running(preset, tmp_path) as driver:
         driver.cold(prompt(4500), 4)
         workspace = max(*chunks.workspaces, buffer_cache.MIN_BOUND)
@@ -106,7 +106,9 @@ def test_room_is_what_admission_counted(wide: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_no_16_bit_room_is_reserved_beyond_the_turning_point(wide: Path, bits: int) -> None:
     model = loader.load(ModelSpec(id=str(wide)), KVSpec()).model
-    context = SlotContext(CacheFactory(model, KVSpec(bits=bits, group_size=32, quantize_from=300)))
+    context = SlotContext(
+        CacheFactory(model, KVSpec(bits=bits, group_size=32, quantized_start=300))
+    )
     tokens = prompt(400)
     model(mx.array([tokens[:100]]), cache=context.caches)
     context.extend(tokens[:100])

@@ -100,7 +100,7 @@ def test_weights_that_leave_no_room_for_kv_are_refused(
 ) -> None:
     have_working_set(monkeypatch, MARGIN_BYTES)
     with (
-        pytest.raises(SetupError, match=r"of weights and needs .* lower pace\.max_bite"),
+        pytest.raises(SetupError, match=r"of weights and needs .* lower prefill\.chunk_size"),
         running(preset_of(model_of("tiny")), tmp_path),
     ):
         pass

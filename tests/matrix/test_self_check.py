@@ -65,7 +65,7 @@ def test_f9_kv_bits_that_the_model_cannot_have_are_refused_in_words() -> None:
 
 def test_z11_a_precision_that_comes_later_is_checked_at_load() -> None:
     with pytest.raises(SetupError, match="in 8 bits"):
-        verdict_of(build("deepseek_v3"), KVSpec(bits=8, group_size=32, quantize_from=4096))
+        verdict_of(build("deepseek_v3"), KVSpec(bits=8, group_size=32, quantized_start=4096))
 
 
 def test_f9_a_cache_of_unknown_kind_is_never_stored_or_rewound() -> None:

@@ -164,7 +164,8 @@ DOORS_AND_FILES = (
         "the log says nothing of what was said", "service/request_log.py",
         "                _log(request, told)\n",
         "                assert self.decode\n"
-        "                _log(request, replace(told, ended=told.ended + self.decode(request.tokens)))\n",
+        "                said = told.ended + self.decode(request.tokens)\n"
+        "                _log(request, replace(told, ended=said))\n",
         "tests/api/test_native.py::"
         "test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text",
     ),

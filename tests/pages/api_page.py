@@ -20,15 +20,18 @@ themselves. The running service describes them in full at `/schema/openapi.json`
 llama-server API; unknown fields are ignored. A key goes where your client puts it:
 `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
-Errors come in the envelope of the door that was knocked on, with a sentence that says what, why
+Errors come in the envelope of the API dialect of the path, with a sentence that says what, why
 and what to do; 503 and 529 carry `Retry-After`.
 """
 
 GENERATING = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion")
 DOORS = (
-    ("mlxstack.api.openai.", "OpenAI"),
-    ("mlxstack.api.anthropic.", "Anthropic"),
-    ("mlxstack.api.native.", "llama-server, agents, cache"),
+    (("mlxstack.api.dialects.openai",), "OpenAI"),
+    (("mlxstack.api.dialects.anthropic.",), "Anthropic"),
+    (
+        ("mlxstack.api.dialects.llama_server.", "mlxstack.api.dialects.native."),
+        "llama-server, agents, cache",
+    ),
 )
 
 
@@ -52,12 +55,16 @@ def _common(schema: dict[str, Any]) -> list[str]:
 
 
 def _door(
-    room: str, title: str, handlers: list[Any], schema: dict[str, Any], common: list[str]
+    packages: tuple[str, ...],
+    title: str,
+    handlers: list[Any],
+    schema: dict[str, Any],
+    common: list[str],
 ) -> str:
     """One line for all routes that do the same."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for handler in handlers:
-        if handler.fn.__module__.startswith(room):
+        if handler.fn.__module__.startswith(packages):
             for path, *what in _rows(handler, schema, common):
                 paths = lines.setdefault((what[0], what[1], what[2]), [])
                 paths.extend([path] if path not in paths else [])

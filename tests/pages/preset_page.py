@@ -92,7 +92,7 @@ def page() -> str:
         shelf = {name: presets.load(name, home).preset for name in presets.listed(home)}
     uses = _table(
         ("preset", "when to use"),
-        ((f"`{name}`", one.when_to_use) for name, one in shelf.items()),
+        ((f"`{name}`", one.description) for name, one in shelf.items()),
     )
     numbers = _table(
         ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",

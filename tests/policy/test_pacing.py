@@ -50,7 +50,7 @@ paces = st.builds(
     PrefillPolicy,
     max_stall_s=st.floats(0.02, 1.0),
     patience_s=st.floats(0.1, 2.0),
-    max_bite=st.integers(FINEST, 4096),
+    max_chunk_size=st.integers(FINEST, 4096),
     block=st.sampled_from((16, 64, 128, 256)),
 )
 
@@ -79,7 +79,7 @@ def test_e14_alone_a_bite_is_bounded_by_patience(
 def test_e14_every_bite_makes_progress_and_none_is_longer_than_allowed(
     one: Slot, speed: ThroughputModel, pace: PrefillPolicy, n_decoding: int
 ) -> None:
-    assert 1 <= chunk_size(one, n_decoding, speed, pace) <= min(one.n_left, pace.max_chunk)
+    assert 1 <= chunk_size(one, n_decoding, speed, pace) <= min(one.n_left, pace.max_chunk_size)
 
 
 @given(seats, speeds, paces, st.integers(0, 8))
@@ -183,7 +183,7 @@ def test_z7_a_stream_of_short_prompts_neither_starves_a_long_one_nor_waits_for_i
 def test_m6_attention_scores_of_a_chunk_are_bounded_in_bytes(
     one: Slot, speed: ThroughputModel, n_decoding: int, score_bytes: int, most: int, chunk: int
 ) -> None:
-    pace = PrefillPolicy(max_chunk=chunk, score_bytes=score_bytes, max_score_bytes=most)
+    pace = PrefillPolicy(max_chunk_size=chunk, score_bytes=score_bytes, max_score_bytes=most)
     n = chunk_size(one, n_decoding, speed, pace)
     assert n <= FINEST or n * (one.position + n) * score_bytes <= most
     widest = tokens_within_scores(one.position, pace)
@@ -191,4 +191,4 @@ def test_m6_attention_scores_of_a_chunk_are_bounded_in_bytes(
 
 
 def test_m6_fused_attention_bounds_no_chunk() -> None:
-    assert tokens_within_scores(100_000, PrefillPolicy(max_chunk=2048)) == 2048
+    assert tokens_within_scores(100_000, PrefillPolicy(max_chunk_size=2048)) == 2048

@@ -44,7 +44,7 @@ def list_modes(json: Json = False) -> None:
         as_json({"modes": found})
         return
     rows = [
-        (name, ", ".join(one.preset for one in mode.members), mode.when_to_use)
+        (name, ", ".join(one.preset for one in mode.members), mode.description)
         for name, mode in found.items()
     ]
     table(("MODE", "MEMBERS", "WHEN TO USE"), rows)

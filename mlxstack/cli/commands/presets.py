@@ -74,7 +74,7 @@ def _list(json: bool) -> None:
         return
     good = [one for one in slot_files if one.error is None]
     rows = [
-        (one.name, f"{one.n_slots} x {one.n_ctx}", one.kv_bits, one.modalities, one.when_to_use)
+        (one.name, f"{one.n_slots} x {one.n_ctx}", one.kv_bits, one.modalities, one.description)
         for one in good
     ]
     table(("PRESET", "SLOTS x CTX", "KV BITS", "MODALITIES", "WHEN TO USE"), rows)

@@ -13,7 +13,7 @@ from mlxstack.engine.model import cache_adapters
 class CacheFactory:
     """Caches for one model and one KV precision.
 
-    With `quantize_from` > 0 a context keeps 16-bit KV until it reaches that many tokens, and
+    With `quantized_start` > 0 a context keeps 16-bit KV until it reaches that many tokens, and
     all of it is quantised then.
     """
 
@@ -24,12 +24,12 @@ class CacheFactory:
     @property
     def quantized_start(self) -> int:
         """The position at which KV is quantised; 0: never, or from the first token."""
-        return self._kv.quantize_from if self._kv.bits < 16 else 0
+        return self._kv.quantized_start if self._kv.bits < 16 else 0
 
     def make(self, n_tokens: int = 0) -> list[Any]:
         """Empty caches of the kinds that a context of `n_tokens` has."""
         caches: list[Any] = make_prompt_cache(self._model)
-        is_due = self._kv.bits < 16 and n_tokens >= self._kv.quantize_from
+        is_due = self._kv.bits < 16 and n_tokens >= self._kv.quantized_start
         return self.quantize(caches) if is_due else caches
 
     def quantize(self, caches: list[Any]) -> list[Any]:
