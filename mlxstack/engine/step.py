@@ -27,7 +27,7 @@ from mlxstack.core.errors import Broken, Busy, StackError, describe_error
 from mlxstack.core.request import Request
 from mlxstack.engine import buffer_cache
 from mlxstack.engine.decode.batch import Batch, RowToken
-from mlxstack.engine.decode.prefill import chunk_size, row_of
+from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.kv.overlap_cache import PrefixOverlapCache
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.request_state import RequestState, queued_request_of
@@ -231,7 +231,7 @@ class EngineLoop(SlotReservations):
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
         start = len(context)
-        took = chunk_size(self._model, context, live.request, n_tokens)
+        took = prefill_chunk(self._model, context, live.request, n_tokens)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))

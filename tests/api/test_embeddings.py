@@ -112,7 +112,7 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
             await asyncio.sleep(1)
             return n_made
 
-    monkeypatch.setattr(engine, "tend", seen)
+    monkeypatch.setattr(engine, "run_cache_command", seen)
     n_made = asyncio.run(scene())
     assert max(sizes) <= MOST_TOKENS
     assert len(sizes) == n_made < 20, "nothing is done for who left"

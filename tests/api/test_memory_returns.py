@@ -31,7 +31,7 @@ HOLES = f"""
 import logging, pathlib, sys, threading
 import msgspec
 logging.basicConfig(level=logging.INFO)
-from mlxstack.api.serve import run
+from mlxstack.api.server import run
 from mlxstack.core.preset import Preset
 from mlxstack.service import duties
 duties.REST_S = 0.2

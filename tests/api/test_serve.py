@@ -24,7 +24,7 @@ SCRIPT = """
 import logging, pathlib, sys
 import msgspec
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-from mlxstack.api.serve import run
+from mlxstack.api.server import run
 from mlxstack.core.preset import Preset
 preset = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=Preset)
 sys.exit(run(preset, pathlib.Path(sys.argv[2])))

@@ -108,7 +108,7 @@ STUCK = """
 import logging, pathlib, sys, time
 import msgspec
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-from mlxstack.api.serve import run
+from mlxstack.api.server import run
 from mlxstack.core.preset import Preset
 from mlxstack.service import service
 service.PARKING_S = 0.5

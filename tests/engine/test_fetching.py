@@ -20,7 +20,7 @@ import logging, sys
 logging.basicConfig(format="%(message)s", level="INFO", stream=sys.stdout)
 logging.getLogger("httpx").setLevel("WARNING")
 from mlxstack.core.preset import ModelSpec
-from mlxstack.engine.fetching import fetch
+from mlxstack.engine.model.hub_download import fetch
 print("at", fetch(ModelSpec(id="org/tiny"), every_s=0.02))
 """
 

@@ -362,9 +362,9 @@ async def test_of_many_claims_at_once_one_wins(home: Home) -> None:
     write_json(home.plan_file("one"), plan)
     code = (
         "import sys; from pathlib import Path; "
-        "from mlxstack.host.state import *; from mlxstack.host.process import identify; "
-        "plan = read_json(Path(sys.argv[1]), Plan); "
-        "claim(State(plan, Phase.RUNNING, identify(os.getpid()))); print('won'); "
+        "from mlxstack.host.service_state import *; from mlxstack.host.process import identify; "
+        "plan = read_json(Path(sys.argv[1]), ServiceSpec); "
+        "claim(ServiceState(plan, Phase.RUNNING, identify(os.getpid()))); print('won'); "
         "sys.stdout.flush(); sys.stdin.read()"
     )
     racers = [

@@ -50,8 +50,8 @@ class Chunks:
         self.workspaces: list[int] = []
         self.cached: list[int] = []
         self.rooms: list[int] = []
-        self._prefill = step.chunk_size
-        monkeypatch.setattr(step, "bite", self)
+        self._prefill = step.prefill_chunk
+        monkeypatch.setattr(step, "prefill_chunk", self)
 
     def __call__(self, model: object, context: SlotContext, ask: Any, n_tokens: int) -> float:
         self.cached.append(mx.get_cache_memory())

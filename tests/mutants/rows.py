@@ -12,7 +12,8 @@ FUZZ = "tests/fuzz/test_fuzz.py::"
 DOORS_AND_FILES = (
     Mutant(
         "a key where other machines reach it", "host/preset_validation.py",
-        "if not (is_loopback(preset.server.host) or", "if not (True or",
+        "        is_loopback(preset.server.host)\n        or preset.server.api_keys",
+        "        True\n        or preset.server.api_keys",
         "tests/host/test_preset_reading.py::test_a2_refusals_name_file_line_key_and_remedy",
     ),
     Mutant(

@@ -90,7 +90,7 @@ loads = st.builds(
     workspace=st.integers(0, GIB),
     n_slots=st.integers(1, 10),
     n_ctx=st.integers(64, 100_000),
-    bite=st.integers(16, 2048),
+    chunk=st.integers(16, 2048),
 )
 
 

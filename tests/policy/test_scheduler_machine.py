@@ -127,14 +127,14 @@ class Histories(RuleBasedStateMachine):
         self.requested.add(errand.id)
         self.desk = desks.enqueue_action(self.desk, errand)
 
-    @precondition(lambda self: any(s.state is SlotState.HELD for s in self.desk.seats))
+    @precondition(lambda self: any(s.state is SlotState.HELD for s in self.desk.slots))
     @rule(n_tokens=st.sampled_from((0, 500)))
     def an_errand_ends(self, n_tokens: int) -> None:
         """Saved, parked (nothing is left) or restored."""
         slot = next(s.id for s in self.desk.slots if s.state is SlotState.HELD)
         self.desk = desks.release_slot(self.desk, slot, n_tokens, self.now)
 
-    @precondition(lambda self: any(s.state is SlotState.LOADING for s in self.desk.seats))
+    @precondition(lambda self: any(s.state is SlotState.LOADING for s in self.desk.slots))
     @rule()
     def the_disk_answers(self) -> None:
         slot = next(s.id for s in self.desk.slots if s.state is SlotState.LOADING)
@@ -148,7 +148,7 @@ class Histories(RuleBasedStateMachine):
     def memory_gets_tight_or_free(self, max_active: int) -> None:
         self.limits = replace(self.limits, max_active=max_active)
 
-    @precondition(lambda self: any(s.state is SlotState.RUNNING for s in self.desk.seats))
+    @precondition(lambda self: any(s.state is SlotState.RUNNING for s in self.desk.slots))
     @rule(which=st.integers(0, 3))
     def an_answer_ends(self, which: int) -> None:
         running = [s for s in self.desk.slots if s.state is SlotState.RUNNING]

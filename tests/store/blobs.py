@@ -36,7 +36,7 @@ BLOBS = st.builds(
     identity=KEYS,
     start=st.integers(0, 2**40),
     end=st.integers(0, 2**40),
-    planes=st.lists(planes(), max_size=5).map(tuple),
+    tensors=st.lists(planes(), max_size=5).map(tuple),
     meta=st.text(),
 )
 MANIFESTS = st.builds(

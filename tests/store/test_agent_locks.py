@@ -12,8 +12,8 @@ from mlxstack.store.agent_locks import AgentLockFiles
 HOLDER = """
 import sys, time
 from pathlib import Path
-from mlxstack.store.agent_locks import AgentLocks
-held = AgentLocks(Path(sys.argv[1])).turn("Bob:1")
+from mlxstack.store.agent_locks import AgentLockFiles
+held = AgentLockFiles(Path(sys.argv[1])).turn("Bob:1")
 print(held is not None, flush=True)
 time.sleep(60)
 """

@@ -27,25 +27,25 @@ NOBODY = 65534
 SAVE_FOREVER = f"""
 import sys, itertools
 from pathlib import Path
-from mlxstack.core.ports import Blob, Manifest, Plane
-from mlxstack.store.shelf import SlotShelf
-from mlxstack.store.vault import DiskVault
-shelf, vault = SlotShelf(Path(sys.argv[1]) / "slots"), DiskVault(Path(sys.argv[1]) / "kv")
+from mlxstack.core.ports import KVFile, Manifest, TensorBytes
+from mlxstack.store.slot_files import SlotFileFolder
+from mlxstack.store.kv_store import DiskKVStore
+shelf, vault = SlotFileFolder(Path(sys.argv[1]) / "slots"), DiskKVStore(Path(sys.argv[1]) / "kv")
 sizes, start = (100_000, 1_000_000), int(sys.argv[2])
 print("ready", flush=True)
 for number in itertools.count(start):
-    plane = Plane("U8", (sizes[number % 2],), bytes([number % 256]) * sizes[number % 2])
+    plane = TensorBytes("U8", (sizes[number % 2],), bytes([number % 256]) * sizes[number % 2])
     key = f"{{number:08x}}"
-    vault.write(Blob(key, "segment", "{IDENTITY}", number, number + 1, (plane,)))
+    vault.write(KVFile(key, "segment", "{IDENTITY}", number, number + 1, (plane,)))
     shelf.write("a.bin", Manifest("{IDENTITY}", (number,) * {N_TOKENS}, (key,)))
 """
 WRITE_TOO_MUCH = """
 import resource, sys
 from pathlib import Path
 from mlxstack.core.ports import Manifest
-from mlxstack.store.shelf import SlotShelf
+from mlxstack.store.slot_files import SlotFileFolder
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-SlotShelf(Path(sys.argv[1])).write("a.bin", Manifest("id", tuple(range(1000)), ()))
+SlotFileFolder(Path(sys.argv[1])).write("a.bin", Manifest("id", tuple(range(1000)), ()))
 """
 
 

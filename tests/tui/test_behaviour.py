@@ -96,7 +96,7 @@ async def test_the_keys_reach_the_table_again_after_it_lost_the_focus() -> None:
         app.screen.set_focus(None)
         app.post_message(Updated(structs.replace(app.model, link=Link(LinkState.LOST))))
         await settled(pilot)
-        assert app.focused is app.screen.query_one("#slots Table")
+        assert app.focused is app.screen.query_one("#slots PatchedTable")
 
 
 async def test_keys_that_are_typed_in_one_breath_are_meant_for_the_row_they_moved_to() -> None:
@@ -332,7 +332,7 @@ async def test_h5_the_cursor_is_where_it_was_after_a_restart() -> None:
             app.post_message(news(app, one))
             await pilot.pause()
             await pilot.pause()
-        assert app.screen.query_one("#slots Table", PatchedTable).chosen == "2"
+        assert app.screen.query_one("#slots PatchedTable", PatchedTable).chosen == "2"
         assert app.chosen[ActionTarget.SLOT] == "2"
 
 

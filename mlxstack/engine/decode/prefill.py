@@ -19,7 +19,7 @@ def room_for(request: Request) -> int:
     return cache_adapters.in_steps(len(request.tokens) + min(request.max_tokens, RESERVE))
 
 
-def chunk_size(model: object, context: SlotContext, request: Request, n_tokens: int) -> float:
+def prefill_chunk(model: object, context: SlotContext, request: Request, n_tokens: int) -> float:
     """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
 
     It ends earlier where a checkpoint is worth taking, and takes it there.

@@ -31,7 +31,7 @@ class AgentsScreen(BaseScreen):
         "that this saved. A star marks who is pinned. Enter shows the turns of one agent."
     )
 
-    def parts(self) -> Iterable[Widget]:
+    def compose_body(self) -> Iterable[Widget]:
         """One table."""
         table = TitledTable(agents.agents, "agents", target=ActionTarget.AGENT)
         yield table.data_bind(model=BaseScreen.model)
@@ -67,7 +67,7 @@ class AgentScreen(BaseScreen):
         """This agent, wherever the cursor of the list goes meanwhile."""
         return self._agent if target is ActionTarget.AGENT else None
 
-    def parts(self) -> Iterable[Widget]:
+    def compose_body(self) -> Iterable[Widget]:
         """Portrait, states, turns."""
         yield TextLines(self._portrait, "portrait").data_bind(model=BaseScreen.model)
         yield TitledTable(self._states, "states").data_bind(model=BaseScreen.model)

@@ -33,7 +33,7 @@ class CacheScreen(BaseScreen):
         "a reordered list near the start. Enter shows all of it."
     )
 
-    def parts(self) -> Iterable[Widget]:
+    def compose_body(self) -> Iterable[Widget]:
         """Budgets, rates, prefixes, misses."""
         yield TextLines(cache.budget, "budget").data_bind(model=BaseScreen.model)
         yield TitledTable(cache.rates, "rates").data_bind(model=BaseScreen.model)

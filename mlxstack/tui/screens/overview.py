@@ -35,7 +35,7 @@ class OverviewScreen(BaseScreen):
         "In the queue the first one is seated next; waiting raises its rank."
     )
 
-    def parts(self) -> Iterable[Widget]:
+    def compose_body(self) -> Iterable[Widget]:
         """Health, charts, totals, slots, queue."""
         yield TextLines(overview.health, "health").data_bind(model=BaseScreen.model)
         with Horizontal(id="charts"):

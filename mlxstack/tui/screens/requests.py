@@ -22,7 +22,7 @@ class RequestsScreen(BaseScreen):
         "Enter shows the values of its response headers, and why it reused no more."
     )
 
-    def parts(self) -> Iterable[Widget]:
+    def compose_body(self) -> Iterable[Widget]:
         """One table."""
         yield TitledTable(requests.requests, "requests").data_bind(model=BaseScreen.model)
 

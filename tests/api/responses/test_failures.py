@@ -59,7 +59,7 @@ def test_x20_x21_the_heartbeat_is_an_event(
     hanging: tuple[Running, StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comment would not keep Codex from hanging up."""
-    monkeypatch.setattr("mlxstack.api.answer.BEAT_S", 0.05)
+    monkeypatch.setattr("mlxstack.api.run_generation.BEAT_S", 0.05)
     live, engine = hanging
     for text in text_until(live, '"sequence_number":4'):
         assert text.count("event: response.in_progress") >= 4
