@@ -300,7 +300,7 @@ class EngineCore:
         if self._drain_until is None:
             return False
         if time.monotonic() >= self._drain_until:
-            self._turns.end_all(Busy("the service is stopping; try again when it is back"))
+            self._turns.end_all(Busy("the model is stopping; try again in a moment"))
             self._turns.flush(self._tell)
         return not (self._turns.has_work or self._turns.is_holding)
 

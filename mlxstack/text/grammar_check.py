@@ -28,6 +28,8 @@ COSTLY = "multipleOf"
 VALUES = frozenset({"enum", "const", "default", "example", "examples"})
 """Keywords of a schema whose values are data, in which a `multipleOf` means nothing."""
 MOST_REFUSED = 256
+MAX_UNCHECKED = 50_000
+"""Characters; the time for an object grows faster than the square of its properties."""
 ESCAPED = re.compile(r"\\+u00([0-9a-fA-F]{2})")
 
 
@@ -41,7 +43,9 @@ class TokenizerData(Struct, frozen=True):
 
 def is_bounded(grammar: str) -> bool:
     """Whether llguidance alone bounds the time that compiling takes."""
-    return COSTLY not in ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar)
+    return len(grammar) <= MAX_UNCHECKED and COSTLY not in ESCAPED.sub(
+        lambda found: chr(int(found[1], 16)), grammar
+    )
 
 
 def check_multiples(schema: Any, param: str) -> None:
@@ -92,8 +96,8 @@ class GrammarCheck:
                 if len(self._refused) > MOST_REFUSED:
                     self._refused.popitem(last=False)
         raise BadRequest(
-            f"{param}: compiling this grammar takes longer than {LIMIT_S:g} s; use fewer or "
-            "smaller values of multipleOf",
+            f"{param}: compiling this grammar takes longer than {LIMIT_S:g} s; use a "
+            "smaller schema, or fewer and smaller values of multipleOf",
             param,
         )
 

@@ -27,6 +27,10 @@ def compiler(chatml: Any) -> Any:
     made.close()
 
 
+WIDE = {f"property_{n}": {"type": "string"} for n in range(6000)}
+"""Properties of an object that llguidance compiles for many seconds."""
+
+
 def compiled(compiler: GrammarCompiler, schema: dict[str, Any]) -> Any:
     return compiler.compile(grammars_of(ResponseConstraint(schema)), "response_format")
 
@@ -58,6 +62,7 @@ def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served
     for shape in (
         ResponseConstraint(PRODUCT),
         ResponseConstraint(MANY),
+        ResponseConstraint({"type": "object", "properties": WIDE}),
         ResponseConstraint(grammar=f"{escaped}]}}"),
     ):
         for _ in range(2):

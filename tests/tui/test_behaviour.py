@@ -349,7 +349,9 @@ async def test_things_of_one_name_are_rows_of_their_own() -> None:
         ):
             await pilot.press(key)
             await pilot.pause()
-            assert app.screen.query_one(f"#{section} Table", PatchedTable).row_count == n_rows
+            assert (
+                app.screen.query_one(f"#{section} PatchedTable", PatchedTable).row_count == n_rows
+            )
 
 
 async def test_a_theme_is_kept_and_colours_the_cells_at_once(tmp_path: Path) -> None:

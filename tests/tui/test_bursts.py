@@ -135,7 +135,7 @@ async def test_the_focus_is_where_it_was_when_a_person_looks_at_the_terminal_aga
         assert isinstance(app, Dashboard)
         await pilot.press("tab")
         table = app.focused
-        assert table is app.screen.query_one("#queue Table")
+        assert table is app.screen.query_one("#queue PatchedTable")
         app.post_message(AppBlur())
         await settled(pilot)
         app.post_message(Updated(structs.replace(app.model, link=Link(LinkState.LOST))))

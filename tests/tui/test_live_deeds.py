@@ -184,9 +184,9 @@ async def test_drilling_into_an_agent_shows_the_turns_that_the_service_tells(
         assert [turn["reason"] is None for turn in told["turns"]] == [False, True, True]
         app = pilot.app
         await until(
-            pilot, lambda: app.screen.query_one("#turns Table", PatchedTable).row_count == 3
+            pilot, lambda: app.screen.query_one("#turns PatchedTable", PatchedTable).row_count == 3
         )
-        table = app.screen.query_one("#turns Table", PatchedTable)
+        table = app.screen.query_one("#turns PatchedTable", PatchedTable)
         for i, turn in enumerate(told["turns"]):
             n_prompt = turn["n_cached"] + turn["n_computed"]
             row = [cell.plain for cell in table.get_row(str(i))]
@@ -195,7 +195,7 @@ async def test_drilling_into_an_agent_shows_the_turns_that_the_service_tells(
             parts = [turn[part] > 0 for part in ("n_cached", "n_computed", "n_generated")]
             assert [sign in row[4] for sign in "█▓░"] == parts
             assert row[5] == (turn["reason"] or "-")
-        states = app.screen.query_one("#states Table", PatchedTable)
+        states = app.screen.query_one("#states PatchedTable", PatchedTable)
         await until(pilot, lambda: states.row_count == len(told["states"]) == 1)
         shown = [cell.plain for cell in states.get_row("tiny")]
         assert shown[:2] == ["tiny", str(told["states"][0]["n_tokens"])]
@@ -249,7 +249,7 @@ async def test_h4_a_listed_prefix_is_pinned_under_a_name_and_let_go(
     await meet(http, ANN, BOB)
     async with watching(live.url) as pilot:
         await pilot.press("2")
-        table = pilot.app.screen.query_one("#prefixes Table", PatchedTable)
+        table = pilot.app.screen.query_one("#prefixes PatchedTable", PatchedTable)
         await until(pilot, lambda: table.row_count > 0)
         table.focus()
         await answered(pilot, "i", *"talk", "enter")
