@@ -76,6 +76,7 @@ TABLE: dict[type[errors.StackError], ErrorFormat] = {
         507, "server_error", "insufficient_storage", "api_error", "insufficient_storage_error"
     ),
     errors.Damaged: ErrorFormat(400, INVALID, None, INVALID, INVALID),
+    errors.UnknownVersion: ErrorFormat(400, INVALID, None, INVALID, INVALID),
     errors.Unreadable: ErrorFormat(400, INVALID, None, INVALID, INVALID),
     errors.SetupError: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
 }

@@ -32,6 +32,11 @@ EX_CONFIG = 78
 
 N_LAST_WORDS = 20
 
+DEAF_S = 6.0
+"""Seconds after which a worker that still calls itself well ignores SIGTERM."""
+
+PROBE_S = 1.0
+
 
 class Supervisor:
     """One service from its first start to its end. `echo` gets each line of the log too."""
@@ -57,9 +62,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
         try:
-            with closing(
-                RotatingLog(self._plan.home.log_file(self._plan.name))
-            ) as self._request_log:
+            with closing(RotatingLog(self._plan.home.log_file(self._plan.name))) as self._log:
                 end = await self._keep_alive()
                 self._tell(phase=end, worker=None)
         finally:
@@ -140,7 +143,13 @@ class Supervisor:
         self._say(f"stopping worker {process.pid}")
         process.terminate()
         grace = self._plan.patience.grace_s
-        done, _ = await asyncio.wait({ending}, timeout=grace)
+        first = min(DEAF_S, grace)
+        done, _ = await asyncio.wait({ending}, timeout=first)
+        if not done and (await asyncio.to_thread(probe, self._plan.url, PROBE_S)).is_well:
+            # A worker that drains or saves is unwell or takes no connections.
+            grace = first
+        elif not done:
+            done, _ = await asyncio.wait({ending}, timeout=grace - first)
         if not done:
             self._say(f"worker {process.pid} did not stop within {grace:g} s; killing it")
             process.kill()
@@ -159,7 +168,7 @@ class Supervisor:
 
     def _record_exit(self, pid: int, code: int, stuck: str | None) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        words = tuple(self._request_log.last_lines)[-N_LAST_WORDS:]
+        words = tuple(self._log.last_lines)[-N_LAST_WORDS:]
         self._say(f"worker {pid} {how}")
         self._tell(
             worker=None,
@@ -188,7 +197,7 @@ class Supervisor:
         self._write(f"{stamp} [supervisor {os.getpid()}] {what}")
 
     def _write(self, line: str) -> None:
-        self._request_log.write(line)
+        self._log.write(line)
         if self._echo is not None:
             self._echo(line)
 

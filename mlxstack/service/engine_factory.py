@@ -94,7 +94,8 @@ class EngineFactory:
         known = presets.listed(home)
         if wanted not in known or presets.is_path(wanted):
             raise BadRequest(
-                f"no preset is called {reprlib.repr(wanted)}; a client can only name a preset "
+                f"no preset is called `{reprlib.repr(wanted)[1:-1]}`; a client can only name a "
+                "preset "
                 "that `mlx-stack presets` lists, not a file"
                 f"{preset_schema.suggestion(wanted[:LONGEST_NAME], known)}",
                 "preset",

@@ -29,6 +29,8 @@ N_BEFORE = 8
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
 CHARS_PER_TOKEN = 8
+MIN_COUNTED_CHARS = 200_000
+"""Texts up to this length are counted exactly, however small the context."""
 
 
 class Prompt(Struct, frozen=True):
@@ -170,7 +172,10 @@ class PromptMaker:
 
         Usual texts have 3 to 5 characters per token, so those that may fit are not counted.
         """
-        if self._n_ctx is None or sum(map(len, texts)) <= CHARS_PER_TOKEN * self._n_ctx:
+        if self._n_ctx is None:
+            return
+        n_chars = sum(map(len, texts))
+        if n_chars <= max(CHARS_PER_TOKEN * self._n_ctx, MIN_COUNTED_CHARS):
             return
         n_tokens = self._encoder.at_least(texts, self._n_ctx)
         if n_tokens > self._n_ctx:

@@ -177,7 +177,9 @@ def test_b4_id_slot_pins(http: httpx.Client) -> None:
 def test_b5_a_follow_up_lands_where_its_prefix_is(http: httpx.Client) -> None:
     chat(http, prompt_of(60, seed=1), id_slot=2)
     chat(http, prompt_of(60, seed=2), id_slot=0)
-    answer = http.post(PATH, json=chat_body(prompt_of(60, seed=1) + " and then"))
+    body = chat_body(prompt_of(60, seed=1))
+    said = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and then"}]
+    answer = http.post(PATH, json={**body, "messages": [*body["messages"], *said]})
     assert answer.headers["x-mlx-stack-slot"] == "2"
 
 

@@ -4,15 +4,20 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 
 pytestmark = pytest.mark.mlx
 LOGITS = mx.array([[0.5, 3.0, -1.0, 2.5, -mx.inf, -mx.inf, -mx.inf, -mx.inf]])
 
 
 def drawn(temperature: float, n: int = 60) -> list[int]:
-    chooser = Sampler(SamplingParams(temperature=temperature, seed=7), [1], 0)
-    return [int(chooser.choose(LOGITS).token.item()) for _ in range(n)]
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=7), [1], 0)
+    tokens = []
+    for _ in range(n):
+        (sampled,) = sample_rows([sampler], LOGITS)
+        assert isinstance(sampled, SampledToken)
+        tokens.append(int(sampled.token.item()))
+    return tokens
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-40, 9e-7, 1e-6])
@@ -21,8 +26,8 @@ def test_just_above_zero_takes_the_likeliest_token(temperature: float) -> None:
 
 
 def test_below_the_least_temperature_sampling_is_greedy() -> None:
-    assert Sampler(SamplingParams(temperature=1e-40), [1], 0).is_plain
-    assert not Sampler(SamplingParams(temperature=1e-6), [1], 0).is_plain
+    assert Sampler(SamplingParams(temperature=1e-40), [1], 0).draw_rules.temperature == 0
+    assert Sampler(SamplingParams(temperature=1e-6), [1], 0).draw_rules.temperature > 0
 
 
 @pytest.mark.parametrize("temperature", [1e6, 1e38, 1e39, 1e300])

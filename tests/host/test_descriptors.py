@@ -12,7 +12,7 @@ from tests.cli.terminal import CLI, Shell
 IMPORT = """
 import resource
 from mlxstack.host.descriptors import kept_limit
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 8192))
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
 with kept_limit():
     import mlx_lm
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -68,6 +68,7 @@ RESTORED = [
     ("set_wired_limit", BEFORE["set_wired_limit"]),
     ("set_memory_limit", BEFORE["set_memory_limit"]),
     ("set_cache_limit", BEFORE["set_cache_limit"]),
+    ("synchronize", 0),
     ("clear_streams", 0),
 ]
 

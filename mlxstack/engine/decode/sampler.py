@@ -118,7 +118,7 @@ class Sampler:
 def sample_rows(choosers: Sequence[Sampler], logits: mx.array) -> list[SampledToken | Exception]:
     """Choose the next token of every row from logits (rows, vocabulary), lazily.
 
-    Rows with equal rules are one operation. A row whose own rules raise gets the exception.
+    Rows with equal rules are one operation. A row whose rules raise gets the exception.
     """
     results: list[SampledToken | Exception | None] = [None] * len(choosers)
     adjusted: dict[int, mx.array] = {}
@@ -134,7 +134,12 @@ def sample_rows(choosers: Sequence[Sampler], logits: mx.array) -> list[SampledTo
         groups.setdefault(chooser.draw_rules, []).append(i)
     for rules, members in groups.items():
         uniforms = [choosers[i].uniform() for i in members] if rules.temperature else []
-        choices = draw(rules, _rows_of(members, logits, adjusted), uniforms)
+        try:
+            choices = draw(rules, _rows_of(members, logits, adjusted), uniforms)
+        except Exception as error:
+            for i in members:
+                results[i] = error
+            continue
         for i, choice in zip(members, choices, strict=True):
             choosers[i].accept(choice.token)
             results[i] = choice
