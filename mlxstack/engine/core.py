@@ -209,7 +209,7 @@ class EngineCore:
 
     def _unload(self) -> None:
         """Let go of everything that holds arrays."""
-        for name in ("_turns", "_archive", "_errands"):
+        for name in ("_turns", "_archive", "_actions"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()

@@ -173,9 +173,9 @@ class Supervisor:
         self._tell(
             worker=None,
             exit_code=code,
-            died_how=f"{stuck} and {how}" if stuck else how,
-            last_words=words,
-            n_deaths=self._state.n_crashes + 1,
+            exit_summary=f"{stuck} and {how}" if stuck else how,
+            last_log_lines=words,
+            n_crashes=self._state.n_crashes + 1,
         )
 
     def _next_delay(self, now: float) -> float | None:

@@ -36,7 +36,7 @@ def follow_up(driver: Driver, tokens: tuple[int, ...], ask: str) -> tuple[int, .
 
 def ask(driver: Driver, tokens: tuple[int, ...], name: str | None) -> str:
     cuts = (len(SYSTEM), len(tokens) - len(OPENING))
-    ask = driver.submit(tokens, N_ANSWER, name=name, cuts=cuts)
+    ask = driver.submit(tokens, N_ANSWER, display_name=name, checkpoint_positions=cuts)
     driver.finish(ask)
     return ask
 

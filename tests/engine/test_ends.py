@@ -191,7 +191,7 @@ def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
 def test_what_was_compared_for_an_ask_is_forgotten_with_it(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    preset = preset_of(model_of("tiny"), slots=SLOTS, pace=PrefillSpec(chunk_size=128))
+    preset = preset_of(model_of("tiny"), slots=SLOTS, prefill=PrefillSpec(chunk_size=128))
     with running(preset, tmp_path) as driver:
         first = driver.submit(prompt(4000), 4)
         driver.until(first, PrefillProgress)

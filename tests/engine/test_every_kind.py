@@ -57,14 +57,14 @@ def reason(driver: Driver, tokens: tuple[int, ...], **more: object) -> str | Non
 
 def test_d1_d3_the_next_turn_and_a_fork_go_on_as_if_alone(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
-        history = MINE + tuple(driver.answer(MINE, slot=0, cuts=(256,)))
+        history = MINE + tuple(driver.answer(MINE, slot=0, checkpoint_positions=(256,)))
         ask = driver.submit(history + NEXT, slot=0)
         driver.finish(ask)
         seated = driver.seated(ask)
         assert seated.source is KVSource.SLOT
         assert seated.n_cached >= len(MINE)
         assert driver.tokens(ask) == driver.cold(history + NEXT, slot=1)
-        fork = driver.submit(HEAD + NEXT, slot=1, cuts=(256,))
+        fork = driver.submit(HEAD + NEXT, slot=1, checkpoint_positions=(256,))
         driver.finish(fork)
         assert driver.seated(fork).n_cached == 256
         assert driver.tokens(fork) == driver.cold(HEAD + NEXT, slot=0)
@@ -94,7 +94,7 @@ def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, k
     with running(preset, tmp_path / "alone") as driver:
         expected = driver.cold(MINE, 80)
     with running(preset, tmp_path, memory_bytes=20_000_000) as driver:
-        driver.answer(MINE, 2, slot=0, cuts=(256,))
+        driver.answer(MINE, 2, slot=0, checkpoint_positions=(256,))
         long = driver.submit(MINE, 80, slot=1)
         for n in range(8):
             driver.answer(prompt(300, seed=n), 2, slot=0)
@@ -133,7 +133,7 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
 
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
-        driver.answer(HEAD, 2, cuts=(255,))
+        driver.answer(HEAD, 2, checkpoint_positions=(255,))
         pinned = driver.engine.run_cache_command(PinPrefix("kept", HEAD)).result(timeout=60)
         assert is_kept(prompt(25, seed=3))
         (shown,) = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60).prefixes
@@ -150,7 +150,7 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         for n in range(4):
-            driver.answer(HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", cuts=(256,))
+            driver.answer(HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", checkpoint_positions=(256,))
         driver.answer(prompt(300, seed=8), 2)
         driver.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
         ask = driver.submit(HEAD + NEXT, 2)

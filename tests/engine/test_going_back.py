@@ -27,7 +27,7 @@ def fill_checkpoints(driver: Driver) -> list[int]:
     tokens, cuts = prompt(140, seed=1), [139]
     context = driver.engine._turns.slots[0]
     for turn in range(2 * MOST_CHECKPOINTS):
-        ask = driver.submit(tokens, 4, cuts=tuple(cuts))
+        ask = driver.submit(tokens, 4, checkpoint_positions=tuple(cuts))
         driver.finish(ask)
         if len(context.checkpoints) == MOST_CHECKPOINTS:
             break
@@ -71,6 +71,6 @@ def test_a_request_that_breaks_leaves_a_traceback_in_the_log(
         caplog.at_level(logging.ERROR, "mlxstack.engine"),
     ):
         with pytest.raises(Broken):
-            driver.finish(driver.submit(("x",) * 20, 5, request="req-7"))  # type: ignore[arg-type]
+            driver.finish(driver.submit(("x",) * 20, 5, request_id="req-7"))  # type: ignore[arg-type]
         (record,) = [r for r in caplog.records if "req-7" in r.getMessage()]
         assert "Traceback" in caplog.text and record.exc_info

@@ -61,8 +61,8 @@ def test_d16_a_divergence_is_told_from_a_remembered_prompt(
 ) -> None:
     with running(preset_of(model_of("tiny")), tmp_path) as driver:
         head = prompt(300, seed=1)
-        driver.answer(head + prompt(200, seed=2), 2, name="chat-1")
-        ask = driver.submit(head + prompt(200, seed=3), 2, name="chat-1")
+        driver.answer(head + prompt(200, seed=2), 2, display_name="chat-1")
+        ask = driver.submit(head + prompt(200, seed=3), 2, display_name="chat-1")
         driver.finish(ask)
         miss = driver.seated(ask).miss
         assert miss is not None and miss.at == 300

@@ -410,7 +410,7 @@ def test_z5_a_team_computes_its_head_once(model_of: ModelOf, tmp_path: Path, kin
     head = prompt(2000, seed=1)
     tails = [prompt(40 + n, seed=10 + n) for n in range(5)]
     with running(preset, tmp_path) as driver:
-        asks = [driver.submit(head + tail, 4, cuts=(2000,)) for tail in tails]
+        asks = [driver.submit(head + tail, 4, checkpoint_positions=(2000,)) for tail in tails]
         for ask in asks:
             driver.finish(ask)
         computed = driver.engine.snapshot().counters.n_prompt_tokens
@@ -426,7 +426,7 @@ def test_z5_when_the_first_of_a_team_leaves_the_next_one_computes(
     from mlxstack.core.preset import PrefillSpec
 
     preset = preset_of(
-        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), pace=PrefillSpec(chunk_size=128)
+        model_of("tiny"), slots=SlotSpec(count=3, n_ctx=2560), prefill=PrefillSpec(chunk_size=128)
     )
     head = prompt(2000, seed=1)
     with running(preset, tmp_path) as driver:
@@ -506,12 +506,12 @@ def test_d10_a_learned_head_survives_a_restart(
     with running(preset, tmp_path) as driver:
         for n in range(3):
             tokens = head + prompt(60, seed=10 + n)
-            driver.answer(tokens, 2, agent=f"agent-{n}", cuts=(256,))
+            driver.answer(tokens, 2, agent=f"agent-{n}", checkpoint_positions=(256,))
         driver.catch_up()
     with running(preset, tmp_path) as driver:
         assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == (head,)
         fourth = head + prompt(60, seed=77)
-        ask = driver.submit(fourth, agent="agent-4", cuts=(256,))
+        ask = driver.submit(fourth, agent="agent-4", checkpoint_positions=(256,))
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
         assert driver.tokens(ask) == driver.cold(fourth)

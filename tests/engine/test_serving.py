@@ -97,7 +97,7 @@ def test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps(driver: Dr
 def test_d22_a_cancelled_prefill_keeps_what_it_computed(model_of: ModelOf, tmp_path: Path) -> None:
 
     long = prompt(900, seed=1)
-    preset = preset_of(model_of("tiny"), pace=PrefillSpec(chunk_size=128))
+    preset = preset_of(model_of("tiny"), prefill=PrefillSpec(chunk_size=128))
     with running(preset, tmp_path) as driver:
         ask = driver.submit(long, 5)
         driver.until(ask, PrefillProgress, 3)
@@ -253,7 +253,7 @@ def test_d20_checkpoints_at_cuts_serve_layers_that_cannot_be_cut(
 ) -> None:
     head = prompt(200)
     with running(preset_of(model_of(kind)), tmp_path) as driver:
-        driver.answer(head + prompt(150, seed=1), slot=0, cuts=(200,))
+        driver.answer(head + prompt(150, seed=1), slot=0, checkpoint_positions=(200,))
         ask = driver.submit(head + prompt(150, seed=2), slot=1)
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 200
@@ -312,7 +312,7 @@ def test_e15_only_the_mlx_thread_runs_the_model_and_moves_kv(
 
         monkeypatch.setattr(owner, name, outer)
 
-    for owner, name in ((SlotContext, "extend"), (SlotContext, "adopt"), (segments, "pack")):
+    for owner, name in ((SlotContext, "extend"), (SlotContext, "load"), (segments, "pack")):
         noted(owner, name)
     running = driver.submit(prompt(20, seed=1), 200, slot=1)
     driver.until(running, TokenSampled)
@@ -320,7 +320,7 @@ def test_e15_only_the_mlx_thread_runs_the_model_and_moves_kv(
     driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
     driver.engine.run_slot_command(RestoreSlot(0, "a.bin")).result(timeout=60)
     driver.finish(running)
-    assert names == {(name, "mlx") for name in ("extend", "adopt", "pack")}
+    assert names == {(name, "mlx") for name in ("extend", "load", "pack")}
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.53), (4, 0.28)])

@@ -54,9 +54,9 @@ def test_a_checkpoint_before_the_turning_point_is_given_up_there(
 ) -> None:
     with running(preset, tmp_path) as driver:
         long = MINE + NEXT
-        driver.answer(long, 8, agent="a", cuts=(len(MINE), 230))
+        driver.answer(long, 8, agent="a", checkpoint_positions=(len(MINE), 230))
         assert returns(driver, MINE + prompt(120, seed=5)) == 0
-        driver.answer(long, 8, agent="a", cuts=(len(MINE), 230))
+        driver.answer(long, 8, agent="a", checkpoint_positions=(len(MINE), 230))
         driver.answer(OTHER, 8, agent="b")
         assert returns(driver, MINE + prompt(120, seed=6)) == 0
         driver.answer(OTHER, 8, agent="b")
@@ -84,7 +84,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
 
 def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
-        driver.answer(MINE, 1, cuts=(len(MINE) - 1,))
+        driver.answer(MINE, 1, checkpoint_positions=(len(MINE) - 1,))
         pinned = driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(timeout=60)
         assert pinned.n_tokens >= 128
         assert pinned.n_bytes > 0
@@ -94,6 +94,6 @@ def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_pat
 
 def test_d23_no_salt_names_kv_of_the_other_kind(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
-        driver.answer(OTHER, 8, salt="\nshort", cuts=(150,))
+        driver.answer(OTHER, 8, salt="\nshort", checkpoint_positions=(150,))
         driver.answer(prompt(300, seed=4), 8)
         assert returns(driver, OTHER[: TURN - 20]) == 0

@@ -82,7 +82,7 @@ def test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept(
         free = driver.cold(first, 8)
         n = next(at for at in range(2, 8) if free[at] not in free[:at])
         # The mask after the end is asked for before the end is read.
-        ask = driver.submit(first, 50, slot=0, agent="a", eos=free[n : n + 1], guide=Guide(n + 2))
+        ask = driver.submit(first, 50, slot=0, agent="a", eos=free[n : n + 1], constraint=Guide(n + 2))
         assert driver.finish(ask).reason is FinishReason.EOS
         assert driver.tokens(ask) == free[:n]
         driver.catch_up()
@@ -97,7 +97,7 @@ def test_a_guide_that_raises_fails_its_row_alone(model_of: ModelOf, tmp_path: Pa
         alone = driver.cold(prompt(90, seed=1), 40)
         beside = driver.submit(prompt(90, seed=1), 40, use_cache=False)
         driver.until(beside, TokenSampled)
-        bad = driver.submit(prompt(60), 40, slot=2, guide=Guide(5))
+        bad = driver.submit(prompt(60), 40, slot=2, constraint=Guide(5))
         with pytest.raises(Broken, match="the guide has ended"):
             driver.finish(bad)
         driver.finish(beside)
