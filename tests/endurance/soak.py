@@ -64,7 +64,10 @@ class Play:
         agents = self._random.sample(range(N_AGENTS), N_SLOTS + 2)
         asks = {
             agent: self._driver.submit(
-                self._histories[agent], 6, agent=f"agent-{agent}", checkpoint_positions=(len(self._head),)
+                self._histories[agent],
+                6,
+                agent=f"agent-{agent}",
+                checkpoint_positions=(len(self._head),),
             )
             for agent in agents
         }

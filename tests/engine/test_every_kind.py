@@ -150,7 +150,9 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         for n in range(4):
-            driver.answer(HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", checkpoint_positions=(256,))
+            driver.answer(
+                HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", checkpoint_positions=(256,)
+            )
         driver.answer(prompt(300, seed=8), 2)
         driver.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
         ask = driver.submit(HEAD + NEXT, 2)

@@ -67,7 +67,9 @@ def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
     wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = Chunks(monkeypatch)
-    preset = preset_of(wide, slots=SlotSpec(count=2, n_ctx=8192), prefill=PrefillSpec(chunk_size=128))
+    preset = preset_of(
+        wide, slots=SlotSpec(count=2, n_ctx=8192), prefill=PrefillSpec(chunk_size=128)
+    )
     with running(preset, tmp_path) as driver:
         driver.cold(prompt(4500), 4)
         workspace = max(*chunks.workspaces, buffer_cache.MIN_BOUND)

@@ -82,7 +82,9 @@ def test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept(
         free = driver.cold(first, 8)
         n = next(at for at in range(2, 8) if free[at] not in free[:at])
         # The mask after the end is asked for before the end is read.
-        ask = driver.submit(first, 50, slot=0, agent="a", eos=free[n : n + 1], constraint=Guide(n + 2))
+        ask = driver.submit(
+            first, 50, slot=0, agent="a", eos=free[n : n + 1], constraint=Guide(n + 2)
+        )
         assert driver.finish(ask).reason is FinishReason.EOS
         assert driver.tokens(ask) == free[:n]
         driver.catch_up()

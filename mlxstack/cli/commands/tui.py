@@ -21,7 +21,7 @@ Key = Annotated[
 Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
 Record = Annotated[Path | None, typer.Option("--record", help="Write what is seen to a recording.")]
 Replay = Annotated[
-    Path | None, typer.Option("--replay", help="Show a recording instead of a service.", exists=True)
+    Path | None, typer.Option("--replay", help="Show a recording, not a service.", exists=True)
 ]
 Speed = Annotated[float, typer.Option("--speed", help="How many times as fast to replay.", min=0.1)]
 
