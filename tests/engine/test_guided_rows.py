@@ -33,7 +33,7 @@ class Stairs:
         bits = sum(1 << (self.taken[-1] + step) for step in (1, 2))
         return bits.to_bytes(VOCAB // 8, "little")
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         assert token - self.taken[-1] in (1, 2)
         self.taken.append(token)
 

@@ -147,7 +147,7 @@ def test_top_logprobs_are_the_likeliest_in_order() -> None:
 
 def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
     class Wrong:
-        def take(self, token: int) -> None:
+        def advance(self, token: int) -> None:
             """Nothing."""
 
         def mask(self) -> bytes | None:

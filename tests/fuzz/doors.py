@@ -66,7 +66,7 @@ FINE = frozenset({501, 503, 529})
 class Talker(StandIn):
     """It has no memory, and says so."""
 
-    def tend(self, chore: Any) -> Future[Any]:
+    def run_cache_command(self, chore: Any) -> Future[Any]:
         """Where agents are: nowhere."""
         future: Future[Any] = Future()
         if isinstance(chore, LocateAgentKV):

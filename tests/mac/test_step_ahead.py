@@ -43,7 +43,7 @@ class Guide:
             raise ValueError("the guide has ended")
         return None
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """Every token is allowed."""
 
 

@@ -122,7 +122,9 @@ async def test_a24_a_call_that_makes_no_sense_is_said(pair: Pair) -> None:
 
 
 async def test_a_required_call_is_begun_for_the_model(pair: Pair) -> None:
-    answer, _ = await say(pair, CALL.removeprefix("<tool_call>"), calling=ToolChoiceMode.REQUIRED)
+    answer, _ = await say(
+        pair, CALL.removeprefix("<tool_call>"), tool_choice=ToolChoiceMode.REQUIRED
+    )
     assert answer.calls[0].name == "weather"
     opening = pair[1].tokenizer.tool_call_start_tokens
     assert pair[1].asked[0].tokens[-len(opening) :] == tuple(opening)
@@ -130,7 +132,7 @@ async def test_a_required_call_is_begun_for_the_model(pair: Pair) -> None:
 
 async def test_a_forbidden_call_cannot_be_opened(pair: Pair) -> None:
     free, _ = await say(pair, "no")
-    forbidden, _ = await say(pair, "no", calling=ToolChoiceMode.NONE)
+    forbidden, _ = await say(pair, "no", tool_choice=ToolChoiceMode.NONE)
     assert forbidden.content == free.content
     first, second = pair[1].asked
     assert first.tokens == second.tokens, "the tools stay in the prompt, for the cache"
