@@ -150,7 +150,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(
 def test_a_terminal_without_the_letters_gets_them_in_another_form(tmp_path: Path) -> None:
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "own.yaml").write_text(
-        "extends: demo\nwhen_to_use: für mich\n", "utf-8"
+        "extends: demo\ndescription: für mich\n", "utf-8"
     )
     shown = run(tmp_path, "presets", PYTHONIOENCODING="ascii")
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -160,7 +160,7 @@ def test_a_terminal_without_the_letters_gets_them_in_another_form(tmp_path: Path
 def test_nobody_elses_text_moves_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "presets").mkdir()
     own = tmp_path / "presets" / "own.yaml"
-    own.write_text('extends: demo\nwhen_to_use: "\\e]52;c;aGk=\\a and \\e[31mred"\n')
+    own.write_text('extends: demo\ndescription: "\\e]52;c;aGk=\\a and \\e[31mred"\n')
     shown = run(tmp_path, "presets").stdout
     assert "\\x1b]52;c;aGk=\\x07 and \\x1b[31mred" in shown
     assert "\x1b" not in shown

@@ -263,7 +263,7 @@ def test_extends_replaces_lists_and_merges_sections(tmp_path: Path, home: Home) 
 def test_values_mean_what_stands_there(tmp_path: Path, home: Home) -> None:
     path = written(
         tmp_path,
-        "\ufeffmodel: {id: demo, alias: 007}\r\nwhen_to_use: 2026-01-01\r\n"
+        "\ufeffmodel: {id: demo, alias: 007}\r\ndescription: 2026-01-01\r\n"
         "slots: &slots {n_ctx: 0x400, count: 1_0}\r\n"
         "prefill: {max_stall_ms: 1e3, chunk_size: 0x80}\r\n"
         "template: {today: 2026-01-01, same: *slots}\r\n",
@@ -329,8 +329,7 @@ def test_demo_comes_before_what_is_named_after_it(home: Home) -> None:
 def test_a_renamed_key_is_refused_with_its_new_name(
     text: str, old: str, new: str, tmp_path: Path, home: Home
 ) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(f"model: demo\n{text}".replace("model: demo", "model: {id: demo}"))
+    path = written(tmp_path, f"model: {{id: demo}}\n{text}")
     with pytest.raises(SetupError) as refused:
         presets.load(path, home)
     assert f"`{old}` is called `{new}` now" in str(refused.value)
