@@ -24,7 +24,7 @@ def test_a_journal_rotates_and_tail_reads_across(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_utf8_wherever_it_is_written(tmp_path: Path) -> None:
-    write = "Journal(Path(sys.argv[1])).write('f\\xfcr \\u2713')"
+    write = "RotatingLog(Path(sys.argv[1])).write('f\\xfcr \\u2713')"
     code = f"import sys; from mlxstack.host.logs import *; {write}"
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = tmp_path / "a.log"
