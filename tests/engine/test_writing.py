@@ -35,7 +35,9 @@ class SlowDisk(Disk):
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer takes one file of KV, and a note."""
     monkeypatch.setattr(
-        write_queue, "Writer", partial(BackgroundWriter, WriterBound(n_jobs=2, n_bytes=HELD))
+        write_queue,
+        "BackgroundWriter",
+        partial(BackgroundWriter, WriterBound(n_jobs=2, n_bytes=HELD)),
     )
 
 
