@@ -19,7 +19,8 @@ from mlxstack.text.output_format import accent_of
 from mlxstack.text.special_token_escape import SpecialTokenEscaper, unescape
 from mlxstack.text.special_tokens import special_tokens_of
 from mlxstack.text.splices import Splicer
-from mlxstack.text.template_adaptation import adapt_to_template
+from mlxstack.text.template_adaptation import adapt_to_template, cautious
+from mlxstack.text.template_switches import LEVELS
 from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
@@ -78,7 +79,6 @@ class PromptMaker:
         self._n_ctx = n_ctx
         self._tokenizer = tokenizer
         self._default = thinking_default
-        self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
         self._variables = template_kwargs or {}
         special_tokens = special_tokens_of(tokenizer)
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
@@ -99,8 +99,7 @@ class PromptMaker:
         """
         self._refuse_too_long(_heard(conversation))
         inputs = self._inputs(conversation)
-        messages = adapt_to_template(conversation.messages, self._template.capabilities)
-        marked = self._template.render(messages, inputs)
+        messages, marked = self._rendered(conversation, inputs)
         self._refuse_too_long([marked])
         splices = self._splicer.splices(scope, messages, inputs, marked)
         encoded = self._encoder.encode(marked, splices)
@@ -118,8 +117,33 @@ class PromptMaker:
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
         self._refuse_too_long(_heard(conversation))
-        messages = adapt_to_template(conversation.messages, self._template.capabilities)
-        return unescape(self._template.render(messages, self._inputs(conversation)))
+        return unescape(self._rendered(conversation, self._inputs(conversation))[1])
+
+    def _rendered(
+        self, conversation: Conversation, inputs: TemplateInputs
+    ) -> tuple[tuple[Message, ...], str]:
+        """The adapted messages and their rendering.
+
+        An order of turns that no probe has shown is written more and more cautiously, until the
+        template takes it. Raises BadRequest with its first words.
+        """
+        if not conversation.messages:
+            raise BadRequest("messages is empty; at least one message is needed", "messages")
+        capabilities = self._template.capabilities
+        refusal: BadRequest | None = None
+        for more in (capabilities, *cautious(capabilities)):
+            messages = adapt_to_template(conversation.messages, more, inputs.tools)
+            try:
+                return messages, self._template.render(messages, inputs)
+            except BadRequest as error:
+                refusal = refusal or error
+                if error.param != "messages":
+                    break
+        assert refusal is not None
+        raise refusal
+
+    def _adapted(self, messages: Sequence[Message], inputs: TemplateInputs) -> tuple[Message, ...]:
+        return adapt_to_template(messages, self._template.capabilities, inputs.tools)
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
@@ -188,17 +212,34 @@ class PromptMaker:
                 "taken; long texts belong into the messages",
                 "chat_template_kwargs",
             )
-        thinking = self._thinking if conversation.thinking is None else conversation.thinking
         return TemplateInputs(
             tools=head_tools(conversation.tools),
-            variables={
-                **self._variables,
-                "enable_thinking": thinking,
-                **conversation.template,
-            },
+            variables=self._template_variables(conversation),
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final=conversation.continue_final,
         )
+
+    def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
+        """The variables of the template: of its switches, the preset, and the request."""
+        switches = self._template.switches
+        asked = dict(conversation.template)
+        wanted = asked.get("reasoning_effort")
+        if isinstance(wanted, str) and wanted in LEVELS:
+            asked = {**asked, **switches.effort(wanted)}
+        return {
+            **switches.keep,
+            **({"enable_thinking": True} if self._tokenizer.has_thinking else {}),
+            **self._variables,
+            **self._thinking_variables(self._default),
+            **self._thinking_variables(conversation.thinking),
+            **asked,
+        }
+
+    def _thinking_variables(self, thinking: bool | None) -> dict[str, Any]:
+        if thinking is None:
+            return {}
+        switches = self._template.switches
+        return {"enable_thinking": thinking, **(switches.on if thinking else switches.off)}
 
     def _may_think(self, conversation: Conversation) -> bool:
         wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
@@ -252,7 +293,7 @@ class PromptMaker:
         closed = msgspec.structs.replace(
             self._inputs(conversation), add_generation_prompt=False, continue_final=False
         )
-        messages = adapt_to_template([*head, PROBE_CHAR], self._template.capabilities)
+        messages = self._adapted([*head, PROBE_CHAR], closed)
         return common_length(marked, self._template.render(messages, closed))
 
     def _is_in_thinking(self, tail: str) -> bool:
