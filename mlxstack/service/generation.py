@@ -78,7 +78,9 @@ async def admit(
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
     )
-    order = _order(service, prompt, ParseConfig(parse_options, forced), options)
+    order = _order(
+        service, prompt, ParseConfig(parse_options, forced, anchor=prompt.anchor), options
+    )
     if options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         order = _named(service, order, structs.replace(options, display_name=name))
@@ -111,7 +113,11 @@ async def stream_response(
     """
     clock = asyncio.get_running_loop().time
     assembler = ResponseAssembler(
-        order.request, order.parsing, order.words.output_format, order.words.maker.replay
+        order.request,
+        order.parsing,
+        order.words.output_format,
+        order.words.maker.replay,
+        order.words.maker.answers,
     )
     due = clock() + first_s
     spoken: list[SpokenPart] = []

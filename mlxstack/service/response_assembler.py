@@ -17,6 +17,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.errors import Busy
 from mlxstack.core.request import Request
+from mlxstack.service.agents import history_codec
 from mlxstack.service.response_parts import (
     ContentPart,
     FinishCause,
@@ -29,6 +30,7 @@ from mlxstack.service.response_parts import (
     TokenLogprob,
     ToolCallPart,
 )
+from mlxstack.text.answer_replay import AnswerAnchor, AnswerReplay, SampledAnswer
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import (
     Delta,
@@ -55,6 +57,7 @@ class ParseConfig(Struct, frozen=True):
 
     `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the caller
     set no limit below the room that was left. `is_prefill`: only the prompt is to be computed.
+    `anchor`: where the answer begins in the prompt, if it is to be remembered.
     """
 
     parse_options: ParseOptions
@@ -64,6 +67,7 @@ class ParseConfig(Struct, frozen=True):
     is_one_call: bool = False
     has_progress: bool = False
     is_prefill: bool = False
+    anchor: AnswerAnchor | None = None
 
 
 class ResponseAssembler:
@@ -75,11 +79,16 @@ class ResponseAssembler:
         parsing: ParseConfig,
         output_format: OutputFormat,
         replay: ToolCallReplay,
+        answers: AnswerReplay | None = None,
     ) -> None:
         self.is_enough = False
         self._request = request
         self._parsing = parsing
         self._replay = replay
+        self._answers = answers
+        self._scope = Scope(request.salt, request.display_name or "")
+        self._tokens = list(parsing.forced)
+        self._spoken: list[ResponsePart] = []
         self._speech = OutputParser(
             output_format,
             parsing.parse_options,
@@ -140,6 +149,7 @@ class ResponseAssembler:
         self._n_heard += 1
         if chosen.token not in self._request.eos:
             self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
+            self._tokens.append(chosen.token)
         return [*done, *self._parts(self._speech.push(chosen.token))]
 
     def _parts(self, deltas: Iterable[Delta]) -> list[ResponsePart]:
@@ -156,13 +166,14 @@ class ResponseAssembler:
                     self.is_enough = True
             if self.is_enough:
                 break
+        if self._parsing.anchor is not None:
+            self._spoken += parts
         return parts
 
     def _call(self, delta: ToolCallPiece) -> ToolCallPart:
         call = delta.call
         if delta.block is not None:
-            scope = Scope(self._request.salt, self._request.display_name or "")
-            self._replay.remember(scope, delta.block)
+            self._replay.remember(self._scope, delta.block)
         self.is_enough = self._parsing.is_one_call
         assert isinstance(call.arguments, dict)
         return ToolCallPart(call.id, call.name, call.arguments)
@@ -174,6 +185,7 @@ class ResponseAssembler:
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
         is_over = self.is_enough or self._parsing.is_prefill
         parts = [] if is_over else self._parts(self._speech.finish(finished.reason))
+        self._remember(finished.reason)
         work = finished.timings
         if is_over:
             work = structs.replace(work, n_generated=self._n_heard)
@@ -192,6 +204,18 @@ class ResponseAssembler:
             work.ttft_s, ended.ending.value,
         )  # fmt: skip
         return [*parts, ended]
+
+    def _remember(self, reason: FinishReason) -> None:
+        """Keep a complete answer, all of which was understood, for the later prompts."""
+        is_complete = reason is FinishReason.EOS or (self.is_enough and self._parsing.is_one_call)
+        anchor = self._parsing.anchor
+        if anchor is None or self._answers is None or not is_complete:
+            return
+        if self._speech.stop is None and not self._speech.n_unparsed and not self._speech.is_cut:
+            spoken = [p for p in self._spoken
+                      if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)]  # fmt: skip
+            answer = SampledAnswer(history_codec.answer(spoken), tuple(self._tokens))
+            self._answers.remember(self._scope, anchor, answer)
 
     def _ending(self, reason: FinishReason) -> FinishCause:
         if self._speech.stop is not None:

@@ -22,7 +22,7 @@ from mlxstack.text.template_adaptation import (
     ThoughtField,
     adapt_to_template,
 )
-from mlxstack.text.template_probes import Probe, find_capabilities
+from mlxstack.text.template_probes import TemplateProbe, find_capabilities
 from mlxstack.text.template_switches import NO_SWITCHES, TemplateSwitches, find_switches
 from mlxstack.text.tool_definitions import completed
 
@@ -137,7 +137,7 @@ class ChatTemplate:
         guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
         return guard.text(message.text)
 
-    def probe(self, probe: Probe, capabilities: TemplateCapabilities) -> str | None:
+    def probe(self, probe: TemplateProbe, capabilities: TemplateCapabilities) -> str | None:
         """The rendering of a probe under other capabilities; None if it is refused."""
         return self.tried(probe.messages, probe.tools, {"enable_thinking": True}, capabilities)
 

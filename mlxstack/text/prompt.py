@@ -3,7 +3,8 @@
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,15 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest, TooLong
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded
+from mlxstack.text.answer_replay import (
+    AnswerAnchor,
+    AnswerEntry,
+    AnswerReplay,
+    digest_of_text,
+    histories,
+)
+from mlxstack.text.answer_splices import AnswerSplicer
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
 from mlxstack.text.normalize_messages import head_tools
@@ -43,7 +52,8 @@ class Prompt(Struct, frozen=True):
     and tools, the ends of the last user and tool turns, the end of the messages before the
     opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
     `before` are the last tokens, when the answer goes on in the middle of a text. `may_think`:
-    neither the request nor the preset switches thinking off.
+    neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
+    by which it comes back in later prompts as it was sampled.
     """
 
     tokens: tuple[int, ...]
@@ -52,6 +62,7 @@ class Prompt(Struct, frozen=True):
     is_in_thinking: bool = False
     before: tuple[int, ...] = ()
     may_think: bool = True
+    anchor: AnswerAnchor | None = None
 
 
 class TokenizeOptions(Struct, frozen=True):
@@ -90,6 +101,10 @@ class PromptMaker:
             tokenizer, self._template, self._encoder, accent_of(tokenizer), special_tokens
         )
         self.replay = self._splicer.replay
+        self.answers = AnswerReplay()
+        self._answer_splicer = AnswerSplicer(
+            tokenizer, self._written, self._encoder, special_tokens, accent_of(tokenizer).marks
+        )
         self.pieces = TokenBytes(tokenizer)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
@@ -98,10 +113,12 @@ class PromptMaker:
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
         self._refuse_too_long(_heard(conversation))
+        known = self.answers.known(scope, conversation.messages)
+        conversation = _with_thoughts(conversation, known)
         inputs = self._inputs(conversation)
         messages, marked = self._rendered(conversation, inputs)
         self._refuse_too_long([marked])
-        splices = self._splicer.splices(scope, messages, inputs, marked)
+        splices = self._splices(scope, conversation, messages, inputs, marked, known)
         encoded = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, inputs)
         cuts = self._cuts(conversation, messages, encoded, end)
@@ -112,6 +129,7 @@ class PromptMaker:
             is_in_thinking=self._is_in_thinking(marked[0 if end is None else end :]),
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
             may_think=self._may_think(conversation),
+            anchor=self._anchor(conversation, inputs, encoded, end),
         )
 
     def text(self, conversation: Conversation) -> str:
@@ -144,6 +162,54 @@ class PromptMaker:
 
     def _adapted(self, messages: Sequence[Message], inputs: TemplateInputs) -> tuple[Message, ...]:
         return adapt_to_template(messages, self._template.capabilities, inputs.tools)
+
+    def _written(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
+        return self._template.render(self._adapted(messages, inputs), inputs)
+
+    def _splices(
+        self,
+        scope: Scope,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        inputs: TemplateInputs,
+        marked: str,
+        known: Mapping[int, AnswerEntry],
+    ) -> list[Splice]:
+        """The remembered answers, and the remembered calls of all other turns, in order."""
+        answers = self._answer_splicer.splices(conversation, known, inputs, marked)
+        n_called = sum(bool(message.tool_calls) for message in conversation.messages)
+        if len(answers) >= n_called:
+            return answers
+        calls = self._splicer.splices(scope, messages, inputs, marked)
+        starts = [one.start for one in answers]
+        for call in calls:
+            at = bisect_right(starts, call.start)
+            if at == 0 or answers[at - 1].end <= call.start:
+                answers.append(call)
+        return sorted(answers, key=lambda one: one.start)
+
+    def _anchor(
+        self,
+        conversation: Conversation,
+        inputs: TemplateInputs,
+        encoded: Encoded,
+        end: int | None,
+    ) -> AnswerAnchor | None:
+        """Where the answer begins; None if the prompt leaves no answer open at its end."""
+        if not inputs.add_generation_prompt or inputs.continue_final:
+            return None
+        if end is None:
+            closed = msgspec.structs.replace(inputs, add_generation_prompt=False)
+            end = common_length(encoded.text, self._rendered(conversation, closed)[1])
+        n_before = self._encoder.exact_place(encoded, end)
+        if n_before is None:
+            return None
+        return AnswerAnchor(
+            history=histories(conversation.messages)[-1],
+            n_chars=end,
+            digest=digest_of_text(encoded.text[:end]),
+            opening=encoded.tokens[n_before:],
+        )
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
@@ -304,6 +370,22 @@ class PromptMaker:
 def _heard(conversation: Conversation) -> list[str]:
     """Texts that every template writes, though it may strip them; some drop what was said."""
     return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
+
+
+def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry]) -> Conversation:
+    """The conversation with the thoughts that a client left out of the answers it sends back."""
+    left_out = {
+        at: entry.reasoning
+        for at, entry in known.items()
+        if entry.reasoning and not conversation.messages[at].reasoning
+    }
+    if not left_out:
+        return conversation
+    messages = tuple(
+        msgspec.structs.replace(one, reasoning=left_out[at]) if at in left_out else one
+        for at, one in enumerate(conversation.messages)
+    )
+    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _spelled(variables: dict[str, Any]) -> bytes:

@@ -44,7 +44,7 @@ SCHEMA_DEFAULTS: dict[str, Any] = {"type": "object", "properties": {}, "required
 PROPERTY_DEFAULTS: dict[str, Any] = {"description": ""}
 
 
-class Probe(Struct, frozen=True):
+class TemplateProbe(Struct, frozen=True):
     """A conversation; `is_ordered`: its sentinels must come in the order of the messages."""
 
     name: str
@@ -58,7 +58,7 @@ class Probe(Struct, frozen=True):
         return [found for message in self.messages for found in _sentinels(message)]
 
 
-Render = Callable[[Probe, TemplateCapabilities], str | None]
+Render = Callable[[TemplateProbe, TemplateCapabilities], str | None]
 """The text of a probe, adapted to capabilities; None if the template refuses it."""
 
 
@@ -95,57 +95,63 @@ CALLED = (calling(call(1)), result(1))
 LONG = "call_00000001"
 SPOKEN = calling(call(1), text="sxtext1")
 THINKING = calling(call(1), text="sxtext1", thought="sxthought1")
-PLAIN = Probe("a user message", (user(0),))
+PLAIN = TemplateProbe("a user message", (user(0),))
 BOTH = calling(call(1), call(2))
-PROBES: dict[str, tuple[Probe, ...]] = {
+PROBES: dict[str, tuple[TemplateProbe, ...]] = {
     "needs_tool_list": (PLAIN,),
     "needs_parts": (PLAIN,),
     "has_system": (
-        Probe("a system prompt", (SYSTEM, user(0))),
-        Probe("a system prompt in a tool loop", (SYSTEM, user(0), *CALLED), (TOOL,)),
+        TemplateProbe("a system prompt", (SYSTEM, user(0))),
+        TemplateProbe("a system prompt in a tool loop", (SYSTEM, user(0), *CALLED), (TOOL,)),
     ),
     "needs_user": (
-        Probe("no user message", (SYSTEM,)),
-        Probe("no user message, with tools", (SYSTEM,), (TOOL,)),
+        TemplateProbe("no user message", (SYSTEM,)),
+        TemplateProbe("no user message, with tools", (SYSTEM,), (TOOL,)),
     ),
     "needs_alternation": (
-        Probe("two user messages in a row", (user(0), user(1), answer(2))),
-        Probe("two answers in a row", (user(0), answer(1), answer(2), user(3))),
+        TemplateProbe("two user messages in a row", (user(0), user(1), answer(2))),
+        TemplateProbe("two answers in a row", (user(0), answer(1), answer(2), user(3))),
     ),
-    "takes_objects": (Probe("a call", (user(0), *CALLED), (TOOL,)),),
+    "takes_objects": (TemplateProbe("a call", (user(0), *CALLED), (TOOL,)),),
     "takes_strings": (
-        Probe(
+        TemplateProbe(
             "arguments that are no JSON",
             (user(0), calling(call(1, "sxvalue1 {")), result(1)),
             (TOOL,),
         ),
     ),
     "needs_short_ids": (
-        Probe("a long call id", (user(0), calling(call(1, None, LONG)), result(1, LONG)), (TOOL,)),
+        TemplateProbe(
+            "a long call id", (user(0), calling(call(1, None, LONG)), result(1, LONG)), (TOOL,)
+        ),
     ),
     "takes_results": (
-        Probe("a result", (user(0), *CALLED, answer(2)), (TOOL,)),
-        Probe("a result without tools", (user(0), *CALLED, answer(2), user(3))),
+        TemplateProbe("a result", (user(0), *CALLED, answer(2)), (TOOL,)),
+        TemplateProbe("a result without tools", (user(0), *CALLED, answer(2), user(3))),
     ),
     "takes_calls": (
-        Probe("a call and an answer", (user(0), *CALLED, answer(2), user(3)), (TOOL,)),
-        Probe("calls without tools", (user(0), *CALLED)),
+        TemplateProbe("a call and an answer", (user(0), *CALLED, answer(2), user(3)), (TOOL,)),
+        TemplateProbe("calls without tools", (user(0), *CALLED)),
     ),
     "takes_tools": (
-        Probe("tools", (user(0),), (SHOWN,)),
-        Probe("tools beside a system prompt", (SYSTEM, user(0)), (SHOWN,)),
-        Probe("tools in a tool loop", (user(0), *CALLED), (SHOWN,)),
+        TemplateProbe("tools", (user(0),), (SHOWN,)),
+        TemplateProbe("tools beside a system prompt", (SYSTEM, user(0)), (SHOWN,)),
+        TemplateProbe("tools in a tool loop", (user(0), *CALLED), (SHOWN,)),
     ),
     "has_late_system": (
-        Probe("a late system message", (SYSTEM, user(0), LATE, user(1))),
-        Probe("a late system message after an answer", (SYSTEM, user(0), answer(1), LATE, user(2))),
+        TemplateProbe("a late system message", (SYSTEM, user(0), LATE, user(1))),
+        TemplateProbe(
+            "a late system message after an answer", (SYSTEM, user(0), answer(1), LATE, user(2))
+        ),
     ),
     "takes_user_after_tool": (
-        Probe("a user message after a result", (user(0), *CALLED, user(2)), (TOOL,)),
+        TemplateProbe("a user message after a result", (user(0), *CALLED, user(2)), (TOOL,)),
     ),
     "takes_parallel_calls": (
-        Probe("parallel calls", (user(0), BOTH, result(1), result(2)), (TOOL,), is_ordered=False),
-        Probe(
+        TemplateProbe(
+            "parallel calls", (user(0), BOTH, result(1), result(2)), (TOOL,), is_ordered=False
+        ),
+        TemplateProbe(
             "parallel calls of an old turn",
             (user(0), BOTH, result(1), result(2), answer(3), user(4)),
             (TOOL,),
@@ -153,28 +159,34 @@ PROBES: dict[str, tuple[Probe, ...]] = {
         ),
     ),
     "takes_orphan_results": (
-        Probe("a result without a call", (user(0), result(1), user(2))),
-        Probe("a result before the user", (SYSTEM, result(1), user(2)), (TOOL,)),
+        TemplateProbe("a result without a call", (user(0), result(1), user(2))),
+        TemplateProbe("a result before the user", (SYSTEM, result(1), user(2)), (TOOL,)),
     ),
     "needs_results": (
-        Probe("a call without a result", (user(0), calling(call(1)), user(2)), (TOOL,)),
+        TemplateProbe("a call without a result", (user(0), calling(call(1)), user(2)), (TOOL,)),
     ),
     "needs_first_user": (
-        Probe("an answer first", (SYSTEM, answer(0), user(1)), (TOOL,)),
-        Probe("a call first", (SYSTEM, *CALLED, user(2)), (TOOL,)),
+        TemplateProbe("an answer first", (SYSTEM, answer(0), user(1)), (TOOL,)),
+        TemplateProbe("a call first", (SYSTEM, *CALLED, user(2)), (TOOL,)),
     ),
-    "takes_empty_answers": (Probe("an empty answer", (user(0), Message(Role.ASSISTANT), user(1))),),
+    "takes_empty_answers": (
+        TemplateProbe("an empty answer", (user(0), Message(Role.ASSISTANT), user(1))),
+    ),
     "thought_field": (
-        Probe(
+        TemplateProbe(
             "a thought in a tool loop",
             (user(0), calling(call(1), thought="sxthought1"), result(1)),
             (TOOL,),
         ),
     ),
     "call_text": (
-        Probe("thought, text and call", (user(0), THINKING, result(1)), (TOOL,), is_ordered=False),
-        Probe("text beside a call", (user(0), SPOKEN, result(1)), (TOOL,), is_ordered=False),
-        Probe(
+        TemplateProbe(
+            "thought, text and call", (user(0), THINKING, result(1)), (TOOL,), is_ordered=False
+        ),
+        TemplateProbe(
+            "text beside a call", (user(0), SPOKEN, result(1)), (TOOL,), is_ordered=False
+        ),
+        TemplateProbe(
             "text beside an old call",
             (user(0), SPOKEN, result(1), answer(2), user(3)),
             (TOOL,),
@@ -182,7 +194,7 @@ PROBES: dict[str, tuple[Probe, ...]] = {
         ),
     ),
     "takes_references": (
-        Probe("parameters with references", (user(0),), (Tool("act", "Acts.", NESTED),)),
+        TemplateProbe("parameters with references", (user(0),), (Tool("act", "Acts.", NESTED),)),
     ),
 }
 # Other ways to write what a template does not take, in the order of preference.
@@ -228,7 +240,7 @@ def _best(
     render: Render,
     found: TemplateCapabilities,
     others: Iterable[dict[str, Any]],
-    probes: tuple[Probe, ...],
+    probes: tuple[TemplateProbe, ...],
 ) -> TemplateCapabilities:
     best, most = found, sum(_score(render, probe, found) for probe in probes)
     wanted = sum(_full_score(probe) for probe in probes)
@@ -242,7 +254,7 @@ def _best(
     return best
 
 
-def _score(render: Render, probe: Probe, capabilities: TemplateCapabilities) -> int:
+def _score(render: Render, probe: TemplateProbe, capabilities: TemplateCapabilities) -> int:
     """Two for each sentinel in the prompt, and one for their order."""
     text = render(probe, capabilities)
     if text is None:
@@ -254,11 +266,11 @@ def _score(render: Render, probe: Probe, capabilities: TemplateCapabilities) -> 
     return 2 * len(found) + is_ordered - 3 * bool(spoiled)
 
 
-def _full_score(probe: Probe) -> int:
+def _full_score(probe: TemplateProbe) -> int:
     return 2 * len(_wanted(probe)) + 1
 
 
-def _wanted(probe: Probe) -> list[str]:
+def _wanted(probe: TemplateProbe) -> list[str]:
     return [*probe.sentinels, *(tool.name for tool in probe.tools if tool is SHOWN)]
 
 
@@ -275,7 +287,7 @@ def _with_keys(render: Render, found: TemplateCapabilities) -> TemplateCapabilit
     """The keys without which a tool is refused, if a whole one is not."""
 
     def is_accepted(parameters: dict[str, Any]) -> bool:
-        probe = Probe("", (user(0),), (Tool("act", "Acts.", parameters),))
+        probe = TemplateProbe("", (user(0),), (Tool("act", "Acts.", parameters),))
         return render(probe, found) is not None
 
     if not is_accepted(PARAMETERS):

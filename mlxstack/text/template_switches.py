@@ -6,7 +6,6 @@ a variable does is seen by rendering one conversation with each of its values.
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -141,7 +140,8 @@ def _read_words(
     if plain == without:
         loud = (word for word in (*texts, "high", *sorted(ON_WORDS)) if word not in OFF_WORDS)
         given = (word for word in loud if _asked(tried, {name: word}) not in (None, without))
-        on |= {name: word for word in islice(given, 1)}
+        if (word := next(given, None)) is not None:
+            on[name] = word
 
 
 def _levels(tried: Tried, name: str) -> tuple[str, ...]:
