@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
@@ -136,11 +137,9 @@ class AnswerSplicer:
     def _opens_no_turn(self, entry: AnswerEntry) -> bool:
         """Whether every mark of the opening that comes again opens an answer again."""
         opening = entry.tokens[: entry.n_opening]
-        follows = {a: b for a, b in zip(opening, opening[1:], strict=False) if a in self._structure}
+        follows = {a: b for a, b in pairwise(opening) if a in self._structure}
         sampled = entry.tokens[entry.n_opening :]
-        return all(
-            follows[a] == b for a, b in zip(sampled, sampled[1:], strict=False) if a in follows
-        )
+        return all(follows[a] == b for a, b in pairwise(sampled) if a in follows)
 
     def _text(self, tokens: Sequence[int]) -> str:
         said = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
