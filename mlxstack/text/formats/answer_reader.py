@@ -161,9 +161,9 @@ class AnswerReader:
             self._feed.drop(opened)
             self.is_reasoning = True
             return
-        if self._calls is not None and mark in self._calls.strict | self._calls.lenient:
-            if (yield from self._call()):
-                return
+        is_call = self._calls is not None and mark in self._calls.strict | self._calls.lenient
+        if is_call and (yield from self._call()):
+            return
         structure = yield from self._match(self._structure, mark)
         if structure:
             self._feed.drop(structure)
@@ -340,13 +340,15 @@ class AnswerReader:
         message = feed.text[at : len(feed.text) if stop is None else stop.start]
         if not syntax.section_opens:
             calls = _call_of(name, message)
-        last = at + len(message)
-        if stop is not None and stop.text in channels.ends:
-            last = stop.end
+        start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
+        feed.drop(start)
+        last = at + len(message) - start
         if calls:
             self._finish_calls(calls, last, is_closed=stop is not None)
         else:
             self._unparsed(last)
+        if stop is not None and stop.text in channels.ends:
+            feed.drop(len(stop.text))
 
 
 def _call_of(name: str, message: str) -> tuple[ToolCall, ...]:

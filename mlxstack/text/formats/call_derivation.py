@@ -17,6 +17,7 @@ from mlxstack.text.formats.description import (
     JsonBody,
     NamedBody,
     PythonBody,
+    ReasoningMarks,
     TaggedBody,
 )
 from mlxstack.text.formats.template_probes import (
@@ -47,7 +48,9 @@ class WrittenCall(Struct, frozen=True):
     body: CallBody
 
 
-def derive_calls(probes: TemplateProbes, turn_end: str) -> CallSyntax | None:
+def derive_calls(
+    probes: TemplateProbes, turn_end: str, reasoning: ReasoningMarks | None
+) -> CallSyntax | None:
     """The syntax of the calls that a template writes; None if it writes none that is known."""
     one = _one_call(probes)
     if one is None:
@@ -55,12 +58,11 @@ def derive_calls(probes: TemplateProbes, turn_end: str) -> CallSyntax | None:
     written = _written(probes, one, 0)
     if written is None:
         return None
+    before = _before(probes, one[: written.start], reasoning)
+    after = _after(probes, one[written.end :], turn_end)
     if isinstance(written.body, PythonBody):
-        before = _before(probes, one[: written.start])
-        after = _after(probes, one[written.end :], turn_end)
         return CallSyntax(written.body, opens=before, closes=after, between=", ")
-    two = probes.turn("", probes.calls(TWO, TWO))
-    return _framed(probes, one, written, two, turn_end)
+    return _framed(probes, written, (before, after))
 
 
 def _one_call(probes: TemplateProbes) -> str | None:
@@ -74,33 +76,34 @@ def _one_call(probes: TemplateProbes) -> str | None:
     return None
 
 
-def _framed(
-    probes: TemplateProbes, one: str, written: WrittenCall, two: str | None, turn_end: str
-) -> CallSyntax | None:
+def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str]) -> CallSyntax:
     """The marks around a body, those of all calls told from those of each."""
-    before = tokens(_before(probes, one[: written.start]))
-    after = tokens(_after(probes, one[written.end :], turn_end))
+    two = probes.turn("", probes.calls(TWO, TWO))
+    before, after = tokens(around[0]), tokens(around[1])
     body = written.body
     if isinstance(body, JsonBody) and body.is_list:
         between = _list_between(two) or ", "
-        return CallSyntax(body, opens="".join(before), closes="".join(after), between=between)
+        return CallSyntax(body, opens=around[0], closes=around[1], between=between)
     second = None if two is None or NAMES[1] not in two else _second(probes, two)
     if second is None or two is None:
-        return CallSyntax(body, opens="".join(before), closes="".join(after))
-    first, start = second
-    middle = tokens(two[first:start])
+        return CallSyntax(body, opens=around[0], closes=around[1])
+    middle = tokens(two[second[0] : second[1]])
     opens = shared_end(before, middle)
+    while opens and opens[0].isspace():
+        opens = opens[1:]
     middle = middle[: len(middle) - len(opens)]
     closes = shared_start(after, middle)
-    between = middle[len(closes) :]
-    opening, rest = "".join(opens).lstrip(), after[len(closes) :]
+    while closes and closes[-1].isspace():
+        closes = closes[:-1]
+    section = before[: len(before) - len(opens)]
+    ending = after[len(closes) :]
     return CallSyntax(
         body,
-        section_opens="".join(before[: len(before) - len(opens)]).lstrip(),
-        section_closes="".join(rest).rstrip() if "".join(rest).strip() else "",
-        opens=opening,
+        section_opens="".join(section) if "".join(section).strip() else "",
+        section_closes="".join(ending) if "".join(ending).strip() else "",
+        opens="".join(opens),
         closes="".join(closes),
-        between="".join(between),
+        between="".join(middle[len(closes) :]),
     )
 
 
@@ -263,7 +266,6 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     closing = tokens(between)[: len(tokens(between)) - len(argument_opens)]
     closes = shared_start(closing, tokens(after))
     opening = "".join(argument_opens)
-    bare = opening.lstrip()
     head = head[: len(head) - len(opening)]
     has_json = value_opens.endswith('"') and after.startswith('"')
     value_closes = "".join(closes).rstrip()
@@ -272,13 +274,13 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     types = _types(probes, value_opens, value_closes)
     body = TaggedBody(
         (NAME, *_head_parts(head, 0)),
-        argument_opens=bare,
+        argument_opens=opening,
         value_opens=types[0],
         value_closes=value_closes,
         types=types[1],
         has_json_text=has_json,
     )
-    if not bare or not value_closes.strip():
+    if not opening.strip() or not value_closes.strip():
         return None
     end = last + len(VALUES[1]) + after_length(text[last + len(VALUES[1]) :], value_closes)
     return WrittenCall(name, end, body)
@@ -307,6 +309,10 @@ def _types(
         return value_opens, ()
     start = _common(opened.values())
     end = _common([one[start:][::-1] for one in opened.values()])
+    while start and value_opens[start - 1].isalnum():
+        start -= 1
+    while end and value_opens[len(value_opens) - end].isalnum():
+        end -= 1
     words = {kind: one[start : len(one) - end] for kind, one in opened.items()}
     tail = value_opens[len(value_opens) - end :]
     return value_opens[:start] + TYPE + tail, tuple(words.items())
@@ -330,7 +336,7 @@ def _list_between(two: str | None) -> str:
     return two[end:second] if 0 <= end < second else ""
 
 
-def _before(probes: TemplateProbes, text: str) -> str:
+def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None) -> str:
     """What stands before a call, without what opens the turn and empty thoughts."""
     found = probes.answer(text)
     marked = probes.turn(CONTENT, probes.calls(TWO))
@@ -341,9 +347,8 @@ def _before(probes: TemplateProbes, text: str) -> str:
         joined = "".join(inside)
         if joined.strip() and len(joined.strip()) <= len(found.strip()):
             found = joined
-    empty = re.match(r"\s*(?:(?:<[^<>]*>|\[[^\]]*\])\s*)?(</[^<>]*>|\[/[^\]]*\])\s*", found)
-    if empty and re.search("think|thought|reason", empty[1], re.IGNORECASE):
-        found = found[empty.end() :]
+    for mark in () if reasoning is None else (reasoning.opens, reasoning.closes):
+        found = found.lstrip().removeprefix(mark) if mark else found
     return found.lstrip()
 
 

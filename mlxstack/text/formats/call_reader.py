@@ -1,6 +1,5 @@
 """The calls of an answer, read by the description of their syntax as the text arrives."""
 
-import ast
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -32,6 +31,7 @@ from mlxstack.text.formats.description import (
     pieces,
 )
 from mlxstack.text.formats.gemma_values import parse_gemma_call
+from mlxstack.text.formats.python_calls import parse_python_calls
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
 from mlxstack.text.tool_call_parser import UNREADABLE, checked_call, parse_calls, tool_schemas
 
@@ -40,7 +40,6 @@ MAX_HEAD = 300
 SLOTS = {NAME: r"(?P<name>[^\s<>\"'{}\[\](),=]+?)", ID: r"(?P<id>[\w.:-]+)", INDEX: r"\d*"}
 QUOTES = ('"',)
 PYTHON_QUOTES = ('"', "'")
-PYTHON_NAMES = {"true": True, "false": False, "null": None}
 SEPARATORS = (",", ";")
 
 
@@ -61,12 +60,8 @@ class CallReader:
         tools = tuple(tools)
         self._types = ArgumentTypes(tools)
         self._schemas = tool_schemas(tools)
-        self.strict = {first_mark(one) for one in (syntax.section_opens, syntax.opens)} - {""}
-        if isinstance(syntax.body, PublishedBody) and not self.strict:
-            self.strict = set()
-        # A model that leaves the first mark out begins with the one before the name.
-        inner = [one for one in pieces(syntax.opens)[1:] if is_mark(one) or one.startswith("<")]
-        self.lenient = {inner[-1]} - self.strict if inner and len(inner[-1]) > 2 else set()
+        self.strict = strict_marks(syntax)
+        self.lenient = trigger_marks(syntax) - self.strict
         closes = [one for one in (syntax.section_closes, syntax.closes) if one.strip()]
         self._closings = MarkSet(pieces(one)[-1] for one in closes)
         self._head = _head_pattern(syntax.body)
@@ -91,7 +86,9 @@ class CallReader:
                 after = yield from feed.literal(syntax.section_closes, end)
                 if after is not None:
                     return ReadCalls(tuple(calls), after)
-            if not (yield from self._continues(end)):
+            # Calls that nothing closes stand in a row; others are told one by one.
+            is_row = has_section or not syntax.closes.strip()
+            if not is_row or not (yield from self._continues(end)):
                 break
         if has_section and not calls:
             # A section without calls says nothing.
@@ -314,16 +311,24 @@ class CallReader:
         return argument_value(text, types)
 
     def _python(self, at: int) -> Reading[ReadCalls | None]:
+        """A list of calls, up to the first closing mark that makes sense of it."""
         feed = self._feed
         at = yield from feed.space(at)
         if not (yield from feed.starts("[", at)):
             return None
-        end = yield from feed.balanced(at, PYTHON_QUOTES, self._outer_closings())
-        try:
-            calls = _python_calls(feed.text[at:end]) if end >= 0 else ()
-        except UNREADABLE:
-            return None
-        return ReadCalls(calls, end) if calls else None
+        scan = at
+        while True:
+            if self._closings.marks:
+                found = yield from feed.find(self._closings, scan)
+                end = len(feed.text) if found is None else found.start
+            else:
+                found, end = None, (yield from feed.balanced(at, PYTHON_QUOTES, ()))
+            try:
+                return ReadCalls(parse_python_calls(feed.text[at:end]), end) if end >= 0 else None
+            except UNREADABLE:
+                if found is None:
+                    return None
+                scan = found.end
 
     def _gemma(self, body: GemmaBody, at: int) -> Reading[ReadCalls | None]:
         feed = self._feed
@@ -370,6 +375,17 @@ class CallReader:
                 return None
             end = after
         return match.groupdict(), end
+
+
+def strict_marks(syntax: CallSyntax) -> set[str]:
+    """The marks that announce calls."""
+    return {first_mark(one) for one in (syntax.section_opens, syntax.opens)} - {""}
+
+
+def trigger_marks(syntax: CallSyntax) -> set[str]:
+    """The same, with the mark that a call begins with if its first mark is left out."""
+    inner = [one for one in pieces(syntax.opens)[1:] if one.startswith("<") and len(one) > 2]
+    return strict_marks(syntax) | set(inner[-1:])
 
 
 def _head_pattern(body: Any) -> re.Pattern[str]:
@@ -436,26 +452,3 @@ def _json_or_text(text: str) -> Any:
         return object_of(text.strip())
     except UNDECODABLE:
         return text
-
-
-def _python_calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls of a Python list; raises what `ast` raises."""
-    tree = ast.parse(text, mode="eval").body
-    if not isinstance(tree, ast.List):
-        return ()
-    found = [_python_call(node) for node in tree.elts]
-    return tuple(call for call in found if call is not None) if all(found) else ()
-
-
-def _python_call(node: Any) -> ToolCall | None:
-    if not isinstance(node, ast.Call) or node.args:
-        return None
-    arguments = {str(one.arg): ast.literal_eval(_Names().visit(one.value)) for one in node.keywords}
-    return checked_call(ast.unparse(node.func), None, arguments)
-
-
-class _Names(ast.NodeTransformer):
-    """Reads the names of JSON as the values of Python."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(PYTHON_NAMES[node.id]) if node.id in PYTHON_NAMES else node

@@ -69,7 +69,7 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     reasoning = derive_reasoning(probes)
     turn = derive_turn(probes, reasoning)
     base = DerivedFormat(reasoning=reasoning, wrappers=turn.wrappers, turn_ends=turn.ends)
-    calls = derive_calls(probes, turn.end)
+    calls = derive_calls(probes, turn.end, reasoning)
     if calls is not None:
         name = SYNTAXES[type(calls.body)]
         derived = replace(base, name=name, source=FormatSource.DERIVED, calls=calls)

@@ -115,7 +115,8 @@ class Channels(Struct, frozen=True):
     """An answer of several messages, each behind a header that ends with `message`.
 
     `reasoning` and `call` are regular expressions of headers; `call` has a group `name`.
-    `starts` opens a header after one of `ends`; `answer` is the header of a plain answer.
+    `starts` opens a header after one of `ends`; `answer` is the header of a plain answer, and
+    `call_head` that of a call, where the call itself stands in the message.
     """
 
     starts: str
@@ -124,6 +125,7 @@ class Channels(Struct, frozen=True):
     reasoning: str
     call: str
     answer: str
+    call_head: str = ""
 
 
 class DerivedFormat(Struct, frozen=True):

@@ -56,6 +56,7 @@ MUSE = Channels(
     reasoning=r"to=self",
     call=r"to=(?!user\b|self\b)(?P<name>[^\s<>]+)",
     answer=" to=user<|message|>",
+    call_head=" to={name}<|message|>",
 )
 FUNCTIONARY = Channels(
     starts=">>>",
