@@ -23,6 +23,7 @@ from mlxstack.text.answer_splices import AnswerSplicer
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
+from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.normalize_messages import head_tools
 from mlxstack.text.output_format import accent_of
 from mlxstack.text.special_token_escape import SpecialTokenEscaper, unescape
@@ -95,6 +96,7 @@ class PromptMaker:
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
         self._encoder = CachedTokenizer(tokenizer, special_tokens)
         self._template = ChatTemplate(tokenizer, special_tokens)
+        self._output_format = derive_format(tokenizer)
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self._splicer = Splicer(
@@ -363,8 +365,7 @@ class PromptMaker:
         return common_length(marked, self._template.render(messages, closed))
 
     def _is_in_thinking(self, tail: str) -> bool:
-        start, end = self._tokenizer.think_start, self._tokenizer.think_end
-        return start is not None and tail.rfind(start) > tail.rfind(end)
+        return self._output_format.opens_thought(tail)
 
 
 def _heard(conversation: Conversation) -> list[str]:
