@@ -105,7 +105,7 @@ class PromptMaker:
         self.replay = self._splicer.replay
         self.answers = AnswerReplay()
         self._answer_splicer = AnswerSplicer(
-            tokenizer, self._written, self._encoder, special_tokens, accent_of(tokenizer).marks
+            tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
         )
         self.pieces = TokenBytes(tokenizer)
 
