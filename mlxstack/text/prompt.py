@@ -95,12 +95,12 @@ class PromptMaker:
         special_tokens = special_tokens_of(tokenizer)
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
         self._encoder = CachedTokenizer(tokenizer, special_tokens)
-        self._template = ChatTemplate(tokenizer, special_tokens)
+        self.template = ChatTemplate(tokenizer, special_tokens)
         self._output_format = derive_format(tokenizer)
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self._splicer = Splicer(
-            tokenizer, self._template, self._encoder, accent_of(tokenizer), special_tokens
+            tokenizer, self.template, self._encoder, accent_of(tokenizer), special_tokens
         )
         self.replay = self._splicer.replay
         self.answers = AnswerReplay()
@@ -149,12 +149,12 @@ class PromptMaker:
         """
         if not conversation.messages:
             raise BadRequest("messages is empty; at least one message is needed", "messages")
-        capabilities = self._template.capabilities
+        capabilities = self.template.capabilities
         refusal: BadRequest | None = None
         for more in (capabilities, *cautious(capabilities)):
             messages = adapt_to_template(conversation.messages, more, inputs.tools)
             try:
-                return messages, self._template.render(messages, inputs)
+                return messages, self.template.render(messages, inputs)
             except BadRequest as error:
                 refusal = refusal or error
                 if error.param != "messages":
@@ -163,10 +163,10 @@ class PromptMaker:
         raise refusal
 
     def _adapted(self, messages: Sequence[Message], inputs: TemplateInputs) -> tuple[Message, ...]:
-        return adapt_to_template(messages, self._template.capabilities, inputs.tools)
+        return adapt_to_template(messages, self.template.capabilities, inputs.tools)
 
     def _written(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
-        return self._template.render(self._adapted(messages, inputs), inputs)
+        return self.template.render(self._adapted(messages, inputs), inputs)
 
     def _splices(
         self,
@@ -289,7 +289,7 @@ class PromptMaker:
 
     def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
         """The variables of the template: of its switches, the preset, and the request."""
-        switches = self._template.switches
+        switches = self.template.switches
         asked = dict(conversation.template)
         wanted = asked.get("reasoning_effort")
         if isinstance(wanted, str) and wanted in LEVELS:
@@ -306,7 +306,7 @@ class PromptMaker:
     def _thinking_variables(self, thinking: bool | None) -> dict[str, Any]:
         if thinking is None:
             return {}
-        switches = self._template.switches
+        switches = self.template.switches
         return {"enable_thinking": thinking, **(switches.on if thinking else switches.off)}
 
     def _may_think(self, conversation: Conversation) -> bool:
@@ -326,9 +326,9 @@ class PromptMaker:
         tail = self._tails.get(key)
         if tail is None:
             bare = msgspec.structs.replace(inputs, tools=())
-            opened = self._template.render([PROBE_CHAR], bare)
+            opened = self.template.render([PROBE_CHAR], bare)
             closed = msgspec.structs.replace(bare, add_generation_prompt=False)
-            tail = opened[common_length(opened, self._template.render([PROBE_CHAR], closed)) :]
+            tail = opened[common_length(opened, self.template.render([PROBE_CHAR], closed)) :]
             with self._lock:
                 if len(self._tails) >= MAX_TAILS:
                     self._tails.clear()
@@ -343,7 +343,7 @@ class PromptMaker:
         end: int | None,
     ) -> tuple[int, ...]:
         listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
-        spoken = [(self._template.guarded(m), m.role is Role.USER) for m in listeners]
+        spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
         stop = len(encoded.text) if end is None else end
         ends = turn_ends(encoded.text, spoken, stop)
         cuts = [after_turn(encoded, char) for char in ends]
@@ -362,7 +362,7 @@ class PromptMaker:
             self._inputs(conversation), add_generation_prompt=False, continue_final=False
         )
         messages = self._adapted([*head, PROBE_CHAR], closed)
-        return common_length(marked, self._template.render(messages, closed))
+        return common_length(marked, self.template.render(messages, closed))
 
     def _is_in_thinking(self, tail: str) -> bool:
         return self._output_format.opens_thought(tail)
