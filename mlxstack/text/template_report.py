@@ -9,7 +9,13 @@ from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCa
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.answer_replay import SampledAnswer
 from mlxstack.text.checkpoint_positions import common_length
-from mlxstack.text.formats import DerivedFormat, ParsedMessage, derive_format, read_answer
+from mlxstack.text.formats import (
+    DerivedFormat,
+    FormatSource,
+    ParsedMessage,
+    derive_format,
+    read_answer,
+)
 from mlxstack.text.formats.description import call_marks
 from mlxstack.text.prompt import Prompt, PromptMaker
 from mlxstack.text.template_adaptation import CallText, TemplateCapabilities
@@ -94,8 +100,8 @@ def notes(capabilities: TemplateCapabilities, found: DerivedFormat) -> tuple[str
     said = [text for key, text in NOTES.items() if not getattr(capabilities, key)]
     if capabilities.call_text in TEXT_NOTES:
         said.append(TEXT_NOTES[capabilities.call_text])
-    if found.calls is None and found.channels is None:
-        said.append("no format of tool calls was found; calls are read as text")
+    if found.source is FormatSource.FALLBACK and capabilities.takes_calls:
+        said.append("no format of tool calls was found; JSON in <tool_call> is read")
     if not found.is_certain:
         said.append(f"the format is not certain; not read back: {', '.join(found.problems)}")
     return tuple(said)

@@ -11,6 +11,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.formats.call_derivation import derive_calls
 from mlxstack.text.formats.description import (
+    FALLBACK_CALLS,
     CallSyntax,
     DerivedFormat,
     FormatSource,
@@ -84,7 +85,10 @@ def _derive(tokenizer: Any) -> DerivedFormat:
         return replace(base, name=name, source=FormatSource.MLX_LM, calls=published)
     if calls is not None:
         return replace(derived, problems=base.problems, is_certain=False)
-    return base
+    if not probes.source:
+        return base
+    # The prompt tells such a model to write calls so.
+    return replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
 
 
 def _is_of(family: Family, probes: TemplateProbes) -> bool:

@@ -22,6 +22,7 @@ class FormatSource(StrEnum):
     DERIVED = "derived"
     FAMILY = "family"
     MLX_LM = "mlx-lm"
+    FALLBACK = "fallback"
     NONE = "none"
 
 
@@ -109,6 +110,19 @@ class CallSyntax(Struct, frozen=True):
     def is_bare(self) -> bool:
         """Whether no mark announces a call."""
         return not self.section_opens.strip() and not self.opens.strip()
+
+
+FALLBACK_CALLS = CallSyntax(
+    JsonBody(
+        parts=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+        name=("name",),
+        arguments=("arguments",),
+    ),
+    opens="<tool_call>\n",
+    closes="\n</tool_call>",
+    between="\n",
+)
+"""The calls of a template that writes none."""
 
 
 class Channels(Struct, frozen=True):
