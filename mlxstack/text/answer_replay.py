@@ -59,6 +59,7 @@ class AnswerEntry:
         self.tokens = array("I", (*anchor.opening, *answer.tokens))
         self.n_opening = len(anchor.opening)
         self.reasoning = answer.message.reasoning or ""
+        self.call_ids = tuple(call.id for call in answer.message.tool_calls)
         self.written: WrittenAnswer | None = None
         self.n_bytes = 4 * len(self.tokens) + len(self.reasoning) + ANSWER_BYTES
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mlxstack.core.conversation import Conversation, Message
+from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 from mlxstack.text.answer_replay import AnswerEntry, WrittenAnswer, digest_of_text
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Splice
@@ -66,7 +66,6 @@ class AnswerSplicer:
         """The remembered answers in `marked`, the rendering of a conversation, in order."""
         found: list[Splice] = []
         running, n_read = hashlib.blake2b(digest_size=16), 0
-        key = _key(inputs)
         for at, entry in sorted(known.items(), key=lambda item: item[1].n_chars):
             if entry.n_chars > len(marked):
                 break
@@ -74,7 +73,7 @@ class AnswerSplicer:
             n_read = entry.n_chars
             if running.digest() != entry.digest or (found and found[-1].end > entry.n_chars):
                 continue
-            end = self._end(conversation.messages[: at + 1], entry, inputs, key, marked)
+            end = self._end(conversation.messages, at, entry, inputs, marked)
             if end > entry.n_chars:
                 found.append(Splice(entry.n_chars, end, tuple(entry.tokens)))
         return found
@@ -82,39 +81,55 @@ class AnswerSplicer:
     def _end(
         self,
         messages: Sequence[Message],
+        at: int,
         entry: AnswerEntry,
         inputs: TemplateInputs,
-        key: bytes,
         marked: str,
     ) -> int:
         """The character where the answer ends; 0 where the template now writes something else."""
+        key = _key(inputs)
         written = entry.written
         if written is None or written.key != key:
-            end = self._find_end(messages, entry, inputs, marked)
-            text = marked[entry.n_chars : end]
-            text = text if self._is_same(entry, text) else ""
+            text = self._alone(messages[: at + 1], entry, inputs, marked)
+            if not text and not (entry.reasoning and _is_answered(messages, at)):
+                text = self._closed(entry, marked)
             written = entry.written = WrittenAnswer(key, len(text), digest_of_text(text))
         end = entry.n_chars + written.n_chars
         is_same = digest_of_text(marked[entry.n_chars : end]) == written.digest
         return end if is_same else 0
 
-    def _find_end(
+    def _alone(
         self, messages: Sequence[Message], entry: AnswerEntry, inputs: TemplateInputs, marked: str
-    ) -> int:
+    ) -> str:
+        """The answer as it is written where nothing follows it; "" if the prompt has another."""
         bare = replace(inputs, add_generation_prompt=False, continue_final=False)
         try:
             closed = self._render(messages, bare)
         except BadRequest:
-            return 0
-        shared = common_length(closed, marked)
+            return ""
         body = len(closed.rstrip())
-        ends = [body, *(body - len(eos) for eos in self._eos if closed.endswith(eos, 0, body))]
-        end = min(ends)
-        if not entry.n_chars < end <= shared:
-            return 0
+        end = min([body, *(body - len(e) for e in self._eos if closed.endswith(e, 0, body))])
+        if not entry.n_chars < end <= common_length(closed, marked):
+            return ""
         said = self._text(entry.tokens)
         space = said[len(said.rstrip()) :]
-        return end + len(space) if space and marked.startswith(space, end) else end
+        end += len(space) * marked.startswith(space, end)
+        text = marked[entry.n_chars : end]
+        return text if self._is_same(entry, text) else ""
+
+    def _closed(self, entry: AnswerEntry, marked: str) -> str:
+        """The answer up to the mark that ends its turn, if no more is written than was sampled.
+
+        Some templates write an answer in another way once its results follow.
+        """
+        ends = [marked.find(eos, entry.n_chars) for eos in self._eos]
+        end = min((one for one in ends if one >= 0), default=0)
+        text = marked[entry.n_chars : end].rstrip()
+        if not text or not self._is_same(entry, text):
+            return ""
+        more = Counter(_words(unescape(text))) - Counter(_words(self._text(entry.tokens)))
+        ids = set(_words(" ".join(entry.call_ids)))
+        return text if set(more) <= self._known_words | ids | {"id"} else ""
 
     def _is_same(self, entry: AnswerEntry, text: str) -> bool:
         """Whether the sample holds no more than what the template writes, and the thought.
@@ -144,6 +159,11 @@ class AnswerSplicer:
     def _text(self, tokens: Sequence[int]) -> str:
         said = b"".join(b" " if t in self._structure else self._pieces.of(t) for t in tokens)
         return said.decode(errors="replace")
+
+
+def _is_answered(messages: Sequence[Message], at: int) -> bool:
+    """Whether a user speaks after a message, so that a template may drop its thought."""
+    return any(message.role is Role.USER for message in messages[at + 1 :])
 
 
 def _words(text: str) -> list[str]:
