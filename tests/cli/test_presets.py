@@ -44,7 +44,7 @@ def test_a2_show_tells_where_every_value_comes_from(tmp_path: Path) -> None:
         "prefix_cache:\n  warm_prefixes:\n    - {name: head, text_file: head.txt}\n"
     )
     words = ("presets", "show", str(own), "--set", "kv.bits=16")
-    text = run(tmp_path, *words, MLX_STACK_BATCH_MAX_SIZE="4", COLUMNS="300").stdout
+    text = run(tmp_path, *words, MLX_STACK_BATCH_MAX_SIZE="4").stdout
     lines = [line for line in text.splitlines()[1:] if not line.startswith(" ")]
     rows = {line.split()[0]: line.rstrip() for line in lines}
     assert set(rows) == {".".join(keys) for keys in leaves()}
