@@ -186,7 +186,7 @@ class OutputParser:
         """The tokens of the text said last; None if a token reaches over an edge of it."""
         sampled, self._tokens = self._tokens, []
         pieces = [self._output_format.pieces.of(token) for token in sampled]
-        wanted = said.raw.strip().encode()
+        wanted = said.raw.encode()
         start = b"".join(pieces).rfind(wanted)
         edges = list(accumulate(map(len, pieces), initial=0))
         if start not in edges or start + len(wanted) not in edges:

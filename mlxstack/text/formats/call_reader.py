@@ -87,9 +87,11 @@ class CallReader:
                 if after is not None:
                     return ReadCalls(tuple(calls), after)
             # Calls that nothing closes stand in a row; others are told one by one.
-            is_row = has_section or not syntax.closes.strip()
-            if not is_row or not (yield from self._continues(end)):
+            is_row = has_section or not syntax.closes.strip() or not is_closed
+            following = (yield from self._following(end)) if is_row else -1
+            if following < 0:
                 break
+            end = following
         if has_section and not calls:
             # A section without calls says nothing.
             after = yield from feed.literal(syntax.section_closes, end)
@@ -106,27 +108,22 @@ class CallReader:
         rest = yield from self._feed.literal(self._syntax.section_closes, end)
         return end if rest is None else rest
 
-    def _continues(self, end: int) -> Reading[bool]:
-        """Whether another call follows."""
+    def _following(self, end: int) -> Reading[int]:
+        """The position of the call that follows another one; -1 if none does."""
         feed, syntax = self._feed, self._syntax
-        at = yield from feed.space(end)
+        after = yield from feed.literal(syntax.between, end)
+        at = yield from feed.space(end if after is None else after)
         for separator in SEPARATORS:
             if (yield from feed.starts(separator, at)):
                 at = yield from feed.space(at + 1)
-        opening = first_mark(syntax.opens)
-        if opening:
-            return (yield from feed.starts(opening, at))
-        if syntax.section_opens.strip():
-            return (yield from feed.starts(first_mark(syntax.section_opens), at))
-        return isinstance(syntax.body, JsonBody) and (yield from feed.starts("{", at))
+        opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
+        if not opening and isinstance(syntax.body, JsonBody):
+            opening = "{"
+        return at if opening and (yield from feed.starts(opening, at)) else -1
 
     def _call(self, at: int, *, is_lenient: bool) -> Reading[ReadCalls | None]:
         feed, syntax = self._feed, self._syntax
-        at = yield from feed.space(at)
-        for separator in SEPARATORS:
-            if (yield from feed.starts(separator, at)):
-                at = yield from feed.space(at + 1)
-        start = at
+        start = at = yield from feed.space(at)
         again = yield from feed.literal(syntax.section_opens, at)
         inside = yield from feed.literal(syntax.opens, at if again is None else again)
         if inside is None and is_lenient:
@@ -374,7 +371,12 @@ class CallReader:
             if after is None:
                 return None
             end = after
-        return match.groupdict(), end
+        fields = match.groupdict()
+        if INDEX in getattr(body, "parts", ()):
+            # The words of the head are the id of such a call.
+            opening = next(reversed(pieces(self._syntax.opens)), "")
+            fields["id"] = ("" if is_mark(opening) else opening) + match[0]
+        return fields, end
 
 
 def strict_marks(syntax: CallSyntax) -> set[str]:
