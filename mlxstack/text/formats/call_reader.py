@@ -41,6 +41,7 @@ SLOTS = {NAME: r"(?P<name>[^\s<>\"'{}\[\](),=]+?)", ID: r"(?P<id>[\w.:-]+)", IND
 QUOTES = ('"',)
 PYTHON_QUOTES = ('"', "'")
 SEPARATORS = (",", ";")
+FOREIGN = JsonBody((), ("name",), ("arguments",))
 
 
 class ReadCalls(Struct, frozen=True):
@@ -130,13 +131,31 @@ class CallReader:
             opening = next(iter(self.lenient), "")
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
         if inside is None:
-            return None
-        found = yield from self._body(inside)
-        if found is None or (is_lenient and not self._knows(found)):
+            return (yield from self._foreign(start))
+        try:
+            found = yield from self._body(inside)
+        except UNREADABLE:
+            found = None
+        if found is None:
+            return (yield from self._foreign(start))
+        if is_lenient and not self._knows(found):
             return None
         end = yield from feed.optional(syntax.closes, found.end)
         is_closed = not syntax.closes.strip() or end > found.end
         return ReadCalls(found.calls, end, is_closed)
+
+    def _foreign(self, at: int) -> Reading[ReadCalls | None]:
+        """A call that is JSON between the marks of another syntax."""
+        mark = first_mark(self._syntax.opens)
+        if isinstance(self._syntax.body, JsonBody) or not mark:
+            return None
+        inside = yield from self._feed.literal(mark, at)
+        found = None if inside is None else (yield from self._json(FOREIGN, inside))
+        if found is None:
+            return None
+        closing = next(reversed(pieces(self._syntax.closes)), "")
+        end = yield from self._feed.optional(closing, found.end)
+        return ReadCalls(found.calls, end, not closing or end > found.end)
 
     def _knows(self, found: ReadCalls) -> bool:
         return all(self._types.has(call.name) for call in found.calls)
@@ -163,12 +182,9 @@ class CallReader:
         end = yield from feed.balanced(at, QUOTES, self._outer_closings())
         if end < 0:
             return None
-        try:
-            value = object_of(feed.text[at:end])
-            items = value if isinstance(value, list) else [value]
-            calls = tuple(_json_call(body, item) for item in items)
-        except UNREADABLE:
-            return None
+        value = object_of(feed.text[at:end])
+        items = value if isinstance(value, list) else [value]
+        calls = tuple(_json_call(body, item) for item in items)
         found = tuple(call for call in calls if call is not None)
         return ReadCalls(found, end) if found and len(found) == len(calls) else None
 
@@ -205,10 +221,7 @@ class CallReader:
             end = yield from feed.balanced(at, QUOTES, self._outer_closings())
             if end < 0:
                 return None
-            try:
-                arguments = object_of(feed.text[at:end])
-            except ValueError:
-                return None
+            arguments = object_of(feed.text[at:end])
             at = end
         elif at < len(feed.text) and not (yield from self._closes_at(at)):
             return None
@@ -336,10 +349,7 @@ class CallReader:
         end = yield from feed.balanced(start, (body.quote,), self._outer_closings())
         if end < 0:
             return None
-        try:
-            return _one(fields, parse_gemma_call(feed.text[start:end], body.quote), end)
-        except UNREADABLE:
-            return None
+        return _one(fields, parse_gemma_call(feed.text[start:end], body.quote), end)
 
     def _published(self, body: PublishedBody, at: int) -> Reading[ReadCalls | None]:
         found = yield from self._feed.find(self._closings, at)
@@ -435,7 +445,8 @@ def _json_call(body: JsonBody, item: Any) -> ToolCall | None:
     if not body.name:
         ((name, arguments),) = item.items()
         return checked_call(name, None, arguments)
-    function = item.get("function") if isinstance(item.get("function"), dict) else item
+    inner = item.get("function")
+    function = inner if isinstance(inner, dict) else item
     name = _at(item, body.name) or function.get("name")
     arguments = _at(item, body.arguments)
     if arguments is None:

@@ -9,7 +9,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
 from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
 
-NULL = (r"\s*(?i:null|none)\s*",)
+NULL = ("null|None",)
 # What json.loads or ast.literal_eval could take for something else than text.
 NO_TEXT = (
     r"(?i:null|none|true|false|nan|infinity)\s*",

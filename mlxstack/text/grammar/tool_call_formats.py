@@ -13,7 +13,6 @@ from mlxstack.text.formats.description import (
     GemmaBody,
     JsonBody,
     NamedBody,
-    PublishedBody,
     PythonBody,
     TaggedBody,
     first_mark,
@@ -47,11 +46,9 @@ class ToolCallFormat(Struct, frozen=True):
 def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
     """The grammar of the calls of a syntax; None for one that only mlx-lm reads."""
     match syntax.body:
-        case JsonBody() as body if body.is_list:
-            call = json_call(body.parts)
-            return ToolCallFormat(call, body.list_opens, body.list_closes, syntax.between)
         case JsonBody() as body:
-            return ToolCallFormat(json_call(body.parts))
+            around = (body.list_opens, body.list_closes, syntax.between) if body.is_list else ()
+            return ToolCallFormat(json_call(body.parts), *around)
         case NamedBody() as body:
             return ToolCallFormat(json_call((*body.parts, ARGUMENTS), NAMES))
         case TaggedBody() as body:
@@ -61,8 +58,7 @@ def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
         case GemmaBody() as body:
             is_deep = body.quote != "<escape>"
             return ToolCallFormat(gemma_call if is_deep else function_gemma_call)
-        case PublishedBody():
-            return None
+    return None
 
 
 def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
