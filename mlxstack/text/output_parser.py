@@ -1,5 +1,6 @@
 """The tokens of one answer to thoughts, content and tool calls."""
 
+import logging
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
@@ -20,6 +21,8 @@ from mlxstack.text.formats.answer_reader import (
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.stop_strings import StopStringFilter, WhitespaceTrimmer
 from mlxstack.text.tool_call_replay import Block
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "Delta",
@@ -169,6 +172,8 @@ class OutputParser:
                 return self._calls(one)
             case Unparsed():
                 self.n_unparsed += 1
+                name = self._output_format.description.name
+                log.warning("a tool call is no %s and stays text: %.200r", name, one.raw)
                 return [TextPiece(one.raw, is_unparsed=True)]
             case Cut():
                 self.is_cut = True

@@ -1,6 +1,5 @@
 """The text of an answer to thoughts, content and calls, by the description of its format."""
 
-import logging
 import re
 from collections.abc import Generator, Iterable
 
@@ -12,8 +11,6 @@ from mlxstack.text.formats.call_reader import QUOTES, CallReader
 from mlxstack.text.formats.description import Channels, DerivedFormat, first_mark
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
 from mlxstack.text.tool_call_parser import checked_call
-
-log = logging.getLogger(__name__)
 
 MAX_HEADER = 300
 """The most characters of a channel header."""
@@ -265,7 +262,6 @@ class AnswerReader:
         if not self._is_whole and not self._feed.text:
             self._spoken.append(Cut())
             return
-        log.warning("a tool call that is no %s stays text: %.200r", self._format.name, raw)
         self._spoken.append(Unparsed(raw))
 
     def _bare_calls(self) -> Reading[None]:
