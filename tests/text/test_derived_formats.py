@@ -216,8 +216,11 @@ def test_tokens_of_any_width_give_the_same_calls(tokenizer: Any) -> None:
 
 
 def test_a_format_is_derived_once_for_one_template(tokenizer: Any) -> None:
-    again = DerivedFormat(name="again")
-    assert derive_format(tokenizer) is derive_format(tokenizer) is not again
+    again = made_tokenizer(INVENTED["runes"])
+    assert derive_format(again) is derive_format(made_tokenizer(INVENTED["runes"]))
+    others = {id(derive_format(made_tokenizer(form))) for form in INVENTED.values()}
+    assert len(others) == len(INVENTED)
+    assert id(derive_format(tokenizer)) in others
 
 
 @pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder of published templates")

@@ -72,7 +72,8 @@ def _arguments(
 def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
     kind = dict(tags.types).get(value[0], value[0])
     opens = tags.argument.replace("{key}", key).replace("{type}", kind)
-    return f"{builder.literal(opens)} {value[1]} {builder.literal(tags.argument_closes.replace('{key}', key))}"
+    closes = tags.argument_closes.replace("{key}", key)
+    return f"{builder.literal(opens)} {value[1]} {builder.literal(closes)}"
 
 
 def _values(

@@ -9,6 +9,7 @@ from msgspec import Struct
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.description import (
     ARGUMENTS,
+    KEY,
     CallSyntax,
     GemmaBody,
     JsonBody,
@@ -85,7 +86,7 @@ def _tags(syntax: CallSyntax, body: TaggedBody) -> TagFormat:
         argument=f"{body.argument_opens}{{key}}{body.value_opens}",
         argument_closes=body.value_closes,
         closes="",
-        never=(*(first_mark(mark) for mark in marks), "<![CDATA["),
+        never=(*(first_mark(mark.partition(KEY)[0]) for mark in marks), "<![CDATA["),
         avoided=(),
         names=NAMES,
         types=body.types,
