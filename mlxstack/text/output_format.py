@@ -72,7 +72,7 @@ class OutputFormat:
         self.has_headers = self.description.channels is not None
         self.answer_tokens = self._tokens(self._answer_opening())
         self.thought_tokens = _single(self._tokens(self._thought_opening()))
-        self.forced_opening = _forced_opening(self.description)
+        self.forced_opening = forced_opening(self.description)
         self.call_opening = self._tokens(self.forced_opening)
         self.call_tokens = _single(self.call_opening)
         self.message_opening = self._message_opening()
@@ -144,7 +144,7 @@ def accent_of(tokenizer: Any) -> ModelMarkers:
     return markers_of_format(derive_format(tokenizer))
 
 
-def _forced_opening(description: DerivedFormat) -> str:
+def forced_opening(description: DerivedFormat) -> str:
     """The text that a forced call begins with: a mark, or as much as never varies."""
     syntax = description.calls
     if syntax is None:

@@ -1,5 +1,6 @@
 """The tokens of one answer to thoughts, content and tool calls."""
 
+import logging
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
@@ -20,6 +21,8 @@ from mlxstack.text.formats.answer_reader import (
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.stop_strings import StopStringFilter, WhitespaceTrimmer
 from mlxstack.text.tool_call_replay import Block
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "Delta",
@@ -169,6 +172,8 @@ class OutputParser:
                 return self._calls(one)
             case Unparsed():
                 self.n_unparsed += 1
+                name = self._output_format.description.name
+                log.warning("a tool call is no %s and stays text: %.200r", name, one.raw)
                 return [TextPiece(one.raw, is_unparsed=True)]
             case Cut():
                 self.is_cut = True
@@ -186,7 +191,7 @@ class OutputParser:
         """The tokens of the text said last; None if a token reaches over an edge of it."""
         sampled, self._tokens = self._tokens, []
         pieces = [self._output_format.pieces.of(token) for token in sampled]
-        wanted = said.raw.strip().encode()
+        wanted = said.raw.encode()
         start = b"".join(pieces).rfind(wanted)
         edges = list(accumulate(map(len, pieces), initial=0))
         if start not in edges or start + len(wanted) not in edges:

@@ -1,6 +1,5 @@
 """The text of an answer to thoughts, content and calls, by the description of its format."""
 
-import logging
 import re
 from collections.abc import Generator, Iterable
 
@@ -12,8 +11,6 @@ from mlxstack.text.formats.call_reader import QUOTES, CallReader
 from mlxstack.text.formats.description import Channels, DerivedFormat, first_mark
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
 from mlxstack.text.tool_call_parser import checked_call
-
-log = logging.getLogger(__name__)
 
 MAX_HEADER = 300
 """The most characters of a channel header."""
@@ -81,6 +78,7 @@ class AnswerReader:
         syntax = output_format.calls
         self._calls = CallReader(syntax, self._feed, tools) if syntax and tools else None
         self._has_said = is_open
+        self._prefix = output_format.reasoning.prefix if output_format.reasoning else ""
         self._content_marks = MarkSet(self._marks(is_reasoning=False))
         self._thought_marks = MarkSet(self._marks(is_reasoning=True))
         self._steps = self._read(is_open=is_open)
@@ -119,8 +117,6 @@ class AnswerReader:
         if self._format.channels is not None:
             yield from self._read_channels(self._format.channels, is_open=is_open)
             return
-        if self.is_reasoning and self._format.reasoning and self._format.reasoning.prefix:
-            self._spoken.append(Thought(self._format.reasoning.prefix))
         if not self.is_reasoning and not is_open:
             yield from self._bare_calls()
         while self._feed.text or not self._feed.is_final:
@@ -146,6 +142,10 @@ class AnswerReader:
     def _tell(self, text: str) -> None:
         if not text:
             return
+        if self.is_reasoning and self._prefix:
+            if text.isspace():
+                return
+            text, self._prefix = self._prefix + text, ""
         self._spoken.append(Thought(text) if self.is_reasoning else Content(text))
         self._has_said = self._has_said or (not self.is_reasoning and not text.isspace())
 
@@ -248,6 +248,8 @@ class AnswerReader:
         self._finish_calls(calls, end, is_closed=is_closed)
 
     def _finish_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
+        if not is_closed and self._feed.is_final and self._feed.text[end:].isspace():
+            end = len(self._feed.text)
         self._spoken.append(Break())
         if calls:
             self._spoken.append(Calls(calls, self._feed.text[:end], is_closed))
@@ -260,7 +262,6 @@ class AnswerReader:
         if not self._is_whole and not self._feed.text:
             self._spoken.append(Cut())
             return
-        log.warning("a tool call that is no %s stays text: %.200r", self._format.name, raw)
         self._spoken.append(Unparsed(raw))
 
     def _bare_calls(self) -> Reading[None]:

@@ -11,7 +11,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.schema_types import OTHERS, SchemaTypes, properties, schema_types
 
 UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
-NULLS = ("null", "none", "nil")
+NULLS = ("null", "None")
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
@@ -49,7 +49,7 @@ def argument_value(text: str, types: SchemaTypes) -> Any:
         return wrapped[1]
     bare = text.strip()
     if types.is_text:
-        return None if types.others and bare.casefold() in NULLS else text
+        return None if types.others and text in NULLS else text
     kinds = _kinds(types)
     if kinds == {"boolean"} and not types.texts and bare.casefold() in BOOLEANS:
         return BOOLEANS[bare.casefold()]

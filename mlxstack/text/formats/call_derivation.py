@@ -10,6 +10,7 @@ from mlxstack.text.formats.description import (
     ARGUMENTS,
     ID,
     INDEX,
+    KEY,
     NAME,
     TYPE,
     CallBody,
@@ -97,6 +98,10 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
         closes = closes[:-1]
     section = before[: len(before) - len(opens)]
     ending = after[len(closes) :]
+    n = _shared_mark(opens, ending)
+    section, closes = section + opens[:n], closes + opens[:n]
+    opens, ending = opens[n:], ending[n:]
+    middle = [*closes, *middle[len(closes) - n :]] if n else middle
     return CallSyntax(
         body,
         section_opens="".join(section) if "".join(section).strip() else "",
@@ -234,18 +239,30 @@ def _named(text: str, name: int, at: int) -> WrittenCall | None:
         return None
     if text.find(NAMES[1 - at], name, opening) >= 0:
         return None
+    start, before = _id_before(text, name, at)
     parts = _head_parts(text[name + len(NAMES[at]) : opening], at)
-    return WrittenCall(name, end, NamedBody((NAME, *parts)))
+    return WrittenCall(start, end, NamedBody((*before, NAME, *parts)))
+
+
+def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
+    """Where a call begins whose id stands before its name, and the parts up to the name."""
+    start = text.rfind(IDS[at], 0, name)
+    between = text[start + len(IDS[at]) : name]
+    if start < 0 or any(one in between for one in (*NAMES, *VALUES)):
+        return name, ()
+    return start, (ID, between)
 
 
 def _head_parts(text: str, at: int) -> tuple[str, ...]:
     """The literals and slots after a name."""
     found = re.split(f"({IDS[at]})", text)
     slots = tuple(ID if part == IDS[at] else part for part in found if part)
-    if slots and (index := re.match(rf"(\W){at}(?!\d)", slots[0])):
-        rest = slots[0][index.end() :]
-        return (index[1], INDEX, *([rest] if rest else []), *slots[1:])
-    return slots
+    # Calls are counted from 0 or from 1.
+    index = re.search(rf"(?<=\W)(?:{at}|{at + 1})(?=\W|$)", slots[0]) if slots else None
+    if index is None:
+        return slots
+    around = (slots[0][: index.start()], INDEX, slots[0][index.end() :])
+    return (*(part for part in around if part), *slots[1:])
 
 
 def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
@@ -258,22 +275,25 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     if head is None:
         head = text[name + len(NAMES[1]) : key]
     value_opens = text[key + len(KEYS[0]) : value]
-    between = text[value + len(VALUES[0]) : second]
-    after = text[last + len(VALUES[1]) :]
+    between = text[value + len(VALUES[0]) : second].replace(KEYS[0], KEY)
+    after = text[last + len(VALUES[1]) :].replace(KEYS[1], KEY, 1)
     if not value_opens.strip() or not between.strip():
         return None
     argument_opens = shared_end(tokens(head), tokens(between))
     closing = tokens(between)[: len(tokens(between)) - len(argument_opens)]
     closes = shared_start(closing, tokens(after))
-    opening = "".join(argument_opens)
+    n = _shared_mark(argument_opens, tokens(after)[len(closes) :])
+    closes += argument_opens[:n]
+    opening = "".join(argument_opens[n:])
     head = head[: len(head) - len(opening)]
     has_json = value_opens.endswith('"') and after.startswith('"')
     value_closes = "".join(closes).rstrip()
     if has_json:
         value_opens, value_closes = value_opens[:-1], value_closes[1:]
     types = _types(probes, value_opens, value_closes)
+    start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
     body = TaggedBody(
-        (NAME, *_head_parts(head, 0)),
+        (*before, NAME, *_head_parts(head, 0)),
         argument_opens=opening,
         value_opens=types[0],
         value_closes=value_closes,
@@ -282,13 +302,16 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     )
     if not opening.strip() or not value_closes.strip():
         return None
-    end = last + len(VALUES[1]) + after_length(text[last + len(VALUES[1]) :], value_closes)
-    return WrittenCall(name, end, body)
+    end = last + len(VALUES[1])
+    ending = value_closes.replace(KEY, KEYS[1])
+    end = text.find(ending, end) + len(ending)
+    return WrittenCall(start, end, body)
 
 
-def after_length(text: str, closes: str) -> int:
-    """The length of a closing mark at the beginning of a text, quotes before it included."""
-    return text.find(closes) + len(closes)
+def _shared_mark(opens: list[str], after: list[str]) -> int:
+    """The number of tokens that begin an opening only because they end what stands before."""
+    same = shared_start(opens, after)
+    return len(same) if "".join(same).strip() and len(same) < len(opens) else 0
 
 
 def _types(
@@ -299,7 +322,7 @@ def _types(
     for kind, value in TYPED.items():
         key = f"key_{kind}"
         text = probes.turn("", probes.calls({key: value})) or ""
-        at = text.rfind(key)
+        at = text.find(key)
         found = re.search(_SCALAR[kind], text[at + len(key) :]) if at >= 0 else None
         if found is not None:
             opened[kind] = text[at + len(key) :][: found.start()]

@@ -17,8 +17,10 @@ from mlxstack.text.formats.description import (
     ARGUMENTS,
     ID,
     INDEX,
+    KEY,
     NAME,
     TYPE,
+    CallBody,
     CallSyntax,
     GemmaBody,
     JsonBody,
@@ -37,10 +39,12 @@ from mlxstack.text.tool_call_parser import UNREADABLE, checked_call, parse_calls
 
 MAX_HEAD = 300
 """The most characters between the mark of a call and its arguments."""
-SLOTS = {NAME: r"(?P<name>[^\s<>\"'{}\[\](),=]+?)", ID: r"(?P<id>[\w.:-]+)", INDEX: r"\d*"}
+_SLOT = re.compile(r"[^\s<>\"'{}\[\](),=]+")
+_KEY = re.compile(r"[^\s<>/][^<>]*")
 QUOTES = ('"',)
 PYTHON_QUOTES = ('"', "'")
 SEPARATORS = (",", ";")
+FOREIGN = JsonBody((), ("name",), ("arguments",))
 
 
 class ReadCalls(Struct, frozen=True):
@@ -64,7 +68,7 @@ class CallReader:
         self.lenient = trigger_marks(syntax) - self.strict
         closes = [one for one in (syntax.section_closes, syntax.closes) if one.strip()]
         self._closings = MarkSet(pieces(one)[-1] for one in closes)
-        self._head = _head_pattern(syntax.body)
+        self._head = _head_groups(syntax.body)
 
     def section(self, at: int, *, is_lenient: bool = False) -> Reading[ReadCalls | None]:
         """The calls that begin at a mark; None if there are none."""
@@ -87,9 +91,11 @@ class CallReader:
                 if after is not None:
                     return ReadCalls(tuple(calls), after)
             # Calls that nothing closes stand in a row; others are told one by one.
-            is_row = has_section or not syntax.closes.strip()
-            if not is_row or not (yield from self._continues(end)):
+            is_row = has_section or not syntax.closes.strip() or not is_closed
+            following = (yield from self._following(end)) if is_row else -1
+            if following < 0:
                 break
+            end = following
         if has_section and not calls:
             # A section without calls says nothing.
             after = yield from feed.literal(syntax.section_closes, end)
@@ -106,40 +112,53 @@ class CallReader:
         rest = yield from self._feed.literal(self._syntax.section_closes, end)
         return end if rest is None else rest
 
-    def _continues(self, end: int) -> Reading[bool]:
-        """Whether another call follows."""
+    def _following(self, end: int) -> Reading[int]:
+        """The position of the call that follows another one; -1 if none does."""
         feed, syntax = self._feed, self._syntax
-        at = yield from feed.space(end)
+        after = yield from feed.literal(syntax.between, end)
+        at = yield from feed.space(end if after is None else after)
         for separator in SEPARATORS:
             if (yield from feed.starts(separator, at)):
                 at = yield from feed.space(at + 1)
-        opening = first_mark(syntax.opens)
-        if opening:
-            return (yield from feed.starts(opening, at))
-        if syntax.section_opens.strip():
-            return (yield from feed.starts(first_mark(syntax.section_opens), at))
-        return isinstance(syntax.body, JsonBody) and (yield from feed.starts("{", at))
+        opening = first_mark(syntax.opens) or first_mark(syntax.section_opens)
+        if not opening and isinstance(syntax.body, JsonBody):
+            opening = "{"
+        return at if opening and (yield from feed.starts(opening, at)) else -1
 
     def _call(self, at: int, *, is_lenient: bool) -> Reading[ReadCalls | None]:
         feed, syntax = self._feed, self._syntax
-        at = yield from feed.space(at)
-        for separator in SEPARATORS:
-            if (yield from feed.starts(separator, at)):
-                at = yield from feed.space(at + 1)
-        start = at
+        start = at = yield from feed.space(at)
         again = yield from feed.literal(syntax.section_opens, at)
         inside = yield from feed.literal(syntax.opens, at if again is None else again)
         if inside is None and is_lenient:
             opening = next(iter(self.lenient), "")
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
         if inside is None:
-            return None
-        found = yield from self._body(inside)
-        if found is None or (is_lenient and not self._knows(found)):
+            return (yield from self._foreign(start))
+        try:
+            found = yield from self._body(inside)
+        except UNREADABLE:
+            found = None
+        if found is None:
+            return (yield from self._foreign(start))
+        if is_lenient and not self._knows(found):
             return None
         end = yield from feed.optional(syntax.closes, found.end)
         is_closed = not syntax.closes.strip() or end > found.end
         return ReadCalls(found.calls, end, is_closed)
+
+    def _foreign(self, at: int) -> Reading[ReadCalls | None]:
+        """A call that is JSON between the marks of another syntax."""
+        mark = first_mark(self._syntax.opens)
+        if isinstance(self._syntax.body, JsonBody) or not mark:
+            return None
+        inside = yield from self._feed.literal(mark, at)
+        found = None if inside is None else (yield from self._json(FOREIGN, inside))
+        if found is None:
+            return None
+        closing = next(reversed(pieces(self._syntax.closes)), "")
+        end = yield from self._feed.optional(closing, found.end)
+        return ReadCalls(found.calls, end, not closing or end > found.end)
 
     def _knows(self, found: ReadCalls) -> bool:
         return all(self._types.has(call.name) for call in found.calls)
@@ -166,12 +185,9 @@ class CallReader:
         end = yield from feed.balanced(at, QUOTES, self._outer_closings())
         if end < 0:
             return None
-        try:
-            value = object_of(feed.text[at:end])
-            items = value if isinstance(value, list) else [value]
-            calls = tuple(_json_call(body, item) for item in items)
-        except UNREADABLE:
-            return None
+        value = object_of(feed.text[at:end])
+        items = value if isinstance(value, list) else [value]
+        calls = tuple(_json_call(body, item) for item in items)
         found = tuple(call for call in calls if call is not None)
         return ReadCalls(found, end) if found and len(found) == len(calls) else None
 
@@ -208,10 +224,7 @@ class CallReader:
             end = yield from feed.balanced(at, QUOTES, self._outer_closings())
             if end < 0:
                 return None
-            try:
-                arguments = object_of(feed.text[at:end])
-            except ValueError:
-                return None
+            arguments = object_of(feed.text[at:end])
             at = end
         elif at < len(feed.text) and not (yield from self._closes_at(at)):
             return None
@@ -235,6 +248,8 @@ class CallReader:
             if found is None or found.start - start > MAX_HEAD:
                 return None
             key = feed.text[start : found.start].strip()
+            if not _KEY.fullmatch(key):
+                break
             inside = yield from feed.literal(before, found.start)
             kind = ""
             if inside is not None and TYPE in body.value_opens:
@@ -243,7 +258,7 @@ class CallReader:
                 inside = None if stop is None else (yield from feed.literal(after, stop.start))
             if inside is None:
                 return None
-            read = yield from self._value(body, inside)
+            read = yield from self._value(body, key, inside)
             if read is None:
                 return None
             text, at = read
@@ -252,11 +267,11 @@ class CallReader:
             return None
         return _one(fields, arguments, at)
 
-    def _value(self, body: TaggedBody, at: int) -> Reading[tuple[str, int] | None]:
+    def _value(self, body: TaggedBody, key: str, at: int) -> Reading[tuple[str, int] | None]:
         """The text of an argument, which may hold the closing mark where nothing follows it."""
         feed = self._feed
         at = yield from self._skip(body.value_opens[len(body.value_opens.rstrip()) :], at)
-        closing = body.value_closes.strip()
+        closing = body.value_closes.strip().replace(KEY, key)
         marks = MarkSet([closing, "<![CDATA[", "]]>"])
         first: FoundMark | None = None
         is_data, scan = False, at
@@ -339,10 +354,7 @@ class CallReader:
         end = yield from feed.balanced(start, (body.quote,), self._outer_closings())
         if end < 0:
             return None
-        try:
-            return _one(fields, parse_gemma_call(feed.text[start:end], body.quote), end)
-        except UNREADABLE:
-            return None
+        return _one(fields, parse_gemma_call(feed.text[start:end], body.quote), end)
 
     def _published(self, body: PublishedBody, at: int) -> Reading[ReadCalls | None]:
         found = yield from self._feed.find(self._closings, at)
@@ -356,25 +368,38 @@ class CallReader:
         self, at: int, stops: tuple[str, ...]
     ) -> Reading[tuple[dict[str, str], int] | None]:
         """Name and id of a call, and the position after them."""
-        feed, body = self._feed, self._syntax.body
-        closing = _after_slots(body)
-        ends = [pieces(closing)[0]] if closing.strip() else [one for one in stops if one]
-        if not closing.strip():
-            closes = (self._syntax.closes, self._syntax.section_closes)
-            ends += [pieces(one)[0] for one in closes if one.strip()]
-        found = yield from feed.find(MarkSet(ends), at)
-        end = len(feed.text) if found is None else found.start
-        if end - at > MAX_HEAD:
-            return None
-        match = self._head.fullmatch(feed.text[at:end].strip())
-        if match is None:
-            return None
-        if closing.strip() and found is not None:
-            after = yield from feed.literal(closing, end)
-            if after is None:
+        feed = self._feed
+        fields: dict[str, str] = {}
+        start = at
+        closes = (self._syntax.closes, self._syntax.section_closes)
+        last = [*stops, *(pieces(one)[0] for one in closes if one.strip())]
+        for group, (literal, slot) in enumerate(self._head):
+            if literal:
+                inside = yield from feed.literal(literal, at)
+                if inside is None and slot in (ID, INDEX):
+                    continue
+                if inside is None:
+                    return None if at < len(feed.text) else (fields, at)
+                at = inside
+            if not slot:
+                continue
+            ends = [pieces(one)[0] for one, _ in self._head[group + 1 :] if one.strip()]
+            is_last = not self._head[-1][0] or self._head[-1][1]
+            found = yield from feed.find(MarkSet([*ends, *(last if is_last else ())]), at)
+            end = len(feed.text) if found is None else found.start
+            text = feed.text[at:end].strip()
+            if end - at > MAX_HEAD or not _SLOT.fullmatch(text):
                 return None
-            end = after
-        return match.groupdict(), end
+            fields[slot.strip("{}")] = text
+            at = end
+        if "index" in fields and "id" not in fields:
+            # The words of the head are the id of such a call.
+            opening = next(reversed(pieces(self._syntax.opens)), "")
+            head = f"{fields['name']}:{fields['index']}"
+            fields["id"] = ("" if is_mark(opening) else opening) + head
+            if not feed.text[start:at].startswith(head):
+                del fields["id"]
+        return (fields, at) if "name" in fields else None
 
 
 def strict_marks(syntax: CallSyntax) -> set[str]:
@@ -388,34 +413,20 @@ def trigger_marks(syntax: CallSyntax) -> set[str]:
     return strict_marks(syntax) | set(inner[-1:])
 
 
-def _head_pattern(body: Any) -> re.Pattern[str]:
-    """The pattern of what stands between the mark of a call and its arguments."""
-    match body:
-        case GemmaBody():
-            return re.compile(r"call:" + SLOTS[NAME])
-        case NamedBody() | TaggedBody():
-            closing = _after_slots(body)
-            parts = list(body.parts)
-            if closing:
-                parts.pop()
-            found = [
-                SLOTS.get(part) or r"\s*".join(["", *map(re.escape, pieces(part)), ""])
-                for part in parts
-            ]
-            for at, part in enumerate(parts):
-                if part in (ID, INDEX) and at:
-                    found[at - 1] = f"(?:{found[at - 1]}"
-                    found[at] = f"{found[at]})?"
-            return re.compile(r"\s*".join(found))
-    return re.compile(SLOTS[NAME])
-
-
-def _after_slots(body: Any) -> str:
-    """The literal between the last slot of a head and the arguments."""
-    if not isinstance(body, NamedBody | TaggedBody):
-        return ""
-    last = body.parts[-1]
-    return "" if last in SLOTS or last == ARGUMENTS else last
+def _head_groups(body: CallBody) -> list[tuple[str, str]]:
+    """The literals between the mark of a call and its arguments, each with the slot after it."""
+    if isinstance(body, GemmaBody):
+        return [("call:", NAME)]
+    parts = [part for part in getattr(body, "parts", (NAME,)) if part != ARGUMENTS]
+    groups: list[tuple[str, str]] = []
+    literal = ""
+    for part in parts:
+        if part in (NAME, ID, INDEX):
+            groups.append((literal, part))
+            literal = ""
+        else:
+            literal = part
+    return [*groups, (literal, "")] if literal.strip() else groups
 
 
 def _from(literal: str, piece: str) -> str:
@@ -433,7 +444,8 @@ def _json_call(body: JsonBody, item: Any) -> ToolCall | None:
     if not body.name:
         ((name, arguments),) = item.items()
         return checked_call(name, None, arguments)
-    function = item.get("function") if isinstance(item.get("function"), dict) else item
+    inner = item.get("function")
+    function = inner if isinstance(inner, dict) else item
     name = _at(item, body.name) or function.get("name")
     arguments = _at(item, body.arguments)
     if arguments is None:

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import ToolCall
 
-NAME, ID, INDEX, ARGUMENTS, TYPE = "{name}", "{id}", "{index}", "{arguments}", "{type}"
+NAME, ID, INDEX, ARGUMENTS = "{name}", "{id}", "{index}", "{arguments}"
+TYPE, KEY = "{type}", "{key}"
 """Slots among the literal parts of a written call."""
 
 _PIECE = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
@@ -62,7 +63,8 @@ class TaggedBody(Struct, frozen=True):
     """A name between literal parts, then a pair of tags for each argument.
 
     `value_opens` stands between key and value and may hold `{type}`, whose words `types` gives
-    by JSON type. Text is written as it is, or as JSON if `has_json_text`.
+    by JSON type; `value_closes` may hold `{key}`. Text is written as it is, or as JSON if
+    `has_json_text`.
     """
 
     parts: tuple[str, ...]

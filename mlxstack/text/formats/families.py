@@ -69,7 +69,7 @@ FUNCTIONARY = Channels(
 FAMILIES = (
     _family(
         "harmony",
-        ("<|channel|>", "<|message|>", "functions."),
+        ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"),
         CallSyntax(
             NamedBody((NAME, " <|constrain|>json<|message|>")),
             opens="<|channel|>commentary to=functions.",

@@ -62,7 +62,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _scalar(text: str) -> Any:
-    if text.casefold() in NULLS:
+    if text in NULLS:
         return None
     if text.casefold() in ("true", "false"):
         return BOOLEANS[text.casefold()]

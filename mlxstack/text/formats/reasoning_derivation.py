@@ -50,6 +50,9 @@ def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> Tur
     cuts = [after.find(eos) for eos in probes.eos if eos in after]
     inside = after[: min(cuts)] if cuts else ""
     ends = _units(after if not cuts else "")
+    if ends and (opening := probes.prompt[common_start(probes.bare, probes.prompt) :].strip()):
+        # An answer of several turns, as a model writes it on without a pause.
+        ends = (f"{ends[0]}{opening}", *ends)
     closes = _units(inside)
     opens = opens.strip() if first_mark(opens) and is_mark(first_mark(opens)) else ""
     if not opens:

@@ -121,7 +121,7 @@ def common_start(first: str, second: str) -> int:
 
 def tokens(text: str) -> list[str]:
     """Marks, words and white space of a text."""
-    found = []
+    found: list[str] = []
     for part in re.findall(r"\s+|\S+", text):
         found += [part] if part.isspace() else pieces(part)
     return found

@@ -5,10 +5,11 @@ from typing import Any
 
 from llguidance import LLMatcher
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.formats.description import CallSyntax
+from mlxstack.text.formats.description import CallSyntax, JsonBody
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from mlxstack.text.grammar.response_format import JSON_OPTIONS, LENIENT, bound
 from mlxstack.text.grammar.tool_call_formats import ToolCallFormat, format_of
@@ -46,7 +47,7 @@ def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
 
 def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
     builder = LarkBuilder(calls.marks.special, options)
-    form = format_of(calls.marks.syntax)
+    form = format_of(_after_forced(calls.marks))
     found = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
     known = [(tool, builder.rule(one)) for tool, one in found if one is not None]
     if form is None or not known:
@@ -57,6 +58,15 @@ def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
     grammar = builder.grammar(start)
     bound(grammar, "tools")
     return LLMatcher.grammar_from_lark(grammar)
+
+
+def _after_forced(marks: CallDelimiters) -> CallSyntax:
+    """The syntax of a call whose body begins with the forced text, if no mark does."""
+    body = marks.syntax.body
+    if not marks.syntax.is_bare or not isinstance(body, JsonBody):
+        return marks.syntax
+    parts = (body.parts[0].removeprefix(marks.forced), *body.parts[1:])
+    return replace(marks.syntax, body=replace(body, parts=parts))
 
 
 def _headed(calls: ForcedCalls, known: list[tuple[Tool, str]], builder: LarkBuilder) -> str:
@@ -80,12 +90,13 @@ def _start(
         call = f"{builder.literal(form.opens)} {call} {more} {builder.literal(form.closes)}"
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     closes = "" if calls.marks.is_last else syntax.closes
-    first = f"{builder.literal(whole.removeprefix(calls.marks.forced))} {call} {builder.literal(closes)}"
+    ending = builder.literal(closes)
+    first = f"{builder.literal(whole.removeprefix(calls.marks.forced))} {call} {ending}"
     rest = ""
     is_row = form.between is None and not syntax.is_bare and not calls.marks.is_last
     if is_row and not calls.is_single:
         opens = builder.literal(f"{syntax.between}{syntax.opens}")
-        rest = f"({opens} {call} {builder.literal(closes)})*"
+        rest = f"({opens} {call} {ending})*"
     return f"{first} {rest} {builder.literal(syntax.section_closes)}"
 
 

@@ -9,7 +9,7 @@ from mlxstack.core.conversation import Tool
 from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
 from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
 
-NULL = (r"\s*(?i:null|none)\s*",)
+NULL = ("null|None",)
 # What json.loads or ast.literal_eval could take for something else than text.
 NO_TEXT = (
     r"(?i:null|none|true|false|nan|infinity)\s*",
@@ -72,7 +72,8 @@ def _arguments(
 def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
     kind = dict(tags.types).get(value[0], value[0])
     opens = tags.argument.replace("{key}", key).replace("{type}", kind)
-    return f"{builder.literal(opens)} {value[1]} {builder.literal(tags.argument_closes)}"
+    closes = tags.argument_closes.replace("{key}", key)
+    return f"{builder.literal(opens)} {value[1]} {builder.literal(closes)}"
 
 
 def _values(

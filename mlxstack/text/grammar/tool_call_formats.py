@@ -9,11 +9,11 @@ from msgspec import Struct
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.description import (
     ARGUMENTS,
+    KEY,
     CallSyntax,
     GemmaBody,
     JsonBody,
     NamedBody,
-    PublishedBody,
     PythonBody,
     TaggedBody,
     first_mark,
@@ -47,11 +47,9 @@ class ToolCallFormat(Struct, frozen=True):
 def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
     """The grammar of the calls of a syntax; None for one that only mlx-lm reads."""
     match syntax.body:
-        case JsonBody() as body if body.is_list:
-            call = json_call(body.parts)
-            return ToolCallFormat(call, body.list_opens, body.list_closes, syntax.between)
         case JsonBody() as body:
-            return ToolCallFormat(json_call(body.parts))
+            around = (body.list_opens, body.list_closes, syntax.between) if body.is_list else ()
+            return ToolCallFormat(json_call(body.parts), *around)
         case NamedBody() as body:
             return ToolCallFormat(json_call((*body.parts, ARGUMENTS), NAMES))
         case TaggedBody() as body:
@@ -61,8 +59,7 @@ def format_of(syntax: CallSyntax) -> ToolCallFormat | None:
         case GemmaBody() as body:
             is_deep = body.quote != "<escape>"
             return ToolCallFormat(gemma_call if is_deep else function_gemma_call)
-        case PublishedBody():
-            return None
+    return None
 
 
 def json_call(parts: tuple[str, ...], names: str = ".+") -> Writer:
@@ -89,7 +86,7 @@ def _tags(syntax: CallSyntax, body: TaggedBody) -> TagFormat:
         argument=f"{body.argument_opens}{{key}}{body.value_opens}",
         argument_closes=body.value_closes,
         closes="",
-        never=(*(first_mark(mark) for mark in marks), "<![CDATA["),
+        never=(*(first_mark(mark.partition(KEY)[0]) for mark in marks), "<![CDATA["),
         avoided=(),
         names=NAMES,
         types=body.types,
