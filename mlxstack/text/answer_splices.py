@@ -127,7 +127,8 @@ class AnswerSplicer:
         text = marked[entry.n_chars : end].rstrip()
         if not text or not self._is_same(entry, text):
             return ""
-        more = Counter(_words(unescape(text))) - Counter(_words(self._text(entry.tokens)))
+        written = self._text(self._encoder.encode(text).tokens)
+        more = Counter(_words(written)) - Counter(_words(self._text(entry.tokens)))
         ids = set(_words(" ".join(entry.call_ids)))
         return text if set(more) <= self._known_words | ids | {"id"} else ""
 

@@ -61,14 +61,15 @@ class TemplateSwitches(Struct, frozen=True):
     """Variables of a template by what they do.
 
     `keep` makes it write the thoughts of earlier turns, so that a prompt begins with the one
-    before and its answer. `on` and `off` switch thinking. `levels` are the levels of effort that
-    each variable for it takes.
+    before and its answer; `keeps_thoughts`: it does so, by this variable or anyway. `on` and
+    `off` switch thinking. `levels` are the levels of effort that each variable for it takes.
     """
 
     keep: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Any] = field(default_factory=dict)
     off: Mapping[str, Any] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keeps_thoughts: bool = False
 
     def effort(self, wanted: str) -> dict[str, str]:
         """The variables for a level of effort: the nearest that the template takes."""
@@ -102,7 +103,9 @@ def find_switches(tried: Tried, variables: Mapping[str, Sequence[str]]) -> Templ
         for name, found in levels.items()
         if not off and _asked(tried, {name: found[0]}) != _asked(tried, {})
     }
-    return TemplateSwitches(_keep(tried, variables), on, {**lowest, **off}, levels)
+    keep = _keep(tried, variables)
+    keeps = _keeps(tried, {"enable_thinking": True, **keep})
+    return TemplateSwitches(keep, on, {**lowest, **off}, levels, keeps)
 
 
 def _asked(tried: Tried, variables: dict[str, Any]) -> str | None:

@@ -32,14 +32,14 @@ def template(
     render: Annotated[
         Path | None,
         typer.Option(
-            "--render", metavar="FILE", exists=True, dir_okay=False, allow_dash=True,
+            "--render", metavar="FILE",
             help="Print the prompt of each chat body in a JSONL file; - reads stdin.",
         ),
     ] = None,
     parse: Annotated[
         Path | None,
         typer.Option(
-            "--parse", metavar="FILE", exists=True, dir_okay=False, allow_dash=True,
+            "--parse", metavar="FILE",
             help='Print the message of each {"body": ..., "raw": ...} in a JSONL file.',
         ),
     ] = None,

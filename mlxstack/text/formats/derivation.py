@@ -85,10 +85,9 @@ def _derive(tokenizer: Any) -> DerivedFormat:
         return replace(base, name=name, source=FormatSource.MLX_LM, calls=published)
     if calls is not None:
         return replace(derived, problems=base.problems, is_certain=False)
-    if not probes.source:
-        return base
-    # The prompt tells such a model to write calls so.
-    return replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
+    # The prompt tells the model of a template without calls to write them so.
+    told = replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
+    return told if probes.source else base
 
 
 def _is_of(family: Family, probes: TemplateProbes) -> bool:
