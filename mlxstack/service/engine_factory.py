@@ -68,7 +68,7 @@ class EngineFactory:
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """An engine that is not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
-            return EmbeddingEngine(preset, self._dispatcher.deliver)
+            return EmbeddingEngine(preset)
         self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
         slot_files = SlotFileFolder(slots_folder(preset, self._home))
         slot_folder_registry.note(self._store.root, slot_files.directory)
