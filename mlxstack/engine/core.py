@@ -30,22 +30,22 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
-from mlxstack.engine import buffer_cache, footprint, idle_wait
+from mlxstack.engine import buffer_cache, device, idle_wait
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
-from mlxstack.engine.futures import copy_outcome
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.incremental_pack import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.policy.scheduler_limits import limits_of
+from mlxstack.policy.scheduler import limits_of
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ class EngineCore:
         try:
             facts = self._load()
         except Exception as error:
-            footprint.clear_traceback_frames(error)
+            device.clear_traceback_frames(error)
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(facts)

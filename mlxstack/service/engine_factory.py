@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
-from mlxstack.engine import footprint
+from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import loader
@@ -165,7 +165,7 @@ class EngineFactory:
 
     def active_bytes(self) -> int:
         """What MLX holds in memory now."""
-        return footprint.active_bytes()
+        return device.active_bytes()
 
 
 def _served_like(preset: Preset, running: Preset) -> Preset:

@@ -11,13 +11,12 @@ import pytest
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.core.status import PrefixView
 from mlxstack.engine import idle_wait
-from mlxstack.engine.kv import shared_prefixes
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
-from mlxstack.policy import block_hash, kv_records
+from mlxstack.policy import block_hash, kv_records, shared_prefixes
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 

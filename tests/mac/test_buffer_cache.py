@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefillSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import buffer_cache, core, footprint, step
+from mlxstack.engine import buffer_cache, core, device, step
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
@@ -162,7 +162,7 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
         for ask in asks:
             driver.finish(ask)
         assert [driver.tokens(ask) for ask in asks] == alone
-        footprint.active_bytes()
+        device.active_bytes()
     cleared = [at for at, call in enumerate(calls) if call[0] == "clear_cache"]
     assert len(cleared) > 30
     for at in cleared:

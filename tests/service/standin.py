@@ -29,8 +29,7 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Busy, Conflict
-from mlxstack.core.kv_identity import Identity
-from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.step import EngineLoop
