@@ -30,8 +30,9 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
-from mlxstack.engine import buffer_cache, device, idle_wait
+from mlxstack.engine import buffer_cache, device
 from mlxstack.engine.admin import PrefixCacheAdmin
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.incremental_pack import BackgroundSteps
@@ -51,8 +52,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Message = Callable[[], None]
+
 MOST_FAILURES = 3
-"""So many broken turns in a row mean that the engine itself is broken."""
+"""Failed steps in a row after which the engine itself counts as broken."""
+QUIET_S = 2.0
+"""Seconds without a message after which the idle engine checks its prefix index."""
 
 
 class EngineCore:
@@ -78,7 +83,7 @@ class EngineCore:
         self._slot_files = slot_files
         self._manifests = manifests
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[idle_wait.Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
         self._loaded: Future[ModelFacts] = Future()
         self._stopped: Future[None] = Future()
@@ -182,7 +187,7 @@ class EngineCore:
             with suppress(InvalidStateError):
                 future.set_exception(Loading("the model is being unloaded; try again soon"))
 
-    def _post(self, message: idle_wait.Message) -> None:
+    def _post(self, message: Message) -> None:
         if not self._has_work:
             self._turned_at = time.monotonic()
             self._has_work = True
@@ -236,20 +241,26 @@ class EngineCore:
         key = facts.identity.key()
         plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
         memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
-        self._archive = DiskTier(self._store, self._slot_files, memory, key, self._post)
-        self._archive.manifests = self._manifests
+        self._archive = DiskTier(
+            self._store, self._slot_files, memory, key, self._post, self._manifests
+        )
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
         slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
-        slot_kv = SlotKVManager(slots, memory, self._archive, pieces, preset.agents.persist)
-        slot_kv.bytes_per_token = kv_bytes_per_token(loaded.model, maker)
-        slot_kv.array_limit = plan.array_limit
+        slot_kv = SlotKVManager(
+            slots,
+            memory,
+            self._archive,
+            pieces,
+            preset.agents.persist,
+            kv_bytes_per_token(loaded.model, maker),
+            plan.array_limit,
+        )
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        self._turns = EngineLoop(loaded.model, slot_kv, preset.slots.n_ctx, limits)
-        self._turns.max_cached_bytes = plan.max_cached_bytes
+        batch = Batch(loaded.model, is_batching=verdict.is_batching)
+        self._turns = EngineLoop(batch, slot_kv, preset.slots.n_ctx, limits, plan.max_cached_bytes)
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
-        self._turns.batch.is_batching = verdict.is_batching
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict
@@ -277,12 +288,25 @@ class EngineCore:
         if not self._turns.has_work and self._inbox.empty():
             self._turns.release_buffers()
             self._has_work = False
-            self._obey(idle_wait.wait(self._inbox, self._turns.slot_kv.memory))
+            self._obey(self._next_message())
         # What these put in is for after the next turn: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
 
-    def _obey(self, message: idle_wait.Message) -> None:
+    def _next_message(self) -> Message:
+        with suppress(queue.Empty):
+            return self._inbox.get(timeout=QUIET_S)
+        self._check_index()
+        return self._inbox.get()
+
+    def _check_index(self) -> None:
+        """Log a prefix index that contradicts itself; serving goes on."""
+        try:
+            self._turns.slot_kv.memory.check()
+        except (AssertionError, KeyError) as broken:
+            log.error("the index of the KV memory contradicts itself: %s; please report it", broken)
+
+    def _obey(self, message: Message) -> None:
         self._has_work = True
         self._turned_at = time.monotonic()
         message()

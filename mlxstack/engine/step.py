@@ -29,9 +29,9 @@ from mlxstack.engine import buffer_cache
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
+from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.request_state import RequestState, queued_request_of
-from mlxstack.engine.slot_reservations import SlotReservations
 from mlxstack.engine.snapshot import build_snapshot
 from mlxstack.engine.stats import EngineStats
 from mlxstack.policy import request_queue
@@ -54,33 +54,49 @@ MOST_LOADS = 3
 
 Events = tuple[Event, ...]
 Deliver = Callable[[Events], None]
+Work = Callable[[SlotContext], None]
+OnLost = Callable[[StackError], None]
 
 
-class EngineLoop(SlotReservations):
-    """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
+class EngineLoop:
+    """State of a serving engine: scheduler, contexts, batch. Owned by one thread, without locks.
+
+    MLX's cache of freed buffers is emptied at the end of a step when it exceeds
+    `max_cached_bytes`.
+    """
 
     def __init__(
-        self, model: object, slot_kv: SlotKVManager, n_ctx: int, limits: SchedulerLimits
+        self,
+        batch: Batch,
+        slot_kv: SlotKVManager,
+        n_ctx: int,
+        limits: SchedulerLimits,
+        max_cached_bytes: int = buffer_cache.MIN_BOUND,
     ) -> None:
-        super().__init__(slot_kv.slots)
-        self._model = model
+        self.slots = slot_kv.slots
+        self._state = desks.initial_state(len(self.slots))
+        self._works: dict[str, tuple[Work, OnLost | None]] = {}
         self.n_ctx = n_ctx
         self._limits = limits
         self.slot_kv = slot_kv
-        self.batch = Batch(model)
+        self.batch = batch
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
         self.ledger = EngineStats()
         self._events: list[Event] = []
         self._n_steps = 0
-        self.max_cached_bytes = buffer_cache.MIN_BOUND
-        """Bytes of freed buffers beyond which MLX's cache is emptied at the end of a turn."""
+        self.max_cached_bytes = max_cached_bytes
 
     @property
     def has_work(self) -> bool:
         """Whether another turn would do anything."""
         return bool(self._live or self._state.actions)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a slot action runs in some slot."""
+        return any(slot.state is SlotState.HELD for slot in self._state.slots)
 
     def submit(self, request: Request) -> None:
         """The ask joins the queue, or is refused at once when that is full."""
@@ -106,6 +122,23 @@ class EngineLoop(SlotReservations):
                 live,
                 RequestFinished(request_id, FinishReason.CANCELLED, live.work(time.monotonic())),
             )
+
+    def when_idle(
+        self, action_id: str, slot: int, work: Work, on_lost: OnLost | None = None
+    ) -> None:
+        """Call `work` with the slot's context once the slot is idle, and hold the slot.
+
+        `release` or `renew` ends the action. If the context is cleared by an error before the
+        action begins, only `on_lost` is called, where there is one.
+        """
+        self._works[action_id] = work, on_lost
+        entry = desks.SlotAction(action_id, slot, time.monotonic())
+        self._state = desks.enqueue_action(self._state, entry)
+
+    def release(self, slot: int) -> None:
+        """Make a held slot idle again."""
+        now = time.monotonic()
+        self._state = desks.release_slot(self._state, slot, len(self.slots[slot]), now)
 
     def renew(self, slot: int) -> None:
         """A held slot is idle again, with a context that no ask has made."""
@@ -190,7 +223,8 @@ class EngineLoop(SlotReservations):
                     self._live[action.queued.request], RequestFailed(action.queued.request, late)
                 )
             elif isinstance(action, RunSlotAction):
-                self._run(action.action)
+                work, _ = self._works.pop(action.action.id)
+                work(self.slots[action.action.slot])
 
     def _assign_slot(self, ticket: QueuedRequest, slot: int) -> None:
         live = self._live[ticket.request]
@@ -231,7 +265,7 @@ class EngineLoop(SlotReservations):
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
         start = len(context)
-        took = prefill_chunk(self._model, context, live.request, n_tokens)
+        took = prefill_chunk(self.batch.model, context, live.request, n_tokens)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
@@ -328,6 +362,16 @@ class EngineLoop(SlotReservations):
         if live.slot is not None:
             self._clear(live.slot, plain)
         self._end(live, RequestFailed(request_id, plain))
+
+    def _clear(self, slot: int, error: StackError) -> None:
+        """Empty a broken context, and tell the slot actions that were to save it."""
+        self.slots[slot].clear()
+        for pending in self._state.actions:
+            _, on_lost = self._works[pending.id]
+            if pending.slot == slot and on_lost is not None:
+                del self._works[pending.id]
+                self._state = desks.drop_action(self._state, pending)
+                on_lost(error)
 
     def _refuse(self, request: Request, error: StackError) -> None:
         self.ledger.count(n_refused=1)

@@ -88,13 +88,13 @@ class SharedPrefixTokens(Struct, frozen=True):
 
 
 class SharedPrefixes:
-    """Belongs to the MLX thread. `keep` gets the note to be kept when something was learned.
+    """Shared prefixes with their tokens; `save` gets a new note whenever one is learned.
 
     Heads under a tenant's salt are protected like others, but written down nowhere.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self.keep: Callable[[bytes], None] | None = None
+    def __init__(self, block_size: int, save: Callable[[bytes], None] | None = None) -> None:
+        self._save = save
         self._block_size = block_size
         self._heads = SharedPrefixDetector()
         self._learned: dict[str, SharedPrefixTokens] = {}
@@ -119,8 +119,8 @@ class SharedPrefixes:
         if not request.salt:
             tokens = request.tokens[: head.n_blocks * self._block_size]
             self._learned[head.key.hex()] = SharedPrefixTokens(head.key.hex(), tokens)
-            if self.keep is not None:
-                self.keep(msgspec.json.encode(self.learned))
+            if self._save is not None:
+                self._save(msgspec.json.encode(self.learned))
 
     def recall(self, note: bytes | None) -> None:
         """Take back what an earlier run learned; a note that cannot be read says nothing."""

@@ -27,6 +27,7 @@ from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
+from mlxstack.policy.shared_prefixes import SharedPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,12 @@ class DiskTier:
         memory: PrefixCache,
         identity: str,
         post: CallSoon,
+        manifests: AgentManifestStore | None = None,
     ) -> None:
-        self.manifests: AgentManifestStore | None = None
-        self.parker = ContextParker(memory)
+        is_written = memory.spec.enabled and memory.spec.disk.enabled
+        shared = SharedPrefixes(memory.spec.block_size, self._note if is_written else None)
+        self.parker = ContextParker(memory, shared)
+        self._manifests = manifests
         self._store = store
         self._slot_files = slot_files
         self._memory = memory
@@ -58,7 +62,6 @@ class DiskTier:
     def open(self) -> int:
         """Take what earlier runs left on disk into the index; how many records."""
         self.parker.shared_prefixes.recall(self._store.noted(self._identity))
-        self.parker.shared_prefixes.keep = self._note
         now, n_known = time.monotonic(), 0
         for head in sorted(self._store.heads(self._identity), key=parents_first):
             try:
@@ -79,7 +82,7 @@ class DiskTier:
 
     def is_foreign(self, agent: str) -> bool:
         """Whether something of this agent is saved, but of other models only."""
-        known = self.manifests.identities(agent) if self.manifests else frozenset[str]()
+        known = self._manifests.identities(agent) if self._manifests else frozenset[str]()
         return bool(known) and self._identity not in known
 
     def catch_up(self) -> None:
@@ -138,7 +141,11 @@ class DiskTier:
 
         What is not there any more is written again when the context is stored the next time.
         """
-        agent, manifests, manifest = context.agent, self.manifests, self._manifest(context, shelved)
+        agent, manifests, manifest = (
+            context.agent,
+            self._manifests,
+            self._manifest(context, shelved),
+        )
 
         def finish() -> None:
             if missing := self._missing(manifest):

@@ -31,10 +31,10 @@ class IndexedContext(Struct, frozen=True):
 
 
 class ContextParker:
-    """`learning` knows what several conversations begin with; that is kept longer."""
+    """Parks and restores contexts; `shared_prefixes` are kept longer than others."""
 
-    def __init__(self, memory: PrefixCache) -> None:
-        self.shared_prefixes = SharedPrefixes(memory.spec.block_size)
+    def __init__(self, memory: PrefixCache, shared_prefixes: SharedPrefixes) -> None:
+        self.shared_prefixes = shared_prefixes
         self._memory = memory
 
     def park(self, context: SlotContext, now: float) -> IndexedContext:
@@ -129,7 +129,7 @@ class ContextParker:
             [m for m in marks if isinstance(m, StateCheckpoint)],
         )
         context.take_over(fresh)
-        context.salt = request.salt
+        context.assign(request.salt, None)
         if plan.path:
             context.set_parent_segment(plan.path[-1].key)
         self._memory.index.touch(plan.keys, now)

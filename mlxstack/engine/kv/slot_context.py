@@ -92,6 +92,10 @@ class SlotContext:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self.leaves)
         return self._counted[1]
 
+    def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
+        """Set the tenant and agent of these tokens, and how many of them are a prompt."""
+        self.salt, self.agent, self.n_prompt = salt, agent, n_prompt
+
     def clear(self) -> None:
         """Forget everything."""
         self.caches = self._maker.make()
@@ -100,9 +104,7 @@ class SlotContext:
         self.chain = None
         self.version += 1
         self.checkpoints = []
-        self.salt = ""
-        self.agent = None
-        self.n_prompt = 0
+        self.assign("", None)
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0

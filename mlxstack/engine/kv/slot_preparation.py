@@ -27,7 +27,11 @@ ROOM_EVERY = 16
 
 
 class SlotKVManager:
-    """The slots with the KV memory behind them. Belongs to the MLX thread."""
+    """KV of all slots: reuse, parking, budget. Belongs to the MLX thread.
+
+    A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
+    of arrays; 0 where it tells no limit.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,8 @@ class SlotKVManager:
         archive: DiskTier,
         pieces: BackgroundSteps,
         persist: Persist,
+        bytes_per_token: int,
+        array_limit: int = 0,
     ) -> None:
         self._pieces = pieces
         self._persist = persist
@@ -46,10 +52,8 @@ class SlotKVManager:
         self.archive = archive
         self._is_room_due = False
         self._idle: Sequence[int] = ()
-        self.bytes_per_token = 0
-        """Bytes that one token adds to a live context."""
-        self.array_limit = 0
-        """Bytes of all arrays of this process that the device has room for; 0: not known."""
+        self.bytes_per_token = bytes_per_token
+        self.array_limit = array_limit
 
     @property
     def live_bytes(self) -> int:
@@ -120,7 +124,7 @@ class SlotKVManager:
         elif plan.path:
             self._parker.restore_context(mine, request, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
-        mine.salt, mine.agent, mine.n_prompt = request.salt, request.agent, len(request.tokens)
+        mine.assign(request.salt, request.agent, len(request.tokens))
         self.lookup.remember(request)
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))

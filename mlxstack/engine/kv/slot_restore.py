@@ -264,7 +264,7 @@ class SlotRestore:
             else:
                 context.clear()
             # Whoever restores it: only the tenant who saved it goes on with it.
-            context.n_prompt, context.salt = n_tokens, found.manifest.salt
+            context.assign(found.manifest.salt, None, n_tokens)
             self._on_loaded(context, found.manifest)
             n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
             result.set_result(SlotRestoreResult(-1, wanted.name, n_tokens, n_bytes, took))
