@@ -58,11 +58,15 @@ class KVStore(Protocol):
         ...
 
     def write(self, file: KVFile) -> int:
-        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+        """Store at most once per key, durably after `flush`; bytes newly written.
 
-        A file of this key that says something else of itself is replaced.
+        0 if it was there. A file of this key that says something else of itself is replaced.
         Raises StackError when the disk refuses.
         """
+        ...
+
+    def flush(self) -> None:
+        """Make all written files durable, at the cost of one flush. Raises StackError."""
         ...
 
     def read(self, identity: str, key: str) -> KVFile:

@@ -52,6 +52,7 @@ class QuotaKVStore:
         self._n_bytes: int | None = None
         self.has = store.has
         self.write = store.write
+        self.flush = store.flush
         self.read = store.read
         self.head = store.head
         self.read_into = store.read_into

@@ -147,7 +147,7 @@ def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
     found = set()
     for folder in folders:
         try:
-            sync_directory(folder, disk)
+            sync_directory(folder, disk.sync)
         except OSError:
             found.add(folder)
     return found

@@ -19,6 +19,7 @@ from mlxstack.store.atomic_write import (
     open_private,
     opened,
     read_whole,
+    sync_directory,
     touch,
     write_atomic,
 )
@@ -67,7 +68,9 @@ class DiskKVStore:
         return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
 
     def write(self, file: KVFile) -> int:
-        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+        """Store at most once per key; bytes newly written, 0 if it was there.
+
+        It is on the medium after `flush`, and before anything written to its volume later.
 
         A file that says something else of itself than `blob` is replaced: what it continues
         may be gone, or its head is damaged. The KV of a key is the same in both.
@@ -81,7 +84,14 @@ class DiskKVStore:
         with self._writing:
             if self._has_same(file):
                 return 0
-            return write_atomic(path, encode(file), self.disk)
+            return write_atomic(path, encode(file), self.disk, is_durable=False)
+
+    def flush(self) -> None:
+        """Bring all files to the medium. Raises StackError when the disk refuses."""
+        try:
+            sync_directory(self.root, self.disk.complete_barriers)
+        except OSError as error:
+            raise refused("KV files were not flushed", error) from error
 
     def read(self, identity: str, key: str) -> KVFile:
         """The blob, checked; its planes are views. Raises NotFound or Damaged.

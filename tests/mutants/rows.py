@@ -228,7 +228,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "the name is synced before it is said", "store/atomic_write.py",
-        "        sync_directory(path.parent, disk)\n    except OSError as error:",
+        "        sync_directory(path.parent, flush)\n    except OSError as error:",
         "        pass\n    except OSError as error:", POWER,
     ),
     Mutant(
@@ -239,13 +239,13 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "an agent is forgotten at once", "store/atomic_write.py",
-        "        path.replace(doomed)\n        sync_directory(path.parent, disk)\n"
+        "        path.replace(doomed)\n        sync_directory(path.parent, disk.sync)\n"
         "        shutil.rmtree(doomed)\n",
         "        shutil.rmtree(path)\n", POWER,
     ),
     Mutant(
         "KV goes after the end of what names it is certain", "store/gc.py",
-        "            sync_directory(folder, disk)\n", "            pass\n", POWER,
+        "            sync_directory(folder, disk.sync)\n", "            pass\n", POWER,
     ),
     Mutant(
         "what is in use is not swept", "store/gc.py",

@@ -86,8 +86,12 @@ class DiskTier:
         return bool(known) and self._identity not in known
 
     def catch_up(self) -> None:
-        """Wait until nothing waits to be written."""
+        """Wait until all that waits to be written is durable."""
         self._writing.catch_up()
+        try:
+            self._store.flush()
+        except StackError as error:
+            log.warning("%s; a power cut may lose them", error)
 
     @property
     def n_written(self) -> int:
@@ -128,6 +132,7 @@ class DiskTier:
             n_written = sum(write.result() for write in writes)
             if self._missing(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
+            self._store.flush()
             n_written += self._slot_files.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
             return SlotSaveResult(
@@ -152,6 +157,7 @@ class DiskTier:
                 self._post(partial(self._invalidate, missing))
                 raise StackError("a part of its KV did not reach the disk")
             if agent is not None and manifests is not None:
+                self._store.flush()
                 manifests.put(agent, manifest)
 
         noting = self._writing.after(finish)
