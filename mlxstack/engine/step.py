@@ -49,6 +49,10 @@ from mlxstack.policy.scheduler_state import ACTIVE, QueuedRequest, SlotState
 
 log = logging.getLogger(__name__)
 
+GROWTH_EVERY = 64
+"""Steps between two checks that the device has room for the rows to grow."""
+GROWTH = 256
+"""Tokens that are admitted ahead per row: the step by which mlx-lm's caches grow."""
 MOST_LOADS = 3
 """An ask goes to the disk so many times; then it does with what is in memory."""
 
@@ -158,6 +162,8 @@ class EngineLoop:
         self._state, next_bite = next_prefill_chunk(
             self._state, self.ledger.speed, self._limits.pace
         )
+        if self._n_steps % GROWTH_EVERY == 0:
+            self._admit_growth()
         self._decode(self.batch.step)
         if next_bite is not None:
             # Nobody's token waits for the bite, and the bite is timed alone.
@@ -264,6 +270,8 @@ class EngineLoop:
 
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
+        idle = desks.idle_slots(self._state)
+        self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
         start = len(context)
         took = prefill_chunk(self.batch.model, context, live.request, n_tokens)
         live.prefill_s += took
@@ -296,6 +304,17 @@ class EngineLoop:
             self._receive(one)
         for row, reason in self.batch.take_broken():
             self._break([row.slot], reason)
+
+    def _admit_growth(self) -> None:
+        """Fail rows that the device has no room to decode on: Metal would end the process."""
+        for row in tuple(self.batch.rows):
+            queued = self._state.slot(row.slot).queued
+            assert queued is not None
+            n_bytes = self.slot_kv.bytes_per_token * (len(row.context) + GROWTH)
+            idle = desks.idle_slots(self._state)
+            self._guard(
+                queued.request, partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
+            )
 
     def _receive(self, one: RowToken) -> None:
         slot = self._state.slot(one.row.slot)

@@ -181,6 +181,21 @@ class SlotKVManager:
         self.make_room(self._idle, more)
         self._refuse_beyond_device(more)
 
+    def admit_growth(self, context: SlotContext, n_bytes: int, idle: Sequence[int]) -> None:
+        """Make room on the device for a context to grow to `n_bytes`.
+
+        Parked KV goes first, then `idle` slots. Raises OutOfMemory when that is not enough.
+        """
+        more = n_bytes - context.cache_bytes
+        if not self.array_limit or more <= 0:
+            return
+        self.memory.make_room(self.live_bytes + max(more, self._shortage(more)))
+        for slot in idle:
+            if int(mx.get_active_memory()) + more <= self.array_limit:
+                break
+            self.flush_and_clear(self.slots[slot])
+        self._refuse_beyond_device(more)
+
     def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
         """Room for so many bytes, which is not made of what the plan goes on from."""
         self.memory.index.lock(plan.keys)
