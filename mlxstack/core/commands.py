@@ -1,4 +1,4 @@
-"""What can be done to a slot beside generating, and what comes back."""
+"""Slot commands and the results of cache administration."""
 
 from enum import StrEnum
 
@@ -26,9 +26,9 @@ class EraseSlot(Struct, frozen=True):
 
 
 class EvictAgentFromSlot(Struct, frozen=True):
-    """Take `agent` out of `slot` when the slot is idle; nothing when somebody else sits there.
+    """Evict `agent` from `slot` once the slot is idle.
 
-    What `is_kept` goes to disk first.
+    No-op if another agent occupies it. With `is_kept`, the context is written to disk first.
     """
 
     slot: int
@@ -71,18 +71,18 @@ SlotCommandResult = SlotSaveResult | SlotRestoreResult | SlotEraseResult
 
 
 class GCScope(StrEnum):
-    """What a sweep of the disk may take: KV that nothing saved names, or saved contexts too."""
+    """Scope of garbage collection: KV that no saved context names, or saved contexts too."""
 
     KV = "kv"
     ALL = "all"
 
 
 class CollectGarbage(Struct, frozen=True):
-    """Delete from the disk what was used longest ago, never what is in use.
+    """Delete the least recently used files from the disk, never files in use.
 
     Until `max_bytes` are left, and everything older than `max_age_s` seconds; None is no bound.
-    With an `agent`, only what that agent saved and nobody else names, and only that is counted.
-    `is_dry` only tells.
+    With an `agent`, only files that this agent alone refers to, and only those are counted.
+    `is_dry` reports without deleting.
     """
 
     max_bytes: int | None = None
@@ -93,7 +93,7 @@ class CollectGarbage(Struct, frozen=True):
 
 
 class PinnedPrefix(Struct, frozen=True):
-    """`n_tokens` of the prefix are kept under this name; 0 when nothing of it is known."""
+    """A pinned prefix of `n_tokens`; 0 when nothing of it is known."""
 
     name: str
     n_tokens: int
@@ -101,9 +101,9 @@ class PinnedPrefix(Struct, frozen=True):
 
 
 class AgentKVLocation(Struct, frozen=True):
-    """`n_tokens` of an agent's last prompt are kept, in so many bytes of memory and of disk.
+    """Location of an agent's last prompt: `n_tokens`, in bytes of memory and of disk.
 
-    Bytes that lie in both places count in both; others may share them.
+    Bytes in both tiers count in both; several agents may share them.
     """
 
     agent: str
@@ -113,14 +113,14 @@ class AgentKVLocation(Struct, frozen=True):
 
 
 class FlushResult(Struct, frozen=True):
-    """`n_contexts` are on disk now, for which `n_bytes` were newly written."""
+    """`n_contexts` are on disk, for which `n_bytes` were newly written."""
 
     n_contexts: int
     n_bytes: int
 
 
 class GCItem(Struct, frozen=True):
-    """One file that a sweep deletes; `ref` are the identity and key of a KV file."""
+    """One file to delete; `ref` is the identity and key of a KV file."""
 
     title: str
     path: str
@@ -130,7 +130,7 @@ class GCItem(Struct, frozen=True):
 
 
 class GCResult(Struct, frozen=True):
-    """What a sweep came to, in files and bytes. `skipped` are paths, with the reason."""
+    """Files and bytes deleted. `skipped` are paths, with the reason."""
 
     victims: tuple[GCItem, ...] = ()
     n_before: int = 0
@@ -146,5 +146,5 @@ class FreedBytes(Struct, frozen=True):
 
 
 def pin_of(agent: str) -> str:
-    """The name under which the KV of a pinned agent is kept."""
+    """Name of the pin that keeps the KV of an agent."""
     return f"agent:{agent}"

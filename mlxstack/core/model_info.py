@@ -1,4 +1,4 @@
-"""What is known of a model once it is loaded."""
+"""Facts about a loaded model, and the identity of its KV."""
 
 import hashlib
 
@@ -41,7 +41,7 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class Weights(Struct, frozen=True):
-    """What weights consist of: `packed` bytes of quantised numbers, and plain floats by size."""
+    """Composition of weights: `packed` bytes of quantized numbers, and plain floats by size."""
 
     packed: int = 0
     n_half: int = 0

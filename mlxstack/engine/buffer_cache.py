@@ -5,9 +5,9 @@ context are never asked for again, so on Metal, where the default limit is nearl
 cache must be emptied by its user.
 
 `mx.clear_cache` waits for every CPU stream of the process while it holds the GIL. A load from a
-Python file object (`engine.unfilled`) needs the GIL on the stream's thread. Whenever both happen
-at once, each waits for the other for ever. So they exclude each other: no such load is under way
-on any stream while the buffers are freed. Code of this package must call `release` here instead of
+Python file object (`slot_restore.unfilled`) needs the GIL on the stream's thread. Both at once
+deadlock, so they exclude each other: no such load is under way on any stream while the buffers
+are freed. Code of this package must call `release` here instead of
 `mx.clear_cache`, and hold `LOADING` while it evaluates a load from a Python object.
 """
 

@@ -1,4 +1,4 @@
-"""The engine: one thread that owns MLX, fed through an inbox, answering with events.
+"""Engine core: one thread that owns MLX, fed through an inbox, answering with events.
 
 Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
 """
@@ -61,10 +61,10 @@ QUIET_S = 2.0
 
 
 class EngineCore:
-    """Thread-safe: every public method may be called from any thread.
+    """Engine of a language model. Every public method is thread-safe.
 
-    `memory_bytes`, by default this machine's or what MLX_STACK_MEMORY says, is what the preset's
-    budget is a share of; what is saved of the agents is noted in `manifests`.
+    The KV budget is a share of `memory_bytes`, by default of this computer or MLX_STACK_MEMORY.
+    Saved contexts of agents are recorded in `manifests`.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class EngineCore:
         return self._loaded
 
     def submit(self, request: Request) -> None:
-        """Events of this ask come through `deliver`, ending with Finished or Failed."""
+        """Admit a request. Its events come through `deliver`, the last one finished or failed."""
         self._post(lambda: self._turns.submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """Leads to Finished(CANCELLED), unless the ask is over already."""
+        """Cancel a request; no-op once it is over."""
         self._post(lambda: self._turns.cancel(request_id))
 
     def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
@@ -122,11 +122,11 @@ class EngineCore:
         return future
 
     def park(self) -> Future[FlushResult]:
-        """Bring all KV to disk that may be there, before the engine ends."""
+        """Write all KV to disk that may be there."""
         return self._do(lambda loop: loop.slot_kv.park_all())
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
-        """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
+        """Collect garbage on disk, sparing files in use. The future raises StackErrors."""
         future: Future[GCResult] = Future()
 
         def begin() -> None:
@@ -142,11 +142,11 @@ class EngineCore:
         return future
 
     def snapshot(self) -> Snapshot:
-        """The state after the last turn, an immutable value."""
+        """The state after the last step, an immutable value."""
         return self._snapshot
 
     def stalled_s(self) -> float:
-        """Seconds without a finished turn while there is work; 0 when idle."""
+        """Watchdog: seconds without a finished step while there is work; 0 when idle."""
         return time.monotonic() - self._turned_at if self._has_work else 0.0
 
     def is_alive(self) -> bool:
@@ -154,7 +154,7 @@ class EngineCore:
         return self._thread.is_alive()
 
     def stop(self, drain_s: float) -> Future[None]:
-        """Let running asks finish for at most `drain_s` seconds, then end the thread."""
+        """Let running requests finish for at most `drain_s` seconds, then end the thread."""
         until = time.monotonic() + drain_s
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
@@ -182,7 +182,7 @@ class EngineCore:
             self._fail_owed()
 
     def _fail_owed(self) -> None:
-        """Nobody waits for an engine that has ended."""
+        """Fail all open futures of an engine that has ended."""
         for future in tuple(self._owed):
             with suppress(InvalidStateError):
                 future.set_exception(Loading("the model is being unloaded; try again soon"))
@@ -204,12 +204,12 @@ class EngineCore:
             self._fail_owed()
 
     def _unload(self) -> None:
-        """Let go of everything that holds arrays."""
+        """Drop all references to arrays."""
         for name in ("_turns", "_archive", "_actions"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
-        # A step may be in flight whose asks were all cancelled; this waits for it.
+        # A step may be in flight whose requests were all cancelled; this waits for it.
         self._device_memory.restore()
         buffer_cache.release()
 
@@ -284,12 +284,12 @@ class EngineCore:
             self._publish()
 
     def _listen(self) -> None:
-        """Take everything from the inbox; wait for something when there is nothing to do."""
+        """Handle all messages; wait for one when there is nothing to do."""
         if not self._turns.has_work and self._inbox.empty():
             self._turns.release_buffers()
             self._has_work = False
             self._obey(self._next_message())
-        # What these put in is for after the next turn: long work comes in pieces.
+        # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
 
@@ -320,7 +320,7 @@ class EngineCore:
         return not (self._turns.has_work or self._turns.is_holding)
 
     def _tell(self, events: Events) -> None:
-        """Whoever hears of an event and then looks sees a picture in which it has happened."""
+        """Publish a snapshot that includes the events before they are delivered."""
         self._publish()
         self._deliver(events)
 

@@ -1,4 +1,4 @@
-"""What MLX computes on; `python -m mlxstack.engine.device` tells it as JSON."""
+"""Device of MLX and its memory; `python -m mlxstack.engine.device` prints it as JSON."""
 
 import gc
 import json
@@ -15,7 +15,7 @@ def active_bytes() -> int:
 
 
 def clear_traceback_frames(error: BaseException | None) -> None:
-    """An error that is kept does not keep the arrays of those who raised it."""
+    """Clear traceback frames, so that a stored exception keeps no MLX arrays alive."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -27,9 +27,9 @@ def has_gpu() -> bool:
 
 
 def told() -> dict[str, object]:
-    """The kind and name of the device, and the bytes that it recommends to hold at most; 0: none.
+    """Kind and name of the device, and its recommended working set in bytes; 0: none.
 
-    What Metal recommends is less than the memory of the computer.
+    Metal recommends less than the memory of the computer.
     """
     facts = mx.device_info()
     return {

@@ -1,4 +1,4 @@
-"""Saves, restores and erases slots, each when its slot is idle."""
+"""Slot actions: saves, restores and erases slots, each when its slot is idle."""
 
 import itertools
 import logging
@@ -106,7 +106,7 @@ class SlotActionRunner:
     def _vacate(
         self, act: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"
     ) -> None:
-        """By name: it may be a hint, or what was said, that told who this agent is."""
+        """Compare names: a hint or the conversation may have identified the agent."""
         if self._turns.agent_in(act.slot) != act.agent:
             self._turns.release(act.slot)
             future.set_result(SlotEraseResult(act.slot, 0))

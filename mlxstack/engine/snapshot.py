@@ -19,7 +19,7 @@ def build_snapshot(
     n_ctx: int,
     turn: int,
 ) -> Snapshot:
-    """`shown` holds for each slot the ask in it, or the last one that was."""
+    """Build the snapshot; `shown` maps each slot to its current or last request."""
     now = time.monotonic()
     views = tuple(
         _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now) for slot in state.slots

@@ -1,4 +1,4 @@
-"""The books of the engine: what was computed, how fast it goes, how long an ask takes."""
+"""Engine statistics: counters, throughput, seconds per request."""
 
 import time
 
@@ -15,7 +15,7 @@ from mlxstack.policy.throughput_model import (
 )
 
 BULK = 128
-"""Shorter bites do not tell what a long prompt would have taken: each has its overhead."""
+"""Shorter chunks say little about a long prompt: each has its overhead."""
 
 
 class EngineStats:
@@ -35,7 +35,7 @@ class EngineStats:
         self.counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
 
     def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
-        """A bite was computed, from position `start` on."""
+        """Record a prefill chunk from position `start` on."""
         self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
         if n_tokens >= BULK:
             self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
@@ -50,7 +50,7 @@ class EngineStats:
             self._since_token = 0.0
 
     def served(self, work: RequestTimings, seconds: float) -> None:
-        """An ask left its seat after so many seconds."""
+        """Record a request that left its slot."""
         self.seconds_per_request = 0.8 * self.seconds_per_request + 0.2 * seconds
         tally = RequestSums(
             n_requests=1,
@@ -66,7 +66,7 @@ class EngineStats:
         self.counters = replace(self.counters, n_tokens_max=most)
 
     def ended(self, last: RequestFinished | RequestFailed) -> RequestPhase:
-        """An ask is over; what it is seen as from now on."""
+        """Record the end of a request; its phase from now on."""
         if isinstance(last, RequestFailed):
             self.count(n_failed=1)
         elif last.reason is FinishReason.CANCELLED:

@@ -1,6 +1,6 @@
-"""Turns: listen, decide, decode one token for every running slot, prefill a bite, deliver.
+"""One engine step: schedule, decode a token per running slot, prefill a chunk, deliver.
 
-No thread and no queue here: `Turns` is driven by `engine.thread`, and by tests directly.
+No thread and no queue here: `EngineLoop` is driven by `engine.core`, and by tests directly.
 """
 
 import logging
@@ -54,7 +54,7 @@ GROWTH_EVERY = 64
 GROWTH = 256
 """Tokens that are admitted ahead per row: the step by which mlx-lm's caches grow."""
 MOST_LOADS = 3
-"""An ask goes to the disk so many times; then it does with what is in memory."""
+"""Disk reads per request; after them it starts from the KV in memory."""
 
 Events = tuple[Event, ...]
 Deliver = Callable[[Events], None]
@@ -103,7 +103,7 @@ class EngineLoop:
         return any(slot.state is SlotState.HELD for slot in self._state.slots)
 
     def submit(self, request: Request) -> None:
-        """The ask joins the queue, or is refused at once when that is full."""
+        """Queue a request, or refuse it when the queue is full."""
         ticket = queued_request_of(request, self.slot_kv.need(request))
         if ticket.n_bytes > self.slot_kv.memory.budget:
             self._refuse(request, self.slot_kv.too_big(request))
@@ -119,7 +119,7 @@ class EngineLoop:
         self._state = desks.enqueue(self._state, ticket)
 
     def cancel(self, request_id: str) -> None:
-        """Stop an ask in whatever state it is; its KV so far stays in the slot."""
+        """Stop a request in any phase; its KV stays in the slot."""
         live = self._live.get(request_id)
         if live is not None:
             self._end(
@@ -145,18 +145,18 @@ class EngineLoop:
         self._state = desks.release_slot(self._state, slot, len(self.slots[slot]), now)
 
     def renew(self, slot: int) -> None:
-        """A held slot is idle again, with a context that no ask has made."""
+        """Make a held slot idle again, with a context from elsewhere."""
         self._last.pop(slot, None)
         now = time.monotonic()
         self._state = desks.reset_slot(self._state, slot, len(self.slots[slot]), now)
 
     def agent_in(self, slot: int) -> str | None:
-        """Who spoke last in this slot, as the snapshot says it."""
+        """Name of the last agent in this slot, as in the snapshot."""
         last = self._last.get(slot)
         return (last.request.agent or last.request.display_name) if last else None
 
     def step(self, deliver: Deliver) -> None:
-        """One round. Events are delivered before a bite begins, and at the end."""
+        """Run one step. Events are delivered before a prefill chunk, and at the end."""
         self._n_steps += 1
         self._schedule()
         self._state, next_bite = next_prefill_chunk(
@@ -166,7 +166,7 @@ class EngineLoop:
             self._admit_growth()
         self._decode(self.batch.step)
         if next_bite is not None:
-            # Nobody's token waits for the bite, and the bite is timed alone.
+            # Flush pending tokens first, so prefill neither delays them nor is timed with them.
             self._decode(self.batch.sync)
             self.flush(deliver)
             self._prefill(next_bite.slot, next_bite.n_tokens)
@@ -176,35 +176,35 @@ class EngineLoop:
         self.slot_kv.maintain(self._n_steps, desks.idle_slots(self._state))
 
     def release_buffers(self) -> None:
-        """Empty MLX's buffer cache, once no step is in flight; what it chose is kept."""
+        """Empty MLX's buffer cache once no step is in flight; its tokens are received."""
         self._decode(self.batch.sync)
         buffer_cache.release()
 
     def flush(self, deliver: Deliver) -> None:
-        """Hand over the events so far."""
+        """Deliver the events so far."""
         if self._events:
             events, self._events = tuple(self._events), []
             deliver(events)
 
     def end_all(self, error: StackError) -> None:
-        """Every ask ends with this error; what it has computed stays in its slot."""
+        """Fail every request with this error; computed KV stays in the slots."""
         for live in list(self._live.values()):
             self._end(live, RequestFailed(live.request.id, error))
 
     def fail_all(self, error: StackError) -> None:
-        """Every ask ends with this error and its slot is emptied; no other slot has changed."""
+        """Fail every request with this error and clear its slot; other slots stay."""
         self.batch.reset()
         for request_id in list(self._live):
             self._fail(request_id, error)
         for slot in self._state.slots:
-            # An ask whose end broke has left its seat behind.
+            # A request whose end raised still occupies its slot.
             if slot.state in ACTIVE:
                 self._clear(slot.id, error)
                 self.release(slot.id)
         buffer_cache.release()
 
     def snapshot(self) -> Snapshot:
-        """What everybody else may know."""
+        """Immutable state for other threads."""
         counters = replace(
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
@@ -240,7 +240,7 @@ class EngineLoop:
         self._prepare_slot(live, slot)
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
-        """Reuse what there is; what lies on disk is read first, while others go on."""
+        """Reuse known KV; KV on disk is read first, while other slots go on."""
         may_read = live.n_loads < MOST_LOADS
         plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
         if self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
@@ -280,7 +280,7 @@ class EngineLoop:
         self._advance(live, len(context))
 
     def _advance(self, live: RequestState, position: int) -> None:
-        """Prefill stands at `position`; with one token left the slot joins the batch."""
+        """Record the prefill position; with one token left the slot joins the batch."""
         assert live.slot is not None
         self._state = desks.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
@@ -289,7 +289,7 @@ class EngineLoop:
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:
-        """Take or finish a step; one that breaks takes its rows with it, not the service."""
+        """Run or collect a step; an exception fails its rows, not the service."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
@@ -335,7 +335,7 @@ class EngineLoop:
         self._matches.forget(live.request.id)
         self._state = desks.dequeue(self._state, live.request.id)
         if live.slot is not None:
-            # The context is somebody else's while this ask waits for the disk.
+            # Until its KV is read from disk, the slot holds the context of another request.
             if self._state.slot(live.slot).state is not SlotState.LOADING:
                 self.batch.leave(live.slot)
                 self._keep(live.slot)
@@ -348,7 +348,7 @@ class EngineLoop:
         self._emit(last)
 
     def _keep(self, slot: int) -> None:
-        """What an ask has left in its slot is kept; if that breaks, the answer is none the less."""
+        """Store the context of a finished request; an error does not fail the request."""
         try:
             self.slot_kv.end_request(slot)
         except Exception as error:
@@ -356,10 +356,10 @@ class EngineLoop:
             self._clear(slot, describe_error(error, "keeping this slot"))
 
     def _guard(self, request_id: str, work: Callable[[], None]) -> None:
-        """A request that raises fails alone, with its slot reset."""
+        """Run `work`; an exception fails this request alone and resets its slot."""
         try:
             work()
-        except Exception as error:  # whatever it was, it concerns this ask only
+        except Exception as error:  # any error concerns this request only
             self._log(request_id, error)
             self._fail(request_id, error)
 

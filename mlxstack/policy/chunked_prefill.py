@@ -1,4 +1,4 @@
-"""How big a bite of which prompt is prefilled next, so that nobody falls silent for long."""
+"""Chunked prefill: size and order of prefill chunks, bounded by inter-token latency."""
 
 import math
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from mlxstack.policy.scheduler_state import Slot
 from mlxstack.policy.throughput_model import ThroughputModel, tokens_within
 
 FINEST = 16
-"""Bites shorter than a block end on multiples of this, in tokens."""
+"""Chunks shorter than a block end on multiples of this, in tokens."""
 
 HEADROOM = 0.9
 """Share of the bound that is aimed at: the next step may have one row more than the last."""
 
 
 class PrefillPolicy(Struct, frozen=True):
-    """The bounds of a bite.
+    """Bounds of a prefill chunk.
 
-    `max_stall_s` is the longest silence of a decoding agent; `patience_s` the longest bite when
-    nobody decodes, so that arrivals and cancellations are heard; `max_chunk_size` and `block` are
-    tokens; `max_passed` is how many bites in a row may pass over the prompt that came first.
-    `score_bytes` is what unfused attention stores per query token and context token, of which
-    `max_score_bytes` may be alive; 0: fused, no bound.
+    `max_stall_s` is the longest pause between tokens of a decoding request; `patience_s` the
+    longest chunk while no request decodes, so that arrivals and cancellations are handled;
+    `max_chunk_size` and `block` are tokens; `max_passed` is the number of chunks in a row that may
+    pass over the oldest prompt. `score_bytes` is what unfused attention stores per query token and
+    context token, of which `max_score_bytes` may be alive; 0: fused, no bound.
     """
 
     max_stall_s: float = 0.25
@@ -36,10 +36,9 @@ class PrefillPolicy(Struct, frozen=True):
 
 
 def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
-    """The more urgent first, then the shortest remaining prompt; the oldest gets its share.
+    """Select the slot with the highest priority, then the shortest remaining prompt.
 
-    So every prompt ends: the one that came first gets one bite of `max_passed + 1`, then another
-    is first.
+    The oldest prompt gets one chunk of `max_passed + 1`, so every prompt ends.
     """
     first = min(slots, key=_arrival)
     if first.n_passed >= pace.max_passed:
@@ -48,9 +47,10 @@ def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    """Tokens to prefill now for this seat, ending on a block boundary whenever that is near.
+    """Tokens of the next prefill chunk, ending on a block boundary where one is near.
 
-    With someone decoding, bite plus decode step stay inside `max_stall_s` at measured speed.
+    While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
+    throughput.
     """
     budget = _budget(slot, n_decoding, speed, pace)
     if slot.n_left <= budget:

@@ -1,4 +1,4 @@
-"""What the KV memory is made of: segments, checkpoints, the paths through them."""
+"""Records of the prefix cache: segments, checkpoints, the paths through them."""
 
 from enum import StrEnum
 
@@ -51,9 +51,9 @@ Record = SegmentMeta | CheckpointMeta
 
 
 class IndexEntry(Struct):
-    """A record and what changes about it. Only the index and the owners change a node.
+    """A record and its mutable state. Only the index and retention change it.
 
-    `refs` counts users: a used node stays. `pins` are names that keep it, `guards` learned
+    `refs` counts users: an entry in use stays. `pins` are names that keep it, `guards` learned
     names that protect it, `agents` those whose newest state includes it.
     """
 
@@ -72,7 +72,7 @@ class IndexEntry(Struct):
 
     @property
     def is_superseded(self) -> bool:
-        """An agent left it for a newer state, and nobody has used or held it since."""
+        """Whether an agent has a newer state, and no request used or claimed this since."""
         return self.was_left and not (self.agents or self.pins or self.soft_pins)
 
     @property

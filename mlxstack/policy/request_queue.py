@@ -1,4 +1,4 @@
-"""Who goes next: priorities that age, first come first served inside, one ask per agent."""
+"""Request queue: priorities with aging, first come first served, one request per agent."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,9 +18,9 @@ def sort_queue(
 
 
 def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[QueuedRequest]:
-    """Waiting tickets in serving order, at most one per explicit agent and none of a busy one.
+    """Queued requests in serving order, at most one per explicit agent and none of a busy one.
 
-    Asks of one agent go strictly in the order of their arrival, whatever their priority.
+    Requests of one agent are served strictly in order of arrival, whatever their priority.
     """
     taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
     first: dict[str, str] = {}
@@ -34,12 +34,12 @@ def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterat
 
 
 def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
-    """Tickets whose deadline has passed, waiting or seated."""
+    """Requests whose deadline has passed, queued or in a slot."""
     tickets = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
     return [t for t in tickets if t.deadline is not None and now >= t.deadline]
 
 
 def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:
-    """Seconds until the queue has likely moved by one: what is ahead, divided by the seats."""
+    """Seconds until the queue has likely moved by one: queue length over slots."""
     ahead = len(state.waiting) + 1
     return max(1.0, ahead * seconds_per_ask / max(1, len(state.slots)))

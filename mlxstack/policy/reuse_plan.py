@@ -92,7 +92,7 @@ def live(source: KVSource, slot: int, n_common: int, states: Sequence[RestorePoi
 
 
 def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
-    """What memory alone offers, and memory with the disk where that is more or other."""
+    """Reuse sources: memory alone, and memory with the disk where that offers more."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
     free_from = 0 if is_sliceable else None
     states = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints)

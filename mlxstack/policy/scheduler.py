@@ -1,4 +1,7 @@
-"""The scheduler: a pure function from what is on the desk to what is done in this turn."""
+"""Scheduler: a pure function from the scheduler state to the actions of one step.
+
+Admission is bounded by slots, batch size and KV bytes; a request may wait for a shared prefix.
+"""
 
 from msgspec import Struct
 
@@ -28,9 +31,9 @@ from mlxstack.policy.throughput_model import ThroughputModel
 
 
 class SchedulerLimits(Struct, frozen=True):
-    """`max_active` seats prefill or decode at once; `max_waiting` tickets queue at most.
+    """Limits: `max_active` slots prefill or decode at once; `max_waiting` requests queue.
 
-    `max_bytes` of live KV fit beside each other; None is no bound.
+    Live KV of at most `max_bytes` is admitted; None is no bound.
     """
 
     max_active: int = 8
@@ -41,20 +44,20 @@ class SchedulerLimits(Struct, frozen=True):
 
 
 class AssignSlot(Struct, frozen=True):
-    """Seat this ticket in `slot`."""
+    """Assign this request to `slot`."""
 
     queued: QueuedRequest
     slot: int
 
 
 class Expire(Struct, frozen=True):
-    """The ticket's deadline has passed. If it has a seat, that is the caller's to release."""
+    """The request's deadline has passed. The caller releases its slot, if it has one."""
 
     queued: QueuedRequest
 
 
 class RunSlotAction(Struct, frozen=True):
-    """Do this errand now; its slot is held."""
+    """Run this slot action now; its slot is reserved."""
 
     action: SlotAction
 
@@ -72,7 +75,7 @@ Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
 def is_full(
     state: SchedulerState, ticket: QueuedRequest, now: float, limits: SchedulerLimits
 ) -> bool:
-    """Whether this ask has to be refused: with it, too many would wait after the next `decide`."""
+    """Whether admission must refuse this request because too many would wait."""
     after, _ = schedule(enqueue(state, ticket), now, limits, lambda request, slot: 0)
     return len(after.waiting) > limits.max_waiting
 
@@ -84,12 +87,11 @@ def schedule(
     match: OverlapFn,
     promise: SharedPrefillFn = no_shared_prefill,
 ) -> tuple[SchedulerState, list[Action]]:
-    """Who leaves the queue, which errands run, who is seated. Prefill is `choose_bite`'s.
+    """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
-    Work conserving: while a row of the batch is free and a seat without an older errand is idle,
-    no ticket waits but for its pin, its agent, a prompt that a slot is computing for it, or
-    memory.
-    Deciding again at once changes nothing.
+    Work conserving: while the batch has a free row and an idle slot without an older action, a
+    request waits only for its pinned slot, its agent, a shared prefix being computed, or memory.
+    Scheduling again at once changes nothing.
     """
     actions: list[Action] = []
     for late in request_queue.expired(state, now):
@@ -104,7 +106,7 @@ def schedule(
         if should_wait_for_prefix(state, ticket, promise):
             continue
         if not _fits(state, ticket, limits):
-            # Nobody smaller slips past, or a large prompt would wait for ever.
+            # Smaller requests do not overtake, or a large prompt would starve.
             break
         slot = select_slot(state, ticket, match, _barred(state, ticket))
         if slot is not None:
@@ -116,7 +118,7 @@ def schedule(
 def next_prefill_chunk(
     state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
 ) -> tuple[SchedulerState, PrefillChunk | None]:
-    """The bite of this turn, or None when nobody has a prompt to compute."""
+    """The prefill chunk of this step, or None when no slot has a prompt to compute."""
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
     if not slots:
         return state, None
@@ -139,12 +141,12 @@ def _fits(state: SchedulerState, ticket: QueuedRequest, limits: SchedulerLimits)
 
 
 def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
-    """Pinned asks that came earlier go before an errand; errands are in order of arrival."""
+    """Whether no older pinned request wants the slot; actions run in order of arrival."""
     return all(t.pin != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
 
 
 def _barred(state: SchedulerState, ticket: QueuedRequest) -> frozenset[int]:
-    """Slots with an errand that came before this ticket."""
+    """Slots with an action that is older than this request."""
     return frozenset(e.slot for e in state.actions if e.arrived < ticket.arrived)
 
 

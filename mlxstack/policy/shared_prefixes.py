@@ -1,4 +1,4 @@
-"""Learns what several conversations begin with, and remembers it across restarts."""
+"""Shared prefixes: detects heads that several conversations share, across restarts."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +24,10 @@ class SharedPrefix(Struct, frozen=True):
 
 
 class SharedPrefixDetector:
-    """Who began with what. Changed by one thread only.
+    """Counts conversations per prefix. Not thread-safe.
 
-    `need` different conversations make a head hot; shorter ones than `min_blocks` never are.
-    `known` are heads learned before a restart.
+    `need` different conversations make a prefix shared; shorter ones than `min_blocks` never are.
+    `known` are prefixes learned before a restart.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SharedPrefixes:
                 self._save(msgspec.json.encode(self.learned))
 
     def recall(self, note: bytes | None) -> None:
-        """Take back what an earlier run learned; a note that cannot be read says nothing."""
+        """Restore what an earlier run learned; an unreadable note is ignored."""
         try:
             known = msgspec.json.decode(note or b"[]", type=tuple[SharedPrefixTokens, ...])
             keys = [bytes.fromhex(one.key) for one in known]

@@ -1,19 +1,19 @@
-"""Which slot an ask gets: its pin, its own old seat, an empty one, the longest idle one."""
+"""Slot selection: by pin, conversation, longest common prefix, least recent use."""
 
 from collections.abc import Callable
 
 from mlxstack.policy.scheduler_state import QueuedRequest, SchedulerState, Slot, SlotState
 
 OverlapFn = Callable[[str, int], int]
-"""(ask, slot) -> how many first tokens of the ask's prompt the slot's context shares."""
+"""(request, slot) -> common prefix of the prompt and the slot's context, in tokens."""
 
 SharedPrefillFn = Callable[[str, str], int]
-"""(ask, other ask) -> up to where the prefill of the other does the ask's work too, or 0."""
+"""(request, other) -> prompt tokens that the prefill of the other request computes, or 0."""
 
 COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
 
 KEEP = 0.5
-"""With no empty seat left, an ask takes a context of which it keeps at least this share."""
+"""With no empty slot left, a request takes a context of which it keeps at least this share."""
 
 SLACK = 32
 """Tokens of the last prompt that a known follow-up may lose: templates rewrite the very end."""
@@ -22,12 +22,12 @@ SLACK = 32
 def select_slot(
     state: SchedulerState, ticket: QueuedRequest, match: OverlapFn, barred: frozenset[int]
 ) -> int | None:
-    """The slot for this ticket now, or None: wait. `barred` slots are not to be given away.
+    """Select the slot for this request now, or None: wait. `barred` slots are excluded.
 
-    A follow-up is of the same conversation and repeats the last prompt of its seat. A title
+    A follow-up is of the same conversation and repeats the last prompt of its slot. A title
     request, another conversation or an edited one only shares a prefix with it, and takes an
-    empty seat rather than destroy the rest; the engine forks the prefix from there. Slots that
-    others wait for by pin are taken last.
+    empty slot instead of overwriting it; the engine forks the prefix from there. Slots that
+    other requests are pinned to are taken last.
     """
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
     if ticket.pin is not None:
@@ -45,14 +45,14 @@ def select_slot(
 
 
 def no_shared_prefill(_ask: str, _other: str) -> int:
-    """Nobody computes what another one waits for."""
+    """No request waits for the prefill of another."""
     return 0
 
 
 def should_wait_for_prefix(
     state: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn
 ) -> bool:
-    """Whether a slot is just computing what this ticket would compute next: wait, then fork."""
+    """Whether a slot is computing a prefix of this prompt: wait, then fork."""
     return any(
         slot.position < promise(ticket.request, slot.queued.request)
         for slot in state.slots
@@ -61,7 +61,7 @@ def should_wait_for_prefix(
 
 
 def _continues(slot: Slot, ticket: QueuedRequest, n_shared: int) -> bool:
-    """Whether the prompt goes on with the conversation of this seat, as far as can be known.
+    """Whether the prompt continues the conversation of this slot, as far as known.
 
     Short user messages make the prompts of two conversations alike but for their last tokens:
     only names tell them apart. Without names, a follow-up repeats the last prompt to its end.

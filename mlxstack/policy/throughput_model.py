@@ -5,14 +5,14 @@ import math
 from msgspec import Struct
 
 FEWEST = 16
-"""Shorter bites, in tokens, say more about overhead than about speed."""
+"""Shorter chunks, in tokens, measure overhead rather than throughput."""
 
 MEMORY = 0.95
-"""How much the older bites still count for the slowdown when another one is measured."""
+"""Decay of older chunks in the regression of the slowdown."""
 
 
 class RegressionSums(Struct, frozen=True):
-    """Fading sums over bites: tokens, and per token position, cost in seconds, and products."""
+    """Decaying sums over chunks: tokens, and per token position, cost in seconds, and products."""
 
     n: float = 0.0
     x: float = 0.0
@@ -37,7 +37,7 @@ class ThroughputModel(Struct, frozen=True):
 def observe_prefill(
     speed: ThroughputModel, start: int, n_tokens: int, seconds: float
 ) -> ThroughputModel:
-    """The speed after a bite from `start` on; the level follows at once, the slowdown slowly."""
+    """Update by a chunk from `start` on; the level follows at once, the slowdown slowly."""
     if n_tokens < FEWEST or seconds <= 0:
         return speed
     middle = start + n_tokens / 2
@@ -50,7 +50,7 @@ def observe_prefill(
 
 
 def observe_decode(speed: ThroughputModel, seconds: float) -> ThroughputModel:
-    """The speed after a decode step; slower steps count at once, faster ones by and by."""
+    """Update by a decode step; slower steps count at once, faster ones gradually."""
     decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
     return ThroughputModel(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
 
@@ -80,7 +80,7 @@ def _add(trend: RegressionSums, n: int, x: float, y: float) -> RegressionSums:
 
 
 def _slowdown(trend: RegressionSums) -> float:
-    """Slope over intercept of the line of least squares; 0 while all bites lie together."""
+    """Slope over intercept of the least-squares line; 0 while all chunks lie together."""
     x, y = trend.x / trend.n, trend.y / trend.n
     spread = trend.xx / trend.n - x * x
     if spread < FEWEST * FEWEST:

@@ -88,7 +88,7 @@ def sync_directory(directory: Path, flush: Flush) -> None:
     """Flush the names in `directory`, where the file system can. Raises OSError."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # someone else's folder, such as /home: theirs to keep
+    except PermissionError:  # a folder of another user, such as /home
         return
     try:
         flush(fd)
@@ -121,9 +121,9 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
-    """Whether `path` is a regular file that begins so. Raises Unreadable when that is unknown.
+    """Whether `path` is a regular file that begins with `magic`. Raises Unreadable.
 
-    It does not begin so when it is a link, or somebody else's.
+    False for links, and for files of other users.
     """
     if not path.is_file() or path.is_symlink() or not os.access(path, os.R_OK):
         return False
@@ -133,9 +133,9 @@ def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
 
 
 def children(directory: Path) -> list[Path]:
-    """What lies in it, sorted; nothing if it is no folder. Raises Unreadable if that is unknown.
+    """Sorted entries of a folder; none if it is not a folder. Raises Unreadable.
 
-    `Path.glob` leaves out what it could not look at.
+    `Path.glob` leaves out entries that it cannot read.
     """
     try:
         return sorted(directory.iterdir())
@@ -156,15 +156,15 @@ def touch(path: Path) -> bool:
 
 
 def clear_leftovers(paths: Iterable[Path]) -> int:
-    """Remove those temporary files whose writer died; how many they were.
+    """Remove temporary files of dead writers; how many.
 
-    Folders of this kind were being removed; that is gone on with.
+    Temporary folders are half-finished removals, which are completed.
     """
     return sum(_clear(path) for path in tuple(paths))
 
 
 def _open_temporary(directory: Path) -> tuple[int, Path]:
-    """A new file whose lock tells other processes that its writer lives."""
+    """Open a new file, locked to tell other processes that its writer lives."""
     while True:
         fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The system calls that a disk may refuse, with the refusal in words for people."""
+"""Disk system calls, and their errors as messages for users."""
 
 import errno
 import fcntl

@@ -35,7 +35,7 @@ class SlotFile(Struct, frozen=True):
 
 
 class SlotFileFolder:
-    """A `core.ports.Shelf`. Raises SetupError when `directory` cannot be created.
+    """A `core.ports.SlotFileStore`. Raises SetupError when `directory` cannot be created.
 
     The folder may be the user's own: files that are not slot files are never listed, removed
     or replaced.

@@ -1,4 +1,4 @@
-"""How records of the index and arrays of the engine become blobs of the store, and back."""
+"""Codec between index records with arrays and KV files."""
 
 import json
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _text(about: RecordMeta) -> str:
 
 
 def meta_of(meta: str) -> RecordMeta:
-    """What the meta of a KV file says. Raises Damaged."""
+    """Decode the meta field of a KV file. Raises Damaged."""
     try:
         return msgspec.json.decode(meta, type=RecordMeta)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Packs a long context piece by piece: nobody who decodes waits for all of it."""
+"""Incremental packing of long contexts, so that decoding never waits for all of it."""
 
 import time
 from collections.abc import Callable
@@ -15,10 +15,10 @@ End = Callable[[Exception | None], None]
 
 
 class IncrementalPack:
-    """What `Shelving.shelve` would pack at once, so many pieces of it as the context has.
+    """Packs a context for `ContextParker.index_context`, one piece per step.
 
-    Memory that is full may lose a piece as soon as it is packed; then the rest is left to
-    `shelve`, instead of being packed for ever.
+    Full memory may evict a piece as soon as it is packed; then `index_context` packs the rest, so
+    that packing always ends.
     """
 
     def __init__(self, context: SlotContext, parker: ContextParker) -> None:
@@ -41,15 +41,17 @@ class IncrementalPack:
 
 
 class BackgroundSteps:
-    """`post` runs a function on the MLX thread between two turns; `is_decoding` tells whether
-    somebody would wait for it."""
+    """Runs long work in steps; `post` runs a function on the MLX thread between two steps.
+
+    While `is_decoding`, pauses between the steps bound the delay of tokens.
+    """
 
     def __init__(self, post: CallSoon, is_decoding: Callable[[], bool]) -> None:
         self._post = post
         self._is_decoding = is_decoding
 
     def run(self, step: Callable[[], bool], end: End) -> None:
-        """Take steps until one says False, then call `end`; at once with what a step raises."""
+        """Take steps until one returns False, then call `end` with None or the error."""
         began = time.perf_counter()
         try:
             is_more = step()
@@ -63,7 +65,7 @@ class BackgroundSteps:
         self._rest(now + REST * (now - began), lambda: self.run(step, end))
 
     def _rest(self, due: float, go_on: Callable[[], None]) -> None:
-        """Go on in the first turn after `due`, or in the next one when nobody decodes."""
+        """Continue in the first step after `due`, or in the next one while no slot decodes."""
 
         def wake() -> None:
             if self._is_decoding() and time.perf_counter() < due:

@@ -1,7 +1,4 @@
-"""Puts contexts on the shelf and takes them down: parks, stores, resumes.
-
-Belongs to the MLX thread, like the memory it fills.
-"""
+"""Parks contexts in the prefix cache and restores them. Runs on the MLX thread."""
 
 from collections.abc import Sequence
 
@@ -49,9 +46,9 @@ class ContextParker:
         return shelved
 
     def _protect(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
-        """A head that several conversations began with is kept longer, though nobody named it.
+        """Retain shared prefixes that this context begins with.
 
-        Each time anew: what it was may have been evicted meanwhile.
+        Repeated for each context: the prefix may have been evicted since.
         """
         retention, heads = self._memory.retention, self.shared_prefixes.named
         known = {name.name: name for name in retention.names}
@@ -71,9 +68,9 @@ class ContextParker:
                 retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
     def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
-        """What of the context lies on disk only comes to memory too, without reading it.
+        """Copy to memory the records of this context that lie on disk only, without a read.
 
-        Of a segment that the context left before its end, only the file has the rest.
+        Where the context left a segment before its end, only the file has the rest.
         """
         for step in prefix_index.reach(self._memory.index, _last(shelved.segments), len(context)):
             record = self._memory.index.nodes[step.key].record
@@ -104,7 +101,7 @@ class ContextParker:
         return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
 
     def index_next(self, context: SlotContext, now: float) -> bool:
-        """One piece of what `shelve` would put into the index; False when at most one is left."""
+        """Index one piece for `index_context`; False when at most one is left."""
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))

@@ -22,9 +22,10 @@ SLACK = 0.05
 
 
 class PrefixCache:
-    """`budget` is bytes for live contexts, parked ones and pending writes together.
+    """Prefix cache: the arrays of all records in memory, and their index.
 
-    Contexts below the `turning_point` are not quantised yet (`Context.turning_point`).
+    `budget` is bytes for live contexts, parked ones and pending writes together. Contexts shorter
+    than `quantized_start` are not quantized yet.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class PrefixCache:
         self._transient.difference_update(keys)
 
     def on_disk(self, record: kv_records.Record, now: float) -> None:
-        """A record exists on disk. One that was shelved only to be written leaves memory."""
+        """Mark a record as on disk. One that is only written through leaves memory."""
         self.insert(record, StorageTier.DISK, now)
         if record.key in self._transient:
             self._transient.discard(record.key)
@@ -103,7 +104,7 @@ class PrefixCache:
         return StorageTier.DISK in self.index.nodes[key].tiers
 
     def release(self, keys: Sequence[str]) -> int:
-        """These records, root first, leave memory unless somebody claims them; bytes freed."""
+        """Drop these records, root first, from memory unless an agent claims them; bytes freed."""
         before = self.index.memory_bytes
         for key in reversed(keys):
             if not self.index.nodes[key].agents:
@@ -142,9 +143,9 @@ class PrefixCache:
     def match(
         self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
     ) -> PrefixMatch:
-        """What the index knows of these tokens, to the token where something ends inside a block.
+        """Longest known prefix of these tokens, to the token where a segment ends in a block.
 
-        Whatever reaches past the last known block ends before the next one would be full.
+        A segment beyond the last known block ends before the next block would be full.
         """
         found = prefix_index.match(self.index, chain.keys, trail=trail)
         size, last = (
@@ -177,9 +178,9 @@ class PrefixCache:
         assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
 
     def chains(self, tokens: Sequence[int], tenant: str) -> tuple[BlockHashes, ...]:
-        """The block chains under which KV of these tokens is kept, for this tenant.
+        """Block hashes of these tokens for this tenant.
 
-        Where KV is quantised at a turning point, the second one is that of contexts before it.
+        Where KV is quantized from a position on, the second one is that of shorter contexts.
         """
         whole = block_hash.extend(self._root(tenant, self.quantized_start), tokens)
         if not self.quantized_start:
@@ -195,9 +196,9 @@ class PrefixCache:
         return context.chain
 
     def _root(self, tenant: str, n_tokens: int) -> BlockHashes:
-        """The chain of no tokens, for contexts of so many.
+        """Block hashes of no tokens, for contexts of `n_tokens`.
 
-        Those too short to be quantised yet are named apart: their KV is of another kind.
+        Contexts too short to be quantized have another root: their KV is of another kind.
         """
         identity = self._identity
         if n_tokens < self.quantized_start:

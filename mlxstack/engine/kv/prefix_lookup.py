@@ -1,4 +1,4 @@
-"""Finds what of a prompt need not be computed, and why it is not more."""
+"""Prefix lookup: how much of a prompt is cached, and why not more."""
 
 from array import array
 from collections import OrderedDict
@@ -31,7 +31,7 @@ KEY_BYTES = 80
 """A block key in a chain: 32 bytes, and what Python adds."""
 
 FIRST_WORDS = 48
-"""Tokens after the head by which a conversation without a name is told from another."""
+"""Tokens after the head that identify a conversation without a name."""
 
 SHOWN = 24
 """Tokens of the earlier prompt that explain a miss."""
@@ -52,9 +52,10 @@ class LastPrompt(Struct, frozen=True):
 
 
 class PrefixLookup:
-    """Belongs to the MLX thread. `learning` learns what several conversations begin with.
+    """Looks up reusable KV of prompts. Runs on the MLX thread.
 
-    `is_foreign` tells whether an agent has KV, but of other models only.
+    `shared_prefixes` observes every prompt. `is_foreign` tells whether an agent has KV, but of
+    other models only.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class PrefixLookup:
         return plan, _told(reuse_plan.explain_miss(plan, options, clues), before)
 
     def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
-        """What a prompt that begins with these tokens would go on from, beside the slots."""
+        """Longest cached prefix of these tokens beside the slots."""
         chains = self._memory.chains(tokens, salt)
         return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
     def remember(self, request: Request) -> None:
-        """The prompt that has just been seated: heads are learned, the agent's next is compared."""
+        """Record the prompt of an assigned slot, for shared prefixes and the agent's next miss."""
         chains = self._chains(request)
         self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
         name = request.agent or request.display_name
@@ -134,7 +135,7 @@ class PrefixLookup:
         return (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """Whose last prompt begins with what these records hold, the latest first. O(agents)."""
+        """Agents whose last prompt begins with these records, the latest first. O(agents)."""
         nodes = (self._memory.index.nodes.get(key) for key in keys)
         known = [node.record for node in nodes if node is not None]
         held = [one for one in known if isinstance(one, kv_records.SegmentMeta) and one.blocks]
@@ -157,7 +158,7 @@ class PrefixLookup:
         return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
     def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
-        """Hashed once for all that is asked about this ask."""
+        """Block hashes of a request, computed once."""
         if self._hashed is None or self._hashed[0] is not request:
             self._hashed = request, self._memory.chains(request.tokens, request.salt)
         return self._hashed[1]
@@ -165,7 +166,7 @@ class PrefixLookup:
     def _stored(
         self, tokens: Sequence[int], chains: Iterable[BlockHashes], template: SlotContext
     ) -> Iterable[ReuseSource]:
-        """What memory and disk offer; quantised KV is good from the turning point on only."""
+        """Reuse sources in memory and on disk; quantized KV only beyond `quantized_start`."""
         free_from = self._memory.quantized_start
         for chain in chains:
             found = self._memory.match(chain, tokens, None)
@@ -198,7 +199,7 @@ class PrefixLookup:
         return max(live, key=lambda tokens: common_prefix(tokens, request.tokens), default=())
 
     def _last(self, request: Request) -> LastPrompt | None:
-        """The last prompt of who asks; where it differs is told to nobody under another salt."""
+        """Last prompt of the requesting agent; never disclosed under another salt."""
         last = self._prompts.get(request.agent or request.display_name or "")
         return last if last is not None and last.salt == request.salt else None
 
@@ -211,7 +212,7 @@ def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
-    """Who speaks: the agent, the client's hint, else how the prompt goes on after its head."""
+    """Conversation of a request: agent, session hint, else its tokens after the head."""
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
     told = block_hash.hash_at(chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS))
     return request.agent or request.session_hint or told.hex()
@@ -235,7 +236,7 @@ def _live(
 
 
 class PrefixOverlapCache:
-    """Remembers comparisons; a context that changed has another version."""
+    """Caches prefix comparisons; a changed context has another version."""
 
     def __init__(
         self, slots: Sequence[SlotContext], live: Mapping[str, RequestState], block: int
@@ -247,7 +248,7 @@ class PrefixOverlapCache:
         self._known: dict[tuple[str, int, int], int] = {}
 
     def shared(self, request_id: str, slot: int) -> int:
-        """First tokens of the prompt that stand in the slot; 0 under another salt."""
+        """First tokens of the prompt in the slot; 0 under another salt."""
         request, context = self._live[request_id].request, self._slots[slot]
         if request.salt != context.salt:
             return 0
@@ -257,9 +258,9 @@ class PrefixOverlapCache:
         return self._known[key]
 
     def promised(self, request_id: str, other_id: str) -> int:
-        """Up to where computing the other one computes this ask too, if that is worth a wait.
+        """Prompt tokens that the prefill of the other request computes too, if worth a wait.
 
-        A context that can be cut is forked in whole blocks, any other one at its next cuts.
+        A context that can be cut is forked in whole blocks, any other one at its checkpoints.
         """
         request, other = self._live[request_id].request, self._live[other_id].request
         if request.salt != other.salt or not (request.use_cache and other.use_cache):
@@ -279,6 +280,6 @@ class PrefixOverlapCache:
         return self._promises[key]
 
     def forget(self, request_id: str) -> None:
-        """The ask waits no longer."""
+        """Drop the comparisons of a request that waits no longer."""
         self._known = {key: n for key, n in self._known.items() if key[0] != request_id}
         self._promises = {key: n for key, n in self._promises.items() if request_id != key[0]}

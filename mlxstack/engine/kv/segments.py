@@ -67,7 +67,7 @@ def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
 def whole(
     template: SlotContext, segments: Sequence[PackedSegment], n_tokens: int
 ) -> list[list[mx.array]]:
-    """What `Context.adopt` takes: for each sliceable layer, its parts of the first `n_tokens`.
+    """Arrays for `SlotContext.load`: per sliceable layer, those of the first `n_tokens`.
 
     Segments are ascending and may overlap: the next one's start ends the one before.
     """
@@ -89,7 +89,7 @@ def arrays_of(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
 
 
 def layout_of(part: PackedSegment | StateCheckpoint) -> list[Any]:
-    """What is needed beside the arrays to put the part together again; plain JSON values."""
+    """Layout of the arrays of a segment, as plain JSON values."""
     if isinstance(part, PackedSegment):
         return list(part.order)
     return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.states]

@@ -27,10 +27,10 @@ ROOM_EVERY = 16
 
 
 class SlotKVManager:
-    """KV of all slots: reuse, parking, budget. Belongs to the MLX thread.
+    """KV of all slots: reuse, parking, memory admission. Runs on the MLX thread.
 
     A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
-    of arrays; 0 where it tells no limit.
+    of arrays; 0 without a limit.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SlotKVManager:
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
-        """What several conversations began with."""
+        """Prefixes that several conversations share."""
         return self._parker.shared_prefixes.learned
 
     def need(self, request: Request) -> int:
@@ -76,7 +76,7 @@ class SlotKVManager:
         return self.bytes_per_token * room_for(request)
 
     def too_big(self, request: Request) -> OutOfMemory:
-        """Why this ask cannot be served at all, with the numbers."""
+        """The refusal of a request that never fits the KV budget, with the numbers."""
         return OutOfMemory(
             f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
             "whole "
@@ -87,11 +87,11 @@ class SlotKVManager:
     def plan(
         self, request: Request, slot: int, *, may_read: bool
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Where the prompt can go on from in this slot, and why not from further on."""
+        """Plan the reuse for this prompt in this slot, and explain the miss."""
         return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
     def load(self, plan: ReusePlan, then: Callable[[], None]) -> bool:
-        """Whether parts of the plan have to be read from disk first; `then` is called after."""
+        """Whether parts of the plan must be read from disk first; `then` is called after."""
         missing = self.memory.missing(plan)
         if missing:
             nodes = self.memory.index.nodes
@@ -143,14 +143,14 @@ class SlotKVManager:
             self._write(context, shelved)
 
     def end_request(self, slot: int) -> None:
-        """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
+        """Detach the context of a finished request; an agent's goes to disk if so configured."""
         self.slots[slot].detach()
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
 
     def maintain(self, turn: int, idle: Sequence[int]) -> None:
-        """Now and then: keep to the budget."""
+        """Enforce the KV budget every few steps."""
         self._idle = idle
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
@@ -197,7 +197,7 @@ class SlotKVManager:
         self._refuse_beyond_device(more)
 
     def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
-        """Room for so many bytes, which is not made of what the plan goes on from."""
+        """Make room for `n_bytes` without evicting the plan."""
         self.memory.index.lock(plan.keys)
         self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
         self.memory.index.unlock(plan.keys)
@@ -222,14 +222,14 @@ class SlotKVManager:
             )
 
     def flush_and_clear(self, context: SlotContext) -> None:
-        """Empty a slot whose context is to live on disk only."""
+        """Store a context on disk and empty its slot."""
         try:
             self.store(context)
         finally:
             context.clear()
 
     def park_all(self) -> FlushResult:
-        """Everything that may be on disk is on disk when this returns; slots stay as they are."""
+        """Write all contexts that may be on disk; slots stay as they are."""
         before = self.archive.n_written
         held = [context for context in self.slots if len(context)]
         for context in held:
@@ -246,7 +246,7 @@ class SlotKVManager:
             self._write(context, self._parker.index_context(context, time.monotonic()))
 
     def _store_in_pieces(self, context: SlotContext) -> None:
-        """As `store`, unless the context changes meanwhile: then whoever changes it stores it."""
+        """As `store`, unless the context changes meanwhile; its next user stores it then."""
         if not self._is_stored(context):
             return
         packing = self.archive.incremental_pack(context)

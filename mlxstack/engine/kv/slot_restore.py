@@ -208,7 +208,10 @@ class RestoreSource(Struct, frozen=True):
 
 
 class SlotRestore:
-    """`post` runs a function on the MLX thread, soon; `took_over` is told what became what."""
+    """Restores slot files; `post` runs a function on the MLX thread.
+
+    `on_loaded` is called with every restored context.
+    """
 
     def __init__(
         self,
@@ -263,7 +266,7 @@ class SlotRestore:
                 context.take_over(buffers.load(found.manifest.tokens, marks))
             else:
                 context.clear()
-            # Whoever restores it: only the tenant who saved it goes on with it.
+            # The salt is that of the tenant that saved it, not of the request that restores it.
             context.assign(found.manifest.salt, None, n_tokens)
             self._on_loaded(context, found.manifest)
             n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
@@ -321,7 +324,7 @@ def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, 
 
 @contextmanager
 def _as_one(name: str) -> Iterator[None]:
-    """A slot file whose KV is gone is damaged."""
+    """Report missing KV of a slot file as a damaged slot file."""
     try:
         yield
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""Brings records of the KV memory to disk, in order, as fast as the writer takes them."""
+"""Write queue: brings cache records to disk, in order, at the pace of the writer."""
 
 import logging
 import time
@@ -20,7 +20,10 @@ from mlxstack.store.background_writer import BackgroundWriter
 
 
 class DiskCollector:
-    """Belongs to the MLX thread; the disk is touched by the writer. `post` runs there, soon."""
+    """Makes room on disk and drops deleted records from the index. Runs on the MLX thread.
+
+    Files are touched on the writer thread; `post` runs a function on the MLX thread.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,12 @@ class DiskCollector:
         return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
 
     def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
-        """Delete what the bounds do not allow. Raises Busy; the future what the vault raises."""
+        """Collect garbage. Raises Busy; the future raises as `KVStore.sweep`."""
         in_use = self._in_use(())
         return self._forgetting(self._writer.submit(lambda: self._store.sweep(wanted, in_use)))
 
     def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
-        """What is read or written now, or pinned, and what that or `keys` continue: none may go."""
+        """Records being read or written, or pinned, and all their ancestors."""
         nodes = self._memory.index.nodes
         busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
         found: set[str] = set()
@@ -79,16 +82,16 @@ T = TypeVar("T")
 
 
 class PendingWrite(Struct, frozen=True):
-    """What the writer has not taken yet. `start` hands it over, or raises Busy."""
+    """A job that the writer has not accepted. `start` submits it, or raises Busy."""
 
     start: Callable[[], Future[Any]]
     future: Future[Any]
 
 
 class WriteQueue:
-    """Belongs to the MLX thread, on which `post` runs a function soon.
+    """Queue before the background writer. Runs on the MLX thread; `post` schedules on it.
 
-    The writer's bound is what it holds on to; the rest waits in memory, where it may be evicted.
+    The writer holds a bounded number of bytes; other records wait in memory, evictable.
     """
 
     def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
@@ -152,7 +155,7 @@ class WriteQueue:
         return due.future
 
     def _submit_pending(self) -> None:
-        """Hand over what the writer takes. It says itself when it can take more."""
+        """Submit jobs until the writer is full; `_on_capacity` continues."""
         while self._due:
             due = self._due[0]
             try:
@@ -164,7 +167,7 @@ class WriteQueue:
             self._due.popleft()
 
     def _on_capacity(self) -> None:
-        """On the writer's thread: it can take more."""
+        """Writer thread: submit more."""
         if self._due:
             self._post(self._submit_pending)
 
@@ -209,7 +212,7 @@ class WriteQueue:
 
 
 def copy_outcome(one: "Future[Any]", other: "Future[Any]") -> None:
-    """`other` ends as `one` does."""
+    """Copy the outcome of one future to another."""
 
     def settle(done: "Future[Any]") -> None:
         error = done.exception()

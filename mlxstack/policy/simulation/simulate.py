@@ -48,10 +48,10 @@ class SimulatedMachine(Struct, frozen=True):
 def simulate(
     agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
 ) -> SimulationReport:
-    """Let all agents ask until everyone was answered, and tell how long they waited.
+    """Run all requests of all agents, and report their waiting times.
 
-    Takes the turns of the engine: seat, choose a bite, decode, prefill. Refused asks come back
-    when they were told to.
+    Takes the steps of the engine: assign slots, choose a chunk, decode, prefill. Refused requests
+    are retried after the time that the refusal names.
     """
     play = _Simulation(agents, machine, limits)
     while play.has_work:
@@ -60,7 +60,7 @@ def simulate(
 
 
 class _SimulatedRequest:
-    """An ask under way. Times are simulated seconds."""
+    """A request under way. Times are simulated seconds."""
 
     def __init__(self, agent: SimulatedAgent, index: int, now: float) -> None:
         self.agent = agent
@@ -178,7 +178,7 @@ class _Simulation:
             self._rows[slot] = live
 
     def _n_uneventful(self) -> int:
-        """Steps until a row ends or somebody arrives."""
+        """Steps until a row ends or a request arrives."""
         n_left = min(row.n_left for row in self._rows.values())
         if not self._coming:
             return n_left
