@@ -44,7 +44,7 @@ class SlotActionRunner:
         self._archive = archive
         self._pieces = pieces
         self._publish = publish
-        self._ids = (f"errand-{n}" for n in itertools.count())
+        self._ids = (f"action-{n}" for n in itertools.count())
 
     def run(self, act: SlotCommand, future: "Future[SlotCommandResult]") -> None:
         """Do it as soon as the slot is idle; the future gets the result or the StackError."""
@@ -63,8 +63,8 @@ class SlotActionRunner:
                 self._fail(act, future, error)
 
         # A save must not replace a good file by what is left of a broken context.
-        told = lost if isinstance(act, SaveSlot) else None
-        self._turns.when_idle(next(self._ids), act.slot, begin, told)
+        on_lost = lost if isinstance(act, SaveSlot) else None
+        self._turns.when_idle(next(self._ids), act.slot, begin, on_lost)
 
     def _begin(
         self, act: SlotCommand, context: SlotContext, future: "Future[SlotCommandResult]"
@@ -140,5 +140,5 @@ class SlotActionRunner:
     ) -> None:
         self._turns.release(act.slot)
         if not isinstance(error, StackError):
-            log.exception("an errand broke", exc_info=error)
+            log.exception("a slot action failed", exc_info=error)
         future.set_exception(describe_error(error, "this slot action"))

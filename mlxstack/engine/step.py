@@ -34,8 +34,7 @@ from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.request_state import RequestState, queued_request_of
 from mlxstack.engine.snapshot import build_snapshot
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy import request_queue
-from mlxstack.policy import scheduler_state as desks
+from mlxstack.policy import request_queue, scheduler_state
 from mlxstack.policy.scheduler import (
     AssignSlot,
     Expire,
@@ -78,7 +77,7 @@ class EngineLoop:
         max_cached_bytes: int = buffer_cache.MIN_BOUND,
     ) -> None:
         self.slots = slot_kv.slots
-        self._state = desks.initial_state(len(self.slots))
+        self._state = scheduler_state.initial_state(len(self.slots))
         self._works: dict[str, tuple[Work, OnLost | None]] = {}
         self.n_ctx = n_ctx
         self._limits = limits
@@ -104,11 +103,11 @@ class EngineLoop:
 
     def submit(self, request: Request) -> None:
         """Queue a request, or refuse it when the queue is full."""
-        ticket = queued_request_of(request, self.slot_kv.need(request))
-        if ticket.n_bytes > self.slot_kv.memory.budget:
+        queued = queued_request_of(request, self.slot_kv.need(request))
+        if queued.n_bytes > self.slot_kv.memory.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
-        if is_full(self._state, ticket, time.monotonic(), self._limits):
+        if is_full(self._state, queued, time.monotonic(), self._limits):
             wait = request_queue.retry_after(self._state, self.ledger.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
@@ -116,7 +115,7 @@ class EngineLoop:
         self._live[request.id] = RequestState(request)
         self.ledger.count(n_asks=1)
         self._emit(RequestQueued(request.id, len(self._state.waiting)))
-        self._state = desks.enqueue(self._state, ticket)
+        self._state = scheduler_state.enqueue(self._state, queued)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request in any phase; its KV stays in the slot."""
@@ -136,19 +135,19 @@ class EngineLoop:
         action begins, only `on_lost` is called, where there is one.
         """
         self._works[action_id] = work, on_lost
-        entry = desks.SlotAction(action_id, slot, time.monotonic())
-        self._state = desks.enqueue_action(self._state, entry)
+        entry = scheduler_state.SlotAction(action_id, slot, time.monotonic())
+        self._state = scheduler_state.enqueue_action(self._state, entry)
 
     def release(self, slot: int) -> None:
         """Make a held slot idle again."""
         now = time.monotonic()
-        self._state = desks.release_slot(self._state, slot, len(self.slots[slot]), now)
+        self._state = scheduler_state.release_slot(self._state, slot, len(self.slots[slot]), now)
 
     def renew(self, slot: int) -> None:
         """Make a held slot idle again, with a context from elsewhere."""
         self._last.pop(slot, None)
         now = time.monotonic()
-        self._state = desks.reset_slot(self._state, slot, len(self.slots[slot]), now)
+        self._state = scheduler_state.reset_slot(self._state, slot, len(self.slots[slot]), now)
 
     def agent_in(self, slot: int) -> str | None:
         """Name of the last agent in this slot, as in the snapshot."""
@@ -159,21 +158,19 @@ class EngineLoop:
         """Run one step. Events are delivered before a prefill chunk, and at the end."""
         self._n_steps += 1
         self._schedule()
-        self._state, next_bite = next_prefill_chunk(
-            self._state, self.ledger.speed, self._limits.pace
-        )
+        self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
         if self._n_steps % GROWTH_EVERY == 0:
             self._admit_growth()
         self._decode(self.batch.step)
-        if next_bite is not None:
+        if chunk is not None:
             # Flush pending tokens first, so prefill neither delays them nor is timed with them.
             self._decode(self.batch.sync)
             self.flush(deliver)
-            self._prefill(next_bite.slot, next_bite.n_tokens)
+            self._prefill(chunk.slot, chunk.n_tokens)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
-        self.slot_kv.maintain(self._n_steps, desks.idle_slots(self._state))
+        self.slot_kv.maintain(self._n_steps, scheduler_state.idle_slots(self._state))
 
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache once no step is in flight; its tokens are received."""
@@ -232,11 +229,11 @@ class EngineLoop:
                 work, _ = self._works.pop(action.action.id)
                 work(self.slots[action.action.slot])
 
-    def _assign_slot(self, ticket: QueuedRequest, slot: int) -> None:
-        live = self._live[ticket.request]
+    def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
+        live = self._live[queued.request]
         live.slot, live.seated_at = slot, time.monotonic()
         live.state = RequestPhase.PREFILLING
-        self._matches.forget(ticket.request)
+        self._matches.forget(queued.request)
         self._prepare_slot(live, slot)
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
@@ -245,7 +242,7 @@ class EngineLoop:
         plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
         if self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
             live.n_loads += 1
-            self._state = desks.start_loading(self._state, slot)
+            self._state = scheduler_state.start_loading(self._state, slot)
             return
         self.slot_kv.prepare_slot(live.request, slot, plan)
         from_disk = live.n_loads and plan.source is KVSource.PARKED
@@ -259,7 +256,7 @@ class EngineLoop:
     def _slot_prepared(self, request_id: str, slot: int) -> None:
         live = self._live.get(request_id)
         if live is not None and self._state.slot(slot).state is SlotState.LOADING:
-            self._state = desks.finish_loading(self._state, slot)
+            self._state = scheduler_state.finish_loading(self._state, slot)
             self._guard(request_id, partial(self._prepare_slot, live, slot))
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
@@ -270,7 +267,7 @@ class EngineLoop:
 
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
-        idle = desks.idle_slots(self._state)
+        idle = scheduler_state.idle_slots(self._state)
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
         start = len(context)
         took = prefill_chunk(self.batch.model, context, live.request, n_tokens)
@@ -282,7 +279,7 @@ class EngineLoop:
     def _advance(self, live: RequestState, position: int) -> None:
         """Record the prefill position; with one token left the slot joins the batch."""
         assert live.slot is not None
-        self._state = desks.advance(self._state, live.slot, position)
+        self._state = scheduler_state.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
             self.batch.join(row_of(live.request, live.slot, self.slots[live.slot]))
@@ -311,7 +308,7 @@ class EngineLoop:
             queued = self._state.slot(row.slot).queued
             assert queued is not None
             n_bytes = self.slot_kv.bytes_per_token * (len(row.context) + GROWTH)
-            idle = desks.idle_slots(self._state)
+            idle = scheduler_state.idle_slots(self._state)
             self._guard(
                 queued.request, partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
             )
@@ -333,7 +330,7 @@ class EngineLoop:
         now = time.monotonic()
         self._live.pop(live.request.id, None)
         self._matches.forget(live.request.id)
-        self._state = desks.dequeue(self._state, live.request.id)
+        self._state = scheduler_state.dequeue(self._state, live.request.id)
         if live.slot is not None:
             # Until its KV is read from disk, the slot holds the context of another request.
             if self._state.slot(live.slot).state is not SlotState.LOADING:
@@ -341,7 +338,7 @@ class EngineLoop:
                 self._keep(live.slot)
                 self._last[live.slot] = live
                 self.ledger.served(live.work(now), now - live.seated_at)
-            self._state = desks.release_slot(
+            self._state = scheduler_state.release_slot(
                 self._state, live.slot, len(self.slots[live.slot]), now
             )
         live.state = self.ledger.ended(last)
@@ -352,7 +349,7 @@ class EngineLoop:
         try:
             self.slot_kv.end_request(slot)
         except Exception as error:
-            log.exception("what an answer left in slot %d could not be kept", slot)
+            log.exception("the context of slot %d could not be stored after a request", slot)
             self._clear(slot, describe_error(error, "keeping this slot"))
 
     def _guard(self, request_id: str, work: Callable[[], None]) -> None:
@@ -365,10 +362,10 @@ class EngineLoop:
 
     def _break(self, slots: list[int], error: Exception) -> None:
         for slot in slots:
-            ticket = self._state.slot(slot).queued
-            if ticket is not None:
-                self._log(ticket.request, error)
-                self._fail(ticket.request, error)
+            queued = self._state.slot(slot).queued
+            if queued is not None:
+                self._log(queued.request, error)
+                self._fail(queued.request, error)
 
     def _log(self, request_id: str, error: Exception) -> None:
         """Log an error that the client cannot act on, with its traceback and the request id."""
@@ -389,7 +386,7 @@ class EngineLoop:
             _, on_lost = self._works[pending.id]
             if pending.slot == slot and on_lost is not None:
                 del self._works[pending.id]
-                self._state = desks.drop_action(self._state, pending)
+                self._state = scheduler_state.drop_action(self._state, pending)
                 on_lost(error)
 
     def _refuse(self, request: Request, error: StackError) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from mlxstack.policy.scheduler_state import ACTIVE, QueuedRequest, SchedulerState
 
 
-def effective_priority(ticket: QueuedRequest, now: float, aging_per_s: float) -> float:
+def effective_priority(queued: QueuedRequest, now: float, aging_per_s: float) -> float:
     """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
-    return ticket.priority - aging_per_s * max(0.0, now - ticket.arrived)
+    return queued.priority - aging_per_s * max(0.0, now - queued.arrived)
 
 
 def sort_queue(
@@ -24,19 +24,19 @@ def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterat
     """
     taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
     first: dict[str, str] = {}
-    for ticket in sorted(state.waiting, key=lambda t: t.arrived):
-        if ticket.agent is not None:
-            first.setdefault(ticket.agent, ticket.request)
-    for ticket in sort_queue(state.waiting, now, aging_per_s):
-        is_turn = ticket.agent not in taken and first.get(ticket.agent or "") == ticket.request
-        if ticket.agent is None or is_turn:
-            yield ticket
+    for queued in sorted(state.waiting, key=lambda t: t.arrived):
+        if queued.agent is not None:
+            first.setdefault(queued.agent, queued.request)
+    for queued in sort_queue(state.waiting, now, aging_per_s):
+        is_turn = queued.agent not in taken and first.get(queued.agent or "") == queued.request
+        if queued.agent is None or is_turn:
+            yield queued
 
 
 def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
     """Requests whose deadline has passed, queued or in a slot."""
-    tickets = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
-    return [t for t in tickets if t.deadline is not None and now >= t.deadline]
+    requests = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
+    return [t for t in requests if t.deadline is not None and now >= t.deadline]
 
 
 def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:

@@ -73,10 +73,10 @@ Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
 
 
 def is_full(
-    state: SchedulerState, ticket: QueuedRequest, now: float, limits: SchedulerLimits
+    state: SchedulerState, queued: QueuedRequest, now: float, limits: SchedulerLimits
 ) -> bool:
     """Whether admission must refuse this request because too many would wait."""
-    after, _ = schedule(enqueue(state, ticket), now, limits, lambda request, slot: 0)
+    after, _ = schedule(enqueue(state, queued), now, limits, lambda request, slot: 0)
     return len(after.waiting) > limits.max_waiting
 
 
@@ -101,17 +101,17 @@ def schedule(
         if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
             state = reserve_slot(state, pending)
             actions.append(RunSlotAction(pending))
-    tickets = request_queue.schedulable(state, now, limits.aging_per_s)
-    while _has_room(state, limits) and (ticket := next(tickets, None)):
-        if should_wait_for_prefix(state, ticket, promise):
+    requests = request_queue.schedulable(state, now, limits.aging_per_s)
+    while _has_room(state, limits) and (queued := next(requests, None)):
+        if should_wait_for_prefix(state, queued, promise):
             continue
-        if not _fits(state, ticket, limits):
+        if not _fits(state, queued, limits):
             # Smaller requests do not overtake, or a large prompt would starve.
             break
-        slot = select_slot(state, ticket, match, _barred(state, ticket))
+        slot = select_slot(state, queued, match, _barred(state, queued))
         if slot is not None:
-            state = assign_slot(state, ticket, slot)
-            actions.append(AssignSlot(ticket, slot))
+            state = assign_slot(state, queued, slot)
+            actions.append(AssignSlot(queued, slot))
     return state, actions
 
 
@@ -133,11 +133,11 @@ def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
     return is_idle and state.n_active < limits.max_active
 
 
-def _fits(state: SchedulerState, ticket: QueuedRequest, limits: SchedulerLimits) -> bool:
+def _fits(state: SchedulerState, queued: QueuedRequest, limits: SchedulerLimits) -> bool:
     """Whether its KV fits beside the active ones; alone it is never kept waiting."""
     if limits.max_bytes is None or not state.n_active:
         return True
-    return state.active_bytes + ticket.n_bytes <= limits.max_bytes
+    return state.active_bytes + queued.n_bytes <= limits.max_bytes
 
 
 def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
@@ -145,9 +145,9 @@ def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
     return all(t.pin != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
 
 
-def _barred(state: SchedulerState, ticket: QueuedRequest) -> frozenset[int]:
+def _barred(state: SchedulerState, queued: QueuedRequest) -> frozenset[int]:
     """Slots with an action that is older than this request."""
-    return frozenset(e.slot for e in state.actions if e.arrived < ticket.arrived)
+    return frozenset(e.slot for e in state.actions if e.arrived < queued.arrived)
 
 
 def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> SchedulerLimits:

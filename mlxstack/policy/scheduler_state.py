@@ -110,9 +110,9 @@ def initial_state(n_slots: int) -> SchedulerState:
     return SchedulerState(slots=tuple(Slot(id=i) for i in range(n_slots)))
 
 
-def enqueue(state: SchedulerState, ticket: QueuedRequest) -> SchedulerState:
+def enqueue(state: SchedulerState, queued: QueuedRequest) -> SchedulerState:
     """Add a request to the queue."""
-    return msgspec.structs.replace(state, waiting=(*state.waiting, ticket))
+    return msgspec.structs.replace(state, waiting=(*state.waiting, queued))
 
 
 def enqueue_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
@@ -133,14 +133,14 @@ def dequeue(state: SchedulerState, request: str) -> SchedulerState:
     )
 
 
-def assign_slot(state: SchedulerState, ticket: QueuedRequest, slot: int) -> SchedulerState:
+def assign_slot(state: SchedulerState, queued: QueuedRequest, slot: int) -> SchedulerState:
     """Give an idle slot to the request; prefill begins at position 0."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.IDLE, f"slot {slot} is {slot_state.state}, not idle"
     taken = msgspec.structs.replace(
-        slot_state, state=SlotState.PREFILLING, queued=ticket, position=0, n_prompt=ticket.n_prompt
+        slot_state, state=SlotState.PREFILLING, queued=queued, position=0, n_prompt=queued.n_prompt
     )
-    return dequeue(_with_slot(state, taken), ticket.request)
+    return dequeue(_with_slot(state, taken), queued.request)
 
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:

@@ -20,7 +20,7 @@ SLACK = 32
 
 
 def select_slot(
-    state: SchedulerState, ticket: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+    state: SchedulerState, queued: QueuedRequest, match: OverlapFn, barred: frozenset[int]
 ) -> int | None:
     """Select the slot for this request now, or None: wait. `barred` slots are excluded.
 
@@ -30,11 +30,11 @@ def select_slot(
     other requests are pinned to are taken last.
     """
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
-    if ticket.pin is not None:
-        return ticket.pin if any(s.id == ticket.pin for s in idle) else None
+    if queued.pin is not None:
+        return queued.pin if any(s.id == queued.pin for s in idle) else None
     wanted = {t.pin for t in state.waiting}
-    shared = {s.id: match(ticket.request, s.id) if s.n_tokens else 0 for s in idle}
-    own = [s for s in idle if _continues(s, ticket, shared[s.id])]
+    shared = {s.id: match(queued.request, s.id) if s.n_tokens else 0 for s in idle}
+    own = [s for s in idle if _continues(s, queued, shared[s.id])]
     empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
     alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
     for slots in (own, () if empty else alike):
@@ -50,27 +50,27 @@ def no_shared_prefill(_ask: str, _other: str) -> int:
 
 
 def should_wait_for_prefix(
-    state: SchedulerState, ticket: QueuedRequest, promise: SharedPrefillFn
+    state: SchedulerState, queued: QueuedRequest, promise: SharedPrefillFn
 ) -> bool:
     """Whether a slot is computing a prefix of this prompt: wait, then fork."""
     return any(
-        slot.position < promise(ticket.request, slot.queued.request)
+        slot.position < promise(queued.request, slot.queued.request)
         for slot in state.slots
         if slot.state in COMPUTING and slot.queued
     )
 
 
-def _continues(slot: Slot, ticket: QueuedRequest, n_shared: int) -> bool:
+def _continues(slot: Slot, queued: QueuedRequest, n_shared: int) -> bool:
     """Whether the prompt continues the conversation of this slot, as far as known.
 
     Short user messages make the prompts of two conversations alike but for their last tokens:
     only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
     """
-    if slot.name is not None and ticket.name is not None and slot.name != ticket.name:
+    if slot.name is not None and queued.name is not None and slot.name != queued.name:
         return False
     n_prompt = slot.n_prompt or slot.n_tokens
     is_restored = not slot.n_prompt
-    is_known = is_restored or (slot.name is not None and slot.name == ticket.name)
+    is_known = is_restored or (slot.name is not None and slot.name == queued.name)
     slack = min(SLACK, n_prompt // 4) if is_known else 0
     return n_shared > 0 and n_prompt - n_shared <= slack
 

@@ -218,12 +218,12 @@ class SlotRestore:
         sources: RestoreSources,
         reader: Executor,
         post: Callable[[Callable[[], None]], None],
-        took_over: Callable[[SlotContext, Manifest], None],
+        on_loaded: Callable[[SlotContext, Manifest], None],
     ) -> None:
         self._sources = sources
         self._reader = reader
         self._post = post
-        self._on_loaded = took_over
+        self._on_loaded = on_loaded
         self._queue: deque[Callable[[], None]] = deque()
 
     def start(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from mlxstack.policy import request_queue
-from mlxstack.policy import scheduler_state as desks
+from mlxstack.policy import request_queue, scheduler_state
 from mlxstack.policy.scheduler import (
     AssignSlot,
     PrefillChunk,
@@ -84,7 +83,7 @@ class _Simulation:
         self._machine = machine
         self._limits = limits
         self._now = 0.0
-        self._state = desks.initial_state(machine.n_slots)
+        self._state = scheduler_state.initial_state(machine.n_slots)
         self._speed = ThroughputModel()
         self._coming: list[tuple[float, str, _SimulatedRequest]] = []
         self._live: dict[str, _SimulatedRequest] = {}
@@ -138,16 +137,16 @@ class _Simulation:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, live = heapq.heappop(self._coming)
             agent = live.agent
-            ticket = QueuedRequest(
+            queued = QueuedRequest(
                 live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
             )
-            if is_full(self._state, ticket, self._now, self._limits):
+            if is_full(self._state, queued, self._now, self._limits):
                 again = self._now + request_queue.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
                 continue
             self._live[live.id] = live
-            self._state = desks.enqueue(self._state, ticket)
+            self._state = scheduler_state.enqueue(self._state, queued)
             self._is_settled = False
 
     def _slot(self) -> None:
@@ -173,7 +172,7 @@ class _Simulation:
         self._reach(live, slot, n_cached)
 
     def _reach(self, live: _SimulatedRequest, slot: int, position: int) -> None:
-        self._state = desks.advance(self._state, slot, position)
+        self._state = scheduler_state.advance(self._state, slot, position)
         if self._state.slot(slot).state is SlotState.RUNNING:
             self._rows[slot] = live
 
@@ -211,7 +210,7 @@ class _Simulation:
     def _end(self, live: _SimulatedRequest, slot: int) -> None:
         plan = live.plan
         del self._rows[slot], self._live[live.id]
-        self._state = desks.release_slot(
+        self._state = scheduler_state.release_slot(
             self._state, slot, plan.n_prompt + plan.n_answer, self._now
         )
         self._is_settled = False
