@@ -15,7 +15,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlxstack.api import errors
-from mlxstack.api.errors import Dialect, dialect
+from mlxstack.api.registry import dialect_of
 from mlxstack.core.errors import BadRequest, Busy, StackError
 
 log = logging.getLogger("mlxstack.serve")
@@ -23,6 +23,8 @@ log = logging.getLogger("mlxstack.serve")
 MOST_CONNECTIONS = 4096
 # The rest of the descriptors is for files, and for connections that are accepted but not counted.
 SHARE_OF_DESCRIPTORS = 0.75
+# A request whose path is not known yet is answered as OpenAI would.
+UNREAD = "/v1/"
 HEAD_S = 30.0
 BODY_S = 300.0
 REQUEST_TIMEOUT = 408
@@ -138,9 +140,9 @@ class BoundedConnection(H11Protocol):
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
-        of = Dialect.OPENAI if self.is_waiting else dialect(self.scope["path"])
-        code = status or errors.status(error, of)
-        body = msgspec.json.encode(errors.body(error, of, ""))
+        dialect = dialect_of(UNREAD if self.is_waiting else self.scope["path"])
+        code = status or dialect.status(error)
+        body = msgspec.json.encode(dialect.error_body(error, ""))
         told = {
             "content-type": "application/json",
             "content-length": str(len(body)),

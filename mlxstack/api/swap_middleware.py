@@ -10,9 +10,10 @@ from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import errors, guards
-from mlxstack.api.errors import Dialect, dialect
-from mlxstack.api.request_id import name_response, request_id
-from mlxstack.api.sse import BEAT_S, FIRST_S, HEADERS, keepalive
+from mlxstack.api.guards import name_response, request_id
+from mlxstack.api.registry import dialect_of
+from mlxstack.api.run_generation import cancel, until_disconnect
+from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS
 from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
 from mlxstack.service.service import Service
 
@@ -26,13 +27,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CHANGES = "/v1/models/load"
 METHODS = frozenset({"POST", "DELETE"})
 
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-# Codex only counts events, not comments; it ignores those of types that it does not know.
-RESPONSES_BEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
 
-
-class AskedDialect(Struct):
-    """What a request says of its answer."""
+class StreamField(Struct):
+    """The field of a body that asks for a stream."""
 
     stream: Any = None
 
@@ -45,7 +42,7 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
     """
     visits: set[_WaitingRequest] = set()
     server = service.preset.server
-    checks = (guards.host_check(server), guards.key_check(server))
+    checks = (guards.host_check(server), guards.key_check(server, dialect_of))
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
@@ -108,6 +105,7 @@ class _WaitingRequest:
         self._gate = service.gate
         self._max_bytes = service.preset.server.max_body_bytes
         self._scope = scope
+        self._dialect = dialect_of(scope["path"])
         self._receive = receive
         self._send = response.relay
         self._response = response
@@ -139,13 +137,13 @@ class _WaitingRequest:
                 if not (entering.done() or leaving.done()) and self._is_stream:
                     await self._send_heartbeat()
                 patience_s = BEAT_S if self._is_begun else FIRST_S
-            await _cancel(leaving)
+            await cancel(leaving)
             if entering.done():
                 visits.discard(self)
                 await app(self._scope, self._replay, self._response.send)
         finally:
-            await _cancel(leaving)
-            await _cancel(entering)
+            await cancel(leaving)
+            await cancel(entering)
             if not entering.cancelled():
                 self._gate.leave()
 
@@ -163,11 +161,7 @@ class _WaitingRequest:
         self._is_stream = _wants_stream(body)
 
     async def _left(self) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self._heard.append(message)
-                return
+        self._heard.append(await until_disconnect(self._receive))
 
     async def _replay(self) -> Message:
         return self._heard.pop(0) if self._heard else await self._receive()
@@ -179,13 +173,8 @@ class _WaitingRequest:
             headers = [(name.encode(), value.encode()) for name, value in told.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(
-            {"type": "http.response.body", "body": self._heartbeat_bytes(), "more_body": True}
+            {"type": "http.response.body", "body": self._dialect.heartbeat, "more_body": True}
         )
-
-    def _heartbeat_bytes(self) -> bytes:
-        if dialect(self._scope["path"]) is Dialect.ANTHROPIC:
-            return PING
-        return RESPONSES_BEAT if "responses" in self._scope["path"] else keepalive(0, 0)
 
     async def _pass_on(self, message: Message) -> None:
         """What the application says, without the head that was sent already."""
@@ -202,32 +191,27 @@ class _WaitingRequest:
         """A refusal that comes after the head has to be an event."""
         self._failure += bytes(message.get("body", b""))
         if not message.get("more_body"):
-            is_named = dialect(self._scope["path"]) is Dialect.ANTHROPIC
-            data = (b"event: error\n" if is_named else b"") + b"data: " + self._failure + b"\n\n"
+            event = self._dialect.error_event
+            head = f"event: {event}\n".encode() if event else b""
+            data = head + b"data: " + self._failure + b"\n\n"
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
 def _wants_stream(body: bytearray) -> bool:
     try:
-        return msgspec.json.decode(body, type=AskedDialect).stream is True
+        return msgspec.json.decode(body, type=StreamField).stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
 async def _refuse(scope: Any, send: Send, error: StackError) -> None:
     """In the envelope of the door, which was not reached."""
-    of = dialect(scope["path"])
+    dialect = dialect_of(scope["path"])
     told = {"content-type": "application/json", **errors.headers(error)}
     headers = [(name.encode(), value.encode()) for name, value in told.items()]
-    status = errors.status(error, of)
+    status = dialect.status(error)
     start: Any = {"type": "http.response.start", "status": status, "headers": headers}
     await name_response(start, scope)
     await send(start)
-    body = msgspec.json.encode(errors.body(error, of, request_id(scope)))
+    body = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _cancel(task: "asyncio.Task[None]") -> None:
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

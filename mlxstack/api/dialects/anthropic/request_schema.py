@@ -1,12 +1,93 @@
-"""The request bodies of the Anthropic door, read leniently."""
+"""Request bodies of the Messages API, read leniently."""
 
 from typing import Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from mlxstack.api.common_fields import Fields
+from mlxstack.api.request_fields import Fields
 
 Content = str | list[dict[str, Any]]
+
+
+class TextInput(Struct, tag="text"):
+    """Words."""
+
+    text: str
+
+
+class ImageInput(Struct, tag="image"):
+    """A picture, which a text model cannot see."""
+
+
+class DocumentInput(Struct, tag="document"):
+    """A file; its text can be read when the source carries it."""
+
+    source: dict[str, Any] = field(default_factory=dict)
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResult(Struct, tag="search_result"):
+    """A passage that the client found."""
+
+    content: list[dict[str, Any]] = field(default_factory=list)
+    title: str | None = None
+    source: str | None = None
+
+
+class ThinkingInput(Struct, tag="thinking"):
+    """What the assistant thought; its signature is not looked at."""
+
+    thinking: str = ""
+
+
+class ToolUse(Struct, tag="tool_use"):
+    """A call that the assistant made."""
+
+    id: str
+    name: str
+    input: Any = None
+
+
+class ToolResult(Struct, tag="tool_result"):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: Content | None = None
+    is_error: bool | None = None
+
+
+class ToolReference(Struct, tag="tool_reference"):
+    """A tool that a search among deferred ones has found."""
+
+    tool_name: str
+
+
+class ToolAddition(Struct, tag="tool_addition"):
+    """A tool that joins from here on, by name or by definition."""
+
+    tool: dict[str, Any]
+
+
+class ToolRemoval(Struct, tag="tool_removal"):
+    """A tool that is gone from here on."""
+
+    tool: dict[str, Any]
+
+
+Block = (
+    TextInput
+    | ImageInput
+    | DocumentInput
+    | SearchResult
+    | ThinkingInput
+    | ToolUse
+    | ToolResult
+    | ToolReference
+    | ToolAddition
+    | ToolRemoval
+)
+KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Block.__args__)
 
 
 class MessageParam(Struct):

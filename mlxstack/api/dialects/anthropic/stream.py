@@ -1,14 +1,13 @@
 """The events of a streamed answer: one block open at a time, indices without gaps."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
 
-from mlxstack.api import sse
+from mlxstack.api import streaming
 from mlxstack.api.dialects.anthropic.response_schema import (
-    SIGNATURE,
+    AnthropicUsage,
     Block,
     BlockDelta,
     BlockStart,
@@ -17,24 +16,25 @@ from mlxstack.api.dialects.anthropic.response_schema import (
     Event,
     InputJSONDelta,
     MessageDelta,
+    MessageResponse,
     MessageStart,
     MessageStop,
     Ping,
     SignatureDelta,
+    StopReason,
     TextBlock,
     TextBlockDelta,
     ThinkingBlock,
     ThinkingDelta,
     ToolUseBlock,
-    opening,
-    reason_of,
-    usage,
+    error_body,
 )
-from mlxstack.api.errors import Dialect, to_stack_error
-from mlxstack.api.errors import body as error_body
-from mlxstack.api.run_generation import Parts
+from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.errors import StackError
 from mlxstack.service.response_parts import (
+    CollectedResponse,
     ContentPart,
+    FinishCause,
     GenerationFinished,
     GenerationStarted,
     KeepAlive,
@@ -43,6 +43,18 @@ from mlxstack.service.response_parts import (
     ToolCallPart,
 )
 
+# Clients must find one and send it back; nobody verifies it.
+SIGNATURE = "bWx4LXN0YWNr"
+
+STOP_REASONS = {
+    FinishCause.EOS: "end_turn",
+    FinishCause.WORD: "stop_sequence",
+    FinishCause.LENGTH: "max_tokens",
+    FinishCause.CONTEXT: "model_context_window_exceeded",
+}
+
+HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
+
 
 class ResponseIds(Struct, frozen=True):
     """What an answer is called: its own id, its model, and the request it belongs to."""
@@ -50,23 +62,6 @@ class ResponseIds(Struct, frozen=True):
     engine_request: str
     model: str
     request: str
-
-
-async def frames(
-    first: ResponsePart, rest: Parts, names: ResponseIds
-) -> AsyncGenerator[bytes, None]:
-    """The stream, up to message_stop, or to the error that ended it."""
-    stream = MessageStream(names)
-    async with aclosing(rest):
-        try:
-            for event in stream.render(first):
-                yield _frame(event)
-            async for part in rest:
-                for event in stream.render(part):
-                    yield _frame(event)
-        except Exception as problem:
-            body = error_body(to_stack_error(problem), Dialect.ANTHROPIC, names.request)
-            yield sse.frame(body, "error")
 
 
 class MessageStream:
@@ -78,11 +73,23 @@ class MessageStream:
         self._n_blocks = 0
         self._has_calls = False
 
-    def render(self, part: ResponsePart) -> Iterator[Event]:
+    def opening(self) -> Iterator[bytes]:
+        return iter(())
+
+    def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
+        return map(_frame, self._events(part))
+
+    def closing(self) -> Iterator[bytes]:
+        return iter(())
+
+    def failure(self, error: StackError) -> bytes:
+        return streaming.frame(error_body(error, self._names.request), "error")
+
+    def _events(self, part: ResponsePart) -> Iterator[Event]:
         """The events of one part; before the answer begins there can only be pings (X-21)."""
         match part:
             case GenerationStarted():
-                yield MessageStart(opening(part, self._names.engine_request, self._names.model))
+                yield MessageStart(_begun(part, self._names))
             case KeepAlive():
                 yield Ping()
             case ReasoningPart():
@@ -137,4 +144,62 @@ class MessageStream:
 
 
 def _frame(event: Event) -> bytes:
-    return sse.frame(event, str(event.__struct_config__.tag))
+    return streaming.frame(event, str(event.__struct_config__.tag))
+
+
+def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
+    """The whole answer."""
+    content = _blocks(reply)
+    reason = reason_of(reply.ended, bool(reply.calls))
+    return MessageResponse(
+        id=names.engine_request,
+        model=names.model,
+        content=content or (TextBlock(""),),
+        usage=usage(reply.ended.work),
+        stop_reason=reason.stop_reason,
+        stop_sequence=reason.stop_sequence,
+    )
+
+
+def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
+    """The answer as it begins; Anthropic counts one token from the start."""
+    work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
+    return MessageResponse(
+        id=names.engine_request, model=names.model, content=(), usage=usage(work)
+    )
+
+
+def usage(work: RequestTimings) -> AnthropicUsage:
+    """Reused tokens were read from the cache; writing to it has no price here."""
+    return AnthropicUsage(
+        input_tokens=work.n_prompt - work.n_cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=work.n_cached,
+        output_tokens=work.n_generated,
+    )
+
+
+def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
+    """A complete call wants its result, whatever ended the answer (A-23u)."""
+    if has_calls:
+        return StopReason("tool_use", None)
+    return StopReason(STOP_REASONS[ended.ending], ended.stop_string)
+
+
+def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
+    """Neighbours of one kind as one block, in the order in which they were said."""
+    blocks: list[Block] = []
+    for part in reply.spoken:
+        last = blocks[-1] if blocks else None
+        match part, last:
+            case ReasoningPart(), ThinkingBlock():
+                blocks[-1] = ThinkingBlock(last.thinking + part.text, SIGNATURE)
+            case ReasoningPart(), _:
+                blocks.append(ThinkingBlock(part.text, SIGNATURE))
+            case ContentPart(), TextBlock():
+                blocks[-1] = TextBlock(last.text + part.text)
+            case ContentPart(), _:
+                blocks.append(TextBlock(part.text))
+            case ToolCallPart(), _:
+                blocks.append(ToolUseBlock(part.id, part.name, part.arguments))
+    return tuple(blocks)

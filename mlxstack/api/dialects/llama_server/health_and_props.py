@@ -5,10 +5,9 @@ from typing import Any
 from litestar import Response, get, head, post
 
 from mlxstack import __version__
-from mlxstack.api import api_key_scope
 from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.llama_server.sampling_params import params
-from mlxstack.api.guards import EARLY
+from mlxstack.api.dialects.llama_server.response_schema import params
+from mlxstack.api.guards import EARLY, is_unscoped
 from mlxstack.api.run_generation import AnyRequest
 from mlxstack.core.errors import Loading, Unsupported
 from mlxstack.service.generation_options import SamplingOverrides, sampling
@@ -64,7 +63,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "model_alias": service.name,
         "model_ftype": f"KV {service.preset.kv.bits} bit",
         # A path of this machine: not for a key of some agents.
-        "model_path": facts.path if api_key_scope.is_unscoped(request) else "",
+        "model_path": facts.path if is_unscoped(request) else "",
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "<__media__>",
         "endpoint_slots": True,

@@ -8,12 +8,10 @@ from litestar import get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
-from mlxstack.api.api_key_scope import can_access, is_unscoped
 from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.llama_server.sampling_params import of_ask
-from mlxstack.api.disconnect import cancel_on_disconnect
-from mlxstack.api.guards import OF_ALL
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.dialects.llama_server.response_schema import of_ask
+from mlxstack.api.guards import OF_ALL, can_access, is_unscoped
+from mlxstack.api.run_generation import AnyRequest, cancel_on_disconnect
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.errors import BadRequest, Busy
 from mlxstack.service import slot_actions as acts

@@ -1,28 +1,41 @@
 """Agents by name: create, list, fork, rewind, evict, forget them, and read what they said."""
 
 import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from litestar import delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
-from msgspec import Struct
+from litestar.response import Stream
+from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
-from mlxstack.api.api_key_scope import can_access, check_agent, check_raise, is_unscoped
-from mlxstack.api.common_fields import AGENT_ID, AGENT_WORDS
+from mlxstack.api import request_fields
 from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
     ChatMessageParam,
     ChatToolParam,
 )
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
+from mlxstack.api.dialects.openai_chat.routes import options, stream_config
+from mlxstack.api.guards import can_access, check_agent, check_raise, is_unscoped
+from mlxstack.api.openapi import response_spec
+from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
+from mlxstack.api.run_generation import PREFIX, AnyRequest, cache_headers, cancel_on_disconnect
+from mlxstack.api.streaming import BEAT_S, FIRST_S, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
-from mlxstack.service.agents import agents, history_codec
+from mlxstack.service.agents import agents, history_codec, turns
 from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
+from mlxstack.service.agents.turns import AgentTurnRequest
+from mlxstack.service.generation import AdmittedRequest
+from mlxstack.service.response_parts import ResponsePart, gather
+from mlxstack.service.service import Service
+from mlxstack.service.stats import saved_s
 
 NO = (None, "", "0", "false")
 
@@ -168,6 +181,102 @@ def _priority(name: str | None) -> Priority | None:
     return None if name is None else known[name]
 
 
+class GenerateBody(ChatBody, kw_only=True):
+    """A chat request with `messages`, or with `append` to what the server keeps.
+
+    `queue` waits for the agent's turn instead of a 409.
+    """
+
+    messages: list[ChatMessageParam] = field(default_factory=list)
+    append: list[ChatMessageParam] | None = None
+    queue: bool | None = None
+
+
+class AgentNote(Struct, frozen=True):
+    """Whose answer it is; `n_tokens` is how long its context is now."""
+
+    id: str
+    n_tokens: int
+    cached_tokens: int
+
+
+class AgentCompletion(ChatCompletion, frozen=True, kw_only=True):
+    """A chat completion that says whose it is."""
+
+    agent: AgentNote
+
+
+@post("/v1/agents/{agent:str}/generate", status_code=200, responses=response_spec(AgentCompletion))
+async def generate_for_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[GenerateBody]
+) -> Response[AgentCompletion] | Stream:
+    """Answer, whole or as server-sent events; 409 while the agent is busy, unless queue is true."""
+    model = resolve_model(service, data.model)
+    agent = checked(agent, "agent")
+    wish = await service.text_processor.read(lambda: _wish(agent, data, request))
+    wants = stream_config(data, wish.options.id, model)
+    if data.stream:
+        return await _stream(service, agent, wish, wants)
+    return await cancel_on_disconnect(request, _whole(service, agent, wish, wants))
+
+
+async def _whole(
+    service: Service, agent: str, wish: AgentTurnRequest, wants: stream.StreamConfig
+) -> Response[AgentCompletion]:
+    orders: list[AdmittedRequest] = []
+    async with aclosing(turns.parts(service, agent, wish, BEAT_S, BEAT_S)) as both:
+        reply = await gather(_parts(both, orders.append))
+    work = reply.ended.work
+    completion = stream.whole((reply,), wants, orders[0].words)
+    note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
+    headers = cache_headers(orders[0].request, reply.started, work.saved_s)
+    return Response(
+        AgentCompletion(**structs.asdict(completion), agent=note),
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+async def _stream(
+    service: Service, agent: str, wish: AgentTurnRequest, wants: stream.StreamConfig
+) -> Stream:
+    """What can be refused within the first second is refused before the headers."""
+    orders: list[AdmittedRequest] = []
+    words = service.text_processor
+    parts = _parts(turns.parts(service, agent, wish, FIRST_S, BEAT_S), orders.append)
+    first = await anext(parts)
+    headers = {PREFIX + "agent": agent}
+    if orders:
+        headers = cache_headers(orders[0].request, first, saved_s(service.engine.snapshot(), first))
+    renderer = stream.ChatRenderer(wants, words)
+    return streamed(frames(first, interleaved([parts]), renderer), headers)
+
+
+async def _parts(
+    both: AsyncGenerator[AdmittedRequest | ResponsePart, None],
+    admit: Callable[[AdmittedRequest], None],
+) -> AsyncGenerator[ResponsePart, None]:
+    async with aclosing(both):
+        async for one in both:
+            if isinstance(one, AdmittedRequest):
+                admit(one)
+            else:
+                yield one
+
+
+def _wish(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:
+    if bool(body.messages) == bool(body.append):
+        raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
+    request_fields.only_one(body.n)
+    whole = structs.replace(body, messages=body.append) if body.append else body
+    return AgentTurnRequest(
+        conversation=to_conversation.conversation(whole),
+        options=structs.replace(options(body, request), agent=agent),
+        is_added=bool(body.append),
+        is_patient=bool(body.queue),
+    )
+
+
 ROUTES: list[Any] = [
     list_agents,
     create_agent,
@@ -177,4 +286,5 @@ ROUTES: list[Any] = [
     show_history,
     fork_agent,
     rewind_agent,
+    generate_for_agent,
 ]

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import get
 from litestar.response import Stream
 
-from mlxstack.api import sse
+from mlxstack.api import streaming
 from mlxstack.api.dependencies import TheService
 from mlxstack.api.guards import OF_ALL
 from mlxstack.core.status import StatusFrame
@@ -23,7 +23,7 @@ PING = b": ping\n\n"
 @get("/events", opt={"is_early": True, **OF_ALL})
 async def events(service: TheService) -> Stream:
     """Server-sent events named `frame`, until the service stops; also while it loads."""
-    return sse.streamed(frames(service, TICK_S), {})
+    return streaming.streamed(frames(service, TICK_S), {})
 
 
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
@@ -33,7 +33,7 @@ async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]
     while service.health is not ServiceHealth.STOPPING:
         frame = status_feed.frame()
         n_still = n_still + 1 if _seen(frame) == before else 0
-        yield PING if n_still % REST_TICKS else sse.frame(frame, "frame")
+        yield PING if n_still % REST_TICKS else streaming.frame(frame, "frame")
         before = _seen(frame)
         await asyncio.sleep(tick_s)
 

@@ -6,7 +6,6 @@ from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
-from mlxstack.api.api_key_scope import salt_of
 from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
@@ -14,7 +13,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatMessageParam,
     ChatToolParam,
 )
-from mlxstack.api.guards import OF_ALL
+from mlxstack.api.guards import OF_ALL, salt_of
 from mlxstack.api.run_generation import AnyRequest
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.common_fields import Fields, Prompts
 from mlxstack.api.dialects.openai_chat.message_content import Content
+from mlxstack.api.request_fields import Fields
 
 
 class FunctionParam(Struct):
@@ -88,14 +88,3 @@ class ChatBody(Fields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_progress: bool | None = None
-
-
-class CompletionBody(Fields, kw_only=True):
-    """POST /v1/completions."""
-
-    prompt: Prompts
-    stream_options: StreamOptions | None = None
-    logprobs: int | bool | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None

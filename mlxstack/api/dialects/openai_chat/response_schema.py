@@ -1,14 +1,31 @@
 """The shapes of chat completions, whole and in chunks."""
 
-import msgspec
+from typing import Any
+
 from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack import __version__
-from mlxstack.api.logprobs import Logprobs
-from mlxstack.api.usage import OpenAIUsage, Timings
-from mlxstack.service.response_parts import FinishCause, GenerationFinished, ToolCallPart
+from mlxstack.api.errors import INVALID, ErrorTable, context_sizes, nearest
+from mlxstack.api.response_fields import Logprobs, OpenAIUsage, Timings
+from mlxstack.core import errors
 
 FINGERPRINT = f"mlx-stack-{__version__}"
+
+# `type` and `code` of an error.
+ERROR_TYPES: ErrorTable[tuple[str, str | None]] = {
+    errors.StackError: ("server_error", None),
+    errors.BadRequest: (INVALID, None),
+    errors.TooLong: (INVALID, "context_length_exceeded"),
+    errors.Unsupported: ("not_supported_error", None),
+    errors.Unauthorized: ("authentication_error", "invalid_api_key"),
+    errors.Forbidden: ("permission_error", None),
+    errors.NotFound: (INVALID, None),
+    errors.UnknownModel: (INVALID, "model_not_found"),
+    errors.Conflict: (INVALID, "conflict"),
+    errors.Busy: ("server_error", "overloaded"),
+    errors.DiskFull: ("server_error", "insufficient_storage"),
+    errors.Damaged: (INVALID, None),
+}
 
 
 class PromptProgress(Struct, frozen=True):
@@ -99,28 +116,22 @@ class Chunk(Struct, frozen=True):
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 
-def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
-    """`tool_calls` when any call was made, even if text followed."""
-    if has_calls:
-        return "tool_calls"
-    return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"
-
-
-def whole_call(called: ToolCallPart) -> ChatToolCall:
-    """A call of a whole answer."""
-    return ChatToolCall(
-        function=FunctionCall(arguments=_json(called), name=called.name),
-        id=called.id,
-        type="function",
-    )
-
-
-def call_deltas(called: ToolCallPart, index: int) -> tuple[Delta, Delta]:
-    """The first names the call, the second brings its arguments."""
-    head = ChatToolCall(FunctionCall("", called.name), index=index, id=called.id, type="function")
-    rest = ChatToolCall(FunctionCall(_json(called)), index=index)
-    return Delta(tool_calls=(head,)), Delta(tool_calls=(rest,))
-
-
-def _json(called: ToolCallPart) -> str:
-    return msgspec.json.encode(called.arguments).decode()
+def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
+    """Error envelope, of a response as of an event inside a stream."""
+    kind, code = nearest(ERROR_TYPES, error)
+    message = error.message
+    if isinstance(error, errors.TooLong):
+        # Clients look for these very words.
+        message = (
+            f"This model's maximum context length is {error.limit} tokens. "
+            f"However, your messages resulted in {error.got} tokens."
+        )
+    return {
+        "error": {
+            "message": message,
+            "type": kind,
+            "param": getattr(error, "param", None),
+            "code": code,
+            **context_sizes(error),
+        }
+    }

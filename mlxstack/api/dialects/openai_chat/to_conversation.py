@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from mlxstack.api import common_fields
+from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat.message_content import (
     Content,
     read_history,
@@ -18,7 +18,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ResponseFormat,
     ToolCallParam,
 )
-from mlxstack.api.json_instruction import asked_json
+from mlxstack.api.request_fields import asked_json
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
@@ -53,12 +53,12 @@ def conversation(body: ChatBody) -> Conversation:
 
 def _bound(body: ChatBody) -> None:
     """Raises BadRequest for more than any context holds."""
-    common_fields.bound(len(body.messages), common_fields.MOST_MESSAGES, "messages", "messages")
-    n_parts = common_fields.n_parts(turn.content for turn in body.messages)
-    common_fields.bound(n_parts, common_fields.MOST_PARTS, "messages", "parts of contents")
+    request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
+    n_parts = request_fields.n_parts(turn.content for turn in body.messages)
+    request_fields.bound(n_parts, request_fields.MOST_PARTS, "messages", "parts of contents")
     n_calls = sum(len(turn.tool_calls or ()) for turn in body.messages)
-    common_fields.bound(n_calls, common_fields.MOST_CALLS, "messages", "tool calls")
-    common_fields.bound(len(body.tools or ()), common_fields.MOST_TOOLS, "tools", "tools")
+    request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
+    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:

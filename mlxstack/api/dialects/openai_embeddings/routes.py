@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from litestar import post
 from litestar.params import JSONBody
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mlxstack.api.dependencies import TheService
-from mlxstack.api.disconnect import cancel_on_disconnect
-from mlxstack.api.model_names import resolve_model
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
+from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.run_generation import AnyRequest, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.embedding import EmbeddingResult, embed, numbers
 
@@ -104,4 +104,4 @@ def _texts(given: Inputs) -> list[str | list[int]]:
     return [tokens] if tokens else texts
 
 
-ROUTES: list[Any] = [embeddings, native_embedding]
+DIALECT = structs.replace(OPENAI, routes=(embeddings, native_embedding), prefixes=())

@@ -1,15 +1,15 @@
 """The models this service answers for, in a shape that OpenAI's, Anthropic's and llama's read."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from litestar import get
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
-from mlxstack.api.model_names import names
+from mlxstack.api.request_fields import names
 from mlxstack.core.errors import UnknownModel
 from mlxstack.service.service import Service
 
@@ -99,4 +99,4 @@ def _model(service: Service, name: str) -> ModelCard:
     )
 
 
-ROUTES: list[Any] = [list_models, get_model]
+DIALECT = structs.replace(OPENAI, routes=(list_models, get_model), prefixes=("/models",))

@@ -1,7 +1,6 @@
 """The routes of the Responses dialect."""
 
 import time
-from typing import Any
 from uuid import uuid4
 
 from litestar import Response as HttpResponse
@@ -10,15 +9,16 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from msgspec import Struct, structs
 
-from mlxstack.api import common_fields
+from mlxstack.api import request_fields
 from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
-from mlxstack.api.dialects.openai_responses.stream import ResponseStream, frames, whole
-from mlxstack.api.dialects.openai_responses.tool_names import ToolNames, toolbox
-from mlxstack.api.model_names import resolve_model
+from mlxstack.api.dialects.openai_responses.stream import HEARTBEAT, ResponseStream, whole
+from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
@@ -55,7 +55,7 @@ async def responses(
         _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
     if data.stream:
-        return await answer_stream(service, order, lambda first, rest: frames(first, rest, telling))
+        return await answer_stream(service, [[order]], telling)
     return await answer_whole(request, service, (order,), lambda made: whole(made[0], telling))
 
 
@@ -84,8 +84,8 @@ async def _admit(
 
 def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> GenerationOptions:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    n_top = common_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
-    found = common_fields.options(
+    n_top = request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+    found = request_fields.options(
         body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request
     )
     return structs.replace(
@@ -119,4 +119,9 @@ def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Respon
     )
 
 
-ROUTES: list[Any] = [responses, input_tokens]
+DIALECT = structs.replace(
+    OPENAI,
+    routes=(responses, input_tokens),
+    prefixes=("/v1/responses", "/responses", "/v1/batch/responses"),
+    heartbeat=HEARTBEAT,
+)

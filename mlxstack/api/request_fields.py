@@ -1,22 +1,24 @@
 """The body fields that every generating dialect of OpenAI and llama-server shares."""
 
+import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.api_key_scope import Connection, apply_key_policy
-from mlxstack.api.session_hints import hint
-from mlxstack.core.errors import BadRequest
+from mlxstack.api.guards import Connection, apply_key_policy
+from mlxstack.core.conversation import Message, Role
+from mlxstack.core.errors import BadRequest, UnknownModel
 from mlxstack.service.generation_options import (
     MAX_TOP_LOGPROBS,
     UNLIMITED,
     GenerationOptions,
     SamplingOverrides,
 )
+from mlxstack.service.service import Service, plain
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 # An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
@@ -291,3 +293,78 @@ def prompts(sent: Prompts) -> tuple[Prompt, ...]:
 def _prompt(one: str | int | list[int | str]) -> Prompt:
     assert not isinstance(one, int)
     return one if isinstance(one, str) else tuple(one)
+
+
+MAX_CHARS = 200
+
+CODEX = ("thread-id", "session-id")
+OPENCODE = ("x-session-id", "x-session-affinity")
+
+# Claude Code's older form of `user_id` ends so.
+SESSION_MARK = "_session_"
+
+
+def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) -> str | None:
+    """The strongest hint of a request: "client:name", or None.
+
+    `cache_key` is OpenAI's `prompt_cache_key`; `user` is its `user`, or Anthropic's
+    `metadata.user_id`. Sub-agents of Claude Code share their session's id, so that theirs is
+    added to it (0.5 of the wire protocols).
+    """
+    if session := _said(headers.get("x-claude-code-session-id")):
+        agent = _said(headers.get("x-claude-code-agent-id"))
+        return _named("claude", f"{session}/{agent}" if agent else session)
+    if thread := _first(headers, CODEX):
+        return _named("codex", thread)
+    if session := _first(headers, OPENCODE):
+        return _named("opencode", session)
+    if key := _said(cache_key):
+        return _named("key", key)
+    return _of_user(_said(user))
+
+
+def _of_user(user: str) -> str | None:
+    """Claude Code wraps its session into the user's id, as JSON or as a suffix."""
+    if not user:
+        return None
+    try:
+        parsed = json.loads(user)
+    except (ValueError, RecursionError):
+        parsed = None
+    inner = _said(parsed.get("session_id")) if isinstance(parsed, dict) else ""
+    session = inner or user.partition(SESSION_MARK)[2]
+    return _named("claude", session) if session else _named("user", user)
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((said for name in names if (said := _said(headers.get(name)))), "")
+
+
+def _said(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _named(client: str, name: str) -> str:
+    return f"{client}:{name}"[:MAX_CHARS]
+
+
+def names(service: Service) -> tuple[str, ...]:
+    """Alias first, then the model's id. Folders of this machine are nobody's business."""
+    return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
+
+
+def resolve_model(service: Service, wanted: str | None) -> str:
+    """The name to echo. Any name is served by the one model unless the preset is strict."""
+    if wanted is None:
+        return service.name
+    if service.preset.server.strict_models and wanted not in names(service):
+        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
+    return wanted
+
+
+def asked_json(schema: dict[str, Any] | None) -> Message:
+    """The last instruction before the answer."""
+    line = "Answer with one JSON object and nothing else."
+    if schema:
+        line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"
+    return Message(Role.SYSTEM, line)
