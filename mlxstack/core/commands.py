@@ -70,69 +70,6 @@ class SlotEraseResult(Struct, frozen=True):
 SlotCommandResult = SlotSaveResult | SlotRestoreResult | SlotEraseResult
 
 
-class GetCacheStats(Struct, frozen=True):
-    """Show the KV memory: a `core.frame.CacheView`, at most `limit` prefixes in it."""
-
-    limit: int = 20
-
-
-class PinPrefix(Struct, frozen=True):
-    """Name the longest known part of these tokens, and keep it whatever happens."""
-
-    name: str
-    tokens: tuple[int, ...]
-    salt: str = ""
-
-
-class PinKnownPrefix(Struct, frozen=True):
-    """Name the prefix that has this id in a `core.frame.CacheView`, and keep it."""
-
-    name: str
-    id: str
-
-
-class UnpinPrefix(Struct, frozen=True):
-    """Let go of a named prefix."""
-
-    name: str
-
-
-class PinAgent(Struct, frozen=True):
-    """Keep the longest known part of an agent's last prompt under the name of `pin_of`."""
-
-    agent: str
-
-
-class ReleaseAgentKV(Struct, frozen=True):
-    """An agent claims nothing any more; what only it has in memory leaves, if it is on disk.
-
-    What `is_kept` not leaves memory even so.
-    """
-
-    agent: str
-    is_kept: bool
-
-
-class ListSharedPrefixes(Struct, frozen=True):
-    """What several conversations began with, also before a restart: a tuple of token tuples."""
-
-
-class RetainPrefix(Struct, frozen=True):
-    """Keep the known part of such a beginning longer than others."""
-
-    tokens: tuple[int, ...]
-
-
-class EmbedTexts(Struct, frozen=True):
-    """One vector for each text: a tuple of bytes, little-endian float32, of length one."""
-
-    texts: tuple[tuple[int, ...], ...]
-
-
-class ClearCache(Struct, frozen=True):
-    """Forget all parked KV in memory that is neither in use nor pinned."""
-
-
 class GCScope(StrEnum):
     """What a sweep of the disk may take: KV that nothing saved names, or saved contexts too."""
 
@@ -153,34 +90,6 @@ class CollectGarbage(Struct, frozen=True):
     scope: GCScope = GCScope.ALL
     agent: str | None = None
     is_dry: bool = False
-
-
-class ReclaimMemory(Struct, frozen=True):
-    """The computer runs short of memory: 1 drops cold parked KV, 2 everything not in use."""
-
-    level: int
-
-
-class LocateAgentKV(Struct, frozen=True):
-    """Where the last prompts of these agents are kept beside the slots: a tuple of `Kept`."""
-
-    agents: tuple[str, ...]
-
-
-CacheCommand = (
-    GetCacheStats
-    | LocateAgentKV
-    | ListSharedPrefixes
-    | RetainPrefix
-    | PinPrefix
-    | PinKnownPrefix
-    | PinAgent
-    | ReleaseAgentKV
-    | UnpinPrefix
-    | ClearCache
-    | ReclaimMemory
-    | EmbedTexts
-)
 
 
 class PinnedPrefix(Struct, frozen=True):

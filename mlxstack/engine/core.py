@@ -12,17 +12,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.commands import (
-    CacheCommand,
     CollectGarbage,
     FlushResult,
     GCResult,
-    ReclaimMemory,
     SlotCommand,
     SlotCommandResult,
 )
@@ -32,23 +30,26 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
-from mlxstack.engine import admin, buffer_cache, footprint, idle_wait
+from mlxstack.engine import buffer_cache, device, idle_wait
+from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
-from mlxstack.engine.futures import copy_outcome
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.incremental_pack import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.policy.scheduler_limits import limits_of
+from mlxstack.policy.scheduler import limits_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_FAILURES = 3
 """So many broken turns in a row mean that the engine itself is broken."""
@@ -89,6 +90,7 @@ class EngineCore:
         self._turns: EngineLoop
         self._archive: DiskTier
         self._actions: SlotActionRunner
+        self.cache = PrefixCacheAdmin(self._do)
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -114,14 +116,9 @@ class EngineCore:
         self._post(lambda: self._actions.run(act, future))
         return future
 
-    def run_cache_command(self, command: CacheCommand) -> Future[Any]:
-        """Do something with the KV memory between two turns; see `engine.chores.do`."""
-        return self._do(lambda: self._tend(command))
-
     def park(self) -> Future[FlushResult]:
         """Bring all KV to disk that may be there, before the engine ends."""
-        # There are no turns before the model is loaded.
-        return self._do(lambda: self._turns.slot_kv.park_all())  # noqa: PLW0108
+        return self._do(lambda loop: loop.slot_kv.park_all())
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
         """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
@@ -157,21 +154,15 @@ class EngineCore:
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
 
-    def _tend(self, command: CacheCommand) -> Any:
-        done = admin.do(command, self._turns.slot_kv, self._turns.ledger)
-        if isinstance(command, ReclaimMemory):
-            self._turns.release_buffers()
-        return done
-
-    def _do(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` between two turns. An engine that has ended fails it."""
-        future: Future[Any] = Future()
+    def _do(self, work: Callable[[EngineLoop], T]) -> Future[T]:
+        """Run `work` between two steps. An engine that has ended fails it."""
+        future: Future[T] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(work())
+                future.set_result(work(self._turns))
             except Exception as error:
                 future.set_exception(error)
 
@@ -221,7 +212,7 @@ class EngineCore:
         try:
             facts = self._load()
         except Exception as error:
-            footprint.clear_traceback_frames(error)
+            device.clear_traceback_frames(error)
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(facts)

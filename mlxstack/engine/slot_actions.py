@@ -20,11 +20,11 @@ from mlxstack.core.commands import (
     SlotRestoreResult,
 )
 from mlxstack.core.errors import StackError, describe_error
-from mlxstack.engine.futures import copy_outcome
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.incremental_pack import BackgroundSteps
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest
+from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.step import EngineLoop
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine import buffer_cache
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
-from mlxstack.engine.kv.overlap_cache import PrefixOverlapCache
+from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.request_state import RequestState, queued_request_of
 from mlxstack.engine.slot_reservations import SlotReservations

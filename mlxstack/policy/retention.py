@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, end_of
-from mlxstack.policy.prefix_index import PrefixIndex
-from mlxstack.policy.prefix_match import last_checkpoint, reach
+from mlxstack.policy.prefix_index import PrefixIndex, last_checkpoint, reach
 
 
 class PinnedPrefixName(Struct, frozen=True):

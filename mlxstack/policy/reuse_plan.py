@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.policy.kv_records import PathStep, PrefixMatch
-from mlxstack.policy.prefix_match import cut_path
+from mlxstack.policy.prefix_index import cut_path
 
 COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}
 

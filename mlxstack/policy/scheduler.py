@@ -2,8 +2,10 @@
 
 from msgspec import Struct
 
+from mlxstack.core.preset import Preset
 from mlxstack.policy import request_queue
 from mlxstack.policy.chunked_prefill import PrefillPolicy, chunk_size, next_to_prefill
+from mlxstack.policy.kv_geometry_by_model import MAX_SCORE_BYTES
 from mlxstack.policy.scheduler_state import (
     QueuedRequest,
     SchedulerState,
@@ -144,3 +146,25 @@ def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
 def _barred(state: SchedulerState, ticket: QueuedRequest) -> frozenset[int]:
     """Slots with an errand that came before this ticket."""
     return frozenset(e.slot for e in state.actions if e.arrived < ticket.arrived)
+
+
+def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> SchedulerLimits:
+    """The scheduler's limits as the preset states them; `budget` is bytes of KV, or none.
+
+    `score_bytes` is what unfused attention stores per query token and context token.
+    """
+    block = preset.prefix_cache.block_size
+    pace = PrefillPolicy(
+        max_stall_s=preset.prefill.max_stall_ms / 1000,
+        max_chunk_size=preset.prefill.chunk_size,
+        block=block,
+        score_bytes=score_bytes,
+        max_score_bytes=MAX_SCORE_BYTES,
+    )
+    return SchedulerLimits(
+        max_active=preset.batch.max_size if preset.batch.enabled else 1,
+        max_waiting=preset.queue.max_waiting,
+        max_bytes=budget,
+        aging_per_s=preset.queue.aging_per_s,
+        pace=pace,
+    )

@@ -13,7 +13,7 @@ FILL_AND_FREE = """
 import sys, threading, time
 import mlx.core as mx
 from mlxstack.engine import buffer_cache
-from mlxstack.engine.kv.uninitialized_array import unfilled
+from mlxstack.engine.kv.slot_restore import unfilled
 
 sys.setswitchinterval(1e-5)
 end = time.monotonic() + 2

@@ -121,7 +121,7 @@ DOORS_AND_FILES = (
         FUZZ + "test_json_deeper_than_can_be_read_is_400",
     ),
     Mutant(
-        "names of slot files are checked", "store/slot_filename.py",
+        "names of slot files are checked", "store/slot_files.py",
         "if reason := _objection(name):", 'if reason := "":',
         STORE + "test_shelf.py::test_c9_a_bad_name_is_refused_and_nothing_is_written",
     ),

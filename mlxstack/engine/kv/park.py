@@ -11,13 +11,13 @@ from mlxstack.core.request import Request
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import PackedSegment
-from mlxstack.engine.kv.shared_prefixes import SharedPrefixes
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, kv_records, prefix_match
+from mlxstack.policy import block_hash, kv_records, prefix_index
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.kv_records import KnownPrefix, PathStep, PrefixMatch
 from mlxstack.policy.retention import PinnedPrefixName
 from mlxstack.policy.reuse_plan import ReusePlan
+from mlxstack.policy.shared_prefixes import SharedPrefixes
 
 Piece = tuple[int, int]
 
@@ -75,7 +75,7 @@ class ContextParker:
 
         Of a segment that the context left before its end, only the file has the rest.
         """
-        for step in prefix_match.reach(self._memory.index, _last(shelved.segments), len(context)):
+        for step in prefix_index.reach(self._memory.index, _last(shelved.segments), len(context)):
             record = self._memory.index.nodes[step.key].record
             assert isinstance(record, kv_records.SegmentMeta)
             if self._memory.get(step.key) is None and step.upto == record.end:
@@ -96,7 +96,7 @@ class ContextParker:
         if leaf is None:
             return IndexedContext((), (), ())
         context.set_parent_segment(leaf)
-        path = prefix_match.reach(self._memory.index, leaf, len(context))
+        path = prefix_index.reach(self._memory.index, leaf, len(context))
         marks = [self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints]
         keys = [key for key, _ in marks]
         new += [key for key, is_new in marks if is_new]

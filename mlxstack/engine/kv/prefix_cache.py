@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, eviction, kv_records, prefix_index_check, prefix_match
+from mlxstack.policy import block_hash, eviction, kv_records, prefix_index, prefix_index_check
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.eviction import MemoryPressure
 from mlxstack.policy.kv_records import CheckpointCandidate, KnownPrefix, PrefixMatch, StorageTier
@@ -146,7 +146,7 @@ class PrefixCache:
 
         Whatever reaches past the last known block ends before the next one would be full.
         """
-        found = prefix_match.match(self.index, chain.keys, trail=trail)
+        found = prefix_index.match(self.index, chain.keys, trail=trail)
         size, last = (
             self.spec.block_size,
             min(found.covered // self.spec.block_size, len(chain.keys)),
@@ -160,7 +160,7 @@ class PrefixCache:
             for key, start in self._ends[end].items():
                 if end > found.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
-        return prefix_match.match(self.index, chain.keys, cuts, trail)
+        return prefix_index.match(self.index, chain.keys, cuts, trail)
 
     def insert(self, record: kv_records.Record, place: StorageTier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""

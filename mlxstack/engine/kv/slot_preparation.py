@@ -17,9 +17,9 @@ from mlxstack.engine.kv.incremental_pack import BackgroundSteps
 from mlxstack.engine.kv.park import IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
-from mlxstack.engine.kv.shared_prefixes import SharedPrefixTokens
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy.reuse_plan import ReusePlan
+from mlxstack.policy.shared_prefixes import SharedPrefixTokens
 
 log = logging.getLogger(__name__)
 
