@@ -23,8 +23,8 @@ from tests.api.running import running
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_FILES_OF_A_CHAT = 60
-MOST_FILES_OF_A_PARKED_TURN = 90
+MOST_FILES_OF_A_CHAT = 66
+MOST_FILES_OF_A_PARKED_TURN = 85
 
 PACKAGE = Path(mlxstack.__file__).parent
 INTERVALS = ("LOOK_S", "SWEEP_S", "SAMPLE_S", "REST_S")

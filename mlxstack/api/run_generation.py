@@ -23,7 +23,8 @@ from mlxstack.api.streaming import (
 from mlxstack.core.engine_events import CacheMiss
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Request as EngineRequest
-from mlxstack.service.generation import AdmittedRequest, stream_response
+from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.generation import stream_response
 from mlxstack.service.response_parts import (
     CollectedResponse,
     GenerationStarted,

@@ -19,8 +19,8 @@ from mlxstack.api.connection import AcceptReporter, BoundedConnection
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
-from mlxstack.service.assemble import assemble
 from mlxstack.service.background_tasks import run_tasks
+from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import ANSWER_S, Service
 
 log = logging.getLogger("mlxstack.serve")

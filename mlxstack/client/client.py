@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+from httpx_sse import EventSource
 
 from mlxstack.client.errors import Unreachable, decode, error_of, message_of
-from mlxstack.client.sse import FeedLost, ServerSentEvent, events
 from mlxstack.client.types import (
     ChatResponse,
+    FeedLost,
     HealthResponse,
     PropsResponse,
+    ServerSentEvent,
     SlotErased,
     SlotResponse,
     SlotRestored,
@@ -114,7 +116,7 @@ class Client:
         asked = {"messages": messages, "stream": True, **options, **body}
         async with (
             self._stream("POST", "/v1/chat/completions", asked) as answer,
-            contextlib.aclosing(events(answer)) as stream,
+            contextlib.aclosing(_events(answer)) as stream,
         ):
             async for one in stream:
                 if one.data == b"[DONE]":
@@ -137,7 +139,7 @@ class Client:
             try:
                 async with (
                     self._stream("GET", path, timeout_s=silence_s) as answer,
-                    contextlib.aclosing(events(answer)) as stream,
+                    contextlib.aclosing(_events(answer)) as stream,
                 ):
                     async for one in stream:
                         delay = RECONNECT_FIRST_S
@@ -191,3 +193,11 @@ class Client:
 
     def _unreachable(self, why: httpx.TransportError) -> Unreachable:
         return Unreachable(f"no answer from {self.url} ({str(why) or type(why).__name__})")
+
+
+async def _events(answer: httpx.Response) -> AsyncGenerator[ServerSentEvent, None]:
+    """Events of a stream, without comments (heartbeats)."""
+    async with contextlib.aclosing(EventSource(answer).aiter_sse()) as stream:
+        async for one in stream:
+            if one.data:
+                yield ServerSentEvent(one.event, one.data.encode())

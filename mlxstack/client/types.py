@@ -143,3 +143,17 @@ class ChatResponse(Struct, frozen=True):
     choices: tuple[ClientChoice, ...] = ()
     usage: CallUsage | None = None
     timings: dict[str, float] | None = None
+
+
+class ServerSentEvent(Struct, frozen=True):
+    """One server-sent event of a feed."""
+
+    event: str
+    data: bytes
+
+
+class FeedLost(Struct, frozen=True):
+    """The feed broke off; it is tried again in `retry_s` seconds."""
+
+    reason: str
+    retry_s: float

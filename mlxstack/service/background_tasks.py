@@ -6,6 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
 from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Loading, StackError
@@ -14,7 +16,7 @@ from mlxstack.host import memory_pressure
 from mlxstack.host.heap import trim_heap
 from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service import prefix_cache_admin
-from mlxstack.service.agents import history_codec
+from mlxstack.service.openai_messages import ChatMessageParam, read_messages
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.prompt import TokenizeOptions
@@ -83,7 +85,7 @@ async def sample(service: Service, interval_s: float) -> None:
     """Count what was done, so that the charts of a dashboard that comes later are not empty."""
 
     async def count() -> None:
-        service.sample()
+        service.stats.sample(service.snapshot().counters)
 
     await _every(interval_s, "the count of tokens", count)
 
@@ -154,11 +156,14 @@ async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.text_file is not None:
         text = await _read(prefix.text_file)
         return await words.tokenize(text, TokenizeOptions(add_special=False))
-    messages = json.loads(await _read(prefix.messages_file or ""))
-    if not isinstance(messages, list):
-        raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")
-    turns = tuple(history_codec.read(message) for message in messages)
-    prompt = await words.prompt(Conversation(turns, add_generation_prompt=False))
+    text = await _read(prefix.messages_file or "")
+    try:
+        sent = msgspec.json.decode(text, type=list[ChatMessageParam])
+    except msgspec.MsgspecError as error:
+        raise BadRequest(
+            f"{prefix.messages_file} is no JSON list of chat messages: {error}"
+        ) from None
+    prompt = await words.prompt(Conversation(read_messages(sent), add_generation_prompt=False))
     return prompt.tokens
 
 

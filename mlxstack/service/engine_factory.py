@@ -23,11 +23,13 @@ from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.model_files import read_config
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.service.agents.store import AgentStore
-from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
 from mlxstack.service.plan_candidate import Candidate
+from mlxstack.service.request_stream import EventDispatcher
+from mlxstack.service.service import Service
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.agent_locks import AgentLockFiles
 from mlxstack.store.atomic_write import write_atomic
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.disk_quota import QuotaKVStore
@@ -190,3 +192,14 @@ def slots_folder(preset: Preset, home: Path) -> Path:
     if preset.slots.save_path is not None:
         return Path(preset.slots.save_path).expanduser()
     return home / "slots" / (preset.name or "default")
+
+
+def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
+    """A service that is not started yet; `source` is the file of its resolved preset, if any.
+
+    Raises SetupError when a folder cannot be made.
+    """
+    folders = AgentFolders(home / "agents")
+    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
+    engine_factory = EngineFactory(home, DiskKVStore(home / "kv"), dispatcher, agent_store, source)
+    return Service(preset, dispatcher, engine_factory.engine(preset), agent_store, engine_factory)

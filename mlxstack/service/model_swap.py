@@ -80,7 +80,7 @@ async def _change(
     service: Service, engine_factory: EngineFactory, wanted: Preset, drain_s: float
 ) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
-    held = service.bytes_before_load
+    held = service.stats.bytes_before_load
     _begin(service, wanted, "drain", drain_s + limit_s)
     steps = [await _drain(service, drain_s)]
     _begin(service, wanted, "park", limit_s)

@@ -1,6 +1,7 @@
 """One ask on its way through the engine, and what the service needs of an engine."""
 
 import asyncio
+import logging
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -14,8 +15,10 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished
 from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.errors import StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.request import Request
+from mlxstack.service.request_log import RequestLog
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -86,3 +89,52 @@ class RequestStream:
             async with asyncio.timeout(patience_s):
                 return await self._queue.get()
         return None
+
+
+log = logging.getLogger(__name__)
+
+
+class EventDispatcher:
+    """One wake-up of the event loop per engine turn, however many asks it served."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self.request_log = RequestLog()
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Events go to this loop from now on."""
+        self._loop = loop
+
+    def deliver(self, events: tuple[Event, ...]) -> None:
+        """Called on the MLX thread. Events of asks nobody waits for are dropped."""
+        if self._loop is None:
+            return
+        # A loop that has closed has no waiters left.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fan_out, events)
+
+    def open(self, request: Request) -> asyncio.Queue[Event]:
+        """The queue of one ask."""
+        self.request_log.begin(request)
+        self._queues[request.id] = asyncio.Queue()
+        return self._queues[request.id]
+
+    def close(self, request: str) -> None:
+        """Nobody waits for this ask any more."""
+        self._queues.pop(request, None)
+
+    def fail_all(self, error: StackError) -> int:
+        """Tell every waiter that the engine failed; how many there were."""
+        self._fan_out(tuple(RequestFailed(request, error) for request in self._queues))
+        return len(self._queues)
+
+    def _fan_out(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            try:
+                self.request_log.note(event)
+            except Exception:  # an account that was not kept must not cost an answer
+                log.exception("an event of %s was not noted", event.request)
+            queue = self._queues.get(event.request)
+            if queue is not None:
+                queue.put_nowait(event)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -12,30 +11,27 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from mlxstack.core.commands import SlotCommand, SlotCommandResult, SlotRestoreResult, SlotSaveResult
-from mlxstack.core.engine_events import SlotAssigned
-from mlxstack.core.engine_snapshot import Counters, Snapshot
+from mlxstack.core.commands import SlotCommand, SlotCommandResult
+from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError, Unsupported
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
-from mlxstack.core.status import ThroughputSample
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.service.agents import accounts
 from mlxstack.service.agents.locks import AgentLocks
-from mlxstack.service.agents.registry import AgentRegistry
+from mlxstack.service.agents.registry import AgentRegistry, restore_agents
 from mlxstack.service.agents.store import AgentStore
-from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.request_log import RequestLog
 from mlxstack.service.request_stream import (
     Embedder,
     Engine,
+    EventDispatcher,
     GenerationEngine,
     RequestStream,
 )
+from mlxstack.service.stats import ServiceStats
 from mlxstack.service.text_processor import CHANGED, TextProcessor
 
 if TYPE_CHECKING:
@@ -59,8 +55,6 @@ NO_EMBEDDINGS = (
 LEAVING = "the service is shutting down; try again when it is back"
 ANSWER_S = 2.0
 """Seconds in which requests that have failed tell their clients so."""
-MOST_SAMPLES = 301
-"""Five minutes, at one per second."""
 
 
 class ServiceHealth(StrEnum):
@@ -97,13 +91,6 @@ class Change(Struct, frozen=True):
         )
 
 
-class SlotIOBytes(Struct, frozen=True):
-    """Bytes that saving slots wrote anew, and restoring them read."""
-
-    n_saved: int = 0
-    n_restored: int = 0
-
-
 class Service:
     """The one engine of this process, seen from asyncio.
 
@@ -125,24 +112,17 @@ class Service:
     ) -> None:
         self.preset = preset
         self.engine = engine
-        self.started_at = time.time()
-        self.last_in_slot: dict[int, Request] = {}
-        self.n_unparsed = 0
-        self.slot_io_bytes = SlotIOBytes()
-        self.n_tended = 0
+        self.stats = ServiceStats()
         self.agent_store = agent_store or AgentStore(None)
         self.agent_store.model = self.name
         self.engine_factory = engine_factory
-        self.lines = AgentLocks()
+        self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
-        self.bytes_before_load = 0
         self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
-        self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
-        self._past = Counters()
         self._dispatcher = dispatcher
         self._facts: ModelFacts | None = None
         self._words: TextProcessor | None = None
@@ -166,8 +146,7 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         """The engine's, with the counters of the engines before it."""
-        now = self.engine.snapshot()
-        return replace(now, counters=self._past.plus(now.counters))
+        return self.stats.total(self.engine.snapshot())
 
     @property
     def generator(self) -> GenerationEngine:
@@ -221,7 +200,7 @@ class Service:
     async def start(self) -> ModelFacts:
         """Load the model on the MLX thread. Raises what made the load fail."""
         self._dispatcher.bind(asyncio.get_running_loop())
-        await asyncio.to_thread(accounts.load, self.agent_store, self.agent_registry)
+        await asyncio.to_thread(restore_agents, self.agent_store, self.agent_registry)
         try:
             return await self._begin()
         except StackError as error:
@@ -245,11 +224,11 @@ class Service:
         if self._words is not None:
             self._words.close(gone)
         self._facts = self._words = self.request_log.decode = None
-        self.last_in_slot.clear()
+        self.stats.forget_slots()
 
     async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
         """Serve this preset by this engine from now on. Raises what made the load fail."""
-        self._past = self._past.plus(self.engine.snapshot().counters)
+        self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
         self.agent_store.model = self.name
         return await self._begin()
@@ -273,7 +252,7 @@ class Service:
 
     async def _load(self) -> ModelFacts:
         if self.engine_factory is not None:
-            self.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
+            self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         words = await asyncio.to_thread(
@@ -323,7 +302,9 @@ class Service:
         self.require_model(words)
         engine = self.generator
         ticket = RequestStream(request, self._dispatcher.open(request), engine)
-        line = self.lines.asking(request.agent) if request.agent is not None else nullcontext()
+        line = (
+            self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
+        )
         with line, self.sleep.request():
             try:
                 engine.submit(request)
@@ -336,32 +317,14 @@ class Service:
         """Save, restore or erase, once the slot is idle."""
         self.require()
         done = await asyncio.wrap_future(self.generator.run_slot_command(act))
-        if isinstance(done, SlotSaveResult):
-            self.slot_io_bytes = replace(
-                self.slot_io_bytes, n_saved=self.slot_io_bytes.n_saved + done.n_written
-            )
-        elif isinstance(done, SlotRestoreResult):
-            self.slot_io_bytes = replace(
-                self.slot_io_bytes, n_restored=self.slot_io_bytes.n_restored + done.n_read
-            )
+        self.stats.note_slot_io(done)
         return done
 
     async def change_cache(self, change: Future[T]) -> T:
         """Wait for a change of the prefix cache by hand, and count it."""
         done = await asyncio.wrap_future(change)
-        self.n_tended += 1
+        self.stats.n_cache_changes += 1
         return done
-
-    def remember(self, seated: SlotAssigned, request: Request) -> None:
-        """Keep what a slot was last asked, for people who look at it."""
-        self.last_in_slot[seated.slot] = request
-
-    def sample(self) -> None:
-        """Keep what was done so far, for those who come later and ask for the last minutes."""
-        now = self.snapshot().counters
-        self.samples.append(
-            ThroughputSample(time.time(), now.n_prompt_tokens, now.n_generated_tokens)
-        )
 
     def require(self) -> None:
         """Raises Loading until the model is there, Broken when it never will be."""

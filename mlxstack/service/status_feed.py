@@ -77,7 +77,7 @@ class StatusFeed:
             frame = replace(frame, service=replace(frame.service, mode=self._mode))
         if not self._has_past:
             self._has_past = True
-            frame = replace(frame, past=tuple(self._service.samples))
+            frame = replace(frame, past=tuple(self._service.stats.samples))
         if self._coming is None and self._is_due(time.monotonic()):
             self._look_up_mode()
             self._begin_look(tuple(agent.id for agent in frame.agents or ()))
@@ -105,7 +105,7 @@ class StatusFeed:
         )
 
     def _is_due(self, now: float) -> bool:
-        done = self._service.snapshot().counters, self._service.n_tended
+        done = self._service.snapshot().counters, self._service.stats.n_cache_changes
         pause_s = REST_S if done == self._done else LOOK_S
         if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
             return False
@@ -127,7 +127,7 @@ def _facts(service: Service) -> ServiceFacts:
         preset=preset.name,
         version=__version__,
         health=health.value,
-        uptime_s=time.time() - service.started_at,
+        uptime_s=time.time() - service.stats.started_at,
         n_ctx=service.n_ctx,
         max_waiting=preset.queue.max_waiting,
         budget_bytes=service.snapshot().kv_budget_bytes,

@@ -29,7 +29,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.core.commands import AgentKVLocation, CollectGarbage
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.event_dispatcher import EventDispatcher
+from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body

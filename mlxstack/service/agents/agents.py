@@ -15,13 +15,11 @@ from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
-from mlxstack.service import agent_locks
-from mlxstack.service.agents import history_codec
-from mlxstack.service.agents.accounts import facts_about, facts_of
-from mlxstack.service.agents.registry import AgentRecord, views
+from mlxstack.service import openai_messages
+from mlxstack.service.agents.registry import AgentRecord, facts_about, facts_of, views
+from mlxstack.service.agents.store import in_thread
 from mlxstack.service.response_parts import SpokenPart
 from mlxstack.service.service import Service
-from mlxstack.service.threads import in_thread
 from mlxstack.store.agent_history import History
 
 log = logging.getLogger("mlxstack.agents")
@@ -92,7 +90,7 @@ async def past(service: Service, agent: str) -> AgentHistory:
     """The history. Raises NotFound, or Conflict when its file is damaged."""
     try:
         found = await asyncio.to_thread(service.agent_store.read, agent)
-        messages = tuple(history_codec.read(message) for message in found.messages)
+        messages = tuple(openai_messages.read_stored(message) for message in found.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
     return AgentHistory(messages, facts_of(found).tools)
@@ -107,7 +105,7 @@ async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDet
         record.is_pinned = wanted.is_pinned
         await _pin(service, record)
     if record.is_explicit:
-        async with agent_locks.writing(service, agent):
+        async with service.agent_locks.writing(agent):
             await _replace(service, agent, await past(service, agent))
     return await one(service, agent)
 
@@ -142,7 +140,7 @@ async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
 
 async def evict(service: Service, agent: str) -> int:
     """Free its slot and memory; what is on disk stays, and brings it back. Tokens that left."""
-    async with service.lines.acting(agent):
+    async with service.agent_locks.acting(agent):
         _record(service, agent)
         return await _vacate(service, agent, is_kept=True)
 
@@ -154,7 +152,7 @@ async def delete(service: Service, agent: str) -> None:
         record.is_pinned = False
         await _pin(service, record)
         await _vacate(service, agent, is_kept=False)
-        async with agent_locks.writing(service, agent):
+        async with service.agent_locks.writing(agent):
             with suppress(NotFound):
                 await in_thread(service.agent_store.remove, agent)
         service.agent_registry.forget(agent)
@@ -169,7 +167,7 @@ async def record_turn(
     until one of the next turns writes it.
     """
     messages = conversation.messages
-    reply = history_codec.answer(spoken)
+    reply = openai_messages.assistant_message(spoken)
     if conversation.continue_final and messages:
         begun = messages[-1]
         reply = replace(reply, text=begun.text + reply.text)
@@ -188,14 +186,14 @@ async def record_turn(
 @asynccontextmanager
 async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
     """Nothing else changes the history meanwhile. Raises Conflict when the agent is busy."""
-    async with service.lines.acting(agent):
-        with await agent_locks.turn_now(service, agent):
+    async with service.agent_locks.acting(agent):
+        with await service.agent_locks.lock_turn_now(agent):
             yield
 
 
 async def _write(service: Service, agent: str, past: AgentHistory) -> None:
     """Replace the history, after those that were to be written before."""
-    async with agent_locks.writing(service, agent):
+    async with service.agent_locks.writing(agent):
         await _replace(service, agent, past)
 
 
@@ -206,7 +204,7 @@ async def _replace(service: Service, agent: str, past: AgentHistory) -> None:
 def _history(service: Service, agent: str, past: AgentHistory) -> History:
     record = service.agent_registry.record(agent, is_explicit=True)
     facts = facts_about(record, past.tools)
-    messages = tuple(history_codec.written(message) for message in past.messages)
+    messages = tuple(openai_messages.write_message(message) for message in past.messages)
     return History(messages, msgspec.to_builtins(facts))
 
 

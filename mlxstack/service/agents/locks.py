@@ -1,12 +1,22 @@
 """One after another: the turns of an agent whose history the server keeps, and acts on it."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
 
-from mlxstack.core.errors import Conflict
+from mlxstack.core.errors import BadRequest, Conflict, StackError
+from mlxstack.service.agents.store import AgentStore
+from mlxstack.store.agent_locks import AgentLock
+
+log = logging.getLogger("mlxstack.agents")
+
+POLL_S = 0.05
+"""Seconds between two looks at a lock that another service holds."""
+WRITE_S = 30.0
+"""Seconds that a writer of a history waits for another one, which writes for milliseconds."""
 
 
 class AgentLocks:
@@ -16,9 +26,10 @@ class AgentLocks:
     history and waits for nobody but acts; an act changes the history while nobody speaks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agent_store: AgentStore) -> None:
+        self._agent_store = agent_store
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._pens: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._writers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._n_turns: Counter[str] = Counter()
         self._n_asked: Counter[str] = Counter()
         self._acting: set[str] = set()
@@ -75,9 +86,38 @@ class AgentLocks:
                 self._acting.discard(agent)
                 self._changed.set()
 
-    def write_lock(self, agent: str) -> asyncio.Lock:
-        """Whoever holds it writes the history; it goes round in the order of asking."""
-        return self._pens.setdefault(agent, asyncio.Lock())
+    async def lock_turn(self, agent: str) -> AgentLock:
+        """The lock of a turn, as soon as no other service holds it."""
+        return await _patiently(agent, self._agent_store.lock_turn)
+
+    async def lock_turn_now(self, agent: str) -> AgentLock:
+        """The lock of a turn or an edit. Raises Conflict when another service holds it."""
+        held = await _acquire(agent, self._agent_store.lock_turn)
+        if held is None:
+            raise Conflict(
+                f"agent {agent} is busy in another service of this home; try again when its"
+                " request is over"
+            )
+        return held
+
+    async def lock_request(self, agent: str) -> AgentLock:
+        """A shared lock of a request that brings its own conversation; it waits for no turn."""
+        return await _acquire(agent, self._agent_store.lock_request) or AgentLock()
+
+    @asynccontextmanager
+    async def writing(self, agent: str) -> AsyncIterator[None]:
+        """One writer of a history at a time, in this process and in the others of this home.
+
+        Raises Conflict when another process holds its lock for longer than a write can take.
+        """
+        async with self._writers.setdefault(agent, asyncio.Lock()):
+            try:
+                async with asyncio.timeout(WRITE_S):
+                    held = await _patiently(agent, self._agent_store.lock_history)
+            except TimeoutError:
+                raise Conflict(f"another service writes the history of agent {agent}") from None
+            with held:
+                yield
 
     @contextmanager
     def _counted(self, counts: Counter[str], agent: str) -> Iterator[None]:
@@ -97,3 +137,33 @@ class AgentLocks:
 
 def _busy(agent: str) -> Conflict:
     return Conflict(f"agent {agent} is busy; try again when its request is over")
+
+
+async def _patiently(agent: str, acquire: Callable[[str], AgentLock | None]) -> AgentLock:
+    while True:
+        held = await _acquire(agent, acquire)
+        if held is not None:
+            return held
+        # No event tells when another process releases a lock.
+        await asyncio.sleep(POLL_S)
+
+
+async def _acquire(agent: str, acquire: Callable[[str], AgentLock | None]) -> AgentLock | None:
+    """The lock; a disk that refuses one costs a line in the log, not the request."""
+    working = asyncio.ensure_future(asyncio.to_thread(acquire, agent))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.add_done_callback(_release)
+        raise
+    except BadRequest:
+        raise
+    except StackError as error:
+        log.warning("%s; other services of this home may change its history meanwhile", error)
+        return AgentLock()
+
+
+def _release(working: "asyncio.Future[AgentLock | None]") -> None:
+    """What was acquired for a caller who is gone."""
+    if not working.cancelled() and working.exception() is None and (held := working.result()):
+        held.release()

@@ -1,23 +1,27 @@
 """Keeps account of every agent of this service: requests, tokens, time saved, latest turns."""
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation
-from mlxstack.core.conversation import Conversation
-from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot
+from mlxstack.core.conversation import Conversation, Tool
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.errors import StackError
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
 from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
-from mlxstack.service.agents.store import StoredKV
+from mlxstack.service.agents.store import AgentStore, StoredKV
+from mlxstack.service.stats import BUSY
+from mlxstack.store.agent_history import History
 
 MOST_AGENTS = 1000
 MOST_TURNS = 50
-BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
 
 
 class AgentSums(Struct, frozen=True):
@@ -213,3 +217,44 @@ def _states(
     elif kept.disk_bytes:
         found[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
     return tuple(sorted(found.values(), key=lambda state: state.model != model))
+
+
+log = logging.getLogger("mlxstack.agents")
+
+
+class AgentFacts(Struct, frozen=True):
+    """What history.json says of an agent beside its messages; `used_at` is Unix seconds."""
+
+    priority: Priority = Priority.NORMAL
+    is_pinned: bool = False
+    sums: AgentSums = AgentSums()
+    used_at: float = 0.0
+    tools: tuple[Tool, ...] = ()
+
+
+def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
+    """Before anything is served. What is damaged is named in the log, and its agent is known."""
+    agent_store.survey()
+    for agent in agent_store.agents():
+        record = agent_registry.record(agent, is_explicit=True)
+        try:
+            facts = facts_of(agent_store.read(agent))
+        except StackError as error:
+            log.warning("%s", error)
+            continue
+        record.priority, record.is_pinned = facts.priority, facts.is_pinned
+        record.sums, record.used_at = facts.sums, facts.used_at
+
+
+def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:
+    """What is to be kept of an account."""
+    return AgentFacts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
+
+
+def facts_of(history: History) -> AgentFacts:
+    """Facts that make no sense are as none."""
+    try:
+        return msgspec.convert(history.facts, AgentFacts)
+    except msgspec.ValidationError as error:
+        log.warning("the facts of a stored history are ignored: %s", error)
+        return AgentFacts()

@@ -1,8 +1,11 @@
 """Keeps what explicit agents said, and knows what is saved of them for which model."""
 
+import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
+from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -173,3 +176,25 @@ class AgentStore:
     def _note(self, agent: str, manifest: Manifest) -> None:
         shown = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)
         self._stored.setdefault(agent, {})[manifest.identity] = shown
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, but a cancelled caller goes only when the work is done.
+
+    No thread can be cancelled: what it still writes would come after what others write next.
+    """
+    working = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait({working})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        working.exception()
+        raise cancelled
+    return working.result()

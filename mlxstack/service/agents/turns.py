@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Conflict, NotFound
-from mlxstack.service import agent_locks
+from mlxstack.service.admission import AdmittedRequest, admit
 from mlxstack.service.agents import agents
 from mlxstack.service.agents.agents import AgentHistory
-from mlxstack.service.generation import AdmittedRequest, admit, stream_response
+from mlxstack.service.generation import stream_response
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.service import Service
@@ -50,12 +50,12 @@ async def parts(
 
     Raises Conflict when the agent is busy and the wish is not patient.
     """
-    if service.lines.is_busy(agent) and not wish.is_patient:
+    if service.agent_locks.is_busy(agent) and not wish.is_patient:
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
     words = service.text_processor
-    with service.lines.joined(agent):
+    with service.agent_locks.joined(agent):
         entering = asyncio.create_task(_enter(service, agent, wish))
         try:
             patience_s = first_s
@@ -82,10 +82,11 @@ async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitSt
     wish is not patient.
     """
     with ExitStack() as held:
-        lock = await service.lines.enter(agent)
+        lock = await service.agent_locks.enter(agent)
         held.callback(lock.release)
-        acquire = agent_locks.turn if wish.is_patient else agent_locks.turn_now
-        held.enter_context(await acquire(service, agent))
+        locks = service.agent_locks
+        acquire = locks.lock_turn if wish.is_patient else locks.lock_turn_now
+        held.enter_context(await acquire(agent))
         return held.pop_all()
 
 

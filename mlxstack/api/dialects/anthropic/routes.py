@@ -25,7 +25,7 @@ from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Busy, OutOfMemory, Unsupported
-from mlxstack.service.generation import admit
+from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 

@@ -10,7 +10,8 @@ from mlxstack.api.dialects.llama_server.response_schema import params
 from mlxstack.api.guards import EARLY, is_unscoped
 from mlxstack.api.run_generation import AnyRequest
 from mlxstack.core.errors import Loading, Unsupported
-from mlxstack.service.generation_options import SamplingOverrides, sampling
+from mlxstack.service.admission import sampling
+from mlxstack.service.generation_options import SamplingOverrides
 from mlxstack.service.service import Service, ServiceHealth
 
 

@@ -57,8 +57,8 @@ def own_counters(now: Counters, service: Service) -> Numbers:
     """Totals that llama-server does not have."""
     return (
         ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
-        ("saved_bytes", "Bytes newly written by saving slots", service.slot_io_bytes.n_saved),
-        ("restored_bytes", "Bytes read by restoring slots", service.slot_io_bytes.n_restored),
+        ("saved_bytes", "Bytes newly written by saving slots", service.stats.n_saved_bytes),
+        ("restored_bytes", "Bytes read by restoring slots", service.stats.n_restored_bytes),
         ("model_calls", "Forward passes of the model", now.n_model_calls),
         ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
         ("requests", "Requests that reached the engine", now.n_asks),
@@ -70,7 +70,11 @@ def own_counters(now: Counters, service: Service) -> Numbers:
         ),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
-        ("unparsed_calls", "Tool calls that made no sense and became text", service.n_unparsed),
+        (
+            "unparsed_calls",
+            "Tool calls that made no sense and became text",
+            service.stats.n_unparsed_calls,
+        ),
     )
 
 
@@ -107,7 +111,7 @@ def metrics_route(service: Service) -> Any:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Metrics(service))
     is_on = service.preset.prefix_cache.metrics.enabled
-    headers = {"process-start-time-unix": str(int(service.started_at))}
+    headers = {"process-start-time-unix": str(int(service.stats.started_at))}
 
     @get("/metrics", media_type=MEDIA_TYPE, name="metrics", opt=OF_ALL)
     async def metrics() -> Response[bytes]:

@@ -17,7 +17,7 @@ from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRende
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole, check_all
 from mlxstack.api.streaming import KEEPALIVE
-from mlxstack.service.generation import admit_text
+from mlxstack.service.admission import admit_text
 
 
 @post(["/completion", "/completions"], status_code=200, responses=response_spec(Answer))

@@ -32,7 +32,7 @@ async def list_slots(
     request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
     """All slots; 503 when asked to fail and none is idle."""
-    found = stats.slots(service)
+    found = service.stats.slots(service.engine.snapshot())
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
         raise Busy("no slot available")
     return [_seen(request, _slot(slot)) for slot in found]

@@ -10,7 +10,7 @@ from mlxstack.api.dialects.llama_server.response_schema import Answer, error_bod
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
 from mlxstack.core.errors import StackError
-from mlxstack.service.generation import AdmittedRequest
+from mlxstack.service.admission import AdmittedRequest
 from mlxstack.service.response_parts import (
     CollectedResponse,
     ContentPart,

@@ -17,7 +17,6 @@ from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
-    ChatMessageParam,
     ChatToolParam,
 )
 from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
@@ -29,10 +28,12 @@ from mlxstack.api.run_generation import PREFIX, AnyRequest, cache_headers, cance
 from mlxstack.api.streaming import BEAT_S, FIRST_S, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
-from mlxstack.service.agents import agents, history_codec, turns
+from mlxstack.service import openai_messages
+from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.agents import agents, turns
 from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
 from mlxstack.service.agents.turns import AgentTurnRequest
-from mlxstack.service.generation import AdmittedRequest
+from mlxstack.service.openai_messages import ChatMessageParam
 from mlxstack.service.response_parts import ResponsePart, gather
 from mlxstack.service.service import Service
 from mlxstack.service.stats import saved_s
@@ -124,7 +125,7 @@ async def delete_agent(
 async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, Any]:
     """All messages, as a chat request would send them."""
     past = await agents.past(service, agent)
-    messages = [history_codec.written(message) for message in past.messages]
+    messages = [openai_messages.write_message(message) for message in past.messages]
     return {"id": agent, "object": "agent.history", "messages": messages}
 
 

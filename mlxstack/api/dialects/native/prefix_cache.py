@@ -10,7 +10,6 @@ from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
-    ChatMessageParam,
     ChatToolParam,
 )
 from mlxstack.api.guards import OF_ALL, salt_of
@@ -19,6 +18,7 @@ from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.status import CacheView, RequestView
 from mlxstack.service import prefix_cache_admin
+from mlxstack.service.openai_messages import ChatMessageParam
 from mlxstack.service.prefix_cache_admin import Prefix
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor

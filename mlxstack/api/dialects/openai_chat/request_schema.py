@@ -4,34 +4,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.dialects.openai_chat.message_content import Content
 from mlxstack.api.request_fields import Fields
-
-
-class FunctionParam(Struct):
-    """The function of a call in the history; arguments usually are JSON in a string."""
-
-    name: str = ""
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCallParam(Struct):
-    """A call that the assistant made earlier."""
-
-    id: str | None = None
-    function: FunctionParam | None = None
-
-
-class ChatMessageParam(Struct):
-    """One message. `function` is the legacy role of `tool`."""
-
-    role: str
-    content: Content = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCallParam] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
+from mlxstack.service.openai_messages import ChatMessageParam
 
 
 class FunctionSpec(Struct):

@@ -24,7 +24,7 @@ from mlxstack.api.run_generation import (
 )
 from mlxstack.api.streaming import KEEPALIVE
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation import admit
+from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
 
 

@@ -1,38 +1,19 @@
 """From OpenAI's chat body to the conversation that it means."""
 
-import uuid
-from collections.abc import Callable
 from typing import Any
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.openai_chat.message_content import (
-    Content,
-    read_history,
-    read_latest_user,
-    read_system,
-)
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
-    ChatMessageParam,
     ChatToolParam,
     ResponseFormat,
-    ToolCallParam,
 )
 from mlxstack.api.request_fields import asked_json
-from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
+from mlxstack.service.openai_messages import read_messages
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.normalize_messages import parse_arguments
-
-ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-    "function": Role.TOOL,
-}
 
 
 def conversation(body: ChatBody) -> Conversation:
@@ -42,7 +23,7 @@ def conversation(body: ChatBody) -> Conversation:
     _bound(body)
     thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
     return Conversation(
-        messages=(*_messages(body.messages), *_format(body)),
+        messages=(*read_messages(body.messages), *_format(body)),
         tools=_tools(body.tools),
         thinking=thinking,
         template=template,
@@ -96,40 +77,6 @@ def response_format(body: ChatBody) -> ResponseConstraint | None:
 
 def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     return wanted.json_schema.schema if wanted.json_schema else wanted.schema
-
-
-def _messages(turns: list[ChatMessageParam]) -> tuple[Message, ...]:
-    """Only what the user asks last can be refused for not being text."""
-    last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
-    return tuple(
-        _message(turn, f"messages[{i}]", read_latest_user if i == last else read_history)
-        for i, turn in enumerate(turns)
-    )
-
-
-def _message(turn: ChatMessageParam, at: str, read: Callable[[Content, str], str]) -> Message:
-    role = ROLES.get(turn.role)
-    if role is None:
-        raise BadRequest(f"{at}.role is {turn.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
-    reasoning = turn.reasoning if turn.reasoning_content is None else turn.reasoning_content
-    return Message(
-        role=role,
-        text=(read_system if role is Role.SYSTEM else read)(turn.content, f"{at}.content"),
-        reasoning=reasoning,
-        tool_calls=tuple(_call(call) for call in turn.tool_calls or ()),
-        tool_call_id=turn.tool_call_id,
-        name=turn.name,
-    )
-
-
-def _call(call: ToolCallParam) -> ToolCall:
-    function = call.function
-    name, arguments = (function.name, function.arguments) if function else ("", None)
-    return ToolCall(
-        id=call.id or f"call_{uuid.uuid4().hex[:24]}",
-        name=name,
-        arguments=parse_arguments(arguments),
-    )
 
 
 def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:

@@ -24,7 +24,7 @@ from mlxstack.api.run_generation import (
     n_choices,
 )
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation import admit_text
+from mlxstack.service.admission import admit_text
 from mlxstack.service.generation_options import GenerationOptions
 
 

@@ -89,8 +89,8 @@ def _model(service: Service, name: str) -> ModelCard:
     facts, n_ctx = service.facts, service.n_ctx
     return ModelCard(
         id=name,
-        created=int(service.started_at),
-        created_at=datetime.fromtimestamp(int(service.started_at), UTC).isoformat(),
+        created=int(service.stats.started_at),
+        created_at=datetime.fromtimestamp(int(service.stats.started_at), UTC).isoformat(),
         display_name=name,
         max_input_tokens=n_ctx,
         max_tokens=n_ctx,

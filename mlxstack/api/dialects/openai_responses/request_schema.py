@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.dialects.openai_chat.message_content import Content
 from mlxstack.api.request_fields import Fields
+from mlxstack.service.openai_messages import Content
 
 Item = dict[str, Any]
 

@@ -22,7 +22,7 @@ from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation import AdmittedRequest, admit
+from mlxstack.service.admission import AdmittedRequest, admit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 

@@ -11,11 +11,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialects.openai_chat.message_content import (
-    read_history,
-    read_latest_user,
-    read_system,
-)
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
 from mlxstack.api.dialects.openai_responses.request_schema import (
     CustomCallInput,
@@ -32,6 +27,11 @@ from mlxstack.api.request_fields import asked_json
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
+from mlxstack.service.openai_messages import (
+    read_history,
+    read_latest_user,
+    read_system,
+)
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.normalize_messages import parse_arguments
 
