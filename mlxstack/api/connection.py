@@ -55,7 +55,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
+        """True while no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -118,7 +118,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
 
     def _close_longest_waiting(self) -> bool:
-        """Whether another connection was waiting for a request, and is closed now."""
+        """Close the other connection that has waited longest for a request, if any."""
         others = (
             one
             for one in self.connections

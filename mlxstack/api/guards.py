@@ -1,4 +1,4 @@
-"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model.
+"""Access control: host names against DNS rebinding, API keys and their scopes.
 
 Guards are coroutines because Litestar sends plain functions through a thread, each time.
 """
@@ -38,7 +38,7 @@ OF_ALL = {"is_of_all": True}
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-"""Names of Docker and Podman for the machine that runs a container; no registry has `.internal`."""
+"""Docker's and Podman's names for the host of a container; no registry has `.internal`."""
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 
 DIGEST = "sha256:"
@@ -62,13 +62,13 @@ async def name_response(message: Message, scope: Scope) -> None:
 
 
 def host_check(server: ServerSpec) -> Callable[[Connection], None]:
-    """Refuses requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
+    """Refuse requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
 
-    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured
-    name, or, for peers in private networks, a name of this machine that no domain registry can
-    give away: see `_machine_names`. An Origin must be loopback, the Host itself, configured, or
-    an app's; a name of this machine is not enough, since DNS or mDNS of a hostile network could
-    give it to a page. The check raises Forbidden.
+    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured name,
+    or, for peers in private networks, a name of this machine that no domain registry can give away:
+    see `_machine_names`. An Origin must be loopback, the Host itself, configured, or an app's; a
+    name of this machine is not enough, since DNS or mDNS of a hostile network could give it to a
+    page. The check raises Forbidden.
     """
     known = re.compile(_names(server), re.IGNORECASE)
     machine_names = _machine_names(socket.gethostname())
@@ -93,9 +93,9 @@ def host_check(server: ServerSpec) -> Callable[[Connection], None]:
 
 
 def key_check(server: ServerSpec, dialect_of: DialectOf) -> Callable[[Connection], ApiKey | None]:
-    """Wants one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
+    """Require one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
-    The check raises Unauthorized, or gives the key; None where none are configured.
+    The check raises Unauthorized, or returns the key; None where none are configured.
     """
     known = [as_key(key) for key in server.api_keys]
 
@@ -127,10 +127,7 @@ def host_guard(server: ServerSpec) -> Guard:
 
 
 def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
-    """`key_check` for every route that is not public.
-
-    What the key gives its holder is left in the connection's state.
-    """
+    """`key_check` for every route that is not public; the key stays in the connection's state."""
     check = key_check(server, dialect_of)
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
@@ -146,7 +143,7 @@ def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
 
 
 def loaded_guard(service: Service) -> Guard:
-    """Refuses everything but the early routes until the model is there."""
+    """Refuse all but the early routes until the model is loaded."""
 
     async def guard(_: Connection, handler: BaseRouteHandler) -> None:
         if not handler.opt.get("is_early"):
@@ -178,7 +175,7 @@ def _machine_names(hostname: str) -> frozenset[str]:
 
 
 def _is_near(connection: Connection) -> bool:
-    """Whether the peer is on this machine, in a container, or in the local network."""
+    """True for a peer on this machine, in a container, or in the local network."""
     if connection.client is None:
         return True
     try:
@@ -190,12 +187,12 @@ def _is_near(connection: Connection) -> bool:
 
 
 def _bare(host: str) -> str:
-    """Without the port."""
+    """Host name without its port."""
     return re.sub(r":\d*$", "", host)
 
 
 def _is_address(host: str) -> bool:
-    """Python takes any text for the zone after a `%`; an address in a URL has none."""
+    """True for an IP address without a zone: Python takes any text after `%`."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -222,7 +219,7 @@ def _key(connection: Connection, dialect: Dialect) -> str | None:
 
 
 def as_key(key: str | ApiKey) -> ApiKey:
-    """The key with its digest in the place of itself."""
+    """The key, with its digest instead of its text."""
     found = ApiKey(key) if isinstance(key, str) else key
     if found.key.startswith(DIGEST):
         return replace(found, key=found.key.lower())
@@ -230,7 +227,7 @@ def as_key(key: str | ApiKey) -> ApiKey:
 
 
 def fits(key: ApiKey, given: str) -> bool:
-    """Whether this is the key, in a time that tells nothing."""
+    """Compare a given key with a configured one, in constant time."""
     return secrets.compare_digest(_digest(given), key.key)
 
 
@@ -243,7 +240,7 @@ def attach_key(connection: Connection, key: ApiKey) -> None:
 
 
 def apply_key_policy(options: GenerationOptions, connection: Connection) -> GenerationOptions:
-    """The options with what endpoint, key and request say; the body has no word in it.
+    """Set priority, salt and request id by endpoint, key and request.
 
     Raises Forbidden for an agent that the key does not name.
     """
@@ -259,10 +256,7 @@ def apply_key_policy(options: GenerationOptions, connection: Connection) -> Gene
 
 
 def salt_of(connection: Connection, own: str = "") -> str:
-    """Under which salt the KV of a request lies, with the one that it names itself.
-
-    One salt of both, which no other two make; without any, none.
-    """
+    """Salt of a request's KV: the key's and its own as one, or none."""
     key: ApiKey = connection.state.get("key") or ApiKey("")
     return msgspec.json.encode((key.salt, own)).decode() if key.salt or own else ""
 
@@ -284,19 +278,19 @@ def require_unscoped(key: ApiKey) -> None:
 
 
 def is_unscoped(connection: Connection) -> bool:
-    """Whether the key is for all agents."""
+    """True for a key of all agents."""
     key: ApiKey | None = connection.state.get("key")
     return key is None or not key.agents
 
 
 def can_access(connection: Connection, agent: str) -> bool:
-    """Whether the key names this agent."""
+    """True if the key names this agent."""
     key: ApiKey | None = connection.state.get("key")
     return key is None or _is_named(key, agent)
 
 
 def check_raise(connection: Connection, wanted: Priority | None) -> None:
-    """Raises Forbidden when a key would make an agent more urgent than its own tier."""
+    """Raises Forbidden when a key would raise an agent's priority above its own tier."""
     key: ApiKey | None = connection.state.get("key")
     if key is not None and wanted is not None and wanted < _priority(key):
         raise Forbidden(
@@ -319,7 +313,7 @@ def _check(key: ApiKey, agent: str) -> None:
 
 
 def _is_named(key: ApiKey, agent: str) -> bool:
-    """A conversation without a name may be anybody's, whatever pattern fits the one it got."""
+    """Match an agent against the key; conversations without a name match no key of some agents."""
     return not key.agents or any(
         fnmatchcase(agent, pattern) and not is_implicit(agent) for pattern in key.agents
     )

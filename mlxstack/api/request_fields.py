@@ -1,4 +1,4 @@
-"""The body fields that every generating dialect of OpenAI and llama-server shares."""
+"""Request fields that several dialects share, and their limits."""
 
 import json
 import math
@@ -91,10 +91,10 @@ class Fields(Struct, kw_only=True):
 def options(
     body: Fields, request: str, n_logprobs: int | None, caller: Connection
 ) -> GenerationOptions:
-    """What the body wants, and what the caller may have.
+    """Generation options of a body, as far as the caller's key allows.
 
-    Raises BadRequest with the name of the field that cannot work, Forbidden for what the
-    caller's key does not give.
+    Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
+    key does not give.
     """
     wanted = GenerationOptions(
         id=request,
@@ -114,18 +114,18 @@ def options(
 
 
 def bound(n: int, most: int, name: str, what: str) -> None:
-    """Raise BadRequest for `n` of `what` in the field `name` when that is more than `most`."""
+    """Raise BadRequest for more than `most` items in a field."""
     if n > most:
         raise BadRequest(f"{name} has {n} {what}; it may have {most}", name)
 
 
 def n_parts(contents: Iterable[Any]) -> int:
-    """How many parts the contents have together that are lists."""
+    """Number of parts in all contents that are lists."""
     return sum(len(content) for content in contents if isinstance(content, list))
 
 
 def limit(body: Fields) -> int | None:
-    """Tokens of the answer, None where the body does not say. Raises BadRequest."""
+    """Token limit of the response, None without one. Raises BadRequest."""
     name = next((name for name in body.limits if getattr(body, name) is not None), None)
     if name is None:
         return None
@@ -138,14 +138,14 @@ def limit(body: Fields) -> int | None:
 
 
 def thinking_budget(body: Fields) -> int | None:
-    """The most tokens of a thought; a negative number is no limit."""
+    """Most tokens of reasoning; a negative number removes the limit."""
     given = body.thinking_budget_tokens
     wanted = body.reasoning_budget_tokens if given is None else given
     return None if wanted is None or wanted < 0 else wanted
 
 
 def _shape(body: Fields) -> ResponseConstraint | None:
-    """llama-server's own fields."""
+    """Constraint by llama-server's own fields."""
     if body.grammar:
         return ResponseConstraint(grammar=body.grammar, param="grammar")
     return (
@@ -201,7 +201,7 @@ def _share(value: float | None, name: str) -> float | None:
 
 
 def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
-    """The words that end an answer. Raises BadRequest for too many, or for one too long."""
+    """Stop strings. Raises BadRequest for too many, or for one too long."""
     words = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
     if len(words) > MOST_STOPS:
         raise BadRequest(f"{name} has {len(words)} words; it may have {MOST_STOPS}", name)
@@ -223,7 +223,7 @@ def _agent(body: Fields) -> str | None:
 
 
 def _user(body: Fields) -> Any:
-    """OpenAI's name for whoever asks, or Anthropic's."""
+    """End user by OpenAI's field, or by Anthropic's."""
     owner = body.metadata.get("user_id") if isinstance(body.metadata, dict) else None
     return body.user if owner is None else owner
 
@@ -272,10 +272,10 @@ def _one_bias(pair: Any) -> tuple[int | str, float]:
 
 
 def prompts(sent: Prompts) -> tuple[Prompt, ...]:
-    """One prompt or several, each as text, or as token ids and texts in a row.
+    """One prompt or several, each a text, or token ids and texts in a row.
 
-    As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an
-    empty list.
+    As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an empty
+    list.
     """
     if isinstance(sent, str):
         return (sent,)
@@ -305,11 +305,11 @@ SESSION_MARK = "_session_"
 
 
 def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) -> str | None:
-    """The strongest hint of a request: "client:name", or None.
+    """Strongest session hint of a request as "client:name", or None.
 
     `cache_key` is OpenAI's `prompt_cache_key`; `user` is its `user`, or Anthropic's
-    `metadata.user_id`. Sub-agents of Claude Code share their session's id, so that theirs is
-    added to it (0.5 of the wire protocols).
+    `metadata.user_id`. Sub-agents of Claude Code share their session's id, so the sub-agent's id is
+    added to it.
     """
     if session := _said(headers.get("x-claude-code-session-id")):
         agent = _said(headers.get("x-claude-code-agent-id"))
@@ -349,12 +349,12 @@ def _named(client: str, name: str) -> str:
 
 
 def names(service: Service) -> tuple[str, ...]:
-    """Alias first, then the model's id. Folders of this machine are nobody's business."""
+    """Alias first, then the model's id; of a folder only its last name."""
     return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
 
 
 def resolve_model(service: Service, wanted: str | None) -> str:
-    """The name to echo. Any name is served by the one model unless the preset is strict."""
+    """Model name to echo. Raises UnknownModel where the preset is strict."""
     if wanted is None:
         return service.name
     if service.preset.server.strict_models and wanted not in names(service):
@@ -363,7 +363,7 @@ def resolve_model(service: Service, wanted: str | None) -> str:
 
 
 def asked_json(schema: dict[str, Any] | None) -> Message:
-    """The last instruction before the answer."""
+    """Instruction to answer in JSON, before the answer."""
     line = "Answer with one JSON object and nothing else."
     if schema:
         line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"

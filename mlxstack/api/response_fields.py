@@ -1,4 +1,4 @@
-"""llama-server's `timings` and OpenAI's `usage` of one piece of work."""
+"""Response fields that several dialects share: timings, usage, logprobs."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,13 +32,13 @@ class Timings(Struct, frozen=True):
 
 
 class CachedTokens(Struct, frozen=True):
-    """How much of the prompt came from the caches."""
+    """Prompt tokens that came from the cache."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(Struct, frozen=True):
-    """How much of the completion was thinking."""
+    """Completion tokens that were reasoning."""
 
     reasoning_tokens: int
 
@@ -71,7 +71,7 @@ def timings(work: RequestTimings) -> Timings:
 
 
 class Stopwatch:
-    """Timings of a reply that is not over yet, as they look from the door."""
+    """Timings of a reply under way, measured where it is sent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ class Stopwatch:
         self._began = self._first = clock()
 
     def hear(self, part: ResponsePart) -> None:
-        """Count what a part brings."""
+        """Count a part."""
         now = self._clock()
         match part:
             case GenerationStarted():
@@ -95,12 +95,12 @@ class Stopwatch:
                 )
 
     def timings(self) -> Timings:
-        """What has been done so far."""
+        """Timings so far."""
         return timings(self._work)
 
 
 def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsage:
-    """The sum over the choices of one answer, in which each prompt has `n_choices` of them.
+    """Token counts over the choices of one response, `n_choices` for each prompt.
 
     As OpenAI counts, a prompt counts once and every completion counts.
     """
@@ -160,7 +160,7 @@ class LegacyLogprobs(Struct, frozen=True):
 
 
 def logprobs(notes: tuple[TokenLogprob, ...], words: TextProcessor) -> Logprobs | None:
-    """None when the request did not ask for any, or no token came."""
+    """Logprobs of chat completions, None when there are none."""
     chosen = tuple(_chosen(note, note.logprob, words) for note in notes if note.logprob is not None)
     return Logprobs(chosen) if chosen else None
 

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from litestar import Request, Response
+from litestar.di import NamedDependency
 from litestar.exceptions import InternalServerException
 from litestar.response import Stream
 from msgspec import structs
@@ -36,7 +37,9 @@ from mlxstack.service.stats import saved_s
 
 T = TypeVar("T")
 
+# Parameters of handlers.
 AnyRequest = Request[Any, Any, Any]
+TheService = NamedDependency[Service]
 
 PREFIX = "x-mlx-stack-"
 CACHE_HEADERS = tuple(
@@ -120,7 +123,7 @@ async def _one(service: Service, order: AdmittedRequest) -> CollectedResponse:
 
 
 def n_choices(wanted: int | None, n_slots: int) -> int:
-    """How many are wanted, one for each slot at most. Raises BadRequest."""
+    """Number of choices, one for each slot at most. Raises BadRequest."""
     if wanted is None:
         return 1
     if not 1 <= wanted <= n_slots:
@@ -131,9 +134,9 @@ def n_choices(wanted: int | None, n_slots: int) -> int:
 
 
 def check_all(n_prompts: int, n: int, service: Service) -> None:
-    """Raises BadRequest for more choices than one request may ask for.
+    """Raises BadRequest for more choices than one request may have.
 
-    They have to fit in the queue; as many as there are slots are always taken.
+    They have to fit in the queue; as many as there are slots are always accepted.
     """
     most = max(service.preset.queue.max_waiting, service.preset.slots.count)
     if n_prompts * n > most:

@@ -47,7 +47,7 @@ class UvicornServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves the signals to `run`."""
+        """Leave the signals to `run`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -58,10 +58,10 @@ class UvicornServer(uvicorn.Server):
 
 
 class HttpProtocol(BoundedConnection):
-    """A connection. httptools would keep whatever comes before a body, however long it is."""
+    """Connection over h11: httptools would keep any data before a body, however long."""
 
     def send_400_response(self, msg: str) -> None:
-        """Who has an answer already gets no other, which could not be sent."""
+        """Answer 400 unless an answer has begun already."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             super().send_400_response(msg)
         else:
@@ -69,9 +69,9 @@ class HttpProtocol(BoundedConnection):
 
 
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 0, or 78 when trying again would not help it to start.
+    """Serve until SIGTERM or SIGINT; returns 0, or 78 when a restart would not help.
 
-    `source` is the file of the preset; when the model is changed, it is rewritten.
+    `source` is the file of the preset; a change of the model rewrites it.
     """
     try:
         return asyncio.run(_run(preset, home, source))

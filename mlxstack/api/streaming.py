@@ -53,7 +53,7 @@ def frame(data: Any, event: str | None = None) -> bytes:
 
 
 def keepalive(n_done: int, n_prompt: int) -> bytes:
-    """Comment that keeps connections open and tells a reader how far the prompt is."""
+    """Comment that keeps a connection open and carries the progress of the prompt."""
     return f": keepalive {n_done}/{n_prompt}\n\n".encode()
 
 

@@ -1,4 +1,4 @@
-"""The waiting room: while the model is changed, requests wait, and streams hear heartbeats."""
+"""Swap gate middleware: requests wait, with heartbeats, while the model is changed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -35,10 +35,11 @@ class StreamField(Struct):
 
 
 def swap_gate_middleware(service: Service, app: Any) -> App:
-    """The application behind the gate: all that changes something or generates passes it.
+    """Put the application behind the gate, for all requests that change or generate.
 
-    Before a closed one wait no strangers, no more than `queue.max_waiting`, and no body over
-    the limit. Whatever has no answer when the gate is interrupted gets the reason as its answer.
+    Before a closed gate wait only requests with a key, no more than `queue.max_waiting`, and no
+    body over the limit. Requests without an answer when the gate is interrupted get the reason as
+    theirs.
     """
     visits: set[_WaitingRequest] = set()
     server = service.preset.server
@@ -79,7 +80,7 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
 
 
 class _Response:
-    """The response of the application to one request: whether it has begun, and where it goes."""
+    """Response of the application to one request, and where it goes."""
 
     def __init__(self, send: Send) -> None:
         self.is_begun = False
@@ -97,7 +98,7 @@ def _check_room(n_waiting: int, limit: int) -> None:
 
 
 class _WaitingRequest:
-    """One request that came while the gate was closed."""
+    """Request that came while the gate was closed."""
 
     def __init__(
         self, service: Service, scope: Scope, receive: Receive, response: _Response
@@ -117,7 +118,7 @@ class _WaitingRequest:
         self._failure = b""
 
     async def wait(self, app: App, visits: "set[_WaitingRequest]") -> None:
-        """Until the gate opens, or the client leaves; one of `visits` until then."""
+        """Wait until the gate opens or the client leaves, listed in `visits` until then."""
         visits.add(self)
         try:
             await self._hear()
@@ -148,7 +149,7 @@ class _WaitingRequest:
                 self._gate.leave()
 
     async def _hear(self) -> None:
-        """The whole body, to be heard again by the application. Raises TooLarge."""
+        """Read the whole body, to replay it to the application. Raises TooLarge."""
         body = bytearray()
         while not self._heard or self._heard[-1].get("more_body"):
             message = await self._receive()
@@ -177,7 +178,7 @@ class _WaitingRequest:
         )
 
     async def _pass_on(self, message: Message) -> None:
-        """What the application says, without the head that was sent already."""
+        """Send a message of the application, without a head that was sent already."""
         if not self._is_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -188,7 +189,7 @@ class _WaitingRequest:
             await self._complain(message)
 
     async def _complain(self, message: Message) -> None:
-        """A refusal that comes after the head has to be an event."""
+        """Send a refusal after the head as an event."""
         self._failure += bytes(message.get("body", b""))
         if not message.get("more_body"):
             event = self._dialect.error_event
@@ -205,7 +206,7 @@ def _wants_stream(body: bytearray) -> bool:
 
 
 async def _refuse(scope: Any, send: Send, error: StackError) -> None:
-    """In the envelope of the door, which was not reached."""
+    """Answer with an error in the dialect of the path."""
     dialect = dialect_of(scope["path"])
     told = {"content-type": "application/json", **errors.headers(error)}
     headers = [(name.encode(), value.encode()) for name, value in told.items()]

@@ -39,10 +39,10 @@ FORBIDDEN = float("-inf")
 
 
 class ParseConfig(Struct, frozen=True):
-    """How a reply is to be heard.
+    """Options of the response parser.
 
-    `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the caller
-    set no limit below the room that was left. `is_prefill`: only the prompt is to be computed.
+    `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the request set
+    no limit below the remaining context. `is_prefill`: only the prompt is computed.
     """
 
     parse_options: ParseOptions
@@ -55,10 +55,10 @@ class ParseConfig(Struct, frozen=True):
 
 
 class AdmittedRequest(Struct, frozen=True):
-    """An admitted request: nothing foreseeable is wrong with it.
+    """Request that passed all checks.
 
-    `words` are the text tools of the model whose tokens these are; no other model may answer.
-    `conversation` is what it was made of, unless it was made of plain text or tokens.
+    `words` is the text processor of the model whose tokens these are; no other model may answer.
+    `conversation` is the source of the prompt, unless that was plain text or tokens.
     """
 
     request: Request
@@ -68,14 +68,14 @@ class AdmittedRequest(Struct, frozen=True):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """The stop strings of the request."""
+        """Stop strings of the request."""
         return self.parsing.parse_options.stops
 
 
 async def admit(
     service: Service, conversation: Conversation, options: GenerationOptions
 ) -> AdmittedRequest:
-    """Render, tokenise, check. Raises BadRequest, TooLong, Busy, Loading."""
+    """Render, tokenize, check. Raises BadRequest, TooLong, Busy, Loading."""
     words = service.text_processor
     options = await _with_biases(words, options)
     check(options, _bounds(service))
@@ -101,7 +101,7 @@ async def admit(
 async def admit_text(
     service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
 ) -> AdmittedRequest:
-    """The same for a raw text or tokens, in whose continuation nothing is a marker."""
+    """Admit a raw text or tokens, in whose continuation nothing is a marker."""
     words = service.text_processor
     options = await _with_biases(words, options)
     check(options, _bounds(service))
@@ -115,7 +115,7 @@ async def admit_text(
 
 
 def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
-    """The calls that were sampled for this very agent or conversation."""
+    """Scope of tool call replay: this agent or conversation."""
     name = options.agent or service.agent_registry.known_name(
         conversation, options.session_hint, options.salt
     )
@@ -170,7 +170,7 @@ def _order(
 
 
 def _named(service: Service, order: AdmittedRequest, options: GenerationOptions) -> AdmittedRequest:
-    """Only now that nothing refuses it: the names that are remembered are for who is served."""
+    """Set the display name, last of all: only admitted requests are remembered by name."""
     request = structs.replace(
         order.request, display_name=options.display_name, priority=_priority(service, options)
     )
@@ -180,7 +180,7 @@ def _named(service: Service, order: AdmittedRequest, options: GenerationOptions)
 def _guided(
     service: Service, order: AdmittedRequest, constraint: GrammarConstraint | None
 ) -> AdmittedRequest:
-    """What follows a grammar to its end has nothing to say after it."""
+    """Add the constraint; a grammar that has ended ends the answer."""
     if constraint is None:
         return order
     eos = service.facts.eos if constraint.has_grammar else order.request.eos
@@ -192,7 +192,7 @@ def _guided(
 def _forced(
     words: TextProcessor, options: GenerationOptions, prompt: Prompt, has_tools: bool
 ) -> tuple[int, ...]:
-    """The beginning of a tool call, when one is required. Raises BadRequest if there is none."""
+    """Opening tokens of a required tool call. Raises BadRequest where none are known."""
     if options.tool_choice is not ToolChoiceMode.REQUIRED or not has_tools:
         return ()
     opening = words.output_format.call_opening
@@ -208,7 +208,7 @@ def _forced(
 
 
 async def _with_biases(words: TextProcessor, options: GenerationOptions) -> GenerationOptions:
-    """The options with biases of texts as those of their tokens; special tokens are none."""
+    """Replace biases of texts by those of their tokens; special tokens have none."""
     wish = options.sampling
     if not wish.bias_texts:
         return options
@@ -222,9 +222,9 @@ async def _with_biases(words: TextProcessor, options: GenerationOptions) -> Gene
 
 
 def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
-    """A forbidden tool call is one whose opening mark cannot be chosen.
+    """Sampling parameters; a forbidden tool call has a single opening token banned.
 
-    An opening of several tokens is up to the guide.
+    An opening of several tokens is up to the constraint.
     """
     preset, model = service.preset.sampling, service.facts.defaults
     chosen = sampling(options.sampling, preset, model, service.n_ctx)
@@ -235,7 +235,7 @@ def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
 
 
 def _priority(service: Service, options: GenerationOptions) -> Priority:
-    """The endpoint's or the key's, else what somebody gave this agent."""
+    """Priority of endpoint or key, else the one set for the agent."""
     record = service.agent_registry.find(options.agent or options.display_name or "")
     if record is None or options.priority is not Priority.NORMAL:
         return options.priority
@@ -247,7 +247,7 @@ def _bounds(service: Service) -> ServiceBounds:
 
 
 def _refuse_if_full(service: Service) -> None:
-    """The engine has the last word; this one comes before the headers of a stream."""
+    """Refuse before the headers of a stream; the engine checks again."""
     n_waiting, limit = len(service.engine.snapshot().waiting), service.preset.queue.max_waiting
     if 0 < limit <= n_waiting:
         raise Busy(f"{n_waiting} requests are waiting already, no more are queued")
@@ -256,10 +256,10 @@ def _refuse_if_full(service: Service) -> None:
 def sampling(
     wish: SamplingOverrides, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int
 ) -> SamplingParams:
-    """The request's word counts, then the preset's, then the model's, then neutral.
+    """Sampling parameters: the request's, else the preset's, the model's, neutral ones.
 
-    As for llama-server, penalties look at the whole context for a window of -1, and are off
-    for one of 0.
+    As for llama-server, penalties look at the whole context for a window of -1, and are off for one
+    of 0.
     """
     window = SamplingParams().window if wish.window is None else wish.window
     has_penalties = window != 0
@@ -285,7 +285,7 @@ def sampling(
 
 
 def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
-    """Raises BadRequest for what cannot work, before anything is computed."""
+    """Raises BadRequest for options that cannot work, before anything is computed."""
     if options.slot is not None and not 0 <= options.slot < bounds.n_slots:
         raise BadRequest(
             f"id_slot {options.slot} does not exist, this service has slots 0 to "
@@ -298,7 +298,7 @@ def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
 
 
 def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
-    """How many tokens may be generated; a wish for more is cut. Raises TooLong when none."""
+    """Number of tokens that may be generated. Raises TooLong when there is no room."""
     if n_prompt >= n_ctx:
         raise TooLong(n_prompt, n_ctx)
     return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
@@ -309,12 +309,12 @@ def _first(*values: T | None) -> T:
 
 
 def _seed(seed: int | None) -> int | None:
-    """Negative means random, as for llama-server; an MLX key holds 64 bits."""
+    """Seed as 64 bits, or None for a random one: negative, as for llama-server."""
     return None if seed is None or seed < 0 else seed % 2**63
 
 
 class ConstraintInputs(Struct, frozen=True):
-    """How an answer begins: after `prompt`, with the tokens `forced` on it."""
+    """Start of an answer: after `prompt`, with the tokens `forced` on it."""
 
     conversation: Conversation
     prompt: Prompt
@@ -324,7 +324,7 @@ class ConstraintInputs(Struct, frozen=True):
 async def output_constraint(
     words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> GrammarConstraint | None:
-    """The guide of an answer, None if it may be anything. Raises BadRequest for a bad grammar."""
+    """Constraint of an answer, if any. Raises BadRequest for a bad grammar."""
     if opening.forced:
         return await _call_guide(words, options, opening.conversation.tools)
     rules = (
@@ -341,7 +341,7 @@ async def output_constraint(
 async def _text_constraint(
     words: TextProcessor, options: GenerationOptions
 ) -> GrammarConstraint | None:
-    """The same for a text to be continued, in which there are no thoughts."""
+    """Constraint of a continued text, which has no reasoning."""
     if options.response_format is None:
         return None
     rules = await words.shape_rules(options.response_format)
@@ -349,7 +349,7 @@ async def _text_constraint(
 
 
 def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The tools of which one must be called. Raises BadRequest for a name that none has."""
+    """Tools of which one must be called. Raises BadRequest for an unknown name."""
     if options.forced_tool is None:
         return tools
     found = tuple(tool for tool in tools if tool.name == options.forced_tool)
@@ -361,7 +361,7 @@ def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tupl
 async def _call_guide(
     words: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
 ) -> GrammarConstraint | None:
-    """None if this tokenizer cannot be guided; then the beginning alone is forced."""
+    """Constraint of tool calls; None leaves only the opening forced."""
     marks = words.output_format.call_marks
     if marks is None:
         return None
@@ -394,12 +394,12 @@ def _passage(
 
 
 def _has_headers(output_format: OutputFormat, prompt: Prompt) -> bool:
-    """Whether the answer begins with the header of a message."""
+    """True if the answer begins with the header of a message."""
     return output_format.has_headers and not prompt.before
 
 
 def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, ...], ...]:
-    """The beginnings of an answer that has no thought."""
+    """Openings of an answer without reasoning."""
     calls = (output_format.call_opening,) if has_tools else ()
     return (output_format.answer_tokens, *calls)
 
@@ -407,7 +407,7 @@ def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, .
 def _forbidden(
     words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that begin a call, where the client forbids calls."""
+    """Token sequences that open a call, where calls are forbidden."""
     if options.tool_choice is not ToolChoiceMode.NONE or not opening.conversation.tools:
         return ()
     return words.output_format.call_sequences

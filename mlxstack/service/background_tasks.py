@@ -1,4 +1,4 @@
-"""What a service does by itself while it runs: warm prefixes, watch memory, log a summary."""
+"""Background tasks: warm prefixes, watch memory and disk, log a summary."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ REST_S = 10.0
 async def run_tasks(
     service: Service, level: Callable[[], PressureLevel] = memory_pressure.pressure_level
 ) -> None:
-    """Until cancelled. `level` tells how short of memory the computer is."""
+    """Run until cancelled. `level` is the memory pressure of the computer."""
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
@@ -48,7 +48,7 @@ async def run_tasks(
 
 
 async def warm_all(service: Service) -> None:
-    """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
+    """Compute and pin the preset's prefixes and learned ones; failures are logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
             words = service.text_processor
@@ -65,7 +65,7 @@ async def warm_all(service: Service) -> None:
 
 
 async def summarise(service: Service, interval_s: float) -> None:
-    """One line of numbers every `interval_s` seconds. No text of anybody."""
+    """Log one line of numbers every `interval_s` seconds, without any text of requests."""
     await asyncio.sleep(interval_s)
     await _every(interval_s, "the summary", lambda: _tell(service))
 
@@ -82,7 +82,7 @@ async def _tell(service: Service) -> None:
 
 
 async def sample(service: Service, interval_s: float) -> None:
-    """Count what was done, so that the charts of a dashboard that comes later are not empty."""
+    """Sample the throughput, for the charts of dashboards that connect later."""
 
     async def count() -> None:
         service.stats.sample(service.snapshot().counters)
@@ -91,7 +91,7 @@ async def sample(service: Service, interval_s: float) -> None:
 
 
 async def return_memory(service: Service, interval_s: float) -> None:
-    """Give freed memory back to the system when requests have ended and none is under way."""
+    """Return freed memory to the system when no request is under way."""
     n_before = 0
 
     async def trim() -> None:
@@ -108,17 +108,17 @@ async def return_memory(service: Service, interval_s: float) -> None:
 async def watch_memory(
     service: Service, level: Callable[[], PressureLevel], interval_s: float
 ) -> None:
-    """When the computer runs short of memory, cold KV goes first, pinned KV never."""
+    """Reclaim cold KV under memory pressure, pinned KV never."""
     await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:
-    """What is too old, or too much, leaves the disk; other processes write there too."""
+    """Delete KV that is too old or too much; other processes write there too."""
     await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 
 async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
-    """Again and again; a deed that fails is logged, and harms neither the next nor others."""
+    """Repeat an action; a failure is logged and stops nothing else."""
     while True:
         try:
             await action()

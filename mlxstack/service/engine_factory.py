@@ -1,4 +1,4 @@
-"""Where engines and presets come from: what a service needs to change its model."""
+"""Assembles services, and makes the engines and presets that a model swap needs."""
 
 import logging
 import os
@@ -44,14 +44,17 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII
 
 
 class CheckedModel(Struct, frozen=True):
-    """A model that is here: its folder, and the bytes of its weights in memory, 0 if unknown."""
+    """Model on disk: its folder, and the bytes of its weights, 0 if unknown."""
 
     path: str
     n_bytes: int
 
 
 class EngineFactory:
-    """`source` is the file from which the worker is started again; what runs is written there."""
+    """Factory of engines.
+
+    `source` is the file from which the worker restarts; the running preset is written there.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class EngineFactory:
         self._source = source
 
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
-        """An engine that is not started. Raises SetupError when a folder cannot be made."""
+        """New engine, not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
         self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
@@ -87,7 +90,7 @@ class EngineFactory:
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
-        """The listed preset of this name, to be served where `running` is.
+        """Listed preset of this name, with the server settings of `running`.
 
         Raises BadRequest for a path, for an unknown name, and for a file that is no valid preset
         for chat. The refusal quotes nothing of the file: a client may not read it.
@@ -114,7 +117,7 @@ class EngineFactory:
         return _served_like(found, running)
 
     def handover(self, wanted: str, running: Preset) -> Preset:
-        """The resolved preset that a command of this user left in the home for the service.
+        """Resolved preset that a command of this user left in the home for the service.
 
         Raises BadRequest when there is none, or when it is not for chat.
         """
@@ -132,7 +135,7 @@ class EngineFactory:
         return _served_like(found, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
-        """The preset that runs, with another model: one of the hub, or its own.
+        """The running preset with another model: one of the hub, or its own.
 
         Raises BadRequest for a folder: a client chooses no files of this machine.
         """
@@ -141,7 +144,7 @@ class EngineFactory:
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> CheckedModel:
-        """Fetch what is not here yet; check that it is whole, fits, and has a template that ends.
+        """Download a model; check its files, its memory and its template.
 
         Raises SetupError.
         """
@@ -156,17 +159,17 @@ class EngineFactory:
         return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:
-        """The mode that this computer was switched to, if this service belongs to it; else ""."""
+        """Mode of this computer, if this service belongs to it; else ""."""
         active = modes.active(Home(self._home))
         return active.name if active is not None and service in active.services else ""
 
     def keep(self, preset: Preset) -> None:
-        """A worker that is started again serves this preset."""
+        """Write the preset that a restarted worker serves."""
         if self._source is not None:
             write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
 
     def active_bytes(self) -> int:
-        """What MLX holds in memory now."""
+        """Bytes that MLX holds now."""
         return device.active_bytes()
 
 
@@ -188,14 +191,14 @@ def _refuse_folder(model: str) -> None:
 
 
 def slots_folder(preset: Preset, home: Path) -> Path:
-    """Where slot files go: the preset's own folder, or one under the home."""
+    """Folder of slot files: the preset's own, or one under the home."""
     if preset.slots.save_path is not None:
         return Path(preset.slots.save_path).expanduser()
     return home / "slots" / (preset.name or "default")
 
 
 def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
-    """A service that is not started yet; `source` is the file of its resolved preset, if any.
+    """Service that is not started yet; `source` is the file of its resolved preset.
 
     Raises SetupError when a folder cannot be made.
     """

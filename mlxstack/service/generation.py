@@ -58,10 +58,10 @@ ENDINGS = {
 async def stream_response(
     service: Service, order: AdmittedRequest, first_s: float, beat_s: float
 ) -> AsyncGenerator[ResponsePart, None]:
-    """The parts as they come; leaving the iterator cancels the ask.
+    """Parts of a reply as they come; leaving the iterator cancels the request.
 
-    The first part comes within `first_s` seconds and the next ones within `beat_s`: Quiet when
-    there is nothing to say. Raises what the engine fails with.
+    The first part comes within `first_s` seconds and the next ones within `beat_s`: KeepAlive when
+    there is no other. Raises the error that the engine fails with.
     """
     clock = asyncio.get_running_loop().time
     assembler = ResponseAssembler(
@@ -92,14 +92,17 @@ async def stream_response(
 
 
 async def _remember(service: Service, order: AdmittedRequest, spoken: list[SpokenPart]) -> None:
-    """What an explicit agent heard and said is kept, before anybody sees the end of it."""
+    """Record the turn of an explicit agent before the client receives its end."""
     agent, conversation = order.request.agent, order.conversation
     if agent is not None and conversation is not None:
         await agents.record_turn(service, agent, conversation, spoken)
 
 
 class ResponseAssembler:
-    """Hears one reply. `is_enough` asks to cancel: what the caller wanted has been said."""
+    """Assembles the parts of one reply from events of the engine.
+
+    `is_enough` requests a cancel: the reply is complete.
+    """
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class ResponseAssembler:
         self._notes: list[TokenLogprob] = []
 
     def on_event(self, event: Event | None) -> list[ResponsePart]:
-        """What the event adds to the reply. Raises Busy when the engine gave the ask up."""
+        """Parts that an event adds. Raises Busy when the engine cancelled the request."""
         match event:
             case SlotAssigned():
                 return [self._on_slot_assigned(event), *self._progress(event.n_cached)]
@@ -139,7 +142,7 @@ class ResponseAssembler:
         return []
 
     def keep_alive(self) -> KeepAlive:
-        """How far the prompt is, while there is nothing to say."""
+        """KeepAlive part with the progress of the prompt."""
         return KeepAlive(self._n_done, len(self._request.tokens))
 
     def _on_slot_assigned(self, seated: SlotAssigned) -> GenerationStarted:
@@ -163,7 +166,7 @@ class ResponseAssembler:
         ]
 
     def _on_token(self, chosen: TokenSampled) -> list[ResponsePart]:
-        """The first token tells that the prompt is done; the end of a text is no token of it."""
+        """The first token completes the prompt; an end token is not part of the text."""
         n_prompt = len(self._request.tokens)
         done = self._progress(n_prompt) if self._n_done < n_prompt else []
         if self._parsing.is_prefill:

@@ -13,9 +13,9 @@ UNLIMITED = -1
 
 
 class SamplingOverrides(Struct, frozen=True):
-    """The sampling fields of a request; None where it says nothing.
+    """Sampling fields of a request, None where it has none.
 
-    `bias_texts` are biases of each token of a text, beside `logit_bias` of token ids.
+    `bias_texts` are biases of each token of a text, in addition to `logit_bias` of token ids.
     """
 
     temperature: float | None = None
@@ -33,7 +33,7 @@ class SamplingOverrides(Struct, frozen=True):
 
 
 class ToolChoiceMode(StrEnum):
-    """Whether tools may, must not, or must be called. The prompt is the same for all three."""
+    """Tool choice: may, must not, or must call. The prompt is the same for all."""
 
     AUTO = "auto"
     NONE = "none"
@@ -41,16 +41,14 @@ class ToolChoiceMode(StrEnum):
 
 
 class GenerationOptions(Struct, frozen=True):
-    """Everything about a request that is not its words.
+    """Options of a request, all but its messages.
 
-    `called` is the tool that a required call must name, `shape` what the answer must look like,
-    `thinking_budget` the most tokens of a thought.
-    `max_tokens` None takes the preset's, UNLIMITED runs until the model ends or the context is
-    full, 0 only computes the prompt. `slot` pins; `agent` is an explicit agent, `hint` a
-    client's name for the conversation, `name` what people see of one that belongs to no explicit
-    agent.
-    `is_one_call` ends the reply after its first tool call, whose id begins with `call_prefix`.
-    `has_progress` wants the prompt's progress as parts.
+    `forced_tool` is the tool that a required call must name, `thinking_budget` the most tokens of
+    reasoning. `max_tokens` None takes the preset's, UNLIMITED runs until the model ends or the
+    context is full, 0 only computes the prompt. `slot` pins; `agent` is an explicit agent,
+    `session_hint` a client's name for the conversation, `display_name` the shown name of one
+    without an explicit agent. `is_one_call` ends the reply after its first tool call, whose id
+    begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
     """
 
     id: str
@@ -76,7 +74,7 @@ class GenerationOptions(Struct, frozen=True):
 
 
 class ServiceBounds(Struct, frozen=True):
-    """What this service can do: tokens per slot, slots, and the size of the vocabulary."""
+    """Limits of this service: tokens per slot, slots, size of the vocabulary."""
 
     n_ctx: int
     n_slots: int

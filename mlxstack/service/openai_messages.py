@@ -118,7 +118,7 @@ def read_latest_user(content: Content, at: str) -> str:
 
 
 def read_history(content: Content, at: str) -> str:
-    """Text of an earlier message or of a tool; other kinds are noted, unknown ones left out."""
+    """Text of an earlier message or a tool; other known kinds are noted."""
     return plain_text(_readable(_checked(content, at)), "\n")
 
 

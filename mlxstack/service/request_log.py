@@ -1,4 +1,4 @@
-"""Remembers the last requests and the last misses, for people who ask why."""
+"""Log of the last requests, with the reasons of their misses."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class LoggedRequest(Struct, frozen=True):
-    """A finished request; `at` is Unix seconds, the miss with its text if it had one."""
+    """Finished request; `at` is Unix seconds, `miss` has its text."""
 
     view: RequestView
     at: float
@@ -38,9 +38,9 @@ class LoggedRequest(Struct, frozen=True):
 
 
 class RequestLog:
-    """Fed with every event on the event loop; keeps the last requests, newest last.
+    """Last requests, newest last, fed with every event on the event loop.
 
-    `roster` keeps account of who made them.
+    `agent_registry` keeps the records of their agents.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class RequestLog:
         self.decode: Decode | None = None
 
     def begin(self, request: Request) -> None:
-        """The ask was submitted."""
+        """Note a submitted request."""
         self._requests[request.id] = request
 
     def note(self, event: Event) -> None:
-        """An event happened."""
+        """Note an event."""
         if isinstance(event, SlotAssigned):
             self._slots[event.request] = event
         elif isinstance(event, RequestFinished | RequestFailed):
@@ -69,7 +69,7 @@ class RequestLog:
                 _log(request, told)
 
     def requests(self) -> tuple[RequestView, ...]:
-        """The last requests, the newest first."""
+        """Last requests, the newest first."""
         now = time.time()
         return tuple(
             replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at))
@@ -77,7 +77,7 @@ class RequestLog:
         )
 
     def find(self, name: str) -> RequestView | None:
-        """The newest request with this id, or of this agent."""
+        """Newest request with this id, or of this agent."""
         return next((r for r in self.requests() if name in (r.id, r.agent)), None)
 
     def _entry(
@@ -122,7 +122,7 @@ class RequestLog:
 
 
 def _log(request: Request, view: RequestView) -> None:
-    """One line of `name=value`; nothing of what was said, and nobody's name unquoted."""
+    """Log one line of `name=value`, without any text of the request; names are quoted."""
     log.info(
         "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
         "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",

@@ -1,4 +1,4 @@
-"""One ask on its way through the engine, and what the service needs of an engine."""
+"""Event streams of requests, from the MLX thread to the event loop."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ class Embedder(Engine, Protocol):
 
 
 class RequestStream:
-    """One ask under way: its events in order."""
+    """Events of one request, in order."""
 
     def __init__(
         self, request: Request, queue: asyncio.Queue[Event], engine: GenerationEngine
@@ -68,13 +68,13 @@ class RequestStream:
         self._engine = engine
 
     def cancel(self) -> None:
-        """The engine shall stop; its last event still comes. Nothing, once it is over."""
+        """Cancel the request; its last event still comes."""
         if not self.is_over and not self._is_cancelled:
             self._is_cancelled = True
             self._engine.cancel(self.request.id)
 
     async def next(self, patience_s: float) -> Event | None:
-        """The next event, or None after `patience_s` of silence. Raises what failed the ask."""
+        """Next event, or None after `patience_s` of silence. Raises the request's error."""
         event = await self._within(patience_s)
         if isinstance(event, RequestFailed):
             self.is_over = True
@@ -95,7 +95,7 @@ log = logging.getLogger(__name__)
 
 
 class EventDispatcher:
-    """One wake-up of the event loop per engine turn, however many asks it served."""
+    """Dispatches events to requests, with one wake-up of the loop per engine step."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,11 +103,11 @@ class EventDispatcher:
         self.request_log = RequestLog()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Events go to this loop from now on."""
+        """Set the loop that receives the events."""
         self._loop = loop
 
     def deliver(self, events: tuple[Event, ...]) -> None:
-        """Called on the MLX thread. Events of asks nobody waits for are dropped."""
+        """Called on the MLX thread; events of closed requests are dropped."""
         if self._loop is None:
             return
         # A loop that has closed has no waiters left.
@@ -115,17 +115,17 @@ class EventDispatcher:
             self._loop.call_soon_threadsafe(self._fan_out, events)
 
     def open(self, request: Request) -> asyncio.Queue[Event]:
-        """The queue of one ask."""
+        """Queue of one request."""
         self.request_log.begin(request)
         self._queues[request.id] = asyncio.Queue()
         return self._queues[request.id]
 
     def close(self, request: str) -> None:
-        """Nobody waits for this ask any more."""
+        """Drop the queue of a request."""
         self._queues.pop(request, None)
 
     def fail_all(self, error: StackError) -> int:
-        """Tell every waiter that the engine failed; how many there were."""
+        """Fail every open request; returns their number."""
         self._fan_out(tuple(RequestFailed(request, error) for request in self._queues))
         return len(self._queues)
 

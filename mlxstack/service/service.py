@@ -1,4 +1,4 @@
-"""Owns the engine: its start and stop, its health, and the asks on their way through it."""
+"""Service over one engine: start and stop, health, requests under way."""
 
 import asyncio
 import logging
@@ -14,7 +14,15 @@ from msgspec import Struct
 
 from mlxstack.core.commands import SlotCommand, SlotCommandResult
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError, Unsupported
+from mlxstack.core.errors import (
+    BadRequest,
+    Broken,
+    Busy,
+    Loading,
+    SetupError,
+    StackError,
+    Unsupported,
+)
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
@@ -43,9 +51,9 @@ log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
 
 STALLED_S = 10.0
-"""So long without a turn, with work to do, and the service does not call itself healthy."""
+"""Seconds without a step, with work to do, until the service reports itself stalled."""
 GIVE_UP_S = 120.0
-"""So long, and everybody who waits is told."""
+"""Seconds without a step until all waiting requests fail."""
 WATCH_S = 1.0
 NO_GENERATION = "This server has an embedding model: it has no slots and generates no text"
 NO_EMBEDDINGS = (
@@ -54,11 +62,11 @@ NO_EMBEDDINGS = (
 )
 LEAVING = "the service is shutting down; try again when it is back"
 ANSWER_S = 2.0
-"""Seconds in which requests that have failed tell their clients so."""
+"""Seconds for failed requests to send their errors."""
 
 
 class ServiceHealth(StrEnum):
-    """How the service is."""
+    """Health of the service."""
 
     LOADING = "loading"
     OK = "ok"
@@ -69,7 +77,7 @@ class ServiceHealth(StrEnum):
 
 
 class Change(Struct, frozen=True):
-    """A change of models under way: the next model, and the step that began at `since`.
+    """Model swap under way: the next model, and the step that began at `since`.
 
     `since` is monotonic; a step that takes more than `limit_s` seconds is stuck.
     """
@@ -81,7 +89,7 @@ class Change(Struct, frozen=True):
 
     @property
     def trouble(self) -> str:
-        """What is wrong with a step that is stuck; empty while it is not."""
+        """Problem of a step that is stuck; empty while it is not."""
         spent_s = time.monotonic() - self.since
         if spent_s <= self.limit_s:
             return ""
@@ -92,14 +100,12 @@ class Change(Struct, frozen=True):
 
 
 class Service:
-    """The one engine of this process, seen from asyncio.
+    """The one engine of this process, as asyncio code uses it.
 
-    `n_tended` counts changes of the KV memory by hand, for those who watch it. `n_unparsed`
-    counts tool calls of all replies that made no sense. `library` keeps what
-    explicit agents said, by default only while the process lives; without a `supply` the model
-    cannot be changed. `bytes_before_load` is what MLX held when the model was loaded. `died` is set
-    when there is no engine left that could answer; `trouble` says why. `is_engine_left` tells
-    after `stop` that the engine's thread still computes: such a process has to exit at once.
+    `agent_store` keeps the histories of explicit agents; without an `engine_factory` the model
+    cannot be changed. `died` is set when no engine is left that could answer; `trouble` is the
+    reason. `is_engine_left` after `stop`: the engine's thread still computes, and the process has
+    to exit at once.
     """
 
     def __init__(
@@ -131,21 +137,21 @@ class Service:
 
     @property
     def name(self) -> str:
-        """What the model is called on the wire: the preset's alias, or its model's id."""
+        """Model name in the API: the preset's alias, or its model's id."""
         return name_of(self.preset)
 
     @property
     def request_log(self) -> RequestLog:
-        """The last requests and misses."""
+        """Last requests and misses."""
         return self._dispatcher.request_log
 
     @property
     def agent_registry(self) -> AgentRegistry:
-        """The agents of this service."""
+        """Records of the agents."""
         return self._dispatcher.request_log.agent_registry
 
     def snapshot(self) -> Snapshot:
-        """The engine's, with the counters of the engines before it."""
+        """Snapshot of the engine, with the counters of the engines before it."""
         return self.stats.total(self.engine.snapshot())
 
     @property
@@ -176,14 +182,14 @@ class Service:
 
     @property
     def facts(self) -> ModelFacts:
-        """Raises Loading until the model is there, Broken when it never will be."""
+        """Facts of the model. Raises Loading until it is loaded, Broken if that failed."""
         self.require()
         assert self._facts is not None
         return self._facts
 
     @property
     def text_processor(self) -> TextProcessor:
-        """The text tools of the loaded model. Raises as `facts` does."""
+        """Text processor of the loaded model. Raises as `facts` does."""
         self.require()
         assert self._words is not None
         return self._words
@@ -198,7 +204,7 @@ class Service:
         return self._health
 
     async def start(self) -> ModelFacts:
-        """Load the model on the MLX thread. Raises what made the load fail."""
+        """Load the model on the MLX thread. Raises the error of a failed load."""
         self._dispatcher.bind(asyncio.get_running_loop())
         await asyncio.to_thread(restore_agents, self.agent_store, self.agent_registry)
         try:
@@ -208,9 +214,9 @@ class Service:
             raise
 
     async def unload_model(self, limit_s: float) -> None:
-        """End the engine, and let go of everything that came from its model.
+        """End the engine, and drop everything that came from its model.
 
-        One that does not end within `limit_s` is given up: raises Broken.
+        Raises Broken for one that does not end within `limit_s`.
         """
         self._health = ServiceHealth.SWAPPING
         if self._watch is not None:
@@ -227,20 +233,20 @@ class Service:
         self.stats.forget_slots()
 
     async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
-        """Serve this preset by this engine from now on. Raises what made the load fail."""
+        """Serve a preset by another engine. Raises the error of a failed load."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
         self.agent_store.model = self.name
         return await self._begin()
 
     def give_up(self, why: str) -> None:
-        """There is no engine any more, and none to be had."""
+        """Mark the service as broken: no engine is left."""
         self._health, self.trouble = ServiceHealth.BROKEN, why
         self._fail_all(why)
         self.died.set()
 
     async def _begin(self) -> ModelFacts:
-        """Raises StackError, whatever it was that went wrong."""
+        """Load the model. Raises StackError, whatever failed."""
         try:
             return await self._load()
         except StackError:
@@ -266,10 +272,10 @@ class Service:
         return facts
 
     async def stop(self, drain_s: float) -> None:
-        """Let running asks finish for `drain_s` seconds, refuse the others, end the engine.
+        """Finish requests for up to `drain_s` seconds, refuse new ones, end the engine.
 
-        Requests end with the drain, also while a step of the engine takes longer. The engine
-        has PARKING_S more to end its step and park. One that is still loading, or stuck, is left
+        Requests end with the drain, also while a step of the engine takes longer. The engine has
+        PARKING_S more to end its step and park. One that is still loading, or stuck, is left
         behind: its thread is a daemon.
         """
         was_loading = self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING)
@@ -286,7 +292,7 @@ class Service:
         self.sleep.close()
 
     async def _end_requests(self, reason: StackError) -> None:
-        """Fail those that wait for the engine, then whatever else has not ended."""
+        """Fail the requests that wait for the engine, then all others."""
         self._dispatcher.fail_all(reason)
         if self._words is not None:
             self._words.close(reason)
@@ -295,7 +301,7 @@ class Service:
 
     @contextmanager
     def open(self, request: Request, words: TextProcessor) -> Iterator[RequestStream]:
-        """Submit an ask made with `words`; leaving before its end cancels it.
+        """Submit a request made with `words`; leaving before its end cancels it.
 
         Raises as `require_model` does.
         """
@@ -313,10 +319,16 @@ class Service:
                 self._dispatcher.close(request.id)
                 ticket.cancel()
 
-    async def run_slot_command(self, act: SlotCommand) -> SlotCommandResult:
-        """Save, restore or erase, once the slot is idle."""
+    async def run_slot_command(self, command: SlotCommand) -> SlotCommandResult:
+        """Save, restore, erase or evict, once the slot is idle.
+
+        Raises BadRequest for a bad slot or name, NotFound, Damaged or Conflict for a file that
+        cannot be restored; the slot then stays as it is.
+        """
         self.require()
-        done = await asyncio.wrap_future(self.generator.run_slot_command(act))
+        if not 0 <= command.slot < self.preset.slots.count:
+            raise BadRequest("Invalid slot ID", "id_slot")
+        done = await asyncio.wrap_future(self.generator.run_slot_command(command))
         self.stats.note_slot_io(done)
         return done
 
@@ -339,13 +351,13 @@ class Service:
                 raise Loading(LEAVING)
 
     def require_model(self, words: TextProcessor) -> None:
-        """Raise Busy when tokens made with `words` are of a model that is served no more."""
+        """Raise Busy when `words` is of a model that is no longer served."""
         self.require()
         if words is not self._words:
             raise Busy(CHANGED)
 
     async def _watch_engine(self) -> None:
-        """A dead or stuck engine fails everyone who waits for it, loudly."""
+        """Watchdog: a dead or stuck engine fails all waiting requests."""
         while self.engine.is_alive():
             if (silent := self.engine.stalled_s()) > GIVE_UP_S:
                 self._fail_all(f"the engine has not finished a turn for {silent:.0f} s")
@@ -360,18 +372,18 @@ class Service:
 
 
 async def ended(engine: Engine, limit_s: float) -> bool:
-    """End an engine without a drain; whether it ended within `limit_s` seconds."""
+    """End an engine without a drain; True if it ended within `limit_s` seconds."""
     stopping = asyncio.wrap_future(engine.stop(0.0))
     await asyncio.wait({stopping}, timeout=limit_s)
     return stopping.done()
 
 
 def name_of(preset: Preset) -> str:
-    """The name of a preset's model on the wire: its alias, or its id."""
+    """Model name of a preset in the API: its alias, or its id."""
     return preset.model.alias or plain(preset.model.id)
 
 
 def plain(model: str) -> str:
-    """A hub id as it is, a folder by its last name."""
+    """Hub id as it is, a folder by its last name."""
     is_folder = model.startswith(("/", "./", "../", "~"))
     return PurePath(model).name if is_folder else model

@@ -1,4 +1,4 @@
-"""Explicit agents: create, look at, fork, rewind, forget them; keep what they said."""
+"""Explicit agents: create, inspect, fork, rewind, evict, delete; record their turns."""
 
 import asyncio
 import logging
@@ -25,20 +25,20 @@ from mlxstack.store.agent_history import History
 log = logging.getLogger("mlxstack.agents")
 
 MOST_AGENTS = 10_000
-"""Explicit agents stay until they are deleted; each is a folder, and a line of every list."""
+"""Limit of explicit agents, which stay until they are deleted."""
 
 
 class AgentHistory(Struct, frozen=True):
-    """What an agent said and heard so far, and the tools it had."""
+    """Messages and tools of an agent."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
 
 
 class AgentDetails(Struct, frozen=True):
-    """An agent as people see it, and the bytes of its KV for the model that is served.
+    """An agent, and the bytes of its KV for the served model.
 
-    Live, parked and stored bytes may be the same KV in several places; others may share them.
+    Live, parked and stored bytes may be the same KV in several places; other agents may share them.
     """
 
     view: AgentView
@@ -49,7 +49,7 @@ class AgentDetails(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
-    """Changes to an agent; None leaves as it is."""
+    """Changes of an agent; None keeps a value."""
 
     priority: Priority | None = None
     is_pinned: bool | None = None
@@ -71,12 +71,12 @@ async def everyone(service: Service) -> tuple[AgentDetails, ...]:
 
 
 async def one(service: Service, agent: str) -> AgentDetails:
-    """Raises NotFound."""
+    """One agent. Raises NotFound."""
     return (await _portraits(service, (_record(service, agent),)))[0]
 
 
 async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
-    """An agent with this past. Raises Conflict when there is one of this id."""
+    """Create an agent with this history. Raises Conflict when the id is taken."""
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
@@ -87,7 +87,7 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
 
 
 async def past(service: Service, agent: str) -> AgentHistory:
-    """The history. Raises NotFound, or Conflict when its file is damaged."""
+    """History of an agent. Raises NotFound, or Conflict when its file is damaged."""
     try:
         found = await asyncio.to_thread(service.agent_store.read, agent)
         messages = tuple(openai_messages.read_stored(message) for message in found.messages)
@@ -97,7 +97,7 @@ async def past(service: Service, agent: str) -> AgentHistory:
 
 
 async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDetails:
-    """Priority and pin, from the next request on, also while it answers. Raises NotFound."""
+    """Change priority and pin, from the next request on. Raises NotFound."""
     record = _record(service, agent)
     if wanted.priority is not None:
         record.priority = wanted.priority
@@ -111,7 +111,7 @@ async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDet
 
 
 async def fork(service: Service, agent: str, other: str) -> AgentDetails:
-    """`other` goes on from where `agent` is; nothing but names and words is copied.
+    """Create `other` with the history of `agent`; no KV is copied.
 
     Raises NotFound, or Conflict when there is an `other` or the history is damaged.
     """
@@ -139,14 +139,14 @@ async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
 
 
 async def evict(service: Service, agent: str) -> int:
-    """Free its slot and memory; what is on disk stays, and brings it back. Tokens that left."""
+    """Free slot and memory of an agent; its KV on disk stays. Returns the tokens evicted."""
     async with service.agent_locks.acting(agent):
         _record(service, agent)
         return await _vacate(service, agent, is_kept=True)
 
 
 async def delete(service: Service, agent: str) -> None:
-    """Forget it: history, KV, account. Raises NotFound, or Conflict when it is busy."""
+    """Delete history, KV and record. Raises NotFound, or Conflict when it is busy."""
     async with _editing(service, agent):
         record = _record(service, agent)
         record.is_pinned = False
@@ -161,10 +161,10 @@ async def delete(service: Service, agent: str) -> None:
 async def record_turn(
     service: Service, agent: str, conversation: Conversation, spoken: Sequence[SpokenPart]
 ) -> None:
-    """A turn is over: what was said is in the history before the client sees the end of it.
+    """Store a finished turn, before the client receives its end.
 
-    A disk that refuses costs a line in the log, not the answer; the history is kept in memory
-    until one of the next turns writes it.
+    A disk that refuses costs a line in the log, not the answer; the history is kept in memory until
+    one of the next turns writes it.
     """
     messages = conversation.messages
     reply = openai_messages.assistant_message(spoken)
@@ -185,14 +185,14 @@ async def record_turn(
 
 @asynccontextmanager
 async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
-    """Nothing else changes the history meanwhile. Raises Conflict when the agent is busy."""
+    """Lock the history against other changes. Raises Conflict when the agent is busy."""
     async with service.agent_locks.acting(agent):
         with await service.agent_locks.lock_turn_now(agent):
             yield
 
 
 async def _write(service: Service, agent: str, past: AgentHistory) -> None:
-    """Replace the history, after those that were to be written before."""
+    """Replace the history, after earlier writes."""
     async with service.agent_locks.writing(agent):
         await _replace(service, agent, past)
 

@@ -1,4 +1,4 @@
-"""One after another: the turns of an agent whose history the server keeps, and acts on it."""
+"""Locks that put turns of an agent, and changes of its history, in order."""
 
 import asyncio
 import logging
@@ -20,10 +20,11 @@ WRITE_S = 30.0
 
 
 class AgentLocks:
-    """Belongs to the event loop.
+    """Locks on agents: in this process, and between the services of a home.
 
-    A turn adds to the history that is kept here and waits in line for it; an ask brings its own
-    history and waits for nobody but acts; an act changes the history while nobody speaks.
+    It belongs to the event loop. A turn appends to the stored history and waits for its
+    predecessors; a request brings its own history and waits only for edits; an edit changes the
+    history while no request is under way.
     """
 
     def __init__(self, agent_store: AgentStore) -> None:
@@ -36,26 +37,23 @@ class AgentLocks:
         self._changed = asyncio.Event()
 
     def is_busy(self, agent: str) -> bool:
-        """Whether a turn or an ask of this agent is under way, or waits."""
+        """True while a turn or a request of this agent is under way, or waits."""
         return agent in self._n_turns or agent in self._n_asked
 
     @contextmanager
     def joined(self, agent: str) -> Iterator[None]:
-        """A turn is in line, or under way."""
+        """Count a turn that waits or is under way."""
         with self._counted(self._n_turns, agent):
             yield
 
     @contextmanager
     def asking(self, agent: str) -> Iterator[None]:
-        """An ask is under way."""
+        """Count a request that is under way."""
         with self._counted(self._n_asked, agent):
             yield
 
     async def enter(self, agent: str) -> asyncio.Lock:
-        """Wait, in the order of arrival, until nothing is under way.
-
-        Then it is the caller's turn, until the lock is released.
-        """
+        """Wait in order of arrival until the agent is idle; the lock ends the turn."""
         lock = self._locks.setdefault(agent, asyncio.Lock())
         await lock.acquire()
         try:
@@ -67,13 +65,13 @@ class AgentLocks:
         return lock
 
     async def until_no_act(self, agent: str) -> None:
-        """Wait while somebody changes the history."""
+        """Wait until no edit is under way."""
         while agent in self._acting:
             await self._change()
 
     @asynccontextmanager
     async def acting(self, agent: str) -> AsyncIterator[None]:
-        """Nobody speaks meanwhile, and acts follow one another. Raises Conflict when busy."""
+        """Edit while the agent is idle, one edit after the other. Raises Conflict when busy."""
         if self.is_busy(agent):
             raise _busy(agent)
         async with self._locks.setdefault(agent, asyncio.Lock()):
@@ -87,11 +85,11 @@ class AgentLocks:
                 self._changed.set()
 
     async def lock_turn(self, agent: str) -> AgentLock:
-        """The lock of a turn, as soon as no other service holds it."""
+        """Lock of a turn, once no other service holds it."""
         return await _patiently(agent, self._agent_store.lock_turn)
 
     async def lock_turn_now(self, agent: str) -> AgentLock:
-        """The lock of a turn or an edit. Raises Conflict when another service holds it."""
+        """Lock of a turn or an edit. Raises Conflict when another service holds it."""
         held = await _acquire(agent, self._agent_store.lock_turn)
         if held is None:
             raise Conflict(
@@ -101,12 +99,12 @@ class AgentLocks:
         return held
 
     async def lock_request(self, agent: str) -> AgentLock:
-        """A shared lock of a request that brings its own conversation; it waits for no turn."""
+        """Shared lock of a request with its own history; it waits for no turn."""
         return await _acquire(agent, self._agent_store.lock_request) or AgentLock()
 
     @asynccontextmanager
     async def writing(self, agent: str) -> AsyncIterator[None]:
-        """One writer of a history at a time, in this process and in the others of this home.
+        """Lock out other writers of a history, here and in other services of the home.
 
         Raises Conflict when another process holds its lock for longer than a write can take.
         """
@@ -149,7 +147,7 @@ async def _patiently(agent: str, acquire: Callable[[str], AgentLock | None]) -> 
 
 
 async def _acquire(agent: str, acquire: Callable[[str], AgentLock | None]) -> AgentLock | None:
-    """The lock; a disk that refuses one costs a line in the log, not the request."""
+    """Acquire a lock; a disk that refuses costs a log line, not the request."""
     working = asyncio.ensure_future(asyncio.to_thread(acquire, agent))
     try:
         return await asyncio.shield(working)
@@ -164,6 +162,6 @@ async def _acquire(agent: str, acquire: Callable[[str], AgentLock | None]) -> Ag
 
 
 def _release(working: "asyncio.Future[AgentLock | None]") -> None:
-    """What was acquired for a caller who is gone."""
+    """Release the lock of a caller that was cancelled."""
     if not working.cancelled() and working.exception() is None and (held := working.result()):
         held.release()

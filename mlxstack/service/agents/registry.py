@@ -1,4 +1,4 @@
-"""Keeps account of every agent of this service: requests, tokens, time saved, latest turns."""
+"""Records of all agents of a service: requests, tokens, time saved, last turns."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ MOST_TURNS = 50
 
 
 class AgentSums(Struct, frozen=True):
-    """What all requests of an agent came to; `n_tokens` after the latest one."""
+    """Sums over all requests of an agent; `n_tokens` after the latest one."""
 
     n_requests: int = 0
     n_prompt: int = 0
@@ -43,7 +43,7 @@ class AgentTurn(Struct, frozen=True):
 
 
 class AgentRecord:
-    """One agent."""
+    """Record of one agent."""
 
     def __init__(self, name: str, *, is_explicit: bool) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class AgentRecord:
         self.turns: deque[AgentTurn] = deque(maxlen=MOST_TURNS)
 
     def count(self, view: RequestView, at: float) -> None:
-        """A request of this agent has ended."""
+        """Add a finished request."""
         sums = self.sums
         self.sums = AgentSums(
             n_requests=sums.n_requests + 1,
@@ -81,22 +81,25 @@ class AgentRecord:
 
 
 class AgentRegistry:
-    """Fed on the event loop; the least recently used go first, without a folder or a pin."""
+    """Agent records, filled on the event loop.
+
+    The least recently used go first, unless they are explicit or pinned.
+    """
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, AgentRecord] = OrderedDict()
         self._names = ConversationNamer()
 
     def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
-        """What people see of a conversation that belongs to no explicit agent."""
+        """Name of a conversation without an explicit agent."""
         return self._names.name(user_turn_digests(conversation, salt), hint)
 
     def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
-        """The name that `name` would give again, None for a new conversation."""
+        """The name that `name` would return again, None for a new conversation."""
         return self._names.find(user_turn_digests(conversation, salt), hint)
 
     def record(self, name: str, *, is_explicit: bool) -> AgentRecord:
-        """The account of an agent, opened when it is not known yet."""
+        """Record of an agent, created if it is new."""
         record = self._records.get(name)
         if record is None:
             self._make_room()
@@ -105,15 +108,15 @@ class AgentRegistry:
         return record
 
     def find(self, name: str) -> AgentRecord | None:
-        """The account of an agent, if there is one."""
+        """Record of an agent, if there is one."""
         return self._records.get(name)
 
     def forget(self, name: str) -> None:
-        """There is no such agent any more."""
+        """Drop the record of an agent."""
         self._records.pop(name, None)
 
     def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
-        """A request has ended; one that never ran is no turn."""
+        """Add a finished request to its agent; one that never had a slot is no turn."""
         if view.agent is None or view.slot is None:
             return
         self.record(view.agent, is_explicit=is_explicit).count(view, at)
@@ -121,18 +124,18 @@ class AgentRegistry:
 
     @property
     def n_agents(self) -> int:
-        """How many accounts there are."""
+        """Number of records."""
         return len(self._records)
 
     @property
     def latest(self) -> tuple[AgentRecord, ...]:
-        """All accounts, the last used first."""
+        """All records, the last used first."""
         return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
 
     def _make_room(self) -> None:
-        """Before the new one comes: among those who stay it would be the first to go.
+        """Drop the oldest record before a new one comes.
 
-        A pin without its account could not be found to be let go of.
+        A pin without its record could not be found to be removed.
         """
         if len(self._records) < MOST_AGENTS:
             return
@@ -149,9 +152,9 @@ def views(
     kept: Mapping[str, AgentKVLocation],
     stored: Callable[[str], Iterable[StoredKV]],
 ) -> tuple[AgentView, ...]:
-    """The agents as people see them.
+    """Agents as the API shows them.
 
-    `kept` is where each lies beside the slots, `stored` what of it was saved for any model.
+    `kept` is the place of each outside the slots, `stored` its saved KV of any model.
     """
     slots = _slots(snapshot)
     now = time.time()
@@ -172,7 +175,7 @@ def views(
 
 
 def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
-    """The slot of every live agent: where it works, else where it was last."""
+    """Slot of every live agent: a busy one, else the last one."""
     held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
     ranked = sorted(held, key=lambda slot: (slot.state in BUSY, -slot.idle_s))
     return {slot.agent: slot for slot in ranked if slot.agent}
@@ -208,7 +211,7 @@ def _view(
 def _states(
     slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
-    """The state for the model that is served first, then those of other models on disk."""
+    """State of the served model first, then those of other models on disk."""
     found = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if slot is not None:
         found[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
@@ -223,7 +226,7 @@ log = logging.getLogger("mlxstack.agents")
 
 
 class AgentFacts(Struct, frozen=True):
-    """What history.json says of an agent beside its messages; `used_at` is Unix seconds."""
+    """Fields of history.json other than messages; `used_at` is Unix seconds."""
 
     priority: Priority = Priority.NORMAL
     is_pinned: bool = False
@@ -233,7 +236,7 @@ class AgentFacts(Struct, frozen=True):
 
 
 def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
-    """Before anything is served. What is damaged is named in the log, and its agent is known."""
+    """Restore all records at startup; a damaged history is logged, its agent known."""
     agent_store.survey()
     for agent in agent_store.agents():
         record = agent_registry.record(agent, is_explicit=True)
@@ -247,12 +250,12 @@ def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> No
 
 
 def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:
-    """What is to be kept of an account."""
+    """Facts of a record."""
     return AgentFacts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
 
 
 def facts_of(history: History) -> AgentFacts:
-    """Facts that make no sense are as none."""
+    """Facts of a history, defaults where they cannot be read."""
     try:
         return msgspec.convert(history.facts, AgentFacts)
     except msgspec.ValidationError as error:

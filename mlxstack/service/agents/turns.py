@@ -1,4 +1,4 @@
-"""Generates for an agent whose history the server keeps, one request after another."""
+"""Turns of agents whose history the server keeps, one after another."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -19,9 +19,10 @@ from mlxstack.service.service import Service
 
 
 class AgentTurnRequest(Struct, frozen=True):
-    """`conversation` is the whole one, or what `is_added` to the stored one.
+    """Next turn of an agent.
 
-    `is_patient` waits in line instead of being refused.
+    `conversation` is the whole one, or its addition (`is_added`) to the stored one. `is_patient`
+    waits in line instead of being refused.
     """
 
     conversation: Conversation
@@ -31,7 +32,7 @@ class AgentTurnRequest(Struct, frozen=True):
 
 
 async def order(service: Service, agent: str, wish: AgentTurnRequest) -> AdmittedRequest:
-    """The admitted request, when it is the agent's turn. Raises as `admit` and `agents.past` do."""
+    """Admit the turn. Raises as `admit` and `agents.past` do."""
     conversation = wish.conversation
     if wish.is_added:
         before = await _past(service, agent)
@@ -46,9 +47,10 @@ async def order(service: Service, agent: str, wish: AgentTurnRequest) -> Admitte
 async def parts(
     service: Service, agent: str, wish: AgentTurnRequest, first_s: float, beat_s: float
 ) -> AsyncGenerator[AdmittedRequest | ResponsePart, None]:
-    """The order as soon as it is the agent's turn, and then the reply; Quiet while it waits.
+    """The admitted request once it is the agent's turn, then the reply.
 
-    Raises Conflict when the agent is busy and the wish is not patient.
+    KeepAlive parts come while it waits. Raises Conflict when the agent is busy and the request is
+    not patient.
     """
     if service.agent_locks.is_busy(agent) and not wish.is_patient:
         raise Conflict(
@@ -76,10 +78,10 @@ async def parts(
 
 
 async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitStack:
-    """Wait for the agent's turn, in this process and then among the services of its home.
+    """Wait for the agent's turn, in this process, then among the services of its home.
 
     Closing the result ends the turn. Raises Conflict when another service has the turn and the
-    wish is not patient.
+    request is not patient.
     """
     with ExitStack() as held:
         lock = await service.agent_locks.enter(agent)
@@ -91,7 +93,7 @@ async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitSt
 
 
 async def _past(service: Service, agent: str) -> AgentHistory:
-    """Whoever is not known yet has no past."""
+    """History of an agent; a new one has none."""
     try:
         return await agents.past(service, agent)
     except NotFound:

@@ -10,17 +10,17 @@ Content = str | list[dict[str, Any]]
 
 
 class TextInput(Struct, tag="text"):
-    """Words."""
+    """Text block."""
 
     text: str
 
 
 class ImageInput(Struct, tag="image"):
-    """A picture, which a text model cannot see."""
+    """Image, which a text model cannot read."""
 
 
 class DocumentInput(Struct, tag="document"):
-    """A file; its text can be read when the source carries it."""
+    """Document; its text can be read when the source carries it."""
 
     source: dict[str, Any] = field(default_factory=dict)
     title: str | None = None
@@ -28,7 +28,7 @@ class DocumentInput(Struct, tag="document"):
 
 
 class SearchResult(Struct, tag="search_result"):
-    """A passage that the client found."""
+    """Search result of the client."""
 
     content: list[dict[str, Any]] = field(default_factory=list)
     title: str | None = None
@@ -36,13 +36,13 @@ class SearchResult(Struct, tag="search_result"):
 
 
 class ThinkingInput(Struct, tag="thinking"):
-    """What the assistant thought; its signature is not looked at."""
+    """Reasoning of the assistant; its signature is ignored."""
 
     thinking: str = ""
 
 
 class ToolUse(Struct, tag="tool_use"):
-    """A call that the assistant made."""
+    """Tool call of the assistant."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class ToolUse(Struct, tag="tool_use"):
 
 
 class ToolResult(Struct, tag="tool_result"):
-    """What came of a call."""
+    """Result of a tool call."""
 
     tool_use_id: str
     content: Content | None = None
@@ -58,19 +58,19 @@ class ToolResult(Struct, tag="tool_result"):
 
 
 class ToolReference(Struct, tag="tool_reference"):
-    """A tool that a search among deferred ones has found."""
+    """Tool that a search among deferred ones returned."""
 
     tool_name: str
 
 
 class ToolAddition(Struct, tag="tool_addition"):
-    """A tool that joins from here on, by name or by definition."""
+    """Tool that is available from here on, by name or by definition."""
 
     tool: dict[str, Any]
 
 
 class ToolRemoval(Struct, tag="tool_removal"):
-    """A tool that is gone from here on."""
+    """Tool that is unavailable from here on."""
 
     tool: dict[str, Any]
 
@@ -108,7 +108,7 @@ class ToolParam(Struct):
 
 
 class ToolChoice(Struct):
-    """Whether a tool may, must or must not be called."""
+    """Tool choice: auto, any, a named tool, or none."""
 
     type: str
     name: str | None = None
@@ -116,21 +116,21 @@ class ToolChoice(Struct):
 
 
 class ThinkingConfig(Struct):
-    """Whether to think first, and for how many tokens at most."""
+    """Thinking mode, and the most tokens of it."""
 
     type: str
     budget_tokens: int | None = None
 
 
 class Format(Struct):
-    """The schema of a structured answer."""
+    """JSON schema of a structured output."""
 
     type: str | None = None
     schema: dict[str, Any] | None = None
 
 
 class OutputConfig(Struct):
-    """How hard to think, and in which shape to answer."""
+    """Reasoning effort and output format."""
 
     effort: str | None = None
     format: Format | None = None

@@ -1,4 +1,4 @@
-"""The shapes of messages, whole and as the events of a stream."""
+"""Response bodies of the Messages API, and the events of its stream."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ ERROR_TYPES: ErrorTable[str] = {
 
 
 class AnthropicUsage(Struct, frozen=True):
-    """The first three add up to the prompt."""
+    """Token counts; the first three add up to the prompt."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -30,20 +30,20 @@ class AnthropicUsage(Struct, frozen=True):
 
 
 class TextBlock(Struct, frozen=True, tag="text"):
-    """Words."""
+    """Text block."""
 
     text: str
 
 
 class ThinkingBlock(Struct, frozen=True, tag="thinking"):
-    """Thoughts."""
+    """Reasoning block."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
-    """A call."""
+    """Tool call."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageResponse(Struct, frozen=True, tag="message"):
-    """The answer; at the start of a stream without content and reason."""
+    """Whole message; at the start of a stream without content and stop reason."""
 
     id: str
     model: str
@@ -66,25 +66,25 @@ class MessageResponse(Struct, frozen=True, tag="message"):
 
 
 class TextBlockDelta(Struct, frozen=True, tag="text_delta"):
-    """More words."""
+    """Text added to a block."""
 
     text: str
 
 
 class ThinkingDelta(Struct, frozen=True, tag="thinking_delta"):
-    """More thoughts."""
+    """Reasoning added to a block."""
 
     thinking: str
 
 
 class SignatureDelta(Struct, frozen=True, tag="signature_delta"):
-    """The end of a block of thoughts."""
+    """Signature, which ends a reasoning block."""
 
     signature: str
 
 
 class InputJSONDelta(Struct, frozen=True, tag="input_json_delta"):
-    """The arguments of a call."""
+    """Arguments of a tool call."""
 
     partial_json: str
 
@@ -93,58 +93,58 @@ Delta = TextBlockDelta | ThinkingDelta | SignatureDelta | InputJSONDelta
 
 
 class StopReason(Struct, frozen=True):
-    """Why the answer is over."""
+    """Stop reason of a message."""
 
     stop_reason: str
     stop_sequence: str | None
 
 
 class MessageStart(Struct, frozen=True, tag="message_start"):
-    """The answer begins."""
+    """First event of a message."""
 
     message: MessageResponse
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Still there."""
+    """Heartbeat."""
 
 
 class BlockStart(Struct, frozen=True, tag="content_block_start"):
-    """An empty block opens; `input` of a call is empty too."""
+    """Start of an empty block; the `input` of a call is empty too."""
 
     index: int
     content_block: Block
 
 
 class BlockDelta(Struct, frozen=True, tag="content_block_delta"):
-    """The open block grows."""
+    """Addition to the open block."""
 
     index: int
     delta: Delta
 
 
 class BlockStop(Struct, frozen=True, tag="content_block_stop"):
-    """The open block is complete."""
+    """End of the open block."""
 
     index: int
 
 
 class MessageDelta(Struct, frozen=True, tag="message_delta"):
-    """The final truth about reason and usage."""
+    """Final stop reason and usage."""
 
     delta: StopReason
     usage: AnthropicUsage
 
 
 class MessageStop(Struct, frozen=True, tag="message_stop"):
-    """The answer is over."""
+    """Last event of a message."""
 
 
 Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
 
 
 class TokenCount(Struct, frozen=True):
-    """The answer of count_tokens."""
+    """Response of count_tokens."""
 
     input_tokens: int
 

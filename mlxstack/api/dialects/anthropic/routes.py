@@ -1,4 +1,4 @@
-"""The routes of Anthropic's dialect."""
+"""Routes of the Messages API."""
 
 from uuid import uuid4
 
@@ -8,7 +8,6 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
 from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount, error_body
@@ -22,7 +21,7 @@ from mlxstack.api.dialects.anthropic.to_conversation import (
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Busy, OutOfMemory, Unsupported
 from mlxstack.service.admission import admit
@@ -56,7 +55,7 @@ async def messages(
 
 @post("/v1/messages/count_tokens", status_code=200)
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
-    """How long the prompt of these messages is; the engine is not asked."""
+    """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
     found = await service.text_processor.read(lambda: conversation(data))
     prompt = await service.text_processor.prompt(found)
@@ -66,7 +65,7 @@ async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> Tok
 def _options(
     service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
 ) -> GenerationOptions:
-    """Anthropic's own fields over those that all doors share."""
+    """Generation options, with the fields that only Anthropic has."""
     options = request_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
     wanted = body.tool_choice

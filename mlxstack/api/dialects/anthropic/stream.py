@@ -1,4 +1,4 @@
-"""The events of a streamed answer: one block open at a time, indices without gaps."""
+"""Renders messages, whole and as a stream: one open block, indices without gaps."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class ResponseIds(Struct, frozen=True):
-    """What an answer is called: its own id, its model, and the request it belongs to."""
+    """Names of a response: its own id, its model, and its request id."""
 
     engine_request: str
     model: str
@@ -65,7 +65,7 @@ class ResponseIds(Struct, frozen=True):
 
 
 class MessageStream:
-    """Turns the parts of one reply into events."""
+    """Renders the parts of one reply as events."""
 
     def __init__(self, names: ResponseIds) -> None:
         self._names = names
@@ -86,7 +86,7 @@ class MessageStream:
         return streaming.frame(error_body(error, self._names.request), "error")
 
     def _events(self, part: ResponsePart) -> Iterator[Event]:
-        """The events of one part; before the answer begins there can only be pings (X-21)."""
+        """Events of one part; before the start of the message only pings."""
         match part:
             case GenerationStarted():
                 yield MessageStart(_begun(part, self._names))
@@ -108,7 +108,7 @@ class MessageStream:
         yield BlockDelta(self._index, delta)
 
     def _call(self, called: ToolCallPart) -> Iterator[Event]:
-        """The arguments come at once, since they are only understood as a whole (A-30)."""
+        """Send all arguments at once, since only whole arguments can be parsed."""
         self._has_calls = True
         yield from self._close()
         yield from self._start(ToolUseBlock(called.id, called.name, {}))
@@ -117,7 +117,7 @@ class MessageStream:
         yield from self._close()
 
     def _end(self, ended: GenerationFinished) -> Iterator[Event]:
-        """Even an empty answer has a block (A-22u)."""
+        """Close the message; even an empty one has a block."""
         yield from self._close()
         if self._n_blocks == 0:
             yield from self._start(TextBlock(""))
@@ -148,7 +148,7 @@ def _frame(event: Event) -> bytes:
 
 
 def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
-    """The whole answer."""
+    """Whole message."""
     content = _blocks(reply)
     reason = reason_of(reply.ended, bool(reply.calls))
     return MessageResponse(
@@ -162,7 +162,7 @@ def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
 
 
 def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
-    """The answer as it begins; Anthropic counts one token from the start."""
+    """Message at its start; Anthropic counts one output token from there."""
     work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
     return MessageResponse(
         id=names.engine_request, model=names.model, content=(), usage=usage(work)
@@ -170,7 +170,7 @@ def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
 
 
 def usage(work: RequestTimings) -> AnthropicUsage:
-    """Reused tokens were read from the cache; writing to it has no price here."""
+    """Token counts; reused tokens were read from the cache, and writing to it is free."""
     return AnthropicUsage(
         input_tokens=work.n_prompt - work.n_cached,
         cache_creation_input_tokens=0,
@@ -180,14 +180,14 @@ def usage(work: RequestTimings) -> AnthropicUsage:
 
 
 def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
-    """A complete call wants its result, whatever ended the answer (A-23u)."""
+    """Stop reason; a complete tool call needs its result, whatever ended the reply."""
     if has_calls:
         return StopReason("tool_use", None)
     return StopReason(STOP_REASONS[ended.ending], ended.stop_string)
 
 
 def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
-    """Neighbours of one kind as one block, in the order in which they were said."""
+    """Blocks of a reply in order, neighbors of one kind as one block."""
     blocks: list[Block] = []
     for part in reply.spoken:
         last = blocks[-1] if blocks else None

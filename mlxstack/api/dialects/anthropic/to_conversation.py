@@ -1,4 +1,4 @@
-"""From Anthropic's body to the conversation that it means."""
+"""Converts a body of the Messages API to a conversation."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -49,9 +49,9 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "m
 
 
 def conversation(body: MessagesBody) -> Conversation:
-    """Raises BadRequest with the path of the field that cannot work.
+    """Conversation of a body. Raises BadRequest with the path of the field.
 
-    A last turn of the assistant is to be continued (A-14), unless there is no text in it.
+    A last message of the assistant is continued, unless it has no text.
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
@@ -79,7 +79,7 @@ def conversation(body: MessagesBody) -> Conversation:
 
 
 def require_answerable(found: Conversation) -> None:
-    """Raises BadRequest for a last turn that calls a tool: its result has to follow (A-14)."""
+    """Raises BadRequest for a last message that calls a tool: its result has to follow."""
     if found.messages[-1].tool_calls:
         raise BadRequest(
             "messages: the last message calls a tool; a user message with its tool_result "
@@ -93,7 +93,7 @@ def _is_empty_answer(message: Message) -> bool:
 
 
 def _system(content: Content | None) -> tuple[Message, ...]:
-    """Blocks simply follow each other, without billing headers (C-1, C-3)."""
+    """System prompt: blocks joined, without billing headers."""
     text = "".join(drop_billing(words(block)) for block in read(content, "system"))
     return (Message(Role.SYSTEM, text),) if text else ()
 
@@ -121,7 +121,7 @@ def _messages(turns: list[MessageParam], known: Definitions) -> list[Message]:
 
 
 def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Message, ...]:
-    """Tool results first (A-10); a turn without anything is still a turn."""
+    """Messages of a user turn, tool results first; an empty turn is still a turn."""
     results = [
         _result(block, known, f"{at}[{i}]")
         for i, block in enumerate(blocks)
@@ -146,7 +146,7 @@ def _assistant(blocks: tuple[Block, ...]) -> Message:
 
 
 def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message, ...]:
-    """Stays where it is (A-12); tools that come and go are told in words (A-21)."""
+    """System message in its place; added and removed tools are described in text."""
     text = "\n".join(line for block in blocks if (line := _instruction(block, known)))
     return (Message(Role.SYSTEM, text),) if text else ()
 
@@ -161,7 +161,7 @@ def _instruction(block: Block, known: Definitions) -> str:
 
 
 def _result(result: ToolResult, known: Definitions, at: str) -> Message:
-    """Found tools are described in place (A-20); a failure is told in words (A-11)."""
+    """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
     for block in read(result.content, f"{at}.content"):
         if isinstance(block, ToolReference):
@@ -188,7 +188,7 @@ def _template(body: MessagesBody) -> dict[str, Any]:
 
 
 def response_format(body: MessagesBody) -> ResponseConstraint | None:
-    """What the answer must look like."""
+    """Output constraint of a body."""
     wanted = (body.output_config and body.output_config.format) or body.output_format
     if wanted is None or wanted.type != "json_schema":
         return None
@@ -204,10 +204,10 @@ FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 
 
 def read(content: Content | None, at: str) -> tuple[Block, ...]:
-    """The blocks of a `content` field at the path `at`, in their places; a string is one text.
+    """Blocks of a `content` field at the path `at`; a string is one text.
 
-    Kinds that are not known become their text, empty if they have none (X-6). Raises
-    BadRequest with the path of a field that has the wrong type.
+    Unknown kinds become their text, empty if they have none. Raises BadRequest with the path of a
+    field that has the wrong type.
     """
     if isinstance(content, str):
         return (TextInput(content),) if content else ()
@@ -215,7 +215,7 @@ def read(content: Content | None, at: str) -> tuple[Block, ...]:
 
 
 def words(block: Block) -> str:
-    """What a model can read of a block; "" for calls, results and thoughts."""
+    """Text of a block; "" for calls, results and reasoning."""
     match block:
         case TextInput():
             return block.text
@@ -229,7 +229,7 @@ def words(block: Block) -> str:
 
 
 def require_readable(block: Block) -> None:
-    """Raises Unsupported for a picture, or for a document without text."""
+    """Raises Unsupported for an image, or for a document without text."""
     kind = block.__struct_config__.tag
     if isinstance(block, ImageInput) or (
         isinstance(block, DocumentInput) and _inside(block) is None
@@ -265,7 +265,7 @@ def _document(document: DocumentInput) -> str:
 
 
 def _inside(document: DocumentInput) -> str | None:
-    """The text of a document, None if its source carries none."""
+    """Text of a document, None if its source carries none."""
     source = document.source
     match source.get("type"), source.get("data"), source.get("content"):
         case "text", str(data), _:
@@ -299,7 +299,7 @@ CHOICES = {
 
 
 def declared_tools(body: MessagesBody) -> tuple[Tool, ...]:
-    """All tools, in order; those that join later count as deferred (A-20, A-21)."""
+    """All tools in order; those added later count as deferred."""
     head = [
         _tool(spec, f"tools[{i}]", bool(spec.defer_loading))
         for i, spec in enumerate(body.tools or ())
@@ -310,7 +310,7 @@ def declared_tools(body: MessagesBody) -> tuple[Tool, ...]:
 
 
 def tool_choice_mode(wanted: ToolChoice | None, tools: Iterable[Tool]) -> ToolChoiceMode:
-    """Whether there must be a call. Raises BadRequest."""
+    """Tool choice of a request. Raises BadRequest."""
     if wanted is None:
         return ToolChoiceMode.AUTO
     found = CHOICES.get(wanted.type)
@@ -325,13 +325,13 @@ def tool_choice_mode(wanted: ToolChoice | None, tools: Iterable[Tool]) -> ToolCh
 
 
 def _addition(block: ToolAddition, tools: Definitions) -> str:
-    """The text that stands for a tool that joins here."""
+    """Text in place of a tool addition."""
     name = _name(block.tool) or _name(block.tool.get("definition"))
     return tools.text([name]) if name else ""
 
 
 def _removal(block: ToolRemoval) -> str:
-    """The text that stands for a tool that leaves here."""
+    """Text in place of a tool removal."""
     name = _name(block.tool)
     return removal_note(name) if name else ""
 
@@ -360,7 +360,7 @@ def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
 
 
 def _is_foreign(spec: ToolParam) -> bool:
-    """Run by a vendor's server, which is not here."""
+    """True for a tool that a vendor's server would run."""
     return spec.type not in (None, "custom") and spec.input_schema is None
 
 

@@ -21,7 +21,7 @@ Numbers = tuple[tuple[str, str, float], ...]
 
 
 def llama_counters(now: Counters) -> Numbers:
-    """(name, what it counts, value) as llama-server has them."""
+    """Counters of llama-server: (name, help, value)."""
     return (
         (
             "prompt_tokens_total",
@@ -40,7 +40,7 @@ def llama_counters(now: Counters) -> Numbers:
 
 
 def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
-    """Rates since the last scrape, and who is busy."""
+    """Gauges of llama-server: rates since the last scrape, requests, slots."""
     now = snapshot.counters
     calls = now.n_decode_calls or 1
     return (
@@ -54,7 +54,7 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
 
 
 def own_counters(now: Counters, service: Service) -> Numbers:
-    """Totals that llama-server does not have."""
+    """Counters that llama-server does not have."""
     return (
         ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
         ("saved_bytes", "Bytes newly written by saving slots", service.stats.n_saved_bytes),
@@ -79,7 +79,7 @@ def own_counters(now: Counters, service: Service) -> Numbers:
 
 
 def own_gauges(snapshot: Snapshot) -> Numbers:
-    """The present."""
+    """Gauges that llama-server does not have."""
     return (
         ("slots", "Slots", len(snapshot.slots)),
         ("active_memory_bytes", "Memory that MLX holds", snapshot.active_bytes),
@@ -89,7 +89,7 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
 
 
 class Metrics(Collector):
-    """Reads the engine's counters whenever somebody scrapes."""
+    """Collector that reads the engine's counters at each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -88,7 +88,7 @@ def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
 
 
 def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:
-    """The `params` of /props and /slots. -1 tokens is no limit."""
+    """The `params` of /props and /slots. -1 tokens means no limit."""
     return {
         "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
         "temperature": sampling.temperature,
@@ -109,12 +109,12 @@ def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -
 
 
 def of_ask(request: Request) -> dict[str, Any]:
-    """The `params` of a slot: those of the last ask in it."""
+    """The `params` of a slot: those of its last request."""
     return {**params(request.sampling, request.max_tokens), "ignore_eos": not request.eos}
 
 
 def spoken(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
-    """The `generation_settings` of a native completion."""
+    """The `generation_settings` of a completion."""
     return {
         **of_ask(request),
         **SPOKEN,

@@ -1,4 +1,4 @@
-"""Routes of llama-server: raw completions, and all that its clients ask besides."""
+"""Routes of llama-server: raw completions, slots, tokenizer, health."""
 
 from uuid import uuid4
 
@@ -8,14 +8,19 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.llama_server import health_and_props, slots, tokenize
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.response_schema import Answer, error_body
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole, check_all
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer_stream,
+    answer_whole,
+    check_all,
+)
 from mlxstack.api.streaming import KEEPALIVE
 from mlxstack.service.admission import admit_text
 
@@ -24,7 +29,7 @@ from mlxstack.service.admission import admit_text
 async def completion(
     request: AnyRequest, data: JSONBody[LlamaCompletionBody], service: TheService
 ) -> Response[Answer] | Stream:
-    """Continue a text or tokens, or several of them: then the answer is a list."""
+    """Continue a text or tokens, or several of them; then the response is a list."""
     request_fields.only_one(data.n)
     prompts = request_fields.prompts(data.prompt)
     check_all(len(prompts), 1, service)

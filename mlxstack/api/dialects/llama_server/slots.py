@@ -1,4 +1,4 @@
-"""The slots as llama-server shows them, and what can be done to them."""
+"""Slots as llama-server shows them, and the slot actions."""
 
 import re
 from typing import Any
@@ -8,13 +8,20 @@ from litestar import get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.llama_server.response_schema import of_ask
 from mlxstack.api.guards import OF_ALL, can_access, is_unscoped
-from mlxstack.api.run_generation import AnyRequest, cancel_on_disconnect
-from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.core.commands import (
+    EraseSlot,
+    RestoreSlot,
+    SaveSlot,
+    SlotCommand,
+    SlotCommandResult,
+    SlotEraseResult,
+    SlotRestoreResult,
+    SlotSaveResult,
+)
 from mlxstack.core.errors import BadRequest, Busy
-from mlxstack.service import slot_actions as acts
 from mlxstack.service import stats
 
 OPEN = ("id", "n_ctx", "speculative", "is_processing")
@@ -49,36 +56,44 @@ async def act_on_slot(
     idle.
     """
     number = _number(slot)
+    command: SlotCommand
     match action:
         case "save":
-            wanted = SaveSlot(number, await _filename(request))
-            saved = await cancel_on_disconnect(request, acts.save(service, wanted))
-            return {
-                "id_slot": saved.slot,
-                "filename": saved.name,
-                "n_saved": saved.n_saved,
-                "n_written": saved.n_written,
-                "n_bytes": saved.n_bytes,
-                "timings": {"save_ms": saved.save_ms},
-            }
+            command = SaveSlot(number, await _filename(request))
         case "restore":
-            named = RestoreSlot(number, await _filename(request))
-            done = await cancel_on_disconnect(request, acts.restore(service, named))
-            return {
-                "id_slot": done.slot,
-                "filename": done.name,
-                "n_restored": done.n_restored,
-                "n_read": done.n_read,
-                "timings": {"restore_ms": done.restore_ms},
-            }
+            command = RestoreSlot(number, await _filename(request))
         case "erase":
-            erased = await cancel_on_disconnect(request, acts.erase(service, EraseSlot(number)))
-            return {"id_slot": erased.slot, "n_erased": erased.n_erased}
-    raise BadRequest("Invalid action", "action")
+            command = EraseSlot(number)
+        case _:
+            raise BadRequest("Invalid action", "action")
+    return _done(await cancel_on_disconnect(request, service.run_slot_command(command)))
+
+
+def _done(result: SlotCommandResult) -> dict[str, Any]:
+    match result:
+        case SlotSaveResult():
+            return {
+                "id_slot": result.slot,
+                "filename": result.name,
+                "n_saved": result.n_saved,
+                "n_written": result.n_written,
+                "n_bytes": result.n_bytes,
+                "timings": {"save_ms": result.save_ms},
+            }
+        case SlotRestoreResult():
+            return {
+                "id_slot": result.slot,
+                "filename": result.name,
+                "n_restored": result.n_restored,
+                "n_read": result.n_read,
+                "timings": {"restore_ms": result.restore_ms},
+            }
+        case SlotEraseResult():
+            return {"id_slot": result.slot, "n_erased": result.n_erased}
 
 
 def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
-    """Of the slots of others, a key of some agents sees only whether they are busy."""
+    """Hide the slots of other agents but for their state from a key of some agents."""
     agent = slot["agent"]
     if is_unscoped(request) or (agent is not None and can_access(request, agent)):
         return slot
@@ -113,7 +128,7 @@ def _slot(slot: stats.SlotStatus) -> dict[str, Any]:
 
 
 def _last(slot: stats.SlotStatus) -> dict[str, Any]:
-    """What llama-server adds once a slot has been used."""
+    """Fields that llama-server adds once a slot has been used."""
     view = slot.view
     return {
         "id_task": _task(view.request),

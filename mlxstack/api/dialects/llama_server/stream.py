@@ -38,7 +38,7 @@ class LlamaRenderer:
         self._prompts = prompts
 
     def whole(self, replies: Sequence[CollectedResponse]) -> Answer:
-        """As llama-server: the object of a single prompt, a list for several."""
+        """One object for a single prompt, a list for several, as llama-server does."""
         answers = [one.whole(reply) for one, reply in zip(self._prompts, replies, strict=True)]
         return answers if len(answers) > 1 else answers[0]
 
@@ -56,7 +56,7 @@ class LlamaRenderer:
 
 
 class PromptRenderer:
-    """Renders the answer to one order, the prompt number `index`, counting its tokens."""
+    """Renders the response to the prompt number `index`, counting its tokens."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PromptRenderer:
         self._watch = Stopwatch(time.monotonic)
 
     def whole(self, reply: CollectedResponse) -> dict[str, Any]:
-        """The answer to a request that does not stream."""
+        """Response to a request that does not stream."""
         self._has_new_line = "\n" in reply.content
         tokens = [note.token for note in reply.notes] if self._body.return_tokens else []
         return {

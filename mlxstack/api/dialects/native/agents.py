@@ -1,4 +1,4 @@
-"""Agents by name: create, list, fork, rewind, evict, forget them, and read what they said."""
+"""Agents by name: create, list, fork, rewind, evict, delete, history, next turn."""
 
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -13,7 +13,6 @@ from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from mlxstack.api import request_fields
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
@@ -24,7 +23,13 @@ from mlxstack.api.dialects.openai_chat.routes import options, stream_config
 from mlxstack.api.guards import can_access, check_agent, check_raise, is_unscoped
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
-from mlxstack.api.run_generation import PREFIX, AnyRequest, cache_headers, cancel_on_disconnect
+from mlxstack.api.run_generation import (
+    PREFIX,
+    AnyRequest,
+    TheService,
+    cache_headers,
+    cancel_on_disconnect,
+)
 from mlxstack.api.streaming import BEAT_S, FIRST_S, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
@@ -42,7 +47,7 @@ NO = (None, "", "0", "false")
 
 
 class CreateBody(Struct):
-    """Without an id, one is made up; `messages` are what the agent has said and heard before."""
+    """POST /v1/agents; without an id one is generated, `messages` are the history so far."""
 
     id: str | None = None
     messages: list[ChatMessageParam] | None = None
@@ -57,20 +62,20 @@ class ChangeBody(Struct):
 
 
 class ForkBody(Struct):
-    """The id of the new agent."""
+    """POST /v1/agents/{id}/fork; `id` is that of the new agent."""
 
     id: str
 
 
 class RewindBody(Struct):
-    """How many messages are to stay."""
+    """POST /v1/agents/{id}/rewind; the number of messages that stay."""
 
     n_messages: int
 
 
 @get("/v1/agents")
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
-    """Everybody that the key may speak as, the last used first."""
+    """All agents that the key allows, the last used first."""
     found = await agents.everyone(service)
     seen = [shown(request, one) for one in found if can_access(request, one.view.id)]
     return {"object": "list", "data": seen}
@@ -80,7 +85,7 @@ async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any
 async def create_agent(
     request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
 ) -> dict[str, Any]:
-    """Open an agent, with a past if it has one; 409 when there is one of this id."""
+    """Create an agent, with a history if given; 409 when the id is taken."""
     agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
     check_agent(request, agent)
     past = AgentHistory()
@@ -95,7 +100,7 @@ async def create_agent(
 async def show_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str]
 ) -> dict[str, Any]:
-    """Where it is, what it cost, and what its last turns were."""
+    """Place, cost and last turns of an agent."""
     return shown(request, await agents.one(service, agent))
 
 
@@ -103,7 +108,7 @@ async def show_agent(
 async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
-    """Its priority, and whether its KV stays in memory whatever happens."""
+    """Change priority, or pin the agent's KV in memory."""
     wanted = AgentChanges(_priority(data.priority), data.is_pinned)
     check_raise(request, wanted.priority)
     return shown(request, await agents.change(service, agent, wanted))
@@ -113,7 +118,7 @@ async def change_agent(
 async def delete_agent(
     service: TheService, agent: FromPath[str], evict_only: FromQuery[str | None] = None
 ) -> dict[str, Any]:
-    """Forget it; with `?evict_only=1` only free its slot and memory."""
+    """Delete an agent; with `?evict_only=1` only free its slot and memory."""
     if evict_only in NO:
         await agents.delete(service, agent)
         return {"id": agent, "object": "agent", "deleted": True}
@@ -133,7 +138,7 @@ async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, A
 async def fork_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
 ) -> dict[str, Any]:
-    """A new agent that goes on from here."""
+    """Fork a new agent from this one."""
     check_agent(request, checked(data.id, "id"))
     return shown(request, await agents.fork(service, agent, data.id))
 
@@ -142,21 +147,21 @@ async def fork_agent(
 async def rewind_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[RewindBody]
 ) -> dict[str, Any]:
-    """Go back to an earlier message."""
+    """Rewind the history to an earlier message."""
     return shown(request, await agents.rewind(service, agent, data.n_messages))
 
 
 def checked(agent: str, param: str) -> str:
-    """The id. Raises BadRequest when it is none."""
+    """Validate an agent id. Raises BadRequest."""
     if not AGENT_ID.fullmatch(agent):
         raise BadRequest(f"{param} {AGENT_WORDS}", param)
     return agent
 
 
 def shown(request: AnyRequest, portrait: AgentDetails) -> dict[str, Any]:
-    """An agent as an object: the fields of `core.frame.AgentView`, and some sums.
+    """Agent as an object: the fields of `core.status.AgentView`, and some sums.
 
-    What the cache held instead may be of another agent: a key of some agents does not read it.
+    The diverging cached text may be another agent's: a key of some agents does not read it.
     """
     view = portrait.view
     if view.miss is not None and not is_unscoped(request):
@@ -183,7 +188,7 @@ def _priority(name: str | None) -> Priority | None:
 
 
 class GenerateBody(ChatBody, kw_only=True):
-    """A chat request with `messages`, or with `append` to what the server keeps.
+    """POST /v1/agents/{id}/generate: `messages`, or `append` to the stored history.
 
     `queue` waits for the agent's turn instead of a 409.
     """
@@ -194,7 +199,7 @@ class GenerateBody(ChatBody, kw_only=True):
 
 
 class AgentNote(Struct, frozen=True):
-    """Whose answer it is; `n_tokens` is how long its context is now."""
+    """Agent of a completion; `n_tokens` is the length of its context now."""
 
     id: str
     n_tokens: int
@@ -202,7 +207,7 @@ class AgentNote(Struct, frozen=True):
 
 
 class AgentCompletion(ChatCompletion, frozen=True, kw_only=True):
-    """A chat completion that says whose it is."""
+    """Chat completion with its agent."""
 
     agent: AgentNote
 
@@ -211,7 +216,7 @@ class AgentCompletion(ChatCompletion, frozen=True, kw_only=True):
 async def generate_for_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[GenerateBody]
 ) -> Response[AgentCompletion] | Stream:
-    """Answer, whole or as server-sent events; 409 while the agent is busy, unless queue is true."""
+    """Generate the next turn; 409 while the agent is busy, unless queue is true."""
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
     wish = await service.text_processor.read(lambda: _wish(agent, data, request))
@@ -241,7 +246,7 @@ async def _whole(
 async def _stream(
     service: Service, agent: str, wish: AgentTurnRequest, wants: stream.StreamConfig
 ) -> Stream:
-    """What can be refused within the first second is refused before the headers."""
+    """Errors within the first second come before the headers."""
     orders: list[AdmittedRequest] = []
     words = service.text_processor
     parts = _parts(turns.parts(service, agent, wish, FIRST_S, BEAT_S), orders.append)

@@ -1,4 +1,4 @@
-"""The feed of a watcher: what the service looks like, a few times per second."""
+"""Status feed: the state of the service, a few times per second."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,8 +8,8 @@ from litestar import get
 from litestar.response import Stream
 
 from mlxstack.api import streaming
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import TheService
 from mlxstack.core.status import StatusFrame
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.service.status_feed import StatusFeed
@@ -27,7 +27,7 @@ async def events(service: TheService) -> Stream:
 
 
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
-    """A frame per tick while something changes, and a comment between the rare ones else."""
+    """One frame per tick while something changes, otherwise comments between rare ones."""
     status_feed = StatusFeed(service)
     before, n_still = None, 0
     while service.health is not ServiceHealth.STOPPING:
@@ -39,7 +39,7 @@ async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]
 
 
 def _seen(frame: StatusFrame) -> tuple[Any, ...]:
-    """What changes when something happens, and not by waiting or by looking alone."""
+    """Fields that change with events, and not with time alone."""
     snapshot = frame.snapshot
     slots = tuple((slot.state, slot.n_tokens, slot.n_decoded) for slot in snapshot.slots)
     cache = frame.cache

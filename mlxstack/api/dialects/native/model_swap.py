@@ -1,4 +1,4 @@
-"""Change the model of a running service."""
+"""Route that changes the model of a running service."""
 
 import asyncio
 from typing import Any
@@ -7,8 +7,8 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Struct
 
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.service import model_swap
@@ -19,11 +19,12 @@ DRAIN_S = 30.0
 
 
 class LoadBody(Struct):
-    """One of three. `preset` is the name of a listed preset, never a path. `model` is a hub id.
+    """POST /v1/models/load: one of preset, model and handover.
 
-    With `model` only the model of the running preset is replaced. `handover` is the id of a preset
-    that `mlx-stack swap FILE` wrote into the service's home, which only its owner can do.
-    `prepare` fetches and checks it while the old one answers, and changes nothing.
+    `preset` is the name of a listed preset, never a path. `model` is a hub id; with it only the
+    model of the running preset is replaced. `handover` is the id of a preset that `mlx-stack swap
+    FILE` wrote into the service's home, which only its owner can do. `prepare` fetches and checks
+    it while the old one answers, and changes nothing.
     """
 
     preset: str | None = None
@@ -35,7 +36,7 @@ class LoadBody(Struct):
 
 @post("/v1/models/load", status_code=200, opt=OF_ALL)
 async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
-    """Drain, park, unload, load, warm; requests that come meanwhile wait."""
+    """Drain, park, unload, load, warm; other requests wait in the meantime."""
     wanted = await _wanted(service, data)
     try:
         if data.prepare:
@@ -51,7 +52,7 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
 
 
 def shown(timeline: SwapReport) -> dict[str, Any]:
-    """The timeline as an object."""
+    """Swap report as an object."""
     return {
         "object": "model.loaded",
         "before": timeline.before,

@@ -1,4 +1,4 @@
-"""The request bodies of the OpenAI doors, read leniently."""
+"""Request bodies of chat completions, read leniently."""
 
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from mlxstack.service.openai_messages import ChatMessageParam
 
 
 class FunctionSpec(Struct):
-    """A function that may be called."""
+    """Function that may be called."""
 
     name: str
     description: str | None = None
@@ -17,27 +17,27 @@ class FunctionSpec(Struct):
 
 
 class ChatToolParam(Struct):
-    """Tools of other types than `function` are skipped."""
+    """A tool; those of other types than `function` are skipped."""
 
     type: str = "function"
     function: FunctionSpec | None = None
 
 
 class StreamOptions(Struct):
-    """What a stream shall carry beside the reply."""
+    """Additional chunks of a stream."""
 
     include_usage: bool | None = None
 
 
 class JsonSchema(Struct):
-    """The schema of a structured answer."""
+    """JSON schema of a structured output."""
 
     name: str | None = None
     schema: dict[str, Any] | None = None
 
 
 class ResponseFormat(Struct):
-    """`schema` beside `json_object` is llama-server's form."""
+    """Output format; `schema` next to `json_object` is llama-server's form."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -45,7 +45,7 @@ class ResponseFormat(Struct):
 
 
 class ChatBody(Fields, kw_only=True):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_completion_tokens", "max_tokens")
     messages: list[ChatMessageParam]

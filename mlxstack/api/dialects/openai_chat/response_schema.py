@@ -1,4 +1,4 @@
-"""The shapes of chat completions, whole and in chunks."""
+"""Response bodies of chat completions, whole and in chunks."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ ERROR_TYPES: ErrorTable[tuple[str, str | None]] = {
 
 
 class PromptProgress(Struct, frozen=True):
-    """llama-server's `prompt_progress`."""
+    """Progress of the prompt, as llama-server sends it."""
 
     total: int
     cache: int
@@ -38,14 +38,14 @@ class PromptProgress(Struct, frozen=True):
 
 
 class FunctionCall(Struct, frozen=True):
-    """`name` only in the first delta of a call."""
+    """Function of a call; `name` only in its first delta."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ChatToolCall(Struct, frozen=True):
-    """A call, or a delta of one; `index` only in deltas, `id` and `type` only in the first."""
+    """Tool call or a delta of one; `index` only in deltas, `id` and `type` in the first."""
 
     function: FunctionCall
     index: int | UnsetType = UNSET
@@ -54,7 +54,7 @@ class ChatToolCall(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """What the assistant said."""
+    """Message of the assistant."""
 
     content: str | None
     role: str = "assistant"
@@ -63,7 +63,7 @@ class ChatMessage(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What came anew."""
+    """New part of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -72,7 +72,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """One whole choice."""
+    """Whole choice."""
 
     message: ChatMessage
     finish_reason: str
@@ -81,7 +81,7 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """One choice's news."""
+    """Part of a choice."""
 
     delta: Delta
     finish_reason: str | None = None
@@ -90,7 +90,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
-    """The answer to a request that does not stream."""
+    """Response to a request that does not stream."""
 
     id: str
     created: int
@@ -103,7 +103,7 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """One frame of a stream."""
+    """Chunk of a stream."""
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""The routes of chat completions."""
+"""Routes of chat completions."""
 
 from uuid import uuid4
 
@@ -8,7 +8,6 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
@@ -17,6 +16,7 @@ from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
+    TheService,
     answer_stream,
     answer_whole,
     copies,
@@ -51,7 +51,7 @@ async def chat_completions(
 
 
 def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
-    """What a chat body wants beside its words. Raises BadRequest."""
+    """Generation options of a chat body. Raises BadRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     n_top = (

@@ -1,4 +1,4 @@
-"""Chat completions: the whole answer, or its stream."""
+"""Renders chat completions, whole and as a stream."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ from mlxstack.service.text_processor import TextProcessor
 
 
 class StreamConfig(Struct, frozen=True):
-    """What the stream shall carry, and under which names."""
+    """Names and optional content of a stream."""
 
     id: str
     model: str
@@ -49,7 +49,7 @@ class StreamConfig(Struct, frozen=True):
 def whole(
     replies: Sequence[CollectedResponse], wants: StreamConfig, words: TextProcessor
 ) -> ChatCompletion:
-    """The answer to a request that does not stream, with one choice for each reply."""
+    """Response to a request that does not stream, with one choice per reply."""
     ended = [reply.ended for reply in replies]
     return ChatCompletion(
         id=wants.id,
@@ -100,7 +100,7 @@ class ChatRenderer:
 
 
 class ChatStream:
-    """Turns the parts of one choice into frames, counting the calls."""
+    """Renders the parts of one choice as chunks, counting its tool calls."""
 
     def __init__(self, index: int, wants: StreamConfig, words: TextProcessor) -> None:
         self.ended: GenerationFinished | None = None
@@ -112,11 +112,11 @@ class ChatStream:
         self._n_calls = 0
 
     def opening(self) -> bytes:
-        """The frame that says who speaks."""
+        """First chunk, with the role."""
         return streaming.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
 
     def render(self, part: ResponsePart) -> Iterator[bytes]:
-        """The frames of one part; none for parts that this request did not ask for."""
+        """Chunks of one part; none for parts that the request did not ask for."""
         self._watch.hear(part)
         match part:
             case KeepAlive():
@@ -136,7 +136,7 @@ class ChatStream:
                 yield self._end(part)
 
     def closing(self, ended: Sequence[GenerationFinished]) -> bytes:
-        """The frame that tells what all choices cost."""
+        """Last chunk, with the usage of all choices."""
         spent, total = timings(ended[0].work), usage(ended, len(ended))
         return streaming.frame(structs.replace(self._chunk(), usage=total, timings=spent))
 
@@ -187,7 +187,7 @@ def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
 
 
 def whole_call(called: ToolCallPart) -> ChatToolCall:
-    """A call of a whole answer."""
+    """Tool call of a whole response."""
     return ChatToolCall(
         function=FunctionCall(arguments=_json(called), name=called.name),
         id=called.id,
@@ -196,7 +196,7 @@ def whole_call(called: ToolCallPart) -> ChatToolCall:
 
 
 def call_deltas(called: ToolCallPart, index: int) -> tuple[Delta, Delta]:
-    """The first names the call, the second brings its arguments."""
+    """Two deltas: the first names the call, the second has its arguments."""
     head = ChatToolCall(FunctionCall("", called.name), index=index, id=called.id, type="function")
     rest = ChatToolCall(FunctionCall(_json(called)), index=index)
     return Delta(tool_calls=(head,)), Delta(tool_calls=(rest,))

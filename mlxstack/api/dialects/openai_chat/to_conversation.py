@@ -1,4 +1,4 @@
-"""From OpenAI's chat body to the conversation that it means."""
+"""Converts a chat body to a conversation."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlxstack.text.grammar.response_format import ResponseConstraint
 
 
 def conversation(body: ChatBody) -> Conversation:
-    """Raises BadRequest with the path of the field that cannot work."""
+    """Conversation of a body. Raises BadRequest with the path of the field."""
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
@@ -43,7 +43,7 @@ def _bound(body: ChatBody) -> None:
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
-    """Whether there must be a call. Raises BadRequest."""
+    """Tool choice of a request. Raises BadRequest."""
     match choice:
         case None | "auto":
             return ToolChoiceMode.AUTO
@@ -60,7 +60,7 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
 
 
 def forced_tool(body: ChatBody) -> str | None:
-    """The one function that must be called."""
+    """Name of the function that must be called."""
     choice = body.tool_choice
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -68,7 +68,7 @@ def forced_tool(body: ChatBody) -> str | None:
 
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
-    """What the answer must look like."""
+    """Output constraint of a body."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -85,7 +85,7 @@ def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
 
 
 def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | None, dict[str, Any]]:
-    """Thinking, and variables of the template: `kwargs` win over the `wanted` effort."""
+    """Thinking and template variables; `kwargs` win over the `wanted` effort."""
     template = dict(kwargs or {})
     thinking = template.pop("enable_thinking", None)
     if thinking is not None and not isinstance(thinking, bool):
@@ -98,7 +98,7 @@ def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | No
 
 
 def _format(body: ChatBody) -> tuple[Message, ...]:
-    """A wish for JSON becomes a last instruction."""
+    """A JSON format adds a last instruction."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return ()

@@ -5,7 +5,7 @@ from mlxstack.api.request_fields import Fields, Prompts
 
 
 class CompletionBody(Fields, kw_only=True):
-    """POST /v1/completions."""
+    """Body of POST /v1/completions."""
 
     prompt: Prompts
     stream_options: StreamOptions | None = None

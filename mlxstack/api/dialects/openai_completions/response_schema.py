@@ -7,7 +7,7 @@ from mlxstack.api.response_fields import LegacyLogprobs, OpenAIUsage, Timings
 
 
 class CompletionChoice(Struct, frozen=True):
-    """The text that one prompt was given, or a piece of it."""
+    """Completion of one prompt, or a part of it."""
 
     text: str
     index: int = 0
@@ -16,7 +16,7 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class TextCompletion(Struct, frozen=True):
-    """The answer, or one frame of its stream."""
+    """Response, or one chunk of its stream."""
 
     id: str
     created: int

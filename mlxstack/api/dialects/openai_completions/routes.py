@@ -8,7 +8,6 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_completions.response_schema import TextCompletion
@@ -17,6 +16,7 @@ from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
+    TheService,
     answer_stream,
     answer_whole,
     check_all,

@@ -44,7 +44,7 @@ class CompletionRenderer:
         self._has_usage = bool(body.stream_options and body.stream_options.include_usage)
 
     def whole(self, replies: tuple[CollectedResponse, ...]) -> TextCompletion:
-        """The answer to a request that does not stream."""
+        """Response to a request that does not stream."""
         choices = [
             CompletionChoice(
                 text=one.content,
@@ -85,7 +85,7 @@ class CompletionRenderer:
                 yield streaming.frame(structs.replace(self._completion((last,)), timings=spent))
 
     def _choice(self, text: str, index: int, notes: tuple[TokenLogprob, ...]) -> CompletionChoice:
-        """A piece of the stream; its tokens go on where those of the piece before ended."""
+        """Part of a stream; its text offsets continue those of the part before."""
         noted = legacy(notes, self._words, self._offsets[index])
         if noted is not None:
             self._offsets[index] = noted.text_offset[-1] + len(noted.tokens[-1])

@@ -1,4 +1,4 @@
-"""The models this service answers for, in a shape that OpenAI's, Anthropic's and llama's read."""
+"""Model list, in fields that clients of OpenAI, Anthropic and llama-server read."""
 
 from datetime import UTC, datetime
 
@@ -6,10 +6,10 @@ from litestar import get
 from litestar.params import FromPath
 from msgspec import Struct, structs
 
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
 from mlxstack.api.request_fields import names
+from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import UnknownModel
 from mlxstack.service.service import Service
 
@@ -25,7 +25,7 @@ class ModelMeta(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """One name under which the model answers."""
+    """Model under one of its names."""
 
     id: str
     created: int
@@ -43,7 +43,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class LlamaModel(Struct, frozen=True):
-    """llama-server's own list beside `data`."""
+    """Element of llama-server's own list, next to `data`."""
 
     name: str
     model: str
@@ -54,7 +54,7 @@ class LlamaModel(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """All of them."""
+    """List of models."""
 
     data: tuple[ModelCard, ...]
     models: tuple[LlamaModel, ...]
@@ -66,7 +66,7 @@ class Models(Struct, frozen=True):
 
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(service: TheService) -> Models:
-    """Every name of the one model."""
+    """List every name of the one model."""
     found = tuple(_model(service, name) for name in names(service))
     return Models(
         data=found,
@@ -78,7 +78,7 @@ async def list_models(service: TheService) -> Models:
 
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
 async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
-    """One name; it may contain slashes."""
+    """Model by name, which may contain slashes."""
     wanted = name.removeprefix("/")
     if wanted not in names(service):
         raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")

@@ -1,4 +1,4 @@
-"""The request body of the Responses door and its items, read leniently."""
+"""Request body and input items of the Responses API, read leniently."""
 
 from typing import Any, ClassVar
 
@@ -32,14 +32,14 @@ class ResponsesBody(Fields, kw_only=True):
 
 
 class MessageInput(Struct):
-    """What somebody said."""
+    """Message item."""
 
     role: str
     content: Content = None
 
 
 class FunctionCallInput(Struct):
-    """A call that the assistant made earlier."""
+    """Earlier function call of the assistant."""
 
     call_id: str
     name: str
@@ -48,7 +48,7 @@ class FunctionCallInput(Struct):
 
 
 class CustomCallInput(Struct):
-    """A call whose argument is free text."""
+    """Earlier call of a custom tool, whose argument is free text."""
 
     call_id: str
     name: str
@@ -57,7 +57,7 @@ class CustomCallInput(Struct):
 
 
 class ShellCallItem(Struct):
-    """A command that the assistant wanted to be run."""
+    """Earlier shell command of the assistant."""
 
     action: dict[str, Any]
     call_id: str | None = None
@@ -65,7 +65,7 @@ class ShellCallItem(Struct):
 
 
 class OutputItem(Struct):
-    """What came of a call."""
+    """Output of a call."""
 
     output: Content = None
     call_id: str | None = None
@@ -73,14 +73,14 @@ class OutputItem(Struct):
 
 
 class ReasoningInput(Struct):
-    """What the assistant thought; only content that can be read counts."""
+    """Reasoning of the assistant; only readable content counts."""
 
     content: list[Item] | None = None
     encrypted_content: str | None = None
 
 
 class ResponsesToolParam(Struct):
-    """A tool of any type; `tools` are those of a namespace."""
+    """Tool of any type; `tools` are those of a namespace."""
 
     type: str = "function"
     name: str = ""

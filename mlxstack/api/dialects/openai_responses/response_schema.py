@@ -1,4 +1,4 @@
-"""The shapes of a response and of its items."""
+"""Response bodies, output items and stream events of the Responses API."""
 
 from typing import Any, Literal
 
@@ -10,13 +10,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputTokensDetails(CachedTokens, frozen=True):
-    """How much of the input came from the caches; writing to them costs nothing here."""
+    """Input tokens that came from the cache; writing to it is free."""
 
     cache_write_tokens: int = 0
 
 
 class ResponsesUsage(Struct, frozen=True):
-    """Token counts, in the names of this dialect."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -26,7 +26,7 @@ class ResponsesUsage(Struct, frozen=True):
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):
-    """Words of a message."""
+    """Text of a message."""
 
     text: str
     annotations: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class OutputText(Struct, frozen=True, tag="output_text"):
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
-    """Thoughts in plain text."""
+    """Reasoning in plain text."""
 
     text: str
 
 
 class MessageItem(Struct, frozen=True, tag="message"):
-    """What the assistant said."""
+    """Message of the assistant."""
 
     id: str
     status: Status
@@ -49,7 +49,7 @@ class MessageItem(Struct, frozen=True, tag="message"):
 
 
 class ReasoningItem(Struct, frozen=True, tag="reasoning"):
-    """What the assistant thought; there is no summary beside the thoughts themselves."""
+    """Reasoning of the assistant, without a summary."""
 
     id: str
     status: Status
@@ -59,7 +59,7 @@ class ReasoningItem(Struct, frozen=True, tag="reasoning"):
 
 
 class FunctionCallItem(Struct, frozen=True, tag="function_call"):
-    """A call of a function. `call_id` comes back with its output (R-1)."""
+    """Function call. Its `call_id` comes back with the output."""
 
     id: str
     call_id: str
@@ -70,7 +70,7 @@ class FunctionCallItem(Struct, frozen=True, tag="function_call"):
 
 
 class CustomCallItem(Struct, frozen=True, tag="custom_tool_call"):
-    """A call whose argument is free text."""
+    """Call of a custom tool, whose argument is free text."""
 
     id: str
     call_id: str
@@ -84,20 +84,20 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why a response ended early."""
+    """Reason of an early end."""
 
     reason: str = "max_output_tokens"
 
 
 class Failure(Struct, frozen=True):
-    """Why a response could not be finished."""
+    """Reason of a failure."""
 
     code: str
     message: str
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """A response, whole or under way; much of it repeats what the request said."""
+    """Response, whole or under way; many fields repeat the request."""
 
     id: str
     object: str = "response"
@@ -129,126 +129,126 @@ class Response(Struct, frozen=True, kw_only=True):
 
 
 class ResponsesEvent(Struct, kw_only=True, tag_field="type"):
-    """`sequence_number` is given when the event is sent."""
+    """Stream event; `sequence_number` is set when the event is sent."""
 
     sequence_number: int = 0
 
 
 class Created(ResponsesEvent, tag="response.created"):
-    """It has begun."""
+    """First event."""
 
     response: Response
 
 
 class InProgress(ResponsesEvent, tag="response.in_progress"):
-    """It goes on: the first one, and the heartbeat (X-21)."""
+    """Second event, and the heartbeat."""
 
     response: Response
 
 
 class Completed(ResponsesEvent, tag="response.completed"):
-    """It ended well."""
+    """Last event of a complete response."""
 
     response: Response
 
 
 class IncompleteEvent(ResponsesEvent, tag="response.incomplete"):
-    """It was cut."""
+    """Last event of a response that was cut off."""
 
     response: Response
 
 
 class FailedEvent(ResponsesEvent, tag="response.failed"):
-    """It broke."""
+    """Last event of a response that failed."""
 
     response: Response
 
 
 class ItemAdded(ResponsesEvent, tag="response.output_item.added"):
-    """An item begins."""
+    """Start of an item."""
 
     output_index: int
     item: OutputItem
 
 
 class ItemDone(ResponsesEvent, tag="response.output_item.done"):
-    """An item is complete."""
+    """End of an item."""
 
     output_index: int
     item: OutputItem
 
 
 class InItem(ResponsesEvent):
-    """Something inside an item."""
+    """Event inside an item."""
 
     item_id: str
     output_index: int
 
 
 class InContent(InItem, kw_only=True):
-    """Something inside the one part of an item's content."""
+    """Event inside the one content part of an item."""
 
     content_index: int = 0
 
 
 class PartAdded(InContent, kw_only=True, tag="response.content_part.added"):
-    """The text of a message begins."""
+    """Start of the text of a message."""
 
     part: OutputText
 
 
 class PartDone(InContent, kw_only=True, tag="response.content_part.done"):
-    """The text of a message is complete."""
+    """End of the text of a message."""
 
     part: OutputText
 
 
 class OutputTextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
-    """New words."""
+    """Text added to a message."""
 
     delta: str
     logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class TextDone(InContent, kw_only=True, tag="response.output_text.done"):
-    """All words."""
+    """Whole text of a message."""
 
     text: str
     logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class ReasoningDelta(InContent, kw_only=True, tag="response.reasoning_text.delta"):
-    """New thoughts."""
+    """Reasoning added to an item."""
 
     delta: str
 
 
 class ReasoningDone(InContent, kw_only=True, tag="response.reasoning_text.done"):
-    """All thoughts."""
+    """Whole reasoning of an item."""
 
     text: str
 
 
 class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):
-    """New arguments; always all of them."""
+    """All arguments of a call."""
 
     delta: str
 
 
 class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
-    """All arguments."""
+    """End of the arguments of a call."""
 
     name: str
     arguments: str
 
 
 class CustomInputDelta(InItem, tag="response.custom_tool_call_input.delta"):
-    """New input of a custom tool; always all of it."""
+    """Whole input of a custom tool call."""
 
     delta: str
 
 
 class InputDone(InItem, tag="response.custom_tool_call_input.done"):
-    """All input of a custom tool."""
+    """End of the input of a custom tool call."""
 
     input: str

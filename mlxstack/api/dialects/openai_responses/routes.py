@@ -1,4 +1,4 @@
-"""The routes of the Responses dialect."""
+"""Routes of the Responses API."""
 
 import time
 from uuid import uuid4
@@ -10,7 +10,6 @@ from litestar.response import Stream
 from msgspec import Struct, structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
@@ -19,7 +18,7 @@ from mlxstack.api.dialects.openai_responses.stream import HEARTBEAT, ResponseStr
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
-from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.admission import AdmittedRequest, admit
@@ -31,7 +30,7 @@ SEALED = "reasoning.encrypted_content"
 
 
 class InputTokens(Struct, frozen=True):
-    """How many tokens an input has."""
+    """Response of the token count."""
 
     input_tokens: int
     object: str = "response.input_tokens"
@@ -61,7 +60,7 @@ async def responses(
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
 async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
-    """Count what the same body would send to the model."""
+    """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     box = toolbox(data.tools)
     prompt = await service.text_processor.prompt(
@@ -73,7 +72,7 @@ async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> In
 async def _admit(
     service: Service, conversation: Conversation, options: GenerationOptions
 ) -> AdmittedRequest:
-    """Here the messages are called `input`."""
+    """Errors name the field `input` instead of `messages`."""
     try:
         return await admit(service, conversation, options)
     except BadRequest as error:
@@ -98,7 +97,7 @@ def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> Genera
 
 
 def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Response:
-    """The response before anything was said."""
+    """Response before its first output item."""
     reasoning = body.reasoning or {}
     return Response(
         id=order.request.id,

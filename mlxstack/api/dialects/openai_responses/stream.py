@@ -1,4 +1,4 @@
-"""Tells a reply as the events of a response, and keeps the response that they add up to."""
+"""Renders responses as events, and accumulates the whole response."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -57,7 +57,7 @@ HEARTBEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
 
 
 class MessageItemStream:
-    """Words of the answer."""
+    """Message item of the stream."""
 
     def __init__(self, index: int) -> None:
         self._id, self._index = f"msg_{uuid4().hex}", index
@@ -65,14 +65,14 @@ class MessageItemStream:
         self._logprobs: list[SampledLogprob] = []
 
     def begin(self) -> Iterator[ResponsesEvent]:
-        """The item and its one part, both empty."""
+        """Start of the item and of its one part, both empty."""
         item = MessageItem(self._id, "in_progress")
         yield events.ItemAdded(output_index=self._index, item=item)
         part = OutputText("")
         yield events.PartAdded(item_id=self._id, output_index=self._index, part=part)
 
     def add(self, text: str, logprobs: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """More words."""
+        """Event of new text."""
         self._texts.append(text)
         self._logprobs += logprobs
         yield events.OutputTextDelta(
@@ -80,7 +80,7 @@ class MessageItemStream:
         )
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """The whole text, three times: as the protocol wants it."""
+        """Events with the whole text, which the protocol repeats three times."""
         item = self.item(status)
         part = item.content[0]
         yield events.TextDone(
@@ -90,13 +90,13 @@ class MessageItemStream:
         yield events.ItemDone(output_index=self._index, item=item)
 
     def item(self, status: Status) -> MessageItem:
-        """What has been said so far."""
+        """Message so far."""
         text = OutputText("".join(self._texts), logprobs=tuple(self._logprobs))
         return MessageItem(self._id, status, (text,))
 
 
 class ReasoningItemStream:
-    """Thinking before the answer, or between calls."""
+    """Reasoning item of the stream, before the answer or between calls."""
 
     def __init__(self, index: int, *, is_sealed: bool) -> None:
         self._id, self._index = f"rs_{uuid4().hex}", index
@@ -104,17 +104,17 @@ class ReasoningItemStream:
         self._texts: list[str] = []
 
     def begin(self) -> Iterator[ResponsesEvent]:
-        """The item, empty."""
+        """Start of the empty item."""
         item = ReasoningItem(self._id, "in_progress")
         yield events.ItemAdded(output_index=self._index, item=item)
 
     def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
-        """More thoughts."""
+        """Event of new reasoning."""
         self._texts.append(text)
         yield events.ReasoningDelta(item_id=self._id, output_index=self._index, delta=text)
 
     def end(self, status: Status) -> Iterator[ResponsesEvent]:
-        """All thoughts."""
+        """Events with the whole reasoning."""
         item = self.item(status)
         yield events.ReasoningDone(
             item_id=self._id, output_index=self._index, text=item.content[0].text
@@ -122,7 +122,7 @@ class ReasoningItemStream:
         yield events.ItemDone(output_index=self._index, item=item)
 
     def item(self, status: Status) -> ReasoningItem:
-        """What has been thought so far."""
+        """Reasoning so far."""
         text = "".join(self._texts)
         return ReasoningItem(
             id=self._id,
@@ -138,7 +138,7 @@ OutputItemStream = MessageItemStream | ReasoningItemStream
 def call(
     called: ToolCallPart, offer: ClientTool, index: int
 ) -> tuple[list[ResponsesEvent], OutputItem]:
-    """The events of a complete call, and its item."""
+    """Events of a complete tool call, and its item."""
     if offer.kind is ToolKind.CUSTOM:
         return _custom_call(called, offer, index)
     return _function_call(called, offer, index)
@@ -180,7 +180,10 @@ def _custom_call(
 
 
 class ResponseStream:
-    """One response under way. `is_sealed`: thoughts also go out as `encrypted_content`."""
+    """Renderer of one response.
+
+    `is_sealed` adds `encrypted_content` to reasoning items.
+    """
 
     def __init__(
         self, response: Response, box: ToolNames, words: TextProcessor, *, is_sealed: bool
@@ -261,7 +264,7 @@ class ResponseStream:
         self.response = structs.replace(self.response, output=(*self.response.output, item))
 
     def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
-        """A response that ended well always has words or a call: clients loop for want of any."""
+        """A complete response has a message or a call: without one, clients loop."""
         is_cut = ended.ending in CUT
         yield from self._close("incomplete" if is_cut else "completed")
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
@@ -284,7 +287,7 @@ class ResponseStream:
 
 
 def whole(reply: CollectedResponse, telling: ResponseStream) -> Response:
-    """The response that the same events would have built (R-3)."""
+    """Response that the same events would have built."""
     for part in (*reply.spoken, reply.ended):
         for _ in telling.on_part(part):
             pass
@@ -292,7 +295,7 @@ def whole(reply: CollectedResponse, telling: ResponseStream) -> Response:
 
 
 def _failure(error: StackError) -> Failure:
-    """Codex waits and tries again after `rate_limit_exceeded`, and gives up on the first two."""
+    """Codex retries after `rate_limit_exceeded`, and gives up on the first two."""
     match error:
         case TooLong():
             return Failure("context_length_exceeded", error.message)
@@ -306,13 +309,13 @@ def _failure(error: StackError) -> Failure:
 
 
 def _later(error: StackError, seconds: float) -> Failure:
-    """With the words in which clients look for the time to wait."""
+    """Failure with the sentence in which clients look for the time to wait."""
     message = f"{error.message.rstrip('.')}. Please try again in {seconds:g}s."
     return Failure("rate_limit_exceeded", message)
 
 
 def usage(ended: GenerationFinished) -> ResponsesUsage:
-    """What one response cost."""
+    """Token counts of one response."""
     work: RequestTimings = ended.work
     return ResponsesUsage(
         input_tokens=work.n_prompt,

@@ -1,4 +1,4 @@
-"""From a Responses body to the conversation that it means, and to how it is to be answered."""
+"""Converts a body of the Responses API to a conversation and generation options."""
 
 import base64
 import uuid
@@ -40,14 +40,14 @@ INPUT = "input"
 
 
 class ToolKind(StrEnum):
-    """How a call of a tool is answered."""
+    """Kind of a tool call in the output."""
 
     FUNCTION = "function"
     CUSTOM = "custom"
 
 
 class ClientTool(Struct, frozen=True):
-    """A tool as the client knows it."""
+    """Tool by its name in the client."""
 
     name: str
     kind: ToolKind = ToolKind.FUNCTION
@@ -55,13 +55,16 @@ class ClientTool(Struct, frozen=True):
 
 
 class ToolNames(Struct, frozen=True):
-    """`tools` for the prompt, where namespaces are flat; `offers` by the names in the prompt."""
+    """Tools by their names in the prompt, where namespaces are flat, and in the client.
+
+    `tools` are those of the prompt, `offers` the client's by their names in the prompt.
+    """
 
     tools: tuple[Tool, ...] = ()
     offers: dict[str, ClientTool] = {}
 
     def offer(self, called: str) -> ClientTool:
-        """What the client calls the tool that the model has called.
+        """Client's tool for a name that the model has called.
 
         Models that saw a namespace elsewhere may write it in front of the name.
         """
@@ -74,7 +77,7 @@ class ToolNames(Struct, frozen=True):
         return ClientTool(called)
 
     def spoken(self, name: str, namespace: str | None) -> str:
-        """The name in the prompt of a tool that the client names so."""
+        """Name in the prompt of a tool of the client."""
         for spoken, offer in self.offers.items():
             if (offer.name, offer.namespace) == (name, namespace):
                 return spoken
@@ -82,7 +85,7 @@ class ToolNames(Struct, frozen=True):
 
 
 def toolbox(sent: list[Item] | None) -> ToolNames:
-    """Functions, custom tools and those of namespaces; what a vendor would run is left out.
+    """Functions, custom tools and those of namespaces; tools of vendors are left out.
 
     A name that is taken gets its namespace in front. Raises BadRequest.
     """
@@ -134,7 +137,7 @@ _FREE_TEXT: dict[str, Any] = {
 
 
 def _free_form(spec: ResponsesToolParam) -> str:
-    """The description, with the grammar that the input must follow."""
+    """Description, with the grammar of the input."""
     form = spec.format or {}
     lines = [spec.description or ""]
     if definition := form.get("definition"):
@@ -147,7 +150,7 @@ STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
 def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
-    """Raises BadRequest with the path of the field that cannot work."""
+    """Conversation of a body. Raises BadRequest with the path of the field."""
     for name in STATEFUL:
         if getattr(body, name):
             raise BadRequest(
@@ -169,7 +172,7 @@ def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
-    """Whether there must be a call. Raises BadRequest."""
+    """Tool choice of a request. Raises BadRequest."""
     match choice:
         case None | "auto":
             return ToolChoiceMode.AUTO
@@ -187,7 +190,7 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
 
 
 def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | None:
-    """The one tool that must be called, by its name in the prompt."""
+    """Name in the prompt of the tool that must be called."""
     match choice:
         case {"type": "function" | "custom", "name": str(name), **more}:
             namespace = more.get("namespace")
@@ -196,7 +199,7 @@ def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | No
 
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
-    """What the answer must look like."""
+    """Output constraint of a body."""
     match (body.text or {}).get("format"):
         case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
             return ResponseConstraint(schema, param="text.format")
@@ -206,7 +209,7 @@ def response_format(body: ResponsesBody) -> ResponseConstraint | None:
 
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
-    """As the first system message; given as items, they are read as such."""
+    """Instructions as the first system message, or as the items that they are."""
     given = body.instructions
     if isinstance(given, list):
         return messages(given, ToolNames())
@@ -220,7 +223,7 @@ def _input(body: ResponsesBody, box: ToolNames) -> tuple[Message, ...]:
 
 
 def _format(body: ResponsesBody) -> tuple[Message, ...]:
-    """A wish for JSON becomes a last instruction."""
+    """A JSON format adds a last instruction."""
     wanted = (body.text or {}).get("format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     match kind:
@@ -249,9 +252,9 @@ JOINT = "\n\n"
 
 
 def messages(items: list[Item], box: ToolNames) -> tuple[Message, ...]:
-    """The conversation; items of other types are left out. Raises BadRequest with their path.
+    """Messages of input items; other types are left out. Raises BadRequest.
 
-    What the assistant thought, said and called without anybody in between is one turn.
+    Reasoning, text and calls of the assistant without another message between them are one turn.
     """
     last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
     read: list[Message] = []
@@ -346,7 +349,7 @@ READERS: dict[str, Reader] = {
 
 
 def _turns(read: list[Message]) -> Iterator[Message]:
-    """Neighbours of the assistant as one; thoughts that led to nothing are left out."""
+    """Join neighbors of the assistant; reasoning without text or call is left out."""
     for is_assistant, neighbours in groupby(read, lambda one: one.role is Role.ASSISTANT):
         if not is_assistant:
             yield from neighbours
@@ -367,12 +370,16 @@ SEAL = "mlx-stack:"
 
 
 def encode_reasoning(thoughts: str) -> str:
-    """What a client sends back untouched."""
+    """Encode reasoning for `encrypted_content`: not secret, only opaque.
+
+    Clients that keep no server-side state return this field but drop readable reasoning, which a
+    model needs between the calls of one task.
+    """
     return SEAL + base64.urlsafe_b64encode(thoughts.encode()).decode()
 
 
 def decode_reasoning(content: str | None) -> str:
-    """The thoughts inside; "" for nothing, and for what others have sealed."""
+    """Reasoning of an `encrypted_content`; "" for none and for foreign ones."""
     if content is None or not content.startswith(SEAL):
         return ""
     try:
