@@ -99,7 +99,7 @@ def options(
     wanted = GenerationOptions(
         id=request,
         max_tokens=limit(body),
-        sampling=_wish(body, n_logprobs),
+        sampling=_sampling_overrides(body, n_logprobs),
         stop=stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
@@ -168,7 +168,7 @@ def top_logprobs(wanted: int | None, name: str) -> int | None:
     return wanted
 
 
-def _wish(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
+def _sampling_overrides(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
     repetition, name = (
         (body.repetition_penalty, "repetition_penalty")
         if body.repeat_penalty is None
@@ -362,7 +362,7 @@ def resolve_model(service: Service, wanted: str | None) -> str:
     return wanted
 
 
-def asked_json(schema: dict[str, Any] | None) -> Message:
+def json_instruction(schema: dict[str, Any] | None) -> Message:
     """Instruction to answer in JSON, before the answer."""
     line = "Answer with one JSON object and nothing else."
     if schema:

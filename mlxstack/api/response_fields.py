@@ -78,7 +78,7 @@ class Stopwatch:
         self._work = RequestTimings()
         self._began = self._first = clock()
 
-    def hear(self, part: ResponsePart) -> None:
+    def count(self, part: ResponsePart) -> None:
         """Count a part."""
         now = self._clock()
         match part:

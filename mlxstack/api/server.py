@@ -119,12 +119,12 @@ async def serve(
     waiting = asyncio.create_task(leaving.wait())
     loading = asyncio.create_task(service.start())
     dying = asyncio.create_task(service.died.wait())
-    duties = asyncio.create_task(asyncio.sleep(0))
+    tasks = asyncio.create_task(asyncio.sleep(0))
     try:
         await asyncio.wait({loading, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             log.info("%s is ready", (await loading).id)
-            duties = asyncio.create_task(run_tasks(service))
+            tasks = asyncio.create_task(run_tasks(service))
             ends = {waiting, serving, dying}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
@@ -135,7 +135,7 @@ async def serve(
         log.error("%s", error.message)
         return CANNOT_START if isinstance(error, SetupError) else 1
     finally:
-        duties.cancel()
+        tasks.cancel()
         server.should_exit = True
         waiting.cancel()
         dying.cancel()

@@ -41,7 +41,7 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
     body over the limit. Requests without an answer when the gate is interrupted get the reason as
     theirs.
     """
-    visits: set[_WaitingRequest] = set()
+    waiting: set[_WaitingRequest] = set()
     server = service.preset.server
     checks = (guards.host_check(server), guards.key_check(server, dialect_of))
 
@@ -71,8 +71,8 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
         try:
             for check in checks:
                 check(ASGIConnection(cast(HTTPScope, scope)))
-            _check_room(len(visits), service.preset.queue.max_waiting)
-            await _WaitingRequest(service, scope, receive, response).wait(app, visits)
+            _check_room(len(waiting), service.preset.queue.max_waiting)
+            await _WaitingRequest(service, scope, receive, response).wait(app, waiting)
         except (Busy, Forbidden, TooLarge, Unauthorized) as error:
             await _refuse(scope, response.relay, error)
 
@@ -111,22 +111,22 @@ class _WaitingRequest:
         self._send = response.relay
         self._response = response
         response.relay = self._pass_on
-        self._heard: list[Message] = []
+        self._messages: list[Message] = []
         self._is_stream = False
         self._is_begun = False
         self._failed: Message | None = None
         self._failure = b""
 
-    async def wait(self, app: App, visits: "set[_WaitingRequest]") -> None:
-        """Wait until the gate opens or the client leaves, listed in `visits` until then."""
-        visits.add(self)
+    async def wait(self, app: App, waiting: "set[_WaitingRequest]") -> None:
+        """Wait until the gate opens or the client leaves, listed in `waiting` until then."""
+        waiting.add(self)
         try:
-            await self._hear()
-            await self._pass(app, visits)
+            await self._read_body()
+            await self._pass(app, waiting)
         finally:
-            visits.discard(self)
+            waiting.discard(self)
 
-    async def _pass(self, app: App, visits: "set[_WaitingRequest]") -> None:
+    async def _pass(self, app: App, waiting: "set[_WaitingRequest]") -> None:
         entering = asyncio.create_task(self._gate.enter())
         leaving = asyncio.create_task(self._left())
         try:
@@ -140,7 +140,7 @@ class _WaitingRequest:
                 patience_s = BEAT_S if self._is_begun else FIRST_S
             await cancel(leaving)
             if entering.done():
-                visits.discard(self)
+                waiting.discard(self)
                 await app(self._scope, self._replay, self._response.send)
         finally:
             await cancel(leaving)
@@ -148,12 +148,12 @@ class _WaitingRequest:
             if not entering.cancelled():
                 self._gate.leave()
 
-    async def _hear(self) -> None:
+    async def _read_body(self) -> None:
         """Read the whole body, to replay it to the application. Raises TooLarge."""
         body = bytearray()
-        while not self._heard or self._heard[-1].get("more_body"):
+        while not self._messages or self._messages[-1].get("more_body"):
             message = await self._receive()
-            self._heard.append(message)
+            self._messages.append(message)
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
@@ -162,10 +162,10 @@ class _WaitingRequest:
         self._is_stream = _wants_stream(body)
 
     async def _left(self) -> None:
-        self._heard.append(await until_disconnect(self._receive))
+        self._messages.append(await until_disconnect(self._receive))
 
     async def _replay(self) -> Message:
-        return self._heard.pop(0) if self._heard else await self._receive()
+        return self._messages.pop(0) if self._messages else await self._receive()
 
     async def _send_heartbeat(self) -> None:
         if not self._is_begun:

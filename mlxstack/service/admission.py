@@ -209,15 +209,15 @@ def _forced(
 
 async def _with_biases(words: TextProcessor, options: GenerationOptions) -> GenerationOptions:
     """Replace biases of texts by those of their tokens; special tokens have none."""
-    wish = options.sampling
-    if not wish.bias_texts:
+    overrides = options.sampling
+    if not overrides.bias_texts:
         return options
-    found = list(wish.logit_bias)
-    for text, bias in wish.bias_texts:
+    found = list(overrides.logit_bias)
+    for text, bias in overrides.bias_texts:
         tokens = await words.tokenize(text, TokenizeOptions(parse_special=False))
         found += [(token, bias) for token in tokens]
     return structs.replace(
-        options, sampling=structs.replace(wish, logit_bias=tuple(found), bias_texts=())
+        options, sampling=structs.replace(overrides, logit_bias=tuple(found), bias_texts=())
     )
 
 
@@ -254,33 +254,33 @@ def _refuse_if_full(service: Service) -> None:
 
 
 def sampling(
-    wish: SamplingOverrides, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int
+    overrides: SamplingOverrides, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int
 ) -> SamplingParams:
     """Sampling parameters: the request's, else the preset's, the model's, neutral ones.
 
     As for llama-server, penalties look at the whole context for a window of -1, and are off for one
     of 0.
     """
-    window = SamplingParams().window if wish.window is None else wish.window
+    window = SamplingParams().window if overrides.window is None else overrides.window
     has_penalties = window != 0
     repetition = _first(
-        wish.repetition_penalty, preset.repetition_penalty, model.repetition_penalty, 1.0
+        overrides.repetition_penalty, preset.repetition_penalty, model.repetition_penalty, 1.0
     )
-    top_p = _first(wish.top_p, preset.top_p, model.top_p, 1.0)
+    top_p = _first(overrides.top_p, preset.top_p, model.top_p, 1.0)
     return SamplingParams(
         temperature=max(
-            0.0, _first(wish.temperature, preset.temperature, model.temperature, TEMPERATURE)
+            0.0, _first(overrides.temperature, preset.temperature, model.temperature, TEMPERATURE)
         ),
         top_p=max(top_p, LEAST_TOP_P),
-        top_k=max(0, _first(wish.top_k, preset.top_k, model.top_k, 0)),
-        min_p=_first(wish.min_p, preset.min_p, model.min_p, 0.0),
-        seed=_seed(wish.seed),
+        top_k=max(0, _first(overrides.top_k, preset.top_k, model.top_k, 0)),
+        min_p=_first(overrides.min_p, preset.min_p, model.min_p, 0.0),
+        seed=_seed(overrides.seed),
         repetition_penalty=repetition if has_penalties else 1.0,
-        presence_penalty=(wish.presence_penalty or 0.0) if has_penalties else 0.0,
-        frequency_penalty=(wish.frequency_penalty or 0.0) if has_penalties else 0.0,
+        presence_penalty=(overrides.presence_penalty or 0.0) if has_penalties else 0.0,
+        frequency_penalty=(overrides.frequency_penalty or 0.0) if has_penalties else 0.0,
         window=n_ctx if window < 0 else min(max(window, 1), n_ctx),
-        logit_bias=wish.logit_bias,
-        top_logprobs=wish.top_logprobs,
+        logit_bias=overrides.logit_bias,
+        top_logprobs=overrides.top_logprobs,
     )
 
 

@@ -21,7 +21,7 @@ from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.prompt import TokenizeOptions
 
-log = logging.getLogger("mlxstack.duties")
+log = logging.getLogger("mlxstack.tasks")
 
 LOOK_S = 5.0
 SWEEP_S = 600.0

@@ -73,14 +73,14 @@ async def stream_response(
     if order.request.agent is not None:
         await service.agent_locks.until_no_act(order.request.agent)
         lock = await service.agent_locks.lock_request(order.request.agent)
-    with lock, service.open(order.request, order.words) as ticket:
-        while not ticket.is_over:
-            event = await ticket.next(max(0.0, due - clock()))
+    with lock, service.open(order.request, order.words) as events:
+        while not events.is_over:
+            event = await events.next(max(0.0, due - clock()))
             if isinstance(event, SlotAssigned):
                 service.stats.note_slot(event, order.request)
             parts = assembler.on_event(event)
             if assembler.is_enough:
-                ticket.cancel()
+                events.cancel()
             for part in parts or ([assembler.keep_alive()] if clock() >= due else []):
                 if isinstance(part, GenerationFinished):
                     service.stats.n_unparsed_calls += part.n_unparsed
@@ -115,17 +115,17 @@ class ResponseAssembler:
         self._request = request
         self._parsing = parsing
         self._replay = replay
-        self._speech = OutputParser(
+        self._parser = OutputParser(
             output_format,
             parsing.parse_options,
             lambda: f"{parsing.call_prefix}{uuid.uuid4().hex[:24]}",
         )
         for token in parsing.forced:
-            self._speech.push(token)
+            self._parser.push(token)
         self._started = GenerationStarted(slot=-1, n_prompt=len(request.tokens), n_cached=0)
-        self._seated_at = 0.0
+        self._assigned_at = 0.0
         self._n_done = 0
-        self._n_heard = 0
+        self._n_tokens = 0
         self._notes: list[TokenLogprob] = []
 
     def on_event(self, event: Event | None) -> list[ResponsePart]:
@@ -145,14 +145,14 @@ class ResponseAssembler:
         """KeepAlive part with the progress of the prompt."""
         return KeepAlive(self._n_done, len(self._request.tokens))
 
-    def _on_slot_assigned(self, seated: SlotAssigned) -> GenerationStarted:
-        self._seated_at, self._n_done = time.monotonic(), seated.n_cached
+    def _on_slot_assigned(self, assigned: SlotAssigned) -> GenerationStarted:
+        self._assigned_at, self._n_done = time.monotonic(), assigned.n_cached
         self._started = GenerationStarted(
-            slot=seated.slot,
+            slot=assigned.slot,
             n_prompt=len(self._request.tokens),
-            n_cached=seated.n_cached,
-            source=seated.source,
-            miss=seated.miss,
+            n_cached=assigned.n_cached,
+            source=assigned.source,
+            miss=assigned.miss,
         )
         return self._started
 
@@ -160,7 +160,7 @@ class ResponseAssembler:
         self._n_done = n_done
         if not self._parsing.has_progress:
             return []
-        elapsed_ms = round((time.monotonic() - self._seated_at) * 1000)
+        elapsed_ms = round((time.monotonic() - self._assigned_at) * 1000)
         return [
             PrefillProgressed(n_done, len(self._request.tokens), self._started.n_cached, elapsed_ms)
         ]
@@ -172,10 +172,10 @@ class ResponseAssembler:
         if self._parsing.is_prefill:
             self.is_enough = True
             return done
-        self._n_heard += 1
+        self._n_tokens += 1
         if chosen.token not in self._request.eos:
             self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
-        return [*done, *self._parts(self._speech.push(chosen.token))]
+        return [*done, *self._parts(self._parser.push(chosen.token))]
 
     def _parts(self, deltas: Iterable[Delta]) -> list[ResponsePart]:
         parts: list[ResponsePart] = []
@@ -208,18 +208,18 @@ class ResponseAssembler:
 
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
         is_over = self.is_enough or self._parsing.is_prefill
-        parts = [] if is_over else self._parts(self._speech.finish(finished.reason))
+        parts = [] if is_over else self._parts(self._parser.finish(finished.reason))
         work = finished.timings
         if is_over:
-            work = structs.replace(work, n_generated=self._n_heard)
+            work = structs.replace(work, n_generated=self._n_tokens)
         ended = GenerationFinished(
             ending=self._ending(finished.reason),
             work=work,
             slot=self._started.slot,
-            n_reasoning=self._speech.n_reasoning,
-            stop_string=self._speech.stop,
+            n_reasoning=self._parser.n_reasoning,
+            stop_string=self._parser.stop,
             notes=self._take_notes(),
-            n_unparsed=self._speech.n_unparsed,
+            n_unparsed=self._parser.n_unparsed,
         )
         log.info(
             "%s slot=%d prompt=%d cached=%d generated=%d ttft=%.3fs ended=%s",
@@ -229,7 +229,7 @@ class ResponseAssembler:
         return [*parts, ended]
 
     def _ending(self, reason: FinishReason) -> FinishCause:
-        if self._speech.stop is not None:
+        if self._parser.stop is not None:
             return FinishCause.WORD
         if self.is_enough:
             return FinishCause.LENGTH if self._parsing.is_prefill else FinishCause.EOS

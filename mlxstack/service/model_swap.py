@@ -44,7 +44,7 @@ class SwapReport(Struct, frozen=True):
 
 async def prepare(service: Service, wanted: Preset) -> CheckedModel:
     """Download and check the next model while this one answers. Raises SetupError."""
-    return await asyncio.to_thread(supply_of(service).check, wanted)
+    return await asyncio.to_thread(engine_factory_of(service).check, wanted)
 
 
 async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
@@ -56,7 +56,7 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
     `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no other model
     can be loaded: the service gives up, to be restarted with the old preset.
     """
-    engine_factory = supply_of(service)
+    engine_factory = engine_factory_of(service)
     service.require()
     _refuse_if_closed(service)
     await prepare(service, wanted)
@@ -69,7 +69,7 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
         service.gate.open()
 
 
-def supply_of(service: Service) -> EngineFactory:
+def engine_factory_of(service: Service) -> EngineFactory:
     """Engine factory of a service. Raises Unsupported without one."""
     if service.engine_factory is None:
         raise Unsupported("this service cannot change its model")

@@ -69,8 +69,8 @@ async def warm(service: Service, prefix: Prefix) -> None:
         salt=prefix.salt,
         arrived=time.monotonic(),
     )
-    with service.open(request, prefix.words) as ticket:
-        while not isinstance(await ticket.next(PATIENCE_S), RequestFinished):
+    with service.open(request, prefix.words) as events:
+        while not isinstance(await events.next(PATIENCE_S), RequestFinished):
             pass
 
 

@@ -307,17 +307,17 @@ class Service:
         """
         self.require_model(words)
         engine = self.generator
-        ticket = RequestStream(request, self._dispatcher.open(request), engine)
-        line = (
+        stream = RequestStream(request, self._dispatcher.open(request), engine)
+        lock = (
             self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
         )
-        with line, self.sleep.request():
+        with lock, self.sleep.request():
             try:
                 engine.submit(request)
-                yield ticket
+                yield stream
             finally:
                 self._dispatcher.close(request.id)
-                ticket.cancel()
+                stream.cancel()
 
     async def run_slot_command(self, command: SlotCommand) -> SlotCommandResult:
         """Save, restore, erase or evict, once the slot is idle.

@@ -67,12 +67,12 @@ def check_room(service: Service, agent: str) -> None:
 
 async def everyone(service: Service) -> tuple[AgentDetails, ...]:
     """All agents, those without an explicit name too, the last used first."""
-    return await _portraits(service, service.agent_registry.latest)
+    return await _details(service, service.agent_registry.latest)
 
 
 async def one(service: Service, agent: str) -> AgentDetails:
     """One agent. Raises NotFound."""
-    return (await _portraits(service, (_record(service, agent),)))[0]
+    return (await _details(service, (_record(service, agent),)))[0]
 
 
 async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
@@ -208,7 +208,7 @@ def _history(service: Service, agent: str, past: AgentHistory) -> History:
     return History(messages, msgspec.to_builtins(facts))
 
 
-async def _portraits(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
+async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
     kept = await asyncio.wrap_future(
         service.cache.locate_agents(tuple(record.name for record in records))

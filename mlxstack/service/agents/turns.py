@@ -31,34 +31,34 @@ class AgentTurnRequest(Struct, frozen=True):
     is_patient: bool = False
 
 
-async def order(service: Service, agent: str, wish: AgentTurnRequest) -> AdmittedRequest:
+async def order(service: Service, agent: str, turn: AgentTurnRequest) -> AdmittedRequest:
     """Admit the turn. Raises as `admit` and `agents.past` do."""
-    conversation = wish.conversation
-    if wish.is_added:
+    conversation = turn.conversation
+    if turn.is_added:
         before = await _past(service, agent)
         conversation = replace(
             conversation,
             messages=(*before.messages, *conversation.messages),
             tools=conversation.tools or before.tools,
         )
-    return await admit(service, conversation, replace(wish.options, agent=agent))
+    return await admit(service, conversation, replace(turn.options, agent=agent))
 
 
 async def parts(
-    service: Service, agent: str, wish: AgentTurnRequest, first_s: float, beat_s: float
+    service: Service, agent: str, turn: AgentTurnRequest, first_s: float, beat_s: float
 ) -> AsyncGenerator[AdmittedRequest | ResponsePart, None]:
     """The admitted request once it is the agent's turn, then the reply.
 
     KeepAlive parts come while it waits. Raises Conflict when the agent is busy and the request is
     not patient.
     """
-    if service.agent_locks.is_busy(agent) and not wish.is_patient:
+    if service.agent_locks.is_busy(agent) and not turn.is_patient:
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
     words = service.text_processor
     with service.agent_locks.joined(agent):
-        entering = asyncio.create_task(_enter(service, agent, wish))
+        entering = asyncio.create_task(_enter(service, agent, turn))
         try:
             patience_s = first_s
             while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
@@ -66,7 +66,7 @@ async def parts(
                 patience_s = beat_s
             entering.result()
             service.require_model(words)
-            admitted = await order(service, agent, wish)
+            admitted = await order(service, agent, turn)
             yield admitted
             async with aclosing(stream_response(service, admitted, first_s, beat_s)) as rest:
                 async for part in rest:
@@ -77,7 +77,7 @@ async def parts(
                 entering.result().close()
 
 
-async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitStack:
+async def _enter(service: Service, agent: str, turn: AgentTurnRequest) -> ExitStack:
     """Wait for the agent's turn, in this process, then among the services of its home.
 
     Closing the result ends the turn. Raises Conflict when another service has the turn and the
@@ -87,7 +87,7 @@ async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitSt
         lock = await service.agent_locks.enter(agent)
         held.callback(lock.release)
         locks = service.agent_locks
-        acquire = locks.lock_turn if wish.is_patient else locks.lock_turn_now
+        acquire = locks.lock_turn if turn.is_patient else locks.lock_turn_now
         held.enter_context(await acquire(agent))
         return held.pop_all()
 

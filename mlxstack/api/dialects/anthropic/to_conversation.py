@@ -26,7 +26,7 @@ from mlxstack.api.dialects.anthropic.request_schema import (
     ToolResult,
     ToolUse,
 )
-from mlxstack.api.request_fields import asked_json
+from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
 from mlxstack.service.generation_options import ToolChoiceMode
@@ -197,7 +197,7 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
 
 def _format(body: MessagesBody) -> tuple[Message, ...]:
     wanted = response_format(body)
-    return () if wanted is None else (asked_json(wanted.schema),)
+    return () if wanted is None else (json_instruction(wanted.schema),)
 
 
 FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)

@@ -108,15 +108,15 @@ def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -
     }
 
 
-def of_ask(request: Request) -> dict[str, Any]:
+def request_params(request: Request) -> dict[str, Any]:
     """The `params` of a slot: those of its last request."""
     return {**params(request.sampling, request.max_tokens), "ignore_eos": not request.eos}
 
 
-def spoken(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
+def generation_settings(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
     """The `generation_settings` of a completion."""
     return {
-        **of_ask(request),
+        **request_params(request),
         **SPOKEN,
         "stream": is_stream,
         "stop": stop,

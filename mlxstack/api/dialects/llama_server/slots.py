@@ -8,7 +8,7 @@ from litestar import get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
-from mlxstack.api.dialects.llama_server.response_schema import of_ask
+from mlxstack.api.dialects.llama_server.response_schema import request_params
 from mlxstack.api.guards import OF_ALL, can_access, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import (
@@ -135,7 +135,7 @@ def _last(slot: stats.SlotStatus) -> dict[str, Any]:
         "n_prompt_tokens": view.n_tokens,
         "n_prompt_tokens_processed": max(0, view.n_done - view.n_cached),
         "n_prompt_tokens_cache": view.n_cached,
-        "params": of_ask(slot.last) if slot.last else {},
+        "params": request_params(slot.last) if slot.last else {},
         "next_token": [
             {
                 "has_next_token": slot.is_processing,

@@ -6,7 +6,11 @@ from typing import Any
 
 from mlxstack.api import streaming
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
-from mlxstack.api.dialects.llama_server.response_schema import Answer, error_body, spoken
+from mlxstack.api.dialects.llama_server.response_schema import (
+    Answer,
+    error_body,
+    generation_settings,
+)
 from mlxstack.api.request_fields import Prompt
 from mlxstack.api.response_fields import Stopwatch, logprobs, timings
 from mlxstack.core.errors import StackError
@@ -86,7 +90,7 @@ class PromptRenderer:
         }
 
     def render(self, part: ResponsePart) -> list[bytes]:
-        self._watch.hear(part)
+        self._watch.count(part)
         match part:
             case KeepAlive():
                 return [streaming.keepalive(part.n_done, part.n_prompt)]
@@ -126,7 +130,7 @@ class PromptRenderer:
             "model": self._service.name,
             "tokens_predicted": work.n_generated,
             "tokens_evaluated": work.n_prompt,
-            "generation_settings": spoken(
+            "generation_settings": generation_settings(
                 self._order.request, self._order.stop, bool(self._body.stream)
             ),
             "prompt": self._prompt,

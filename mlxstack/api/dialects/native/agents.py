@@ -158,24 +158,24 @@ def checked(agent: str, param: str) -> str:
     return agent
 
 
-def shown(request: AnyRequest, portrait: AgentDetails) -> dict[str, Any]:
+def shown(request: AnyRequest, details: AgentDetails) -> dict[str, Any]:
     """Agent as an object: the fields of `core.status.AgentView`, and some sums.
 
     The diverging cached text may be another agent's: a key of some agents does not read it.
     """
-    view = portrait.view
+    view = details.view
     if view.miss is not None and not is_unscoped(request):
         view = replace(view, miss=replace(view.miss, text_cached=""))
     found: dict[str, Any] = msgspec.to_builtins(view)
     return found | {
         "object": "agent",
         "priority": view.priority.name.lower(),
-        "is_explicit": portrait.is_explicit,
+        "is_explicit": details.is_explicit,
         "cached_share": view.n_cached / view.n_prompt if view.n_prompt else 0.0,
         "bytes": {
-            "live": portrait.live_bytes,
-            "parked": portrait.parked_bytes,
-            "disk": portrait.disk_bytes,
+            "live": details.live_bytes,
+            "parked": details.parked_bytes,
+            "disk": details.disk_bytes,
         },
     }
 
@@ -219,18 +219,18 @@ async def generate_for_agent(
     """Generate the next turn; 409 while the agent is busy, unless queue is true."""
     model = resolve_model(service, data.model)
     agent = checked(agent, "agent")
-    wish = await service.text_processor.read(lambda: _wish(agent, data, request))
-    wants = stream_config(data, wish.options.id, model)
+    turn = await service.text_processor.read(lambda: _turn_request(agent, data, request))
+    wants = stream_config(data, turn.options.id, model)
     if data.stream:
-        return await _stream(service, agent, wish, wants)
-    return await cancel_on_disconnect(request, _whole(service, agent, wish, wants))
+        return await _stream(service, agent, turn, wants)
+    return await cancel_on_disconnect(request, _whole(service, agent, turn, wants))
 
 
 async def _whole(
-    service: Service, agent: str, wish: AgentTurnRequest, wants: stream.StreamConfig
+    service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
 ) -> Response[AgentCompletion]:
     orders: list[AdmittedRequest] = []
-    async with aclosing(turns.parts(service, agent, wish, BEAT_S, BEAT_S)) as both:
+    async with aclosing(turns.parts(service, agent, turn, BEAT_S, BEAT_S)) as both:
         reply = await gather(_parts(both, orders.append))
     work = reply.ended.work
     completion = stream.whole((reply,), wants, orders[0].words)
@@ -244,12 +244,12 @@ async def _whole(
 
 
 async def _stream(
-    service: Service, agent: str, wish: AgentTurnRequest, wants: stream.StreamConfig
+    service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
 ) -> Stream:
     """Errors within the first second come before the headers."""
     orders: list[AdmittedRequest] = []
     words = service.text_processor
-    parts = _parts(turns.parts(service, agent, wish, FIRST_S, BEAT_S), orders.append)
+    parts = _parts(turns.parts(service, agent, turn, FIRST_S, BEAT_S), orders.append)
     first = await anext(parts)
     headers = {PREFIX + "agent": agent}
     if orders:
@@ -270,7 +270,7 @@ async def _parts(
                 yield one
 
 
-def _wish(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:
+def _turn_request(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:
     if bool(body.messages) == bool(body.append):
         raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
     request_fields.only_one(body.n)

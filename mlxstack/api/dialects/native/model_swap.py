@@ -51,25 +51,25 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
         raise BadRequest(error.message, "model" if data.model else "preset") from error
 
 
-def shown(timeline: SwapReport) -> dict[str, Any]:
+def shown(report: SwapReport) -> dict[str, Any]:
     """Swap report as an object."""
     return {
         "object": "model.loaded",
-        "before": timeline.before,
-        "model": timeline.after,
+        "before": report.before,
+        "model": report.after,
         "steps": [
             {"name": step.name, "ms": step.ms, "n_bytes": step.n_bytes, "count": step.count}
-            for step in timeline.steps
+            for step in report.steps
         ],
         "active_bytes": {
-            "before_load": timeline.bytes_before_load,
-            "after_unload": timeline.bytes_after_unload,
+            "before_load": report.bytes_before_load,
+            "after_unload": report.bytes_after_unload,
         },
     }
 
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:
-    engine_factory = model_swap.supply_of(service)
+    engine_factory = model_swap.engine_factory_of(service)
     given = [x for x in (data.preset, data.model, data.handover) if x is not None]
     if len(given) != 1:
         raise BadRequest("give either a preset or a model", "preset")

@@ -117,7 +117,7 @@ class ChatStream:
 
     def render(self, part: ResponsePart) -> Iterator[bytes]:
         """Chunks of one part; none for parts that the request did not ask for."""
-        self._watch.hear(part)
+        self._watch.count(part)
         match part:
             case KeepAlive():
                 yield streaming.keepalive(part.n_done, part.n_prompt)

@@ -8,7 +8,7 @@ from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatToolParam,
     ResponseFormat,
 )
-from mlxstack.api.request_fields import asked_json
+from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
@@ -107,4 +107,4 @@ def _format(body: ChatBody) -> tuple[Message, ...]:
             f"response_format.type is {wanted.type!r}; known are text, json_object, json_schema",
             "response_format.type",
         )
-    return (asked_json(_schema(wanted)),)
+    return (json_instruction(_schema(wanted)),)

@@ -69,7 +69,7 @@ class CompletionRenderer:
         return streaming.frame(error_body(error, self.id))
 
     def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:
-        self._watches[index].hear(part)
+        self._watches[index].count(part)
         match part:
             case KeepAlive():
                 yield streaming.keepalive(part.n_done, part.n_prompt)

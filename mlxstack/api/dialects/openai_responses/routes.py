@@ -50,12 +50,12 @@ async def responses(
         lambda: to_conversation.conversation(data, box)
     )
     order = await _admit(service, conversation, _options(data, request, box))
-    telling = ResponseStream(
+    renderer = ResponseStream(
         _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
     if data.stream:
-        return await answer_stream(service, [[order]], telling)
-    return await answer_whole(request, service, (order,), lambda made: whole(made[0], telling))
+        return await answer_stream(service, [[order]], renderer)
+    return await answer_whole(request, service, (order,), lambda made: whole(made[0], renderer))
 
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)

@@ -286,12 +286,12 @@ class ResponseStream:
         return found.content if found else ()
 
 
-def whole(reply: CollectedResponse, telling: ResponseStream) -> Response:
+def whole(reply: CollectedResponse, renderer: ResponseStream) -> Response:
     """Response that the same events would have built."""
     for part in (*reply.spoken, reply.ended):
-        for _ in telling.on_part(part):
+        for _ in renderer.on_part(part):
             pass
-    return telling.response
+    return renderer.response
 
 
 def _failure(error: StackError) -> Failure:

@@ -23,7 +23,7 @@ from mlxstack.api.dialects.openai_responses.request_schema import (
     ResponsesToolParam,
     ShellCallItem,
 )
-from mlxstack.api.request_fields import asked_json
+from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
@@ -232,7 +232,7 @@ def _format(body: ResponsesBody) -> tuple[Message, ...]:
         case "json_object" | "json_schema":
             assert isinstance(wanted, dict)
             schema = wanted.get("schema")
-            return (asked_json(schema if isinstance(schema, dict) else None),)
+            return (json_instruction(schema if isinstance(schema, dict) else None),)
     raise BadRequest(
         f"text.format.type is {kind!r}; known are text, json_object, json_schema",
         "text.format.type",
