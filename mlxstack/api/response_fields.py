@@ -32,20 +32,14 @@ class Timings(Struct, frozen=True):
 
 
 class CachedTokens(Struct, frozen=True):
-    """Prompt tokens that came from the cache."""
-
     cached_tokens: int
 
 
 class ReasoningTokens(Struct, frozen=True):
-    """Completion tokens that were reasoning."""
-
     reasoning_tokens: int
 
 
 class OpenAIUsage(Struct, frozen=True):
-    """OpenAI's token counts."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int

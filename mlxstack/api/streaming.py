@@ -32,12 +32,14 @@ class Renderer(Protocol):
 
     def opening(self) -> Iterable[bytes]:
         """Frames before the first part."""
+        return ()
 
     def render(self, index: int, part: ResponsePart) -> Iterable[bytes]:
         """Frames of a part of the reply number `index`."""
 
     def closing(self) -> Iterable[bytes]:
         """Frames after the last part of the last reply."""
+        return ()
 
     def failure(self, error: StackError) -> bytes:
         """Last frame of a stream that broke."""

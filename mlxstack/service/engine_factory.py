@@ -26,7 +26,7 @@ from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
 from mlxstack.service.plan_candidate import Candidate
 from mlxstack.service.request_stream import EventDispatcher
-from mlxstack.service.service import Service
+from mlxstack.service.service import Service, name_of
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
 from mlxstack.store.agent_locks import AgentLockFiles
@@ -74,7 +74,8 @@ class EngineFactory:
         """New engine, not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
-        self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
+        is_writing = preset.agents.persist is not Persist.NEVER
+        self._agent_store.serve(name_of(preset), is_writing=is_writing)
         slot_files = SlotFileFolder(slots_folder(preset, self._home))
         slot_folder_registry.note(self._store.root, slot_files.directory)
         store = QuotaKVStore(

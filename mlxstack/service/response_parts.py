@@ -44,15 +44,11 @@ class KeepAlive(Struct, frozen=True):
 
 
 class ReasoningPart(Struct, frozen=True):
-    """Piece of reasoning."""
-
     text: str
     notes: tuple[TokenLogprob, ...] = ()
 
 
 class ContentPart(Struct, frozen=True):
-    """Piece of the answer."""
-
     text: str
     notes: tuple[TokenLogprob, ...] = ()
 

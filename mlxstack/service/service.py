@@ -120,7 +120,6 @@ class Service:
         self.engine = engine
         self.stats = ServiceStats()
         self.agent_store = agent_store or AgentStore(None)
-        self.agent_store.model = self.name
         self.engine_factory = engine_factory
         self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
@@ -236,7 +235,6 @@ class Service:
         """Serve a preset by another engine. Raises the error of a failed load."""
         self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
-        self.agent_store.model = self.name
         return await self._begin()
 
     def give_up(self, why: str) -> None:

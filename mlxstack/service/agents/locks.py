@@ -9,9 +9,11 @@ from weakref import WeakValueDictionary
 
 from mlxstack.core.errors import BadRequest, Conflict, StackError
 from mlxstack.service.agents.store import AgentStore
-from mlxstack.store.agent_locks import AgentLock
+from mlxstack.store.agent_locks import AgentLock, AgentLockFiles
 
 log = logging.getLogger("mlxstack.agents")
+
+Acquire = Callable[[AgentLockFiles, str], AgentLock | None]
 
 POLL_S = 0.05
 """Seconds between two looks at a lock that another service holds."""
@@ -86,11 +88,11 @@ class AgentLocks:
 
     async def lock_turn(self, agent: str) -> AgentLock:
         """Lock of a turn, once no other service holds it."""
-        return await _patiently(agent, self._agent_store.lock_turn)
+        return await self._wait(agent, AgentLockFiles.turn)
 
     async def lock_turn_now(self, agent: str) -> AgentLock:
         """Lock of a turn or an edit. Raises Conflict when another service holds it."""
-        held = await _acquire(agent, self._agent_store.lock_turn)
+        held = await self._acquire(agent, AgentLockFiles.turn)
         if held is None:
             raise Conflict(
                 f"agent {agent} is busy in another service of this home; try again when its"
@@ -100,7 +102,7 @@ class AgentLocks:
 
     async def lock_request(self, agent: str) -> AgentLock:
         """Shared lock of a request with its own history; it waits for no turn."""
-        return await _acquire(agent, self._agent_store.lock_request) or AgentLock()
+        return await self._acquire(agent, AgentLockFiles.request) or AgentLock()
 
     @asynccontextmanager
     async def writing(self, agent: str) -> AsyncIterator[None]:
@@ -111,11 +113,36 @@ class AgentLocks:
         async with self._writers.setdefault(agent, asyncio.Lock()):
             try:
                 async with asyncio.timeout(WRITE_S):
-                    held = await _patiently(agent, self._agent_store.lock_history)
+                    held = await self._wait(agent, AgentLockFiles.history)
             except TimeoutError:
                 raise Conflict(f"another service writes the history of agent {agent}") from None
             with held:
                 yield
+
+    async def _wait(self, agent: str, acquire: Acquire) -> AgentLock:
+        while True:
+            held = await self._acquire(agent, acquire)
+            if held is not None:
+                return held
+            # No event tells when another process releases a lock.
+            await asyncio.sleep(POLL_S)
+
+    async def _acquire(self, agent: str, acquire: Acquire) -> AgentLock | None:
+        """Acquire a lock; a disk that refuses costs a log line, not the request."""
+        files = self._agent_store.locks
+        if files is None:
+            return AgentLock()
+        working = asyncio.ensure_future(asyncio.to_thread(acquire, files, agent))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            working.add_done_callback(_release)
+            raise
+        except BadRequest:
+            raise
+        except StackError as error:
+            log.warning("%s; other services of this home may change its history meanwhile", error)
+            return AgentLock()
 
     @contextmanager
     def _counted(self, counts: Counter[str], agent: str) -> Iterator[None]:
@@ -135,30 +162,6 @@ class AgentLocks:
 
 def _busy(agent: str) -> Conflict:
     return Conflict(f"agent {agent} is busy; try again when its request is over")
-
-
-async def _patiently(agent: str, acquire: Callable[[str], AgentLock | None]) -> AgentLock:
-    while True:
-        held = await _acquire(agent, acquire)
-        if held is not None:
-            return held
-        # No event tells when another process releases a lock.
-        await asyncio.sleep(POLL_S)
-
-
-async def _acquire(agent: str, acquire: Callable[[str], AgentLock | None]) -> AgentLock | None:
-    """Acquire a lock; a disk that refuses costs a log line, not the request."""
-    working = asyncio.ensure_future(asyncio.to_thread(acquire, agent))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        working.add_done_callback(_release)
-        raise
-    except BadRequest:
-        raise
-    except StackError as error:
-        log.warning("%s; other services of this home may change its history meanwhile", error)
-        return AgentLock()
 
 
 def _release(working: "asyncio.Future[AgentLock | None]") -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mlxstack.core.errors import Conflict, NotFound, StackError
 from mlxstack.core.ports import Manifest
 from mlxstack.store.agent_history import AgentFolders, History
-from mlxstack.store.agent_locks import AgentLock, AgentLockFiles
+from mlxstack.store.agent_locks import AgentLockFiles
 
 log = logging.getLogger("mlxstack.agents")
 
@@ -32,20 +32,13 @@ class StoredKV(Struct, frozen=True):
 class AgentStore:
     """Histories of agents; callable from any thread.
 
-    Without folders, and for agents that are never written, histories last as long as the process.
-    `model` is the name of the served one. `locks` keep other services of a home from changing a
-    history at the same time.
+    Without folders, and where `serve` says so, histories last as long as the process. `locks`
+    keep other services of a home from changing a history at the same time.
     """
 
-    def __init__(
-        self,
-        folders: AgentFolders | None,
-        locks: AgentLockFiles | None = None,
-        *,
-        is_writing: bool = True,
-    ) -> None:
-        self.is_writing = is_writing and folders is not None
-        self.model = ""
+    def __init__(self, folders: AgentFolders | None, locks: AgentLockFiles | None = None) -> None:
+        self._is_writing = folders is not None
+        self._model = ""
         self._folders = folders
         self._locks = locks
         self._loose: dict[str, History] = {}
@@ -53,20 +46,14 @@ class AgentStore:
         self._keeping = Lock()
         self._stored: dict[str, dict[str, StoredKV]] = {}
 
-    def lock_turn(self, agent: str) -> AgentLock | None:
-        """`AgentLockFiles.turn`, where histories are written."""
-        locks = self._shared_locks
-        return AgentLock() if locks is None else locks.turn(agent)
+    def serve(self, model: str, *, is_writing: bool) -> None:
+        """Set the name of the served model, and whether its agents are written."""
+        self._model, self._is_writing = model, is_writing and self._folders is not None
 
-    def lock_request(self, agent: str) -> AgentLock | None:
-        """`AgentLockFiles.request`, where histories are written."""
-        locks = self._shared_locks
-        return AgentLock() if locks is None else locks.request(agent)
-
-    def lock_history(self, agent: str) -> AgentLock | None:
-        """`AgentLockFiles.history`, where histories are written."""
-        locks = self._shared_locks
-        return AgentLock() if locks is None else locks.history(agent)
+    @property
+    def locks(self) -> AgentLockFiles | None:
+        """Lock files of the agents; a history that only this process knows needs none."""
+        return self._locks if self._is_writing else None
 
     def agents(self) -> tuple[str, ...]:
         """The ids of all agents with a history, sorted."""
@@ -88,7 +75,7 @@ class AgentStore:
 
     def write(self, agent: str, history: History) -> None:
         """Replace the history, durably where it may be written. Raises StackError."""
-        if self._folders is None or not self.is_writing:
+        if self._folders is None or not self._is_writing:
             self._loose[agent] = history
             return
         self._folders.write(agent, history)
@@ -116,9 +103,9 @@ class AgentStore:
 
     def put(self, agent: str, manifest: Manifest) -> None:
         """Write the manifest of an agent's KV for one model. Raises StackError."""
-        if self._folders is None or not self.is_writing:
+        if self._folders is None or not self._is_writing:
             return
-        named = replace(manifest, model=manifest.model or self.model)
+        named = replace(manifest, model=manifest.model or self._model)
         with self._keeping:
             # What was still to be written when an agent was forgotten does not bring it back.
             if agent not in self._gone:
@@ -171,10 +158,6 @@ class AgentStore:
             if file.agent == agent:
                 with suppress(StackError):
                     self.put(other, self._folders.peek_manifest(agent, file.model))
-
-    @property
-    def _shared_locks(self) -> AgentLockFiles | None:
-        return self._locks if self.is_writing else None
 
     def _note(self, agent: str, manifest: Manifest) -> None:
         shown = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)

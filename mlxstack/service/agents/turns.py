@@ -1,7 +1,7 @@
 """Turns of agents whose history the server keeps, one after another."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 
 from msgspec import Struct
@@ -45,11 +45,16 @@ async def order(service: Service, agent: str, turn: AgentTurnRequest) -> Admitte
 
 
 async def parts(
-    service: Service, agent: str, turn: AgentTurnRequest, first_s: float, beat_s: float
-) -> AsyncGenerator[AdmittedRequest | ResponsePart, None]:
-    """The admitted request once it is the agent's turn, then the reply.
+    service: Service,
+    agent: str,
+    turn: AgentTurnRequest,
+    first_s: float,
+    beat_s: float,
+    on_admitted: Callable[[AdmittedRequest], None],
+) -> AsyncGenerator[ResponsePart, None]:
+    """Parts of the reply once it is the agent's turn, KeepAlive while it waits.
 
-    KeepAlive parts come while it waits. Raises Conflict when the agent is busy and the request is
+    Calls `on_admitted` between them. Raises Conflict when the agent is busy and the request is
     not patient.
     """
     if service.agent_locks.is_busy(agent) and not turn.is_patient:
@@ -67,7 +72,7 @@ async def parts(
             entering.result()
             service.require_model(words)
             admitted = await order(service, agent, turn)
-            yield admitted
+            on_admitted(admitted)
             async with aclosing(stream_response(service, admitted, first_s, beat_s)) as rest:
                 async for part in rest:
                     yield part

@@ -10,8 +10,6 @@ Content = str | list[dict[str, Any]]
 
 
 class TextInput(Struct, tag="text"):
-    """Text block."""
-
     text: str
 
 
@@ -42,16 +40,12 @@ class ThinkingInput(Struct, tag="thinking"):
 
 
 class ToolUse(Struct, tag="tool_use"):
-    """Tool call of the assistant."""
-
     id: str
     name: str
     input: Any = None
 
 
 class ToolResult(Struct, tag="tool_result"):
-    """Result of a tool call."""
-
     tool_use_id: str
     content: Content | None = None
     is_error: bool | None = None

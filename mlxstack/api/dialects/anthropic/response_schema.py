@@ -30,21 +30,15 @@ class AnthropicUsage(Struct, frozen=True):
 
 
 class TextBlock(Struct, frozen=True, tag="text"):
-    """Text block."""
-
     text: str
 
 
 class ThinkingBlock(Struct, frozen=True, tag="thinking"):
-    """Reasoning block."""
-
     thinking: str
     signature: str
 
 
 class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
-    """Tool call."""
-
     id: str
     name: str
     input: dict[str, Any]
@@ -66,14 +60,10 @@ class MessageResponse(Struct, frozen=True, tag="message"):
 
 
 class TextBlockDelta(Struct, frozen=True, tag="text_delta"):
-    """Text added to a block."""
-
     text: str
 
 
 class ThinkingDelta(Struct, frozen=True, tag="thinking_delta"):
-    """Reasoning added to a block."""
-
     thinking: str
 
 
@@ -84,8 +74,6 @@ class SignatureDelta(Struct, frozen=True, tag="signature_delta"):
 
 
 class InputJSONDelta(Struct, frozen=True, tag="input_json_delta"):
-    """Arguments of a tool call."""
-
     partial_json: str
 
 
@@ -93,15 +81,11 @@ Delta = TextBlockDelta | ThinkingDelta | SignatureDelta | InputJSONDelta
 
 
 class StopReason(Struct, frozen=True):
-    """Stop reason of a message."""
-
     stop_reason: str
     stop_sequence: str | None
 
 
 class MessageStart(Struct, frozen=True, tag="message_start"):
-    """First event of a message."""
-
     message: MessageResponse
 
 
@@ -117,15 +101,11 @@ class BlockStart(Struct, frozen=True, tag="content_block_start"):
 
 
 class BlockDelta(Struct, frozen=True, tag="content_block_delta"):
-    """Addition to the open block."""
-
     index: int
     delta: Delta
 
 
 class BlockStop(Struct, frozen=True, tag="content_block_stop"):
-    """End of the open block."""
-
     index: int
 
 
@@ -144,8 +124,6 @@ Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta
 
 
 class TokenCount(Struct, frozen=True):
-    """Response of count_tokens."""
-
     input_tokens: int
 
 

@@ -64,7 +64,7 @@ class ResponseIds(Struct, frozen=True):
     request: str
 
 
-class MessageStream:
+class MessageStream(streaming.Renderer):
     """Renders the parts of one reply as events."""
 
     def __init__(self, names: ResponseIds) -> None:
@@ -73,14 +73,8 @@ class MessageStream:
         self._n_blocks = 0
         self._has_calls = False
 
-    def opening(self) -> Iterator[bytes]:
-        return iter(())
-
     def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
         return map(_frame, self._events(part))
-
-    def closing(self) -> Iterator[bytes]:
-        return iter(())
 
     def failure(self, error: StackError) -> bytes:
         return streaming.frame(error_body(error, self._names.request), "error")

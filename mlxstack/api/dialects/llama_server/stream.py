@@ -1,7 +1,7 @@
 """Renders llama-server's completions, whole and as a stream."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mlxstack.api import streaming
@@ -35,7 +35,7 @@ STOP_TYPES = {
 }
 
 
-class LlamaRenderer:
+class LlamaRenderer(streaming.Renderer):
     """Renders the answers to all prompts of one request."""
 
     def __init__(self, prompts: Sequence["PromptRenderer"]) -> None:
@@ -46,14 +46,8 @@ class LlamaRenderer:
         answers = [one.whole(reply) for one, reply in zip(self._prompts, replies, strict=True)]
         return answers if len(answers) > 1 else answers[0]
 
-    def opening(self) -> Iterator[bytes]:
-        return iter(())
-
     def render(self, index: int, part: ResponsePart) -> list[bytes]:
         return self._prompts[index].render(part)
-
-    def closing(self) -> Iterator[bytes]:
-        return iter(())
 
     def failure(self, error: StackError) -> bytes:
         return streaming.frame(error_body(error, ""))

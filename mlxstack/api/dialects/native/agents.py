@@ -1,7 +1,6 @@
 """Agents by name: create, list, fork, rewind, evict, delete, history, next turn."""
 
 import uuid
-from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -39,7 +38,7 @@ from mlxstack.service.agents import agents, turns
 from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
 from mlxstack.service.agents.turns import AgentTurnRequest
 from mlxstack.service.openai_messages import ChatMessageParam
-from mlxstack.service.response_parts import ResponsePart, gather
+from mlxstack.service.response_parts import gather
 from mlxstack.service.service import Service
 from mlxstack.service.stats import saved_s
 
@@ -230,8 +229,9 @@ async def _whole(
     service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
 ) -> Response[AgentCompletion]:
     orders: list[AdmittedRequest] = []
-    async with aclosing(turns.parts(service, agent, turn, BEAT_S, BEAT_S)) as both:
-        reply = await gather(_parts(both, orders.append))
+    parts = turns.parts(service, agent, turn, BEAT_S, BEAT_S, orders.append)
+    async with aclosing(parts):
+        reply = await gather(parts)
     work = reply.ended.work
     completion = stream.whole((reply,), wants, orders[0].words)
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
@@ -249,25 +249,13 @@ async def _stream(
     """Errors within the first second come before the headers."""
     orders: list[AdmittedRequest] = []
     words = service.text_processor
-    parts = _parts(turns.parts(service, agent, turn, FIRST_S, BEAT_S), orders.append)
+    parts = turns.parts(service, agent, turn, FIRST_S, BEAT_S, orders.append)
     first = await anext(parts)
     headers = {PREFIX + "agent": agent}
     if orders:
         headers = cache_headers(orders[0].request, first, saved_s(service.engine.snapshot(), first))
     renderer = stream.ChatRenderer(wants, words)
     return streamed(frames(first, interleaved([parts]), renderer), headers)
-
-
-async def _parts(
-    both: AsyncGenerator[AdmittedRequest | ResponsePart, None],
-    admit: Callable[[AdmittedRequest], None],
-) -> AsyncGenerator[ResponsePart, None]:
-    async with aclosing(both):
-        async for one in both:
-            if isinstance(one, AdmittedRequest):
-                admit(one)
-            else:
-                yield one
 
 
 def _turn_request(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:

@@ -9,8 +9,6 @@ from mlxstack.service.openai_messages import ChatMessageParam
 
 
 class FunctionSpec(Struct):
-    """Function that may be called."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -30,8 +28,6 @@ class StreamOptions(Struct):
 
 
 class JsonSchema(Struct):
-    """JSON schema of a structured output."""
-
     name: str | None = None
     schema: dict[str, Any] | None = None
 

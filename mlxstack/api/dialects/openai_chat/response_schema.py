@@ -54,8 +54,6 @@ class ChatToolCall(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """Message of the assistant."""
-
     content: str | None
     role: str = "assistant"
     reasoning_content: str | UnsetType = UNSET
@@ -63,8 +61,6 @@ class ChatMessage(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """New part of a message."""
-
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -72,8 +68,6 @@ class Delta(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """Whole choice."""
-
     message: ChatMessage
     finish_reason: str
     index: int = 0
@@ -81,8 +75,6 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """Part of a choice."""
-
     delta: Delta
     finish_reason: str | None = None
     index: int = 0

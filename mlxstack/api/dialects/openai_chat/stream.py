@@ -76,7 +76,7 @@ def _choice(index: int, reply: CollectedResponse, words: TextProcessor) -> ChatC
     )
 
 
-class ChatRenderer:
+class ChatRenderer(streaming.Renderer):
     """Renders the choices of one streamed answer, one reply each."""
 
     def __init__(self, wants: StreamConfig, words: TextProcessor, n_choices: int = 1) -> None:

@@ -28,7 +28,7 @@ from mlxstack.service.response_parts import (
 from mlxstack.service.service import Service
 
 
-class CompletionRenderer:
+class CompletionRenderer(streaming.Renderer):
     """Renders the choices of one answer, `n` for each prompt."""
 
     def __init__(self, service: Service, model: str, body: CompletionBody, n_prompts: int) -> None:
@@ -55,9 +55,6 @@ class CompletionRenderer:
             for i, one in enumerate(replies)
         ]
         return self._completion(tuple(choices), tuple(one.ended for one in replies))
-
-    def opening(self) -> Iterator[bytes]:
-        return iter(())
 
     def closing(self) -> Iterator[bytes]:
         if self._has_usage:

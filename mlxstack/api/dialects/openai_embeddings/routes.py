@@ -41,8 +41,6 @@ class Embedding(Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingUsage(Struct, frozen=True):
-    """Token counts."""
-
     prompt_tokens: int
     total_tokens: int
 

@@ -25,8 +25,6 @@ class ModelMeta(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """Model under one of its names."""
-
     id: str
     created: int
     created_at: str
@@ -54,8 +52,6 @@ class LlamaModel(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """List of models."""
-
     data: tuple[ModelCard, ...]
     models: tuple[LlamaModel, ...]
     first_id: str

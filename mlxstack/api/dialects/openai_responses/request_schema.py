@@ -32,15 +32,11 @@ class ResponsesBody(Fields, kw_only=True):
 
 
 class MessageInput(Struct):
-    """Message item."""
-
     role: str
     content: Content = None
 
 
 class FunctionCallInput(Struct):
-    """Earlier function call of the assistant."""
-
     call_id: str
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -65,8 +61,6 @@ class ShellCallItem(Struct):
 
 
 class OutputItem(Struct):
-    """Output of a call."""
-
     output: Content = None
     call_id: str | None = None
     id: str | None = None

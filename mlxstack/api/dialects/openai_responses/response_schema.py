@@ -16,8 +16,6 @@ class InputTokensDetails(CachedTokens, frozen=True):
 
 
 class ResponsesUsage(Struct, frozen=True):
-    """Token counts."""
-
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -26,22 +24,16 @@ class ResponsesUsage(Struct, frozen=True):
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):
-    """Text of a message."""
-
     text: str
     annotations: tuple[str, ...] = ()
     logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
-    """Reasoning in plain text."""
-
     text: str
 
 
 class MessageItem(Struct, frozen=True, tag="message"):
-    """Message of the assistant."""
-
     id: str
     status: Status
     content: tuple[OutputText, ...] = ()
@@ -84,14 +76,10 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Reason of an early end."""
-
     reason: str = "max_output_tokens"
 
 
 class Failure(Struct, frozen=True):
-    """Reason of a failure."""
-
     code: str
     message: str
 
@@ -165,15 +153,11 @@ class FailedEvent(ResponsesEvent, tag="response.failed"):
 
 
 class ItemAdded(ResponsesEvent, tag="response.output_item.added"):
-    """Start of an item."""
-
     output_index: int
     item: OutputItem
 
 
 class ItemDone(ResponsesEvent, tag="response.output_item.done"):
-    """End of an item."""
-
     output_index: int
     item: OutputItem
 
@@ -192,40 +176,28 @@ class InContent(InItem, kw_only=True):
 
 
 class PartAdded(InContent, kw_only=True, tag="response.content_part.added"):
-    """Start of the text of a message."""
-
     part: OutputText
 
 
 class PartDone(InContent, kw_only=True, tag="response.content_part.done"):
-    """End of the text of a message."""
-
     part: OutputText
 
 
 class OutputTextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
-    """Text added to a message."""
-
     delta: str
     logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class TextDone(InContent, kw_only=True, tag="response.output_text.done"):
-    """Whole text of a message."""
-
     text: str
     logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class ReasoningDelta(InContent, kw_only=True, tag="response.reasoning_text.delta"):
-    """Reasoning added to an item."""
-
     delta: str
 
 
 class ReasoningDone(InContent, kw_only=True, tag="response.reasoning_text.done"):
-    """Whole reasoning of an item."""
-
     text: str
 
 
@@ -236,19 +208,13 @@ class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):
 
 
 class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
-    """End of the arguments of a call."""
-
     name: str
     arguments: str
 
 
 class CustomInputDelta(InItem, tag="response.custom_tool_call_input.delta"):
-    """Whole input of a custom tool call."""
-
     delta: str
 
 
 class InputDone(InItem, tag="response.custom_tool_call_input.done"):
-    """End of the input of a custom tool call."""
-
     input: str

@@ -30,8 +30,6 @@ SEALED = "reasoning.encrypted_content"
 
 
 class InputTokens(Struct, frozen=True):
-    """Response of the token count."""
-
     input_tokens: int
     object: str = "response.input_tokens"
 

@@ -139,47 +139,36 @@ def call(
     called: ToolCallPart, offer: ClientTool, index: int
 ) -> tuple[list[ResponsesEvent], OutputItem]:
     """Events of a complete tool call, and its item."""
+    namespace = offer.namespace or UNSET
+    text = msgspec.json.encode(called.arguments).decode()
+    item: OutputItem
     if offer.kind is ToolKind.CUSTOM:
-        return _custom_call(called, offer, index)
-    return _function_call(called, offer, index)
+        given = called.arguments.get(INPUT)
+        text = given if isinstance(given, str) else text
+        item = CustomCallItem(
+            f"ctc_{uuid4().hex}", called.id, offer.name, "in_progress", "", namespace
+        )
+        done: OutputItem = structs.replace(item, status="completed", input=text)
+        content: list[ResponsesEvent] = [
+            events.CustomInputDelta(item_id=item.id, output_index=index, delta=text),
+            events.InputDone(item_id=item.id, output_index=index, input=text),
+        ]
+    else:
+        item = FunctionCallItem(
+            f"fc_{uuid4().hex}", called.id, offer.name, "in_progress", "", namespace
+        )
+        done = structs.replace(item, status="completed", arguments=text)
+        content = [
+            events.ArgumentsDelta(item_id=item.id, output_index=index, delta=text),
+            events.ArgumentsDone(
+                item_id=item.id, output_index=index, name=offer.name, arguments=text
+            ),
+        ]
+    begin = events.ItemAdded(output_index=index, item=item)
+    return [begin, *content, events.ItemDone(output_index=index, item=done)], done
 
 
-def _function_call(
-    called: ToolCallPart, offer: ClientTool, index: int
-) -> tuple[list[ResponsesEvent], OutputItem]:
-    arguments = msgspec.json.encode(called.arguments).decode()
-    item = FunctionCallItem(
-        f"fc_{uuid4().hex}", called.id, offer.name, "in_progress", "", offer.namespace or UNSET
-    )
-    done = msgspec.structs.replace(item, status="completed", arguments=arguments)
-    return [
-        events.ItemAdded(output_index=index, item=item),
-        events.ArgumentsDelta(item_id=item.id, output_index=index, delta=arguments),
-        events.ArgumentsDone(
-            item_id=item.id, output_index=index, name=offer.name, arguments=arguments
-        ),
-        events.ItemDone(output_index=index, item=done),
-    ], done
-
-
-def _custom_call(
-    called: ToolCallPart, offer: ClientTool, index: int
-) -> tuple[list[ResponsesEvent], OutputItem]:
-    said = called.arguments.get(INPUT)
-    text = said if isinstance(said, str) else msgspec.json.encode(called.arguments).decode()
-    item = CustomCallItem(
-        f"ctc_{uuid4().hex}", called.id, offer.name, "in_progress", "", offer.namespace or UNSET
-    )
-    done = msgspec.structs.replace(item, status="completed", input=text)
-    return [
-        events.ItemAdded(output_index=index, item=item),
-        events.CustomInputDelta(item_id=item.id, output_index=index, delta=text),
-        events.InputDone(item_id=item.id, output_index=index, input=text),
-        events.ItemDone(output_index=index, item=done),
-    ], done
-
-
-class ResponseStream:
+class ResponseStream(streaming.Renderer):
     """Renderer of one response.
 
     `is_sealed` adds `encrypted_content` to reasoning items.
@@ -202,9 +191,6 @@ class ResponseStream:
 
     def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
         return self._numbered(self.on_part(part))
-
-    def closing(self) -> Iterator[bytes]:
-        return iter(())
 
     def failure(self, error: StackError) -> bytes:
         self.response = structs.replace(self.response, status="failed", error=_failure(error))
