@@ -21,7 +21,7 @@ from mlxstack.core.errors import BadRequest, Busy, StackError
 log = logging.getLogger("mlxstack.serve")
 
 MOST_CONNECTIONS = 4096
-# The rest of the descriptors is for files, and for connections that are accepted but not counted.
+# The other descriptors are for files, and for accepted connections that are not counted yet.
 SHARE_OF_DESCRIPTORS = 0.75
 # A request whose path is not known yet is answered as OpenAI would.
 UNREAD = "/v1/"
@@ -42,6 +42,8 @@ def connection_limit() -> int:
 
 class BoundedConnection(H11Protocol):
     """A connection with time limits for the head and the body of a request.
+
+    It is over h11: httptools would keep any data before a body, however long.
 
     When there are too many connections, the one that has waited longest for a request is closed
     for the new one; if all are busy, the new one gets a 503.
@@ -84,6 +86,13 @@ class BoundedConnection(H11Protocol):
         if not self.is_waiting:
             self._set_deadline()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 unless an answer has begun already."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def _set_deadline(self) -> None:
         """Start the time limit of the part that is missing, unless it runs already."""
         if self.transport.is_closing():
@@ -91,7 +100,7 @@ class BoundedConnection(H11Protocol):
         elif self.is_waiting:
             self._start_deadline(HEAD_S)
         elif self.conn.their_state is h11.SEND_BODY:
-            # The limit of the head is over with the head.
+            # The time limit of the head ends with the head.
             if self._deadline is not None and not self._is_of_body:
                 self._cancel_deadline()
             self._start_deadline(BODY_S)
@@ -130,7 +139,7 @@ class BoundedConnection(H11Protocol):
         oldest = min(others, key=lambda one: one.waiting_since, default=None)
         if oldest is None:
             return False
-        # Its descriptor is free at the end of this turn of the loop, so it is not counted any more.
+        # Its descriptor is free after this iteration of the loop, so it no longer counts.
         self.connections.discard(oldest)
         oldest.transport.close()
         return True

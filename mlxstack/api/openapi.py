@@ -18,7 +18,7 @@ EVENTS = "text/event-stream"
 
 TEXT = Schema(type=OpenAPIType.STRING)
 EVENT = Schema(type=OpenAPIType.OBJECT, required=["data"], properties={"event": TEXT, "data": TEXT})
-# What the envelopes of all dialects have in common.
+# Fields that the envelopes of all dialects share.
 PROBLEM = Schema(
     type=OpenAPIType.OBJECT,
     required=["error"],

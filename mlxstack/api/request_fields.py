@@ -21,7 +21,7 @@ from mlxstack.service.generation_options import (
 from mlxstack.service.service import Service, plain
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
-# An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
+# An agent id is a path segment, and clients remove `.` and `..` from paths.
 AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
 AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
 
@@ -300,7 +300,7 @@ MAX_CHARS = 200
 CODEX = ("thread-id", "session-id")
 OPENCODE = ("x-session-id", "x-session-affinity")
 
-# Claude Code's older form of `user_id` ends so.
+# Separator of the session in Claude Code's older form of `user_id`.
 SESSION_MARK = "_session_"
 
 

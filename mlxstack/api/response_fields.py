@@ -114,7 +114,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-# JSON knows no infinity; OpenAI's own floor for tokens that cannot happen.
+# JSON has no infinity; this is OpenAI's own floor.
 LEAST = -9999.0
 
 

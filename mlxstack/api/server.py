@@ -11,7 +11,6 @@ from collections.abc import Generator
 from math import ceil
 from pathlib import Path
 
-import h11
 import uvicorn
 
 from mlxstack.api.app import create_app
@@ -33,12 +32,12 @@ KEEP_ALIVE_S = 75
 # After the drain, requests need a moment to say why they ended: longer than the service gives
 # them before it ends them itself, or uvicorn would cut them off without a word.
 GRACE_S = ceil(ANSWER_S) + 3
-# A thread that is stuck in a template or a grammar does not keep the process from its exit.
+# A thread that is stuck in a template or a grammar does not delay the exit.
 EXIT_S = 2.0
-# Of a request before its body: the longest line of a client is a key, and the most are cookies.
+# Request head; its longest lines are keys and cookies.
 MAX_HEAD_BYTES = 64 * 1024
 
-# EX_CONFIG of sysexits.h: starting again would not help.
+# EX_CONFIG of sysexits.h: a restart would not help.
 CANNOT_START = 78
 
 
@@ -55,17 +54,6 @@ class UvicornServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
-
-
-class HttpProtocol(BoundedConnection):
-    """Connection over h11: httptools would keep any data before a body, however long."""
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer 400 unless an answer has begun already."""
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
 
 
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
@@ -150,7 +138,7 @@ def config(service: Service) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=HttpProtocol,
+        http=BoundedConnection,
         backlog=ACCEPTED_AT_ONCE,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,

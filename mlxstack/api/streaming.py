@@ -23,7 +23,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 FIRST_S = 1.0
 BEAT_S = 10.0
 
-# Many clients, httpx among them, take these for the end of a line.
+# Many clients, httpx among them, split lines at these characters.
 LINE_ENDS = {end: f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 
 

@@ -17,7 +17,7 @@ from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS
 from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
 from mlxstack.service.service import Service
 
-# ASGI, seen from outside the framework.
+# ASGI types.
 Message = dict[str, Any]
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

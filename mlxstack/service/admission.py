@@ -30,7 +30,7 @@ from mlxstack.text.prompt import Prompt, TokenizeOptions
 from mlxstack.text.tool_call_replay import Scope
 
 T = TypeVar("T")
-# OpenAI's default; only reached when request, preset and generation_config.json all say nothing.
+# OpenAI's default, where request, preset and generation_config.json set none.
 TEMPERATURE = 1.0
 LEAST_TOP_P = 1e-6
 N_TAIL = 16
@@ -135,7 +135,7 @@ def _order(
         wished = service.preset.sampling.max_tokens
     if wished == UNLIMITED:
         wished = None
-    # The engine always samples one token; a prefill does not say it.
+    # The engine always samples one token; a prefill does not return it.
     is_prefill = wished == 0
     max_tokens = room(len(tokens), 1 if is_prefill else wished, service.n_ctx)
     return AdmittedRequest(

@@ -93,7 +93,7 @@ async def _change(
     if failure := await _try(service, engine_factory, wanted):
         await _go_back(service, engine_factory, old, failure)
     load = SwapStep("load", _ms(began), service.facts.n_bytes)
-    # The engine of a warm-up that does not go on is found out by the watch over engines.
+    # A stuck engine is the watchdog's matter, so the warm-up has no limit.
     _begin(service, wanted, "warm", math.inf)
     steps += [unload, load, await _warm(service)]
     await _keep(service, engine_factory)

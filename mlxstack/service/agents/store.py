@@ -107,7 +107,7 @@ class AgentStore:
             return
         named = replace(manifest, model=manifest.model or self._model)
         with self._keeping:
-            # What was still to be written when an agent was forgotten does not bring it back.
+            # A write that was pending when its agent was deleted does not restore it.
             if agent not in self._gone:
                 self._folders.write_manifest(agent, manifest.identity, named)
                 self._note(agent, named)

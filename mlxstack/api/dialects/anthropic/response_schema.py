@@ -131,7 +131,7 @@ def error_body(error: errors.StackError, request: str) -> dict[str, Any]:
     """Error envelope, of a response as of an event inside a stream."""
     message = error.message
     if isinstance(error, errors.TooLong):
-        # Clients look for these very words.
+        # Clients match this exact text.
         message = f"prompt is too long: {error.got} tokens > {error.limit} maximum"
     inner = {"type": nearest(ERROR_TYPES, error), "message": message}
     return {"type": "error", "error": inner, "request_id": request}

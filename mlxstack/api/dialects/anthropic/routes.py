@@ -28,7 +28,7 @@ from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
-# For callers who forget a limit that the protocol requires.
+# Limit of requests that lack the one that the protocol requires.
 MAX_TOKENS = 4096
 
 

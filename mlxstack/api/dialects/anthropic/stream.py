@@ -43,7 +43,7 @@ from mlxstack.service.response_parts import (
     ToolCallPart,
 )
 
-# Clients must find one and send it back; nobody verifies it.
+# Clients must receive one and send it back; it is not verified.
 SIGNATURE = "bWx4LXN0YWNr"
 
 STOP_REASONS = {

@@ -62,7 +62,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "total_slots": service.preset.slots.count,
         "model_alias": service.name,
         "model_ftype": f"KV {service.preset.kv.bits} bit",
-        # A path of this machine: not for a key of some agents.
+        # Keys of some agents do not see a path of this machine.
         "model_path": facts.path if is_unscoped(request) else "",
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "<__media__>",

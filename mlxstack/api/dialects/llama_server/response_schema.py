@@ -72,7 +72,7 @@ def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
     """Error envelope, of a response as of an event inside a stream."""
     message = error.message
     if isinstance(error, errors.TooLong):
-        # Clients look for these very words.
+        # Clients match this exact text.
         message = (
             f"request ({error.got} tokens) exceeds the available context size "
             f"({error.limit} tokens), try increasing it"

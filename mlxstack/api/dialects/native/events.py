@@ -15,7 +15,7 @@ from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.service.status_feed import StatusFeed
 
 TICK_S = 0.5
-# A service that rests is drawn once in so many ticks; the others carry a comment.
+# An idle service sends one frame in REST_TICKS ticks, and comments in the others.
 REST_TICKS = 2
 PING = b": ping\n\n"
 

@@ -44,7 +44,7 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
             return {"object": "model.prepared", "path": checked.path, "n_bytes": checked.n_bytes}
         if data.drain_s < 0:
             raise BadRequest(f"drain_s is {data.drain_s}; it must be 0 or more", "drain_s")
-        # A client that leaves does not leave the service without a model.
+        # A disconnect of the client does not interrupt the swap.
         changing = asyncio.create_task(model_swap.swap(service, wanted, data.drain_s))
         return shown(await asyncio.shield(changing))
     except SetupError as error:

@@ -113,7 +113,7 @@ def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
     kind, code = nearest(ERROR_TYPES, error)
     message = error.message
     if isinstance(error, errors.TooLong):
-        # Clients look for these very words.
+        # Clients match this exact text.
         message = (
             f"This model's maximum context length is {error.limit} tokens. "
             f"However, your messages resulted in {error.got} tokens."

@@ -35,7 +35,7 @@ from mlxstack.service.openai_messages import (
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.normalize_messages import parse_arguments
 
-# The one argument of a custom tool, which in truth takes free text.
+# The one argument of a custom tool, which takes free text.
 INPUT = "input"
 
 
