@@ -198,8 +198,8 @@ def _forced(
     opening = words.output_format.call_opening
     if not opening:
         raise BadRequest(
-            "tool_choice: no way is known in which this model writes tool calls, so that none can "
-            'be forced; use tool_choice "auto"',
+            "tool_choice: the tool call format of this model is unknown, so no call can be forced; "
+            'use tool_choice "auto"',
             "tool_choice",
         )
     if prompt.is_in_thinking:

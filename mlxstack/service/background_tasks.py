@@ -150,7 +150,7 @@ async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.tokens_file is not None:
         tokens = json.loads(await _read(prefix.tokens_file))
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
-            raise BadRequest(f"{prefix.tokens_file} is no JSON list of token ids")
+            raise BadRequest(f"{prefix.tokens_file} is not a JSON list of token ids")
         words.check(tokens, "tokens_file")
         return tuple(tokens)
     if prefix.text_file is not None:
@@ -161,7 +161,7 @@ async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
         sent = msgspec.json.decode(text, type=list[ChatMessageParam])
     except msgspec.MsgspecError as error:
         raise BadRequest(
-            f"{prefix.messages_file} is no JSON list of chat messages: {error}"
+            f"{prefix.messages_file} is not a JSON list of chat messages: {error}"
         ) from None
     prompt = await words.prompt(Conversation(read_messages(sent), add_generation_prompt=False))
     return prompt.tokens

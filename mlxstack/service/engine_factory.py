@@ -176,7 +176,7 @@ class EngineFactory:
 
 def _served_like(preset: Preset, running: Preset) -> Preset:
     if preset.kind is not ServiceKind.CHAT:
-        raise BadRequest(f"the preset {preset.name} is no chat model", "preset")
+        raise BadRequest(f"the preset {preset.name} is not a chat model", "preset")
     return replace(preset, server=running.server)
 
 

@@ -107,4 +107,4 @@ async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
 def _check_name(name: str) -> None:
     """Names of prefixes are steps of a path."""
     if name in {"", ".", ".."} or "/" in name:
-        raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
+        raise BadRequest(f"{name!r} is not a valid prefix name; use a name without /", "name")
