@@ -18,7 +18,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.request import Request
-from mlxstack.service.request_log import RequestLog
+from mlxstack.service.request_log import Decode, RequestLog
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -114,9 +114,9 @@ class EventDispatcher:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._fan_out, events)
 
-    def open(self, request: Request) -> asyncio.Queue[Event]:
+    def open(self, request: Request, decode: Decode) -> asyncio.Queue[Event]:
         """Queue of one request."""
-        self.request_log.begin(request)
+        self.request_log.begin(request, decode)
         self._queues[request.id] = asyncio.Queue()
         return self._queues[request.id]
 

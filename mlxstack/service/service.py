@@ -228,7 +228,7 @@ class Service:
         self._dispatcher.fail_all(gone)
         if self._words is not None:
             self._words.close(gone)
-        self._facts = self._words = self.request_log.decode = None
+        self._facts = self._words = None
         self.stats.forget_slots()
 
     async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
@@ -263,7 +263,6 @@ class Service:
             TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
         )
         self._facts, self._words = facts, words
-        self.request_log.decode = words.decode
         if self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
             self._health = ServiceHealth.OK
         self._watch = asyncio.create_task(self._watch_engine())
@@ -305,7 +304,7 @@ class Service:
         """
         self.require_model(words)
         engine = self.generator
-        stream = RequestStream(request, self._dispatcher.open(request), engine)
+        stream = RequestStream(request, self._dispatcher.open(request, words.decode), engine)
         lock = (
             self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
         )

@@ -275,7 +275,7 @@ async def test_outbox_wakes_the_loop_once_per_turn() -> None:
     def body() -> tuple[int, int]:
         outbox, loop = EventDispatcher(), Counting()
         outbox.bind(loop)
-        queues = [outbox.open(Request(name, (1, 2), 1)) for name in "abc"]
+        queues = [outbox.open(Request(name, (1, 2), 1), str) for name in "abc"]
         events = tuple(TokenSampled(name, 1) for name in "abcz")
         before = loop.n_woken
         outbox.deliver(events)
