@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Mutant(
         "one of two turns at once is refused", "service/agents/turns.py",
-        "with service.lines.joined(agent):", "with service.lines.joined(\"\"):",
+        "with service.agent_locks.joined(agent):", "with service.agent_locks.joined(\"\"):",
         "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
     ),
     Mutant(
