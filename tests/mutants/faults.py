@@ -34,7 +34,7 @@ FAULTS = (
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(
-        "who is cancelled waits for his thread", "service/threads.py",
+        "who is cancelled waits for his thread", "service/agents/store.py",
         "            cancelled = error\n", "            raise\n",
         "tests/service/test_threads.py::test_a_cancelled_caller_waits_for_the_end",
     ),
