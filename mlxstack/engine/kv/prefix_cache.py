@@ -1,7 +1,6 @@
-"""The KV memory beside the live slots: what is parked, how it is found, what has to go.
+"""Prefix cache: KV arrays in memory beside the live slots, with index, retention, eviction.
 
-Belongs to the MLX thread. The policy's index knows which prefixes exist and where; this room
-keeps the arrays of those that lie in memory.
+Runs on the MLX thread.
 """
 
 from collections.abc import Iterable, Sequence
