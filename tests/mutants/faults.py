@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Mutant(
         "a restored slot is still its tenant's", "engine/kv/slot_restore.py",
-        "n_tokens, found.manifest.salt", 'n_tokens, ""',
+        "context.assign(found.manifest.salt, None", 'context.assign("", None',
         SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
     ),
     Mutant(
