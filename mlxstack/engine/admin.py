@@ -14,8 +14,7 @@ from mlxstack.engine.step import EngineLoop
 from mlxstack.policy import prefix_index_check
 from mlxstack.policy.cache_stats import RequestSums
 from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.kv_records import StorageTier
-from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.policy.prefix_index import StorageTier, common_prefix
 from mlxstack.policy.retention import PinnedPrefixName, PrefixStats
 
 MOST_AGENTS = 8

@@ -30,12 +30,12 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset
 from mlxstack.core.request import Request
-from mlxstack.engine import buffer_cache, device
+from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.incremental_pack import BackgroundSteps
+from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
@@ -211,7 +211,7 @@ class EngineCore:
         gc.collect()
         # A step may be in flight whose requests were all cancelled; this waits for it.
         self._device_memory.restore()
-        buffer_cache.release()
+        device.release()
 
     def _live(self) -> None:
         try:
@@ -235,7 +235,7 @@ class EngineCore:
         self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
-        buffer_cache.release()
+        device.release()
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()

@@ -21,7 +21,7 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.errors import StackError, describe_error
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.incremental_pack import BackgroundSteps
+from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest
 from mlxstack.engine.kv.write_queue import copy_outcome

@@ -25,16 +25,15 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
 from mlxstack.core.errors import Broken, Busy, StackError, describe_error
 from mlxstack.core.request import Request
-from mlxstack.engine import buffer_cache
+from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.request_state import RequestState, queued_request_of
-from mlxstack.engine.snapshot import build_snapshot
-from mlxstack.engine.stats import EngineStats
-from mlxstack.policy import request_queue, scheduler_state
+from mlxstack.engine.stats import EngineStats, build_snapshot
+from mlxstack.policy import scheduler, scheduler_state
 from mlxstack.policy.scheduler import (
     AssignSlot,
     Expire,
@@ -74,7 +73,7 @@ class EngineLoop:
         slot_kv: SlotKVManager,
         n_ctx: int,
         limits: SchedulerLimits,
-        max_cached_bytes: int = buffer_cache.MIN_BOUND,
+        max_cached_bytes: int = device.MIN_BOUND,
     ) -> None:
         self.slots = slot_kv.slots
         self._state = scheduler_state.initial_state(len(self.slots))
@@ -108,7 +107,7 @@ class EngineLoop:
             self._refuse(request, self.slot_kv.too_big(request))
             return
         if is_full(self._state, queued, time.monotonic(), self._limits):
-            wait = request_queue.retry_after(self._state, self.ledger.seconds_per_request)
+            wait = scheduler.retry_after(self._state, self.ledger.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
             return
@@ -175,7 +174,7 @@ class EngineLoop:
     def release_buffers(self) -> None:
         """Empty MLX's buffer cache once no step is in flight; its tokens are received."""
         self._decode(self.batch.sync)
-        buffer_cache.release()
+        device.release()
 
     def flush(self, deliver: Deliver) -> None:
         """Deliver the events so far."""
@@ -198,7 +197,7 @@ class EngineLoop:
             if slot.state in ACTIVE:
                 self._clear(slot.id, error)
                 self.release(slot.id)
-        buffer_cache.release()
+        device.release()
 
     def snapshot(self) -> Snapshot:
         """Immutable state for other threads."""

@@ -17,14 +17,14 @@ MOST_KNOWN = 512
 """Conversations that are remembered; the least recently heard go first."""
 
 MOST_TOLD = 1024
-"""Turns of each that are remembered; by these alone is it told from others."""
+"""Turns per conversation that are remembered and compared."""
 
 TOLD = frozenset({Role.USER, Role.TOOL})
 N_DIGITS = 8
 IMPLICIT = re.compile(
     rf"(?:chat|claude|codex|opencode|key|user)-[0-9a-f]{{{N_DIGITS}}}(?:\.[0-9]+)?"
 )
-"""What `Names` makes: a client of which there are hints, or "chat", and what was said first."""
+"""Names of `ConversationNamer`: the client of a hint, or "chat", and a digest of the head."""
 
 
 class KnownConversation(Struct, frozen=True):

@@ -13,8 +13,7 @@ from math import log2
 from msgspec import Struct
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, StorageTier
-from mlxstack.policy.prefix_index import PrefixIndex
+from mlxstack.policy.prefix_index import IndexEntry, PrefixIndex, SegmentMeta, StorageTier
 
 BOOST_S = 600.0
 """Seconds by which every doubling of its hits makes a record look later used."""

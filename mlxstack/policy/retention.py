@@ -4,8 +4,14 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, end_of
-from mlxstack.policy.prefix_index import PrefixIndex, last_checkpoint, reach
+from mlxstack.policy.prefix_index import (
+    IndexEntry,
+    PrefixIndex,
+    SegmentMeta,
+    end_of,
+    last_checkpoint,
+    reach,
+)
 
 
 class PinnedPrefixName(Struct, frozen=True):

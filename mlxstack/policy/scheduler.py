@@ -1,17 +1,27 @@
 """Scheduler: a pure function from the scheduler state to the actions of one step.
 
-Admission is bounded by slots, batch size and KV bytes; a request may wait for a shared prefix.
+Admission is bounded by slots, batch size and KV bytes. The queue is ordered by priority with
+aging, one request per agent. Slots are selected by pin, conversation, longest common prefix,
+then least recent use; a request may wait for a prefix that another one computes.
 """
+
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
 from mlxstack.core.preset import Preset
-from mlxstack.policy import request_queue
-from mlxstack.policy.chunked_prefill import PrefillPolicy, chunk_size, next_to_prefill
+from mlxstack.policy.chunked_prefill import (
+    PrefillPolicy,
+    ThroughputModel,
+    chunk_size,
+    next_to_prefill,
+)
 from mlxstack.policy.kv_geometry_by_model import MAX_SCORE_BYTES
 from mlxstack.policy.scheduler_state import (
+    ACTIVE,
     QueuedRequest,
     SchedulerState,
+    Slot,
     SlotAction,
     SlotState,
     assign_slot,
@@ -20,14 +30,120 @@ from mlxstack.policy.scheduler_state import (
     reserve_slot,
     skip,
 )
-from mlxstack.policy.slot_selection import (
-    OverlapFn,
-    SharedPrefillFn,
-    no_shared_prefill,
-    select_slot,
-    should_wait_for_prefix,
-)
-from mlxstack.policy.throughput_model import ThroughputModel
+
+OverlapFn = Callable[[str, int], int]
+"""(request, slot) -> common prefix of the prompt and the slot's context, in tokens."""
+
+SharedPrefillFn = Callable[[str, str], int]
+"""(request, other) -> prompt tokens that the prefill of the other request computes, or 0."""
+
+COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
+
+KEEP = 0.5
+"""With no empty slot left, a request takes a context of which it keeps at least this share."""
+
+SLACK = 32
+"""Tokens of the last prompt that a known follow-up may lose: templates rewrite the very end."""
+
+
+def select_slot(
+    state: SchedulerState, queued: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+) -> int | None:
+    """Select the slot for this request now, or None: wait. `barred` slots are excluded.
+
+    A follow-up is of the same conversation and repeats the last prompt of its slot. A title
+    request, another conversation or an edited one only shares a prefix with it, and takes an
+    empty slot instead of overwriting it; the engine forks the prefix from there. Slots that
+    other requests are pinned to are taken last.
+    """
+    idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
+    if queued.pin is not None:
+        return queued.pin if any(s.id == queued.pin for s in idle) else None
+    wanted = {t.pin for t in state.waiting}
+    shared = {s.id: match(queued.request, s.id) if s.n_tokens else 0 for s in idle}
+    own = [s for s in idle if _continues(s, queued, shared[s.id])]
+    empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
+    alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
+    for slots in (own, () if empty else alike):
+        if slots:
+            return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
+    least_missed = min(idle, key=lambda s: (s.id in wanted, *_worth(s)), default=None)
+    return least_missed.id if least_missed else None
+
+
+def no_shared_prefill(_ask: str, _other: str) -> int:
+    """No request waits for the prefill of another."""
+    return 0
+
+
+def should_wait_for_prefix(
+    state: SchedulerState, queued: QueuedRequest, promise: SharedPrefillFn
+) -> bool:
+    """Whether a slot is computing a prefix of this prompt: wait, then fork."""
+    return any(
+        slot.position < promise(queued.request, slot.queued.request)
+        for slot in state.slots
+        if slot.state in COMPUTING and slot.queued
+    )
+
+
+def _continues(slot: Slot, queued: QueuedRequest, n_shared: int) -> bool:
+    """Whether the prompt continues the conversation of this slot, as far as known.
+
+    Short user messages make the prompts of two conversations alike but for their last tokens:
+    only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
+    """
+    if slot.name is not None and queued.name is not None and slot.name != queued.name:
+        return False
+    n_prompt = slot.n_prompt or slot.n_tokens
+    is_restored = not slot.n_prompt
+    is_known = is_restored or (slot.name is not None and slot.name == queued.name)
+    slack = min(SLACK, n_prompt // 4) if is_known else 0
+    return n_shared > 0 and n_prompt - n_shared <= slack
+
+
+def _worth(slot: Slot) -> tuple[bool, float, int]:
+    return slot.n_tokens > 0, slot.last_used, slot.id
+
+
+def effective_priority(queued: QueuedRequest, now: float, aging_per_s: float) -> float:
+    """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
+    return queued.priority - aging_per_s * max(0.0, now - queued.arrived)
+
+
+def sort_queue(
+    waiting: Iterable[QueuedRequest], now: float, aging_per_s: float
+) -> list[QueuedRequest]:
+    """The queue as it would be served now; equal urgency goes by arrival."""
+    return sorted(waiting, key=lambda t: (effective_priority(t, now, aging_per_s), t.arrived))
+
+
+def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[QueuedRequest]:
+    """Queued requests in serving order, at most one per explicit agent and none of a busy one.
+
+    Requests of one agent are served strictly in order of arrival, whatever their priority.
+    """
+    taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
+    first: dict[str, str] = {}
+    for queued in sorted(state.waiting, key=lambda t: t.arrived):
+        if queued.agent is not None:
+            first.setdefault(queued.agent, queued.request)
+    for queued in sort_queue(state.waiting, now, aging_per_s):
+        is_turn = queued.agent not in taken and first.get(queued.agent or "") == queued.request
+        if queued.agent is None or is_turn:
+            yield queued
+
+
+def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
+    """Requests whose deadline has passed, queued or in a slot."""
+    requests = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
+    return [t for t in requests if t.deadline is not None and now >= t.deadline]
+
+
+def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:
+    """Seconds until the queue has likely moved by one: queue length over slots."""
+    ahead = len(state.waiting) + 1
+    return max(1.0, ahead * seconds_per_ask / max(1, len(state.slots)))
 
 
 class SchedulerLimits(Struct, frozen=True):
@@ -94,14 +210,14 @@ def schedule(
     Scheduling again at once changes nothing.
     """
     actions: list[Action] = []
-    for late in request_queue.expired(state, now):
+    for late in expired(state, now):
         state = dequeue(state, late.request)
         actions.append(Expire(late))
     for pending in state.actions:
         if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
             state = reserve_slot(state, pending)
             actions.append(RunSlotAction(pending))
-    requests = request_queue.schedulable(state, now, limits.aging_per_s)
+    requests = schedulable(state, now, limits.aging_per_s)
     while _has_room(state, limits) and (queued := next(requests, None)):
         if should_wait_for_prefix(state, queued, promise):
             continue

@@ -14,7 +14,7 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.policy.kv_records import StorageTier
+from mlxstack.policy.prefix_index import StorageTier
 from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running

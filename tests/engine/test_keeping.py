@@ -16,7 +16,7 @@ from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
-from mlxstack.policy import block_hash, kv_records, shared_prefixes
+from mlxstack.policy import block_hash, prefix_index, shared_prefixes
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -96,7 +96,7 @@ def test_the_largest_context_is_counted(one: Driver) -> None:
 
 def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
     memory = PrefixCache("identity", NO_DISK, 1 << 30)
-    record = kv_records.SegmentMeta("key", None, 0, 4, 64)
+    record = prefix_index.SegmentMeta("key", None, 0, 4, 64)
     old, new = (PackedSegment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
     memory.put(record, old, 0.0)
     memory.put(record, new, 1.0)

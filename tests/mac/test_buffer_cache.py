@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefillSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import buffer_cache, core, device, step
+from mlxstack.engine import core, device, step
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
@@ -71,7 +71,7 @@ def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
     )
     with running(preset, tmp_path) as driver:
         driver.cold(prompt(4500), 4)
-        workspace = max(*chunks.workspaces, buffer_cache.MIN_BOUND)
+        workspace = max(*chunks.workspaces, device.MIN_BOUND)
         assert len(chunks.cached) > 10
         assert max(chunks.cached) <= 1.25 * workspace
         assert mx.get_cache_memory() <= 1.25 * workspace

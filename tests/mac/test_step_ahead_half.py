@@ -13,7 +13,8 @@ PATHS = (
     f"{ENGINE}ends.py",
     f"{ENGINE}guided_rows.py",
     f"{ENGINE}keeping.py",
-    f"{ENGINE}memory.py",
+    f"{ENGINE}memory.py::test_g10_parked_and_resumed_goes_on_as_if_alone",
+    f"{ENGINE}memory.py::test_d3_two_agents_hold_a_shared_head_once",
     f"{ENGINE}serving.py",
     f"{ENGINE}slot_files.py",
 )

@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Mutant(
         "a restored slot is still its tenant's", "engine/kv/slot_restore.py",
-        "n_tokens, found.manifest.salt", 'n_tokens, ""',
+        "context.assign(found.manifest.salt, None", 'context.assign("", None',
         SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
     ),
     Mutant(
@@ -108,7 +108,7 @@ FAULTS = (
         "test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six",
     ),
     Mutant(
-        "a save ends when memory keeps no piece of it", "engine/kv/incremental_pack.py",
+        "a save ends when memory keeps no piece of it", "engine/kv/park.py",
         "if self._n_left == 0 or not", "if not",
         PACKING + "test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece",
     ),

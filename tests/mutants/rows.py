@@ -266,7 +266,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "a request that breaks fails alone", "engine/step.py",
-        "        except Exception as error:  # whatever it was, it concerns this ask only",
+        "        except Exception as error:  # any error concerns this request only",
         "        except ZeroDivisionError as error:",
         "tests/engine/test_serving.py::test_a_prompt_that_breaks_its_prefill_fails_alone",
     ),

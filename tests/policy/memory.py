@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from mlxstack.policy import block_hash, prefix_index
-from mlxstack.policy.kv_records import (
+from mlxstack.policy.prefix_index import (
     CheckpointCandidate,
     CheckpointMeta,
+    PrefixIndex,
     PrefixMatch,
     SegmentMeta,
     StorageTier,
 )
-from mlxstack.policy.prefix_index import PrefixIndex
 
 SIZE = 4
 SALT = b"test"

@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mlxstack.policy import prefix_index
-from mlxstack.policy.kv_records import KnownPrefix, SegmentMeta, StorageTier, end_of
-from mlxstack.policy.prefix_index import MAX_FORGOTTEN, PrefixIndex, common_prefix
+from mlxstack.policy.prefix_index import (
+    MAX_FORGOTTEN,
+    KnownPrefix,
+    PrefixIndex,
+    SegmentMeta,
+    StorageTier,
+    common_prefix,
+    end_of,
+)
 from mlxstack.policy.prefix_index_check import check_index, totals
 from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import SIZE, Memory

@@ -20,10 +20,9 @@ from mlxstack.core.ports import (
     Manifest,
     SlotFileStore,
 )
-from mlxstack.engine.kv.codec import parents_first, part_of, record_of
-from mlxstack.engine.kv.incremental_pack import IncrementalPack
-from mlxstack.engine.kv.park import ContextParker, IndexedContext
+from mlxstack.engine.kv.park import ContextParker, IncrementalPack, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.segments import parents_first, part_of, record_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue

@@ -1,7 +1,6 @@
-"""The KV memory beside the live slots: what is parked, how it is found, what has to go.
+"""Prefix cache: KV arrays in memory beside the live slots, with index, retention, eviction.
 
-Belongs to the MLX thread. The policy's index knows which prefixes exist and where; this room
-keeps the arrays of those that lie in memory.
+Runs on the MLX thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,11 +8,16 @@ from collections.abc import Iterable, Sequence
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, eviction, kv_records, prefix_index, prefix_index_check
+from mlxstack.policy import block_hash, eviction, prefix_index, prefix_index_check
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.kv_records import CheckpointCandidate, KnownPrefix, PrefixMatch, StorageTier
-from mlxstack.policy.prefix_index import PrefixIndex
+from mlxstack.policy.prefix_index import (
+    CheckpointCandidate,
+    KnownPrefix,
+    PrefixIndex,
+    PrefixMatch,
+    StorageTier,
+)
 from mlxstack.policy.retention import Retention
 from mlxstack.policy.reuse_plan import ReusePlan
 
@@ -56,7 +60,7 @@ class PrefixCache:
         return id(part) in self._held
 
     def put(
-        self, record: kv_records.Record, part: PackedSegment | StateCheckpoint, now: float
+        self, record: prefix_index.Record, part: PackedSegment | StateCheckpoint, now: float
     ) -> None:
         """The arrays of a record lie in memory now."""
         self.insert(record, StorageTier.MEMORY, now)
@@ -72,7 +76,7 @@ class PrefixCache:
         """These stay in memory, also when they are on disk."""
         self._transient.difference_update(keys)
 
-    def on_disk(self, record: kv_records.Record, now: float) -> None:
+    def on_disk(self, record: prefix_index.Record, now: float) -> None:
         """Mark a record as on disk. One that is only written through leaves memory."""
         self.insert(record, StorageTier.DISK, now)
         if record.key in self._transient:
@@ -138,7 +142,7 @@ class PrefixCache:
             self._held.discard(id(self._kept.pop(key)))
         if key not in self.index.nodes:
             self._transient.discard(key)
-            self._ends.get(kv_records.end_of(node.record), {}).pop(key, None)
+            self._ends.get(prefix_index.end_of(node.record), {}).pop(key, None)
 
     def match(
         self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
@@ -163,12 +167,12 @@ class PrefixCache:
                     trail = KnownPrefix(key, end)
         return prefix_index.match(self.index, chain.keys, cuts, trail)
 
-    def insert(self, record: kv_records.Record, place: StorageTier, now: float) -> None:
+    def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""
         self.index.insert(record, place, now)
-        end = kv_records.end_of(record)
+        end = prefix_index.end_of(record)
         if end % self.spec.block_size:
-            start = record.start if isinstance(record, kv_records.SegmentMeta) else 0
+            start = record.start if isinstance(record, prefix_index.SegmentMeta) else 0
             self._ends.setdefault(end, {})[record.key] = start
 
     def check(self) -> None:

@@ -13,10 +13,9 @@ from mlxstack.core.request import Request
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.request_state import RequestState
-from mlxstack.policy import block_hash, kv_records, prefix_index, reuse_plan
+from mlxstack.policy import block_hash, prefix_index, reuse_plan
 from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.kv_records import StorageTier
-from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.policy.prefix_index import StorageTier, common_prefix
 from mlxstack.policy.reuse_plan import MissContext, RestorePoint, ReusePlan, ReuseSource
 from mlxstack.policy.shared_prefixes import SharedPrefixes
 
@@ -116,7 +115,7 @@ class PrefixLookup:
         nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
         return AgentKVLocation(
             agent=agent,
-            n_tokens=max((kv_records.end_of(node.record) for node in nodes), default=0),
+            n_tokens=max((prefix_index.end_of(node.record) for node in nodes), default=0),
             memory_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.MEMORY in n.tiers),
             disk_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.DISK in n.tiers),
         )
@@ -138,7 +137,7 @@ class PrefixLookup:
         """Agents whose last prompt begins with these records, the latest first. O(agents)."""
         nodes = (self._memory.index.nodes.get(key) for key in keys)
         known = [node.record for node in nodes if node is not None]
-        held = [one for one in known if isinstance(one, kv_records.SegmentMeta) and one.blocks]
+        held = [one for one in known if isinstance(one, prefix_index.SegmentMeta) and one.blocks]
         if not held:
             return ()
         place, block = held[-1].end // self._memory.spec.block_size - 1, held[-1].blocks[-1]

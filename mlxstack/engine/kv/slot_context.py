@@ -11,7 +11,7 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.kv_records import KnownPrefix
+from mlxstack.policy.prefix_index import KnownPrefix
 
 MOST_CHECKPOINTS = 8
 

@@ -13,8 +13,7 @@ from mlxstack.core.preset import Persist
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.incremental_pack import BackgroundSteps
-from mlxstack.engine.kv.park import IndexedContext
+from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
 from mlxstack.engine.kv.slot_context import SlotContext

@@ -1,6 +1,7 @@
-"""Restores a slot file: looks at what it names, makes room, reads into it, checks, takes over.
+"""Slot restore: reads KV files directly into the buffers of new caches (zero-copy).
 
-Looking happens on the reader thread, reading on several, arrays are made on the MLX thread.
+Manifests are read on the reader thread, KV files on several threads; arrays are made on the MLX
+thread.
 """
 
 import json
@@ -20,9 +21,8 @@ from numpy.lib import format as npy
 from mlxstack.core.commands import SlotRestoreResult
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
-from mlxstack.engine import buffer_cache
-from mlxstack.engine.kv.codec import check_cover, meta_of, part_of
-from mlxstack.engine.kv.segments import BY_NAME
+from mlxstack.engine import device
+from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of, part_of
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 
@@ -55,7 +55,7 @@ def unfilled(n_bytes: int) -> mx.array:
     MLX has no other array but a loaded one whose first writer is the caller.
     """
     blank: Any = _Blank(n_bytes)
-    with buffer_cache.LOADING:
+    with device.LOADING:
         array = mx.load(blank, format="npy")
         assert isinstance(array, mx.array)
         mx.eval(array)

@@ -13,9 +13,9 @@ from msgspec import Struct
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Busy, StackError, describe_error
 from mlxstack.core.ports import CallSoon, KVStore
-from mlxstack.engine.kv.codec import file_of
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.policy import kv_records
+from mlxstack.engine.kv.segments import file_of
+from mlxstack.policy import prefix_index
 from mlxstack.store.background_writer import BackgroundWriter
 
 
@@ -207,7 +207,7 @@ class WriteQueue:
             self._told = ""
         elif str(error) != self._told:
             self._told = str(error)
-            end = kv_records.end_of(node.record)
+            end = prefix_index.end_of(node.record)
             log.warning("the KV of %d tokens was not written: %s", end, error)
 
 

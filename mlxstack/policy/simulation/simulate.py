@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from mlxstack.policy import request_queue, scheduler_state
+from mlxstack.policy import scheduler, scheduler_state
+from mlxstack.policy.chunked_prefill import ThroughputModel, observe_decode, observe_prefill
 from mlxstack.policy.scheduler import (
     AssignSlot,
     PrefillChunk,
@@ -18,7 +19,6 @@ from mlxstack.policy.scheduler import (
 from mlxstack.policy.scheduler_state import QueuedRequest, SlotState
 from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
 from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
-from mlxstack.policy.throughput_model import ThroughputModel, observe_decode, observe_prefill
 
 
 class SimulatedMachine(Struct, frozen=True):
@@ -141,7 +141,7 @@ class _Simulation:
                 live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
             )
             if is_full(self._state, queued, self._now, self._limits):
-                again = self._now + request_queue.retry_after(self._state, self._ask_s)
+                again = self._now + scheduler.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
                 continue
