@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import msgspec
 from mlx_lm.tokenizer_utils import load as load_tokenizer
-from mlxstack.api.dialects.llama_server.completion import LlamaCompletionBody
 from msgspec import Struct
 
 from mlxstack.api.app import create_app
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
+from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.slots import FileBody
 from mlxstack.api.dialects.llama_server.tokenize import DetokenizeBody, TokenizeBody
 from mlxstack.api.dialects.native.agents import (
@@ -23,7 +23,8 @@ from mlxstack.api.dialects.native.agents import (
     RewindBody,
 )
 from mlxstack.api.dialects.native.prefix_cache import PrefixBody
-from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, CompletionBody
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_embeddings.routes import EmbeddingsBody
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.core.commands import AgentKVLocation, CollectGarbage
