@@ -7,13 +7,16 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.formats.argument_values import object_of
-from mlxstack.text.formats.call_reader import QUOTES, CallReader
+from mlxstack.text.formats.call_reader import QUOTES, CallReader, ReadCalls
 from mlxstack.text.formats.description import Channels, DerivedFormat, first_mark
 from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
 from mlxstack.text.tool_call_parser import checked_call
 
 MAX_HEADER = 300
 """The most characters of a channel header."""
+
+MAX_IN_VAIN = 64
+"""The most calls that are searched for up to the end of a text."""
 
 
 class Thought(Struct, frozen=True):
@@ -68,12 +71,14 @@ class AnswerReader:
         is_in_thinking: bool = False,
         is_open: bool = False,
     ) -> None:
-        self.is_reasoning = is_in_thinking
+        has_thoughts = output_format.reasoning is not None or output_format.channels is not None
+        self.is_reasoning = is_in_thinking and has_thoughts
         self.is_in_call = False
         self._format = output_format
         self._feed = TextFeed()
         self._spoken: list[Spoken] = []
         self._is_whole = True
+        self._n_vain = 0
         tools = tuple(tools)
         syntax = output_format.calls
         self._calls = CallReader(syntax, self._feed, tools) if syntax and tools else None
@@ -217,8 +222,7 @@ class AnswerReader:
 
     def _quoted_call(self, mark: str) -> Reading[None]:
         """Calls in a thought count if the whole answer ends with them."""
-        assert self._calls is not None
-        found = yield from self._calls.section(0)
+        found = yield from self._section(is_lenient=False)
         end = None if found is None else (yield from self._feed.space(found.end))
         if found is not None and end == len(self._feed.text) and self._is_whole:
             self.is_reasoning = False
@@ -229,13 +233,21 @@ class AnswerReader:
 
     def _call(self) -> Reading[bool]:
         """Whether calls begin here; then they are told."""
-        assert self._calls is not None
         self.is_in_call = True
-        found = yield from self._calls.section(0, is_lenient=True)
+        found = yield from self._section(is_lenient=True)
         if found is not None:
             self._end_calls(found.calls, found.end, is_closed=found.is_closed)
         self.is_in_call = False
         return found is not None
+
+    def _section(self, *, is_lenient: bool) -> Reading[ReadCalls | None]:
+        """The calls that begin here; after many tries up to the end of the text, none."""
+        assert self._calls is not None
+        if self._n_vain > MAX_IN_VAIN:
+            return None
+        found = yield from self._calls.section(0, is_lenient=is_lenient)
+        self._n_vain += found is None and self._feed.is_final
+        return found
 
     def _end_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
         """Tell calls; one that the end of a cut answer left open is cut, others count."""

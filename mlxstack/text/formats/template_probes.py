@@ -49,6 +49,7 @@ class TemplateProbes:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._variables: dict[str, Any] = VARIABLES
+        self._rendered: dict[str, str | None] = {}
         self._tools: list[dict[str, Any]] | None = TOOLS
         self.arguments_as_text = False
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
@@ -65,6 +66,12 @@ class TemplateProbes:
 
     def text(self, turns: Sequence[Turn], *, opens: bool = True) -> str | None:
         """The rendering of turns; None if the template refuses them."""
+        key = json.dumps([list(turns), opens, self._variables, self._tools is None])
+        if key not in self._rendered:
+            self._rendered[key] = self._render(turns, opens=opens)
+        return self._rendered[key]
+
+    def _render(self, turns: Sequence[Turn], *, opens: bool) -> str | None:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(turns),
