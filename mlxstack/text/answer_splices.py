@@ -95,8 +95,12 @@ class AnswerSplicer:
                 text = self._closed(entry, marked)
             written = entry.written = WrittenAnswer(key, len(text), digest_of_text(text))
         end = entry.n_chars + written.n_chars
-        is_same = digest_of_text(marked[entry.n_chars : end]) == written.digest
-        return end if is_same else 0
+        text = marked[entry.n_chars : end]
+        if digest_of_text(text) != written.digest:
+            return 0
+        # A template that writes no thoughts gets them back only until the user speaks again.
+        is_kept = entry.reasoning.strip() in unescape(text) or not _is_answered(messages, at)
+        return end if is_kept else 0
 
     def _alone(
         self, messages: Sequence[Message], entry: AnswerEntry, inputs: TemplateInputs, marked: str
