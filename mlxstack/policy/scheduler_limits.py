@@ -2,8 +2,8 @@
 
 from mlxstack.core.preset import Preset
 from mlxstack.policy.chunked_prefill import PrefillPolicy
-from mlxstack.policy.kv_geometry_by_model import MAX_SCORE_BYTES
 from mlxstack.policy.scheduler import SchedulerLimits
+from mlxstack.policy.workspace import MAX_SCORE_BYTES
 
 
 def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> SchedulerLimits:

@@ -104,7 +104,8 @@ def test_g10_what_sits_in_the_slots_is_on_disk_after_a_stop(
 def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048))
+    cache = PrefixCacheSpec(memory_budget_pct=20)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048), prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=16_000_000, disk=SlowDisk()) as driver:
         memory = driver.engine._turns.slot_kv.memory
         for n in range(8):

@@ -8,18 +8,17 @@ from typing import Any
 
 import msgspec.inspect as mi
 import msgspec.json
+from msgspec.structs import replace
 
 from mlxstack.cli.units import size, tokens
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import model_files, presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import MemoryBudget, mac_memory
-from mlxstack.host.preflight import BUILTIN_MODEL
-from mlxstack.host.preset_descriptions import MEANINGS
-from mlxstack.host.preset_schema import keys_in, meaning
-from mlxstack.policy import weight_size
+from mlxstack.host.preset_paths import BUILTIN_MODEL
+from mlxstack.host.preset_schema import bare, description, keys_in, meaning
 from mlxstack.policy.capacity import disk_bytes, need
-from mlxstack.service.plan_candidate import Candidate, excerpts, of_preset
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_files, of_preset
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
@@ -43,7 +42,7 @@ anywhere: a path works too. A user's preset goes before a shipped one of the sam
 `mlx-stack presets show NAME` tells every value and who gave it; `mlx-stack up NAME --dry-run`
 what would run.
 
-**Who wins:** the command line (`--set slots.count=6`, `--port`), then variables
+**Precedence:** the command line (`--set slots.count=6`, `--port`), then variables
 (`MLX_STACK_SLOTS_COUNT=6`: the key in capitals, dots as underscores), then the file, then the
 preset that it extends, then the default. Paths mean the folder of the file that holds them, or
 the current one when they come by option or variable.
@@ -68,11 +67,10 @@ with the contexts and slots that would fit.
 
 An embedding model holds no KV between requests and saves none; its n_ctx bounds one text.
 
-KV, live and parked together, keeps to `prefix_cache.memory_budget_pct` of the memory: 20 %, unless
-the preset says otherwise. The shipped ones say so where all slots full would need more on the Mac
-of column *from*. `mlx-stack plan` and `up` refuse a share that does not hold all slots full, and
-name the one that does: `--set prefix_cache.memory_budget_pct=40`. On a Mac no share exceeds what
-the GPU's working set has left beside weights, workspace and MLX's cache of freed buffers.
+KV, live and parked together, has what weights, compute buffers and the system's reserve leave:
+`prefix_cache.memory_budget_pct: auto`. A number is a share of the memory instead, for two services
+beside each other. `mlx-stack plan` and `up` refuse a share that does not hold all slots full, and
+name the one that does: `--set prefix_cache.memory_budget_pct=40`.
 
 What a file says about its own model stands at its top, also where a name or a figure could not
 be verified.
@@ -134,7 +132,7 @@ def candidate(preset: Preset) -> Candidate:
     for file in excerpts().glob("*.json"):
         files = model_files.read_config(file)
         if files.config["excerpt_of"] == preset.model.id:
-            return Candidate(preset, files, weight_size.estimate(files.config), is_measured=False)
+            return of_files(preset, replace(files, weights=None))
     raise LookupError(f"no excerpt of the config of {preset.model.id}")
 
 
@@ -152,9 +150,10 @@ def _key(path: str, field: mi.Field) -> tuple[str, str, str, str]:
     if field.default_factory is not mi.NODEFAULT:
         default = field.default_factory()
     shown = "needed" if default is mi.NODEFAULT else f"`{msgspec.json.encode(default).decode()}`"
-    kind = "a list of sections" if isinstance(field.type, mi.VarTupleType) else ""
-    kind = kind if f"{path}[].name" in MEANINGS else meaning(field.type)
-    return f"`{path}`", kind, shown, MEANINGS[path]
+    held = bare(field.type)
+    item = held.item_type if isinstance(held, mi.VarTupleType) else None
+    kind = "a list of sections" if isinstance(item, mi.StructType) else meaning(held)
+    return f"`{path}`", kind, shown, description(field)
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

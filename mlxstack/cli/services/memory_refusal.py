@@ -18,7 +18,6 @@ def check_memory(preset: Preset, home: Home, env: Mapping[str, str]) -> str | No
     try:
         found = plan_candidate.of_preset(preset)
     except (SetupError, BadRequest) as why:
-        memory_check.refuse_whole_windows(preset)
         unknown: str | None = why.message
     else:
         unknown = memory_check.refuse_if_too_big(found, room)
