@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub.utils import logging
 from msgspec import Struct
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -26,6 +27,9 @@ DISK_RESERVE = 2**30
 
 Report = Callable[[int], None]
 
+# Its warnings are said better by the refusals here.
+logging.set_verbosity_error()
+
 
 class Download(Struct, frozen=True):
     """Bytes of the files of a repository: all, the weights, and those that are not here yet."""
@@ -45,7 +49,11 @@ def plan(model: str, revision: str | None = None) -> Download:
     """Ask the hub for the files of a model; nothing is downloaded. Raises SetupError."""
     try:
         files: Any = snapshot_download(
-            model, revision=revision, allow_patterns=list(PATTERNS), dry_run=True
+            model,
+            revision=revision,
+            allow_patterns=list(PATTERNS),
+            dry_run=True,
+            tqdm_class=_meter(lambda _: None),
         )
     except Exception as error:
         raise refusal(model, error) from error
@@ -108,6 +116,8 @@ def fetch_config(model: str, revision: str | None = None) -> Path:
 
 def refusal(model: str, error: BaseException) -> SetupError:
     """An error of the hub's client as one sentence with cause and remedy."""
+    if isinstance(error, errors.DryRunError) and error.__cause__ is not None:
+        error = error.__cause__
     match error:
         case errors.GatedRepoError():
             return SetupError(

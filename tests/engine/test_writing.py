@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.commands import GetCacheStats, RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource
-from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
+from mlxstack.core.preset import AgentsSpec, Persist, PrefixCacheSpec, SlotSpec
 from mlxstack.engine.kv import write_queue
 from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
