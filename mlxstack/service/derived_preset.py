@@ -58,7 +58,10 @@ def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes)
     start = replace(start, name=reference.name, model=model)
     candidate = of_files(start, files)
     if candidate.reply.param == "model_type":
-        raise SetupError(f"{reference.id} cannot be served: {candidate.reply.refusal}")
+        raise SetupError(
+            f"{reference.id} cannot be served: {candidate.reply.refusal}; a newer mlx-lm may have "
+            "the type, and docs/models.md lists those of this one"
+        )
     chosen = _choose(candidate, room, given)
     sizes = chosen or CapacityOption(
         given.n_slots or start.slots.count,

@@ -1,5 +1,6 @@
 """A preset, or a model alone, as the planner sees it: what it holds, and what that weighs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def of_files(preset: Preset, files: ModelFiles) -> Candidate:
     return Candidate(preset, files, reply)
 
 
+def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
+    """Of several presets with their models' files, in one child process."""
+    replies = shapes_of([files.config for _, files in pairs])
+    return [Candidate(*pair, reply) for pair, reply in zip(pairs, replies, strict=True)]
+
+
 def shipped(home: Home) -> list[Candidate]:
     """One candidate for each chat model that the presets name, the embedded one left out.
 
@@ -133,6 +140,4 @@ def shipped(home: Home) -> list[Candidate]:
                 found[preset.model.id] = preset, files
         except (SetupError, BadRequest):
             continue
-    replies = shapes_of([files.config for _, files in found.values()])
-    pairs = zip(found.values(), replies, strict=True)
-    return [Candidate(*one, reply) for one, reply in pairs if reply.shape is not None]
+    return [one for one in of_many(list(found.values())) if one.reply.shape is not None]

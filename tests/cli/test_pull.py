@@ -130,7 +130,11 @@ def test_pull_refuses_a_full_disk_before_it_begins(tmp_path: Path) -> None:
     ("model", "files", "words"),
     [
         (hub.GATED, {}, "is gated: accept its license at"),
-        ("org/tiny-4bit", model_files(), "the hub has no model org/tiny-4bit; did you mean org/tiny"),
+        (
+            "org/tiny-4bit",
+            model_files(),
+            "the hub has no model org/tiny-4bit; did you mean org/tiny",
+        ),
         (hub.MODEL, {"tiny.Q4_K_M.gguf": b"GGUF"}, "holds GGUF files, which llama.cpp reads; get"),
         (hub.MODEL, {"config.json": b"{}"}, "holds no safetensors weights"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from mlxstack.core.errors import OutOfMemory, SetupError
 from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.memory_budget import (
     MAX_BUFFER_CACHE_BYTES,
     buffer_cache_limit,
@@ -16,7 +17,6 @@ from mlxstack.host.memory_budget import (
     memory_limit,
     this_memory,
 )
-from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.policy import workspace
 from mlxstack.policy.capacity import MARGIN_BYTES, kv_budget, need
 from mlxstack.policy.chunked_prefill import tokens_within_scores

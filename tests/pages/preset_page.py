@@ -15,10 +15,11 @@ from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import model_files, presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import MemoryBudget, mac_memory
+from mlxstack.host.model_files import ModelFiles
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.preset_schema import bare, description, keys_in, meaning
 from mlxstack.policy.capacity import disk_bytes, need
-from mlxstack.service.plan_candidate import Candidate, excerpts, of_files, of_preset
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
@@ -30,10 +31,14 @@ ABOUT = """\
 A preset says in one small file what is served. This page is written by `make docs` from the
 code and the shipped files.
 
+Without one, `mlx-stack up ORG/NAME` derives slots, context and KV precision from the model's
+`config.json` and this machine's memory, and `mlx-stack presets new NAME --from ORG/NAME` writes
+that down.
+
 ```yaml
 extends: qwen3-coder-30b-a3b  # a preset's name, or a file; what follows is put over it
 name: mine                    # the service's name; the name of the file, if left out
-slots: {count: 4, n_ctx: 32768}
+slots: {count: 4, n_ctx: 32k}
 kv: {bits: 8}
 ```
 
@@ -95,14 +100,14 @@ def page() -> str:
     numbers = _table(
         ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",
          "all slots", "from", "disk"),
-        (_numbers(one) for one in shelf.values()),
+        map(_numbers, of_many([(one, files_of(one)) for one in shelf.values()])),
     )  # fmt: skip
     shipped = SHIPPED.format(uses=uses, numbers=numbers, n_disk=DISK_TOKENS)
     return "\n".join([ABOUT, shipped, KEYS, *_sections()])
 
 
-def _numbers(preset: Preset) -> tuple[str, ...]:
-    one = candidate(preset)
+def _numbers(one: Candidate) -> tuple[str, ...]:
+    preset = one.preset
     load = one.load()
     total, embeds = need(load).total, preset.kind is ServiceKind.EMBEDDING
     return (
@@ -125,14 +130,14 @@ def smallest_mac(n_bytes: int) -> MemoryBudget:
     return next(memory for memory in macs if memory.usable >= n_bytes)
 
 
-def candidate(preset: Preset) -> Candidate:
+def files_of(preset: Preset) -> ModelFiles:
     """From the excerpts even where the model was downloaded, so that the page is the same."""
     if preset.model.id == BUILTIN_MODEL:
-        return of_preset(preset)
+        return model_files.find_model(preset.model, excerpts())
     for file in excerpts().glob("*.json"):
         files = model_files.read_config(file)
         if files.config["excerpt_of"] == preset.model.id:
-            return of_files(preset, replace(files, weights=None))
+            return replace(files, weights=None)
     raise LookupError(f"no excerpt of the config of {preset.model.id}")
 
 

@@ -92,8 +92,7 @@ def _built(config: Config) -> tuple[Any, Any]:
         module = importlib.import_module(f"{PACKAGE}.models.{name}")
     except ModuleNotFoundError:
         raise Unsupported(
-            f"models of type '{config.get('model_type', '')}' are not in mlx-lm "
-            f"{_version()}, so the planner gives no number",
+            f"models of type '{config.get('model_type', '')}' are not in mlx-lm {_version()}",
             "model_type",
         ) from None
     args = module.ModelArgs.from_dict(plain)
