@@ -1,12 +1,12 @@
 """The Hugging Face hub: configs and sizes before a download, downloads, and errors in words."""
 
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
-from huggingface_hub.utils import logging
 from msgspec import Struct
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -28,7 +28,7 @@ DISK_RESERVE = 2**30
 Report = Callable[[int], None]
 
 # Its warnings are said better by the refusals here.
-logging.set_verbosity_error()
+logging.getLogger("huggingface_hub").setLevel("ERROR")
 
 
 class Download(Struct, frozen=True):

@@ -39,10 +39,11 @@ Any other model: `mlx-stack plan ORG/NAME`, which reads its `config.json` and no
 
 ## KV of every preset
 
-KV per token and layer is (K heads x K dim + V heads x V dim) x bytes. Only full-attention layers grow with every token;
-a sliding-window layer adds a constant, min(context, window) tokens, and during prefill a window and a prefill chunk; a
-recurrent layer has a state of fixed size. KV size is computed by building mlx-lm's own model from `config.json`, without
-allocating its weights, never from the parameter count. `tests/policy` compares it with the bytes of real caches.
+KV per token and layer is (K heads x K dim + V heads x V dim) x bytes. Only full-attention layers
+grow with every token; a sliding-window layer adds a constant, min(context, window) tokens, and
+during prefill a window and a prefill chunk; a recurrent layer has a state of fixed size. KV size is
+computed by building mlx-lm's own model from `config.json`, without allocating its weights, never
+from the parameter count. `tests/policy` compares it with the bytes of real caches.
 
 `mlx-stack plan --table --ctx 4096`, KV of 16 bits:
 
@@ -50,18 +51,19 @@ allocating its weights, never from the parameter count. `tests/policy` compares 
 ```
 {table}```
 
-* 8-bit KV takes 0.53 of this, 4-bit 0.28, scales included (`kv.bits`), where the model can: [models](models.md) has the
-  column.
-* KV has what weights, compute buffers and the system's reserve leave (`prefix_cache.memory_budget_pct: auto`).
+* 8-bit KV takes 0.53 of this, 4-bit 0.28, scales included (`kv.bits`), where the model can:
+  [models](models.md) has the column.
+* KV has what weights, compute buffers and the system's reserve leave
+  (`prefix_cache.memory_budget_pct: auto`).
 * Weights on disk are not weights in memory; `up` measures after loading.
 * On a Mac the ceiling is what Metal recommends as working set, not the size of the memory.
 
 ```bash
 mlx-stack plan gpt-oss-20b --memory 32 --ctx 32k --agents 10
 mlx-stack plan --recommend --memory 32GB --ctx 16k --agents 5
-mlx-stack plan gpt-oss-20b --simulate --agents 6      # who waits how long, on imagined hardware
-mlx-stack plan --simulate --agents 6 --speeds-of demo  # at the speeds that a running service measured
-mlx-stack plan --scenario FILE                         # machine, workload, limits and seed of your own
+mlx-stack plan gpt-oss-20b --simulate --agents 6      # waiting times on imagined hardware
+mlx-stack plan --simulate --agents 6 --speeds-of demo  # at a running service's speeds
+mlx-stack plan --scenario FILE                         # your machine, workload and limits
 mlx-stack spec demo
 ```
 
