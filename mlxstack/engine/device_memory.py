@@ -16,8 +16,8 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError, Unsupported
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import AUTO, Preset
-from mlxstack.engine import buffer_cache
-from mlxstack.engine.buffer_cache import MIN_BOUND
+from mlxstack.engine import device
+from mlxstack.engine.device import MIN_BOUND
 from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.hardware import amount
 from mlxstack.host.memory_budget import (
@@ -75,7 +75,7 @@ class DeviceMemory:
 
     def restore(self) -> None:
         """Set the limits as they were before `apply`; no computation may be in flight."""
-        buffer_cache.synchronize()
+        device.synchronize()
         if self._previous is None:
             return
         cache_bytes, array_bytes, wired_bytes = self._previous

@@ -1,4 +1,4 @@
-"""A preset, or a model alone, as the planner sees it: what it holds, and what that weighs."""
+"""Preset or model as the planner sees it: its weights, caches and load."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,12 +53,12 @@ class Candidate(Struct, frozen=True):
 
     @property
     def architecture(self) -> str:
-        """The model type of the config."""
+        """Model type of the config."""
         return str(self.files.config.get("model_type", ""))
 
     @property
     def n_trained(self) -> int:
-        """Tokens of context that the model was trained for; 0 when its config is silent."""
+        """Context length of the training in tokens; 0 when the config has none."""
         config: dict[str, Any] = self.files.config
         text = config.get("text_config") or {}
         return int({**config, **text}.get("max_position_embeddings") or 0)
@@ -70,7 +70,7 @@ class Candidate(Struct, frozen=True):
         return quantized(found, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
-        """What a service of this preset holds; its KV budget is a share of `total_bytes`.
+        """Load of a service of this preset; its KV budget is a share of `total_bytes`.
 
         Raises Unsupported.
         """
@@ -99,7 +99,7 @@ class Candidate(Struct, frozen=True):
 
 
 def excerpts() -> Path:
-    """The excerpts of published configs that come with the presets."""
+    """Folder of config excerpts that come with the presets."""
     return presets.builtin_folder() / "configs"
 
 
