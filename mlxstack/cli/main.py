@@ -20,8 +20,10 @@ from mlxstack.cli.commands import (
     key,
     logs,
     mode,
+    models,
     plan,
     presets,
+    pull,
     serve,
     slots,
     status,
@@ -72,6 +74,10 @@ app.command("status")(status.status)
 app.command("ps")(status.ps)
 app.command("logs")(logs.logs)
 app.add_typer(presets.app, name="presets")
+app.command("pull")(pull.pull)
+app.command("models")(models.models)
+app.command("ls", hidden=True)(models.models)
+app.command("rm")(models.rm)
 app.command("env")(env.env)
 app.command("run", context_settings=PASS_ON)(env.run)
 app.command("plan")(plan.plan)
@@ -88,7 +94,7 @@ app.add_typer(agents.app, name="agents")
 app.command("swap")(swap.swap)
 app.command("template")(template.template)
 app.add_typer(cache.app, name="cache")
-app.command("serve", hidden=True)(serve.serve)
+app.command("serve", hidden=True, context_settings=PASS_ON)(serve.serve)
 
 
 def main() -> None:

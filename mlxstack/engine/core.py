@@ -45,7 +45,7 @@ from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
-from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.memory_budget import memory_of, this_memory
 from mlxstack.policy.scheduler import limits_of
 
 log = logging.getLogger(__name__)
@@ -77,8 +77,9 @@ class EngineCore:
         manifests: AgentManifestStore | None = None,
     ) -> None:
         self._preset = preset
-        self._total = this_memory(os.environ).total if memory_bytes is None else memory_bytes
-        self._device_memory = DeviceMemory(self._total)
+        here = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
+        self._memory = here
+        self._device_memory = DeviceMemory(here.total)
         self._store = store
         self._slot_files = slot_files
         self._manifests = manifests
@@ -239,7 +240,7 @@ class EngineCore:
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
-        plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
+        plan = memory_plan(preset, facts, self._memory, self._device_memory.limits())
         memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
         self._archive = DiskTier(
             self._store, self._slot_files, memory, key, self._post, self._manifests

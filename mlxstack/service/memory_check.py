@@ -14,7 +14,7 @@ from mlxstack.host.process import held_bytes
 from mlxstack.host.service_state import ServiceState, read_json
 from mlxstack.policy.capacity import MemoryNeed, ServiceLoad, fits, need
 from mlxstack.policy.capacity_advice import CapacityOption, nearest
-from mlxstack.policy.kv_geometry import Geometry, LayerKind, uncapped
+from mlxstack.policy.kv_geometry import Geometry
 from mlxstack.service.plan_candidate import Candidate, of_preset
 
 OPTION = "--set "
@@ -60,33 +60,15 @@ def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) 
     except BadRequest as why:
         if (why.param or "").startswith("kv."):
             raise SetupError(f"{why.param}: {why.message}") from why
-        refuse_whole_windows(found.preset)
-        load = ServiceLoad(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
         unknown = why.message
-    refuse_whole_windows(found.preset, load)
+        try:
+            weights = found.weights.n_bytes(room.memory.half_bytes)
+        except BadRequest:
+            return unknown
+        load = ServiceLoad(Geometry(()), weights)
     if not fits(load, room.free):
         raise SetupError(_refusal(found, load, room, option))
     return unknown
-
-
-def refuse_whole_windows(preset: Preset, load: ServiceLoad | None = None) -> None:
-    """Raises SetupError where `kv.swa_full` would cost memory, with the amount if known."""
-    if not preset.kv.swa_full:
-        return
-    price = "is not served"
-    if load is not None:
-        geometry = load.geometry
-        if all(one.kind is not LayerKind.SLIDING for one in geometry.layers):
-            return
-        whole, capped = (
-            one.n_bytes(load.n_ctx) * load.n_slots / 2**20 for one in (uncapped(geometry), geometry)
-        )
-        price = f"would take {whole:.0f} MiB of KV instead of {capped:.0f} MiB"
-    raise SetupError(
-        f"kv.swa_full: keeping the sliding windows of `{preset.name}` whole {price}, and buys "
-        "nothing here: saved and parked contexts carry checkpoints of their windows; remove "
-        "kv.swa_full"
-    )
 
 
 def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:

@@ -88,13 +88,13 @@ def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) ->
 
 def test_a8_presets_lists_slots_context_modalities_and_when_to_use(tmp_path: Path) -> None:
     text = run(tmp_path, "presets").stdout
-    line = next(line for line in text.splitlines() if line.startswith("gemma4-26b-a4b-q4-multi"))
-    assert re.search(r"3 x 131072 +16 +text +Three coding agents", line)
+    line = next(line for line in text.splitlines() if line.startswith("gpt-oss-120b"))
+    assert re.search(r"4 x 131072 +16 +text +Reasoning and tools", line)
     shelf = {
         one["name"]: one for one in json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
     }
     assert shelf["demo"]["n_slots"] == 3
-    assert shelf["gemma4-26b-a4b-q4-multi"]["total_ctx"] == 393216
+    assert shelf["gpt-oss-120b"]["total_ctx"] == 524288
     assert all(one["description"] for one in shelf.values())
 
 

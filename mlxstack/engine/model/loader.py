@@ -79,12 +79,7 @@ def locate(spec: ModelSpec) -> Path:
         return local
     if spec.id.startswith(("/", "./", "../", "~")):
         raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
-    try:
-        return fetch(spec)
-    except Exception as error:
-        raise SetupError(
-            f"the model {spec.id} is neither a folder nor to be had from the hub: {error}"
-        ) from error
+    return fetch(spec)
 
 
 def weights_digest(path: Path) -> str:
