@@ -37,12 +37,3 @@ def seconds_of(text: str) -> float:
 def tokens(n: int) -> str:
     """`32k` where that is exact, else all digits."""
     return f"{n // KIB}k" if n and n % KIB == 0 else str(n)
-
-
-def size(n_bytes: float) -> str:
-    """Bytes as `64 KiB`, `320 MiB` or `12.3 GiB`; 0 as `-`."""
-    from mlxstack.host.hardware import amount
-
-    if not n_bytes:
-        return "-"
-    return f"{n_bytes / KIB:.4g} KiB" if n_bytes < MIB else amount(n_bytes)

@@ -14,11 +14,11 @@ from mlx_lm.utils import load_config, maybe_set_recommended_wired_limit
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
+from mlxstack.core.formatting import size
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine import buffer_cache
 from mlxstack.engine.buffer_cache import MIN_BOUND
-from mlxstack.host.hardware import amount
 from mlxstack.host.memory_budget import buffer_cache_limit, mac_share, memory_limit
 from mlxstack.policy import kv_geometry_by_model
 from mlxstack.policy.capacity import kv_budget
@@ -104,12 +104,12 @@ def memory_plan(preset: Preset, facts: ModelFacts, total: int, limits: DeviceLim
     left = kv_budget(limits.array_bytes, facts.n_bytes, workspace)
     if left <= 0:
         raise SetupError(
-            f"{preset.model.id} has {amount(facts.n_bytes)} of weights and needs "
-            f"{amount(workspace)} beside them, but models may hold {amount(limits.array_bytes)} "
+            f"{preset.model.id} has {size(facts.n_bytes)} of weights and needs "
+            f"{size(workspace)} beside them, but models may hold {size(limits.array_bytes)} "
             "on this device; take a smaller model or fewer bits, or lower prefill.chunk_size"
         )
     if left < share:
-        log.info("KV gets %s instead of %s: the device has no more", amount(left), amount(share))
+        log.info("KV gets %s instead of %s: the device has no more", size(left), size(share))
     return MemoryPlan(
         kv_budget=min(share, left),
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),

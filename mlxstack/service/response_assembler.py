@@ -1,6 +1,5 @@
 """Turns the engine's events about one ask into the parts of its reply."""
 
-import logging
 import time
 import uuid
 from collections.abc import Iterable
@@ -40,8 +39,6 @@ from mlxstack.text.output_parser import (
     ToolCallPiece,
 )
 from mlxstack.text.tool_call_replay import Scope, ToolCallReplay
-
-log = logging.getLogger("mlxstack.service")
 
 ENDINGS = {
     FinishReason.EOS: FinishCause.EOS,
@@ -186,11 +183,6 @@ class ResponseAssembler:
             notes=self._take_notes(),
             n_unparsed=self._speech.n_unparsed,
         )
-        log.info(
-            "%s slot=%d prompt=%d cached=%d generated=%d ttft=%.3fs ended=%s",
-            self._request.id, ended.slot, work.n_prompt, work.n_cached, work.n_generated,
-            work.ttft_s, ended.ending.value,
-        )  # fmt: skip
         return [*parts, ended]
 
     def _ending(self, reason: FinishReason) -> FinishCause:

@@ -10,7 +10,7 @@ from mlxstack.core.commands import (
     SlotRestoreResult,
     SlotSaveResult,
 )
-from mlxstack.core.errors import BadRequest
+from mlxstack.core.errors import InvalidSlot
 from mlxstack.service.service import Service
 
 
@@ -37,5 +37,5 @@ async def erase(service: Service, act: EraseSlot) -> SlotEraseResult:
 
 async def _act(service: Service, act: SlotCommand) -> SlotCommandResult:
     if not 0 <= act.slot < service.preset.slots.count:
-        raise BadRequest("Invalid slot ID", "id_slot")
+        raise InvalidSlot(act.slot, service.preset.slots.count)
     return await service.run_slot_command(act)

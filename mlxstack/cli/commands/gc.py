@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.output import as_json, note
-from mlxstack.cli.units import size
+from mlxstack.core.formatting import size
 
 if TYPE_CHECKING:
     from mlxstack.core.commands import CollectGarbage, GCResult

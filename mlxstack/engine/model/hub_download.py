@@ -10,8 +10,8 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 from mlx_lm import utils as mlx_utils
 
+from mlxstack.core.formatting import size
 from mlxstack.core.preset import ModelSpec
-from mlxstack.host.hardware import amount
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _telling(name: str, folder: Path, every_s: float) -> Iterator[None]:
             now = _bytes(folder) - before
             if now > told:
                 told = now
-                log.info("downloading %s: %s so far", name, amount(now))
+                log.info("downloading %s: %s so far", name, size(now))
 
     thread = threading.Thread(target=tell, name="telling", daemon=True)
     thread.start()
