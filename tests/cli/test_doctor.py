@@ -29,7 +29,7 @@ def test_doctor_tells_what_to_do(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     healthy = run(tmp_path, "doctor")
     assert healthy.returncode == 0
-    assert "REMEDY" in healthy.stdout
+    assert "FOUND" in healthy.stdout
 
 
 def test_a_home_that_cannot_be_is_bad_and_the_rest_is_told_all_the_same(tmp_path: Path) -> None:

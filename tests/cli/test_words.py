@@ -49,7 +49,7 @@ def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize(
     ("group", "alone"),
-    [("slots", "list"), ("agents", "list"), ("cache", "status"), ("bench", "measurement")],
+    [("slots", "list"), ("agents", "list"), ("cache", "status")],
 )
 def test_a_group_says_what_it_does_without_a_verb(tmp_path: Path, group: str, alone: str) -> None:
     shown = run(tmp_path, group, "--help").stdout

@@ -40,7 +40,7 @@ def bench(
     seconds: Seconds = 60.0,
     json: Json = False,
 ) -> None:
-    """Measure the running service in about a minute. Without a verb: the measurement.
+    """Measure the running service in about a minute.
 
     Prefill and decode rates with prompts of 1k, 8k and 32k tokens as far as the context allows,
     the next turn against the first one, and 1, 2 and 4 agents at once.
