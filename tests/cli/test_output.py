@@ -1,5 +1,6 @@
 """Tables: columns give way by importance, and nothing is cut inside a URL, a name or an id."""
 
+import itertools
 import json
 import os
 import pty
@@ -12,8 +13,8 @@ import pytest
 
 from mlxstack.cli.commands.status import LEAST
 from mlxstack.cli.doctor import CheckLevel
-from mlxstack.cli.output import layout
 from mlxstack.cli.output import _cell as cell
+from mlxstack.cli.output import layout
 from mlxstack.cli.services.probe import ServiceHealthLevel
 from mlxstack.core.formatting import printable, printable_lines, size
 from tests.cli.terminal import CLI, Shell
@@ -63,7 +64,7 @@ def test_no_name_url_or_state_is_cut_and_no_line_is_too_long(width: int) -> None
 def test_columns_give_way_in_their_order() -> None:
     shown = [drawn(width)[0].split() for width in (400, 170, 110, 80)]
     assert shown[0] == HEADS
-    for wide, narrow in zip(shown, shown[1:], strict=False):
+    for wide, narrow in itertools.pairwise(shown):
         gone = [head for head in LEAST if head not in narrow]
         assert set(narrow) <= set(wide)
         assert gone == list(LEAST[: len(gone)])
