@@ -17,7 +17,7 @@ GAP = 2
 WRAPS_FROM = 24
 """Columns that are narrower than this are never wrapped."""
 
-PIPE_WIDTH = 4096
+PIPE_WIDTH = 10_000
 STYLES = {
     **dict.fromkeys(("healthy", "ok"), "green"),
     **dict.fromkeys(("degraded", "warn", "down"), "yellow"),
@@ -88,7 +88,7 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 
 def _cell(value: object) -> "Text":
     style = STYLES.get(value, "") if isinstance(value, StrEnum) else ""
-    return _styled(printable(str(value)), style)
+    return _styled(printable(" ".join(str(value).splitlines())), style)
 
 
 def _styled(text: str, style: str) -> "Text":
