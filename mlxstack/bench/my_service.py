@@ -100,7 +100,7 @@ async def measure(client: Client, limit_s: float, say: Say) -> ServiceSpeed:
     n_ctx = props.default_generation_settings.n_ctx
     try:
         await trial.calibrate()
-        prompts = await _by_length(trial, n_ctx, began + limit_s, say)
+        prompts = await _by_length(trial, n_ctx, time.monotonic() + limit_s, say)
         agents = await _by_agents(trial, props.total_slots, say)
     finally:
         await trial.clean_up()
@@ -181,18 +181,20 @@ class Trial:
 
 
 async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> list[PromptSpeed]:
+    """Measure the first length, then each that a slot holds and the time allows."""
     found: list[PromptSpeed] = []
+    longest, tps = 0, 0.0
     for wanted in LENGTHS:
         n_tokens = min(wanted, n_ctx - RESERVE)
-        if found and n_tokens <= found[-1].n_prompt:
+        expected_s = n_tokens / tps if tps else 0.0
+        if n_tokens == longest:
             found.append(PromptSpeed(wanted, skipped=f"a slot holds {n_ctx} tokens"))
-            continue
-        expected_s = n_tokens / found[-1].prefill_tps if found and found[-1].prefill_tps else 0.0
-        if time.monotonic() + expected_s > deadline:
+        elif found and time.monotonic() + expected_s > deadline:
             found.append(PromptSpeed(wanted, skipped=f"would take about {expected_s:.0f} s"))
-            continue
-        say(f"a prompt of {n_tokens} tokens, cold and warm")
-        found.append(await _prompt_speed(trial, wanted, n_tokens))
+        else:
+            say(f"a prompt of {n_tokens} tokens, cold and warm")
+            found.append(await _prompt_speed(trial, wanted, n_tokens))
+            longest, tps = n_tokens, found[-1].prefill_tps
     return found
 
 

@@ -58,7 +58,7 @@ def test_cold_prompts_reuse_nothing_even_the_second_time(live: Running) -> None:
     requests = live.service.request_log.requests()
     cold = [one for one in requests if one.n_prompt > 900 and one.n_cached < 900]
     assert len(cold) >= 1
-    assert all(one.n_cached == 0 for one in cold)
+    assert all(one.n_cached < 16 for one in cold), "the template's first tokens at most"
 
 
 def test_a_prompt_that_would_take_too_long_is_skipped_and_said(live: Running) -> None:

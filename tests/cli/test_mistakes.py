@@ -26,7 +26,7 @@ MISTAKES: list[tuple[tuple[str, ...], int, str]] = [
     (("up", "demo", "--port", "22x"), 2, r"'--port': not a whole number; see `.* up --help`"),
     (("up",), 2, r"Missing argument .*; see `.* up --help`"),
     (("run", "cloude"), 2, r"no client is called `cloude`; did you mean `claude`\?"),
-    (("run", "cursor"), 2, r"no client is called `cursor`; known are claude, codex, "),
+    (("run", "cursor"), 2, r"no client is called `cursor`; there is claude, codex, "),
     (("logs", "demoo"), 3, r"no service `demoo` was ever started here"),
     # Nothing runs.
     (("slots",), 3, r"no service is running; start one with `mlx-stack up"),

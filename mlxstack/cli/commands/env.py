@@ -72,8 +72,7 @@ def _setup(client: str, name: str | None, url: str | None, is_offered: bool) -> 
     from mlxstack.host.preset_schema import suggestion
 
     if client not in CLIENTS:
-        near = suggestion(client, CLIENTS) or f"; known are {', '.join(CLIENTS)}"
-        raise Misuse(f"no client is called `{client}`{near}")
+        raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
     home = home_from(os.environ)
     if is_offered and name is None and url is None:
         where = running_or_offered(home, client)
