@@ -3,6 +3,7 @@
 import re
 
 from mlxstack.cli.exit_codes import Misuse
+from mlxstack.core import formatting
 
 KIB, MIB = 1024, 1024 * 1024
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -37,3 +38,8 @@ def seconds_of(text: str) -> float:
 def tokens(n: int) -> str:
     """`32k` where that is exact, else all digits."""
     return f"{n // KIB}k" if n and n % KIB == 0 else str(n)
+
+
+def size(n_bytes: float) -> str:
+    """Bytes for a table; `-` where there are none."""
+    return formatting.size(n_bytes) if n_bytes else "-"

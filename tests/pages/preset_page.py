@@ -9,8 +9,7 @@ from typing import Any
 import msgspec.inspect as mi
 import msgspec.json
 
-from mlxstack.cli.units import tokens
-from mlxstack.core.formatting import size
+from mlxstack.cli.units import size, tokens
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import model_files, presets
 from mlxstack.host.home import Home

@@ -8,7 +8,8 @@ from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.completion import agent_names
 from mlxstack.cli.output import as_json, table
-from mlxstack.core.formatting import printable_lines, size
+from mlxstack.cli.units import size
+from mlxstack.core.formatting import printable_lines
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -10,7 +10,7 @@ import typer
 from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
-from mlxstack.core.formatting import size
+from mlxstack.cli.units import size
 
 LONGEST_S = 7200.0
 

@@ -7,8 +7,7 @@ from msgspec import Struct
 
 from mlxstack.cli.output import table
 from mlxstack.cli.plan.estimate import DISK_TOKENS, Fit, Forecast, KindRow, Spec, spec_of
-from mlxstack.cli.units import tokens
-from mlxstack.core.formatting import size
+from mlxstack.cli.units import size, tokens
 from mlxstack.host.memory_budget import MemoryBudget
 from mlxstack.policy.capacity import need
 from mlxstack.policy.capacity_advice import Advice, FitLevel, nearest, option
