@@ -97,7 +97,7 @@ def gc(
 def engine_request(
     name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]"
 ) -> T:
-    """Ask the service of this name or URL."""
+    """Send one request to the service of this name or URL."""
     import asyncio
 
     from mlxstack.cli.target import target
@@ -114,7 +114,7 @@ def engine_request(
 
 
 def path_of(*parts: str) -> str:
-    """A path of the service. Raises Misuse for a part that would mean another one."""
+    """Path of a resource. Raises Misuse for a part that would change the path."""
     odd = [part for part in parts if part in {"", ".", ".."}]
     if odd:
         raise Misuse(f"invalid name `{odd[0]}`")
