@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from mlxstack.cli.main import ELSEWHERE, app
 from tests.cli.terminal import Shell
 from tests.cli.test_words import run
 
@@ -49,6 +51,16 @@ def test_a_mistake_is_answered_in_one_line(
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
     assert re.search(answer, done.stderr), done.stderr
+
+
+def test_every_equivalent_of_a_foreign_verb_exists() -> None:
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    for text in ELSEWHERE.values():
+        words = text.split(",")[0].split()
+        if words[0] == "mlx-stack" and not words[1].startswith("--"):
+            assert words[1] in verbs, text
+    assert "docs/presets.md" in ELSEWHERE["create"]
+    assert Path("docs/presets.md").is_file()
 
 
 @pytest.mark.net

@@ -99,7 +99,8 @@ async def _turn(session: "ChatSession", text: str) -> None:
         note(f"error: {why}")
         return
     typer.echo()
-    note(typer.style(turn.summary, dim=True))
+    is_plain = "NO_COLOR" in os.environ
+    note(turn.summary if is_plain else typer.style(turn.summary, dim=True))
 
 
 def _read_line() -> str | None:
