@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 from msgspec import Struct
 
 from mlxstack.cli.preset_list import catalog
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import ServerSpec
-from mlxstack.host import services
+from mlxstack.host import presets, services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
 from mlxstack.host.home import HOME_VARIABLE, Home
@@ -28,8 +29,11 @@ from mlxstack.host.memory_budget import VARIABLE, this_memory
 from mlxstack.host.overrides import unknown_variables
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.service_state import owner
+from mlxstack.service import plan_candidate
 
 LONGEST_S = 60.0
+WEIGHTS_SHARE = 0.9
+"""Share of the working set beyond which weights leave too little for KV and activations."""
 HALF_DOWNLOADS = "*/blobs/*.incomplete"
 LOW_DISK_BYTES = 5 * 2**30
 LOW_MEMORY_BYTES = 8 * 2**30
@@ -62,7 +66,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
         _packages(),
         _memory(),
         _descriptors(),
-        device(env),
+        device(env, home),
         ceiling(env),
         _blas(env),
         _home(home),
@@ -225,7 +229,7 @@ def _port(home: Home) -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.WARN, "port", detail, "start with --port, or end that program")
 
 
-def device(env: Mapping[str, str]) -> Iterator[CheckResult]:
+def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """Device that MLX computes on, read in a child process, since MLX may crash."""
     try:
         told = _ask_mlx(env)
@@ -242,6 +246,23 @@ def device(env: Mapping[str, str]) -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.WARN, "device", detail, remedy)
     else:
         yield CheckResult(CheckLevel.OK, "device", detail)
+    if told["limit_bytes"]:
+        yield from large_weights(home, told["limit_bytes"])
+
+
+def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
+    """Presets whose downloaded weights fill the GPU's working set of `limit_bytes`."""
+    for name in presets.listed(home):
+        with suppress(StackError):
+            candidate = plan_candidate.of_preset(presets.load(name, home).preset)
+            n_bytes = candidate.weights.n_bytes()
+            if candidate.is_measured and n_bytes > WEIGHTS_SHARE * limit_bytes:
+                detail = (
+                    f"{name}: {size(n_bytes)} of weights are more than {WEIGHTS_SHARE:.0%} of "
+                    f"the {size(limit_bytes)} that the GPU should hold"
+                )
+                remedy = "take fewer bits per weight, or a smaller model"
+                yield CheckResult(CheckLevel.WARN, "weights", detail, remedy)
 
 
 def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:

@@ -15,8 +15,7 @@ from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.kv_identity import Identity
-from mlxstack.core.model_info import ModelFacts, SamplingDefaults
+from mlxstack.core.model_info import Identity, ModelFacts, SamplingDefaults
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
