@@ -25,7 +25,7 @@ from mlxstack.core.commands import (
     SlotCommandResult,
 )
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, StackError
+from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset
@@ -116,7 +116,7 @@ class EngineCore:
         """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
         future: Future[SlotCommandResult] = Future()
         if not 0 <= act.slot < self._preset.slots.count:
-            future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
+            future.set_exception(InvalidSlot(act.slot, self._preset.slots.count))
             return future
         self._owe(future)
         self._post(lambda: self._actions.run(act, future))

@@ -14,12 +14,12 @@ from mlx_lm.utils import load_config, maybe_set_recommended_wired_limit
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError, Unsupported
+from mlxstack.core.formatting import size
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import AUTO, Preset
 from mlxstack.engine import device
 from mlxstack.engine.device import MIN_BOUND
 from mlxstack.engine.model.model_shape import shape_of_config
-from mlxstack.host.hardware import amount
 from mlxstack.host.memory_budget import (
     MemoryBudget,
     buffer_cache_limit,
@@ -118,12 +118,12 @@ def memory_plan(
     left = kv_budget(limits.array_bytes, facts.n_bytes, workspace)
     if left <= 0:
         raise SetupError(
-            f"{preset.model.id} has {amount(facts.n_bytes)} of weights and needs "
-            f"{amount(workspace)} beside them, but models may hold {amount(limits.array_bytes)} "
+            f"{preset.model.id} has {size(facts.n_bytes)} of weights and needs "
+            f"{size(workspace)} beside them, but models may hold {size(limits.array_bytes)} "
             "on this device; take a smaller model or fewer bits, or lower prefill.chunk_size"
         )
     if share is not None and left < share:
-        log.info("KV gets %s instead of %s: the device has no more", amount(left), amount(share))
+        log.info("KV gets %s instead of %s: the device has no more", size(left), size(share))
     return MemoryPlan(
         kv_budget=left if share is None else min(share, left),
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),

@@ -11,7 +11,7 @@ from msgspec import Struct
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from mlxstack.core.errors import SetupError
-from mlxstack.host.hardware import amount
+from mlxstack.core.formatting import size
 
 PATTERNS = (
     "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model",
@@ -74,8 +74,8 @@ def check_disk(wanted: Download) -> None:
     free = shutil.disk_usage(there).free
     if wanted.n_missing + DISK_RESERVE > free:
         raise SetupError(
-            f"{wanted.model} needs {amount(wanted.n_missing)} more in {folder}, and that disk has "
-            f"{amount(free)} free; make room (`mlx-stack models`, `mlx-stack rm`), or set HF_HOME "
+            f"{wanted.model} needs {size(wanted.n_missing)} more in {folder}, and that disk has "
+            f"{size(free)} free; make room (`mlx-stack models`, `mlx-stack rm`), or set HF_HOME "
             "to another disk"
         )
 

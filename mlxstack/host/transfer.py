@@ -2,7 +2,7 @@
 
 import threading
 
-from mlxstack.host.hardware import amount
+from mlxstack.core.formatting import size
 
 
 class Transfer:
@@ -24,7 +24,7 @@ class Transfer:
         n_done, elapsed = self.n_done, max(now - self._began, 1e-3)
         speed = n_done / elapsed
         parts = [f"{100 * n_done // max(self.n_total, 1)} %"]
-        parts += [f"{amount(n_done)} of {amount(self.n_total)}", f"{amount(speed)}/s"]
+        parts += [f"{size(n_done)} of {size(self.n_total)}", f"{size(speed)}/s"]
         if speed:
             parts.append(f"{duration((self.n_total - n_done) / speed)} left")
         return ", ".join(parts)

@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.formatting import size
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
 from mlxstack.host import model_files, presets
-from mlxstack.host.hardware import amount
 from mlxstack.host.home import Home, make_private
 from mlxstack.host.model_reference import Reference
 from mlxstack.host.preset_paths import is_folder
@@ -150,12 +150,12 @@ def _reasons(
     source = "measured" if files.weights is not None else "from config.json"
     rows = [
         Reason("model", preset.model.id, candidate.architecture),
-        Reason("weights", amount(weights), source),
+        Reason("weights", size(weights), source),
     ]
     planned = "fits" if is_planned else "default; nothing smaller is proposed"
     trained = f"trained for {candidate.n_trained}" if candidate.n_trained else planned
     for setting, value, is_given, why in (
-        ("slots.count", preset.slots.count, given.n_slots, f"{planned} {amount(room.free)}"),
+        ("slots.count", preset.slots.count, given.n_slots, f"{planned} {size(room.free)}"),
         ("slots.n_ctx", preset.slots.n_ctx, given.n_ctx, trained),
         (
             "kv.bits",
@@ -177,7 +177,7 @@ def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
         return Reason("KV budget", "auto", why.message)
     left = max(0, kv_budget(room.free, weights, load.workspace))
     live = load.geometry.n_bytes(load.n_ctx) * load.n_slots
-    return Reason("KV budget", amount(left), f"{amount(live)} of it when all slots are full")
+    return Reason("KV budget", size(left), f"{size(live)} of it when all slots are full")
 
 
 def _sampling(folder: Path) -> Reason:

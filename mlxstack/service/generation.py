@@ -1,7 +1,6 @@
 """Generation: events of the engine become the parts of a reply."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable
@@ -47,8 +46,6 @@ from mlxstack.text.output_parser import (
     ToolCallPiece,
 )
 from mlxstack.text.tool_call_replay import Scope, ToolCallReplay
-
-log = logging.getLogger("mlxstack.service")
 
 ENDINGS = {
     FinishReason.EOS: FinishCause.EOS,
@@ -235,11 +232,6 @@ class ResponseAssembler:
             notes=self._take_notes(),
             n_unparsed=self._parser.n_unparsed,
         )
-        log.info(
-            "%s slot=%d prompt=%d cached=%d generated=%d ttft=%.3fs ended=%s",
-            self._request.id, ended.slot, work.n_prompt, work.n_cached, work.n_generated,
-            work.ttft_s, ended.ending.value,
-        )  # fmt: skip
         return [*parts, ended]
 
     def _remember(self, reason: FinishReason) -> None:

@@ -5,9 +5,9 @@ import os
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
-from mlxstack.host.hardware import amount
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import VARIABLE, MemoryBudget
 from mlxstack.host.process import held_bytes
@@ -106,10 +106,10 @@ def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str)
     lines = _breakdown(load, found.is_measured)
     lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
     total = sum(n_bytes for _, n_bytes, _ in lines)
-    told = [f"  {name:<11} {amount(size):>9}  {word}" for name, size, word in lines if size]
+    told = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
     why = (
-        f"{amount(total)} are needed, {memory.owner} has {amount(memory.usable)} for models "
-        f"(of {amount(memory.total)})"
+        f"{size(total)} are needed, {memory.owner} has {size(memory.usable)} for models "
+        f"(of {size(memory.total)})"
     )
     if total <= memory.usable:
         why = over_budget(load)
@@ -124,9 +124,9 @@ def over_budget(load: ServiceLoad) -> str:
     if budget is None or kv <= budget.n_bytes:
         return ""
     return (
-        f"{load.n_slots} slots x {load.n_ctx} tokens are {amount(kv)} of KV, and "
-        f"{BUDGET_KEY} {budget.pct:g} gives KV {amount(budget.n_bytes)} "
-        f"({budget.pct:g} % of {amount(budget.total)})"
+        f"{load.n_slots} slots x {load.n_ctx} tokens are {size(kv)} of KV, and "
+        f"{BUDGET_KEY} {budget.pct:g} gives KV {size(budget.n_bytes)} "
+        f"({budget.pct:g} % of {size(budget.total)})"
     )
 
 

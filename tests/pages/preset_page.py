@@ -28,7 +28,7 @@ HEADS = ("key", "what may stand there", "default", "meaning")
 ABOUT = """\
 # Presets
 
-A preset says in one small file what is served. This page is written by `make docs` from the
+A preset is one small file that describes a service. This page is written by `make docs` from the
 code and the shipped files.
 
 Without one, `mlx-stack up ORG/NAME` derives slots, context and KV precision from the model's
@@ -43,14 +43,14 @@ kv: {bits: 8}
 ```
 
 It goes into `$MLX_STACK_HOME/presets` (`~/.mlx-stack/presets`), where its name is enough, or
-anywhere: a path works too. A user's preset goes before a shipped one of the same name.
-`mlx-stack presets show NAME` tells every value and who gave it; `mlx-stack up NAME --dry-run`
-what would run.
+anywhere: a path works too. A user's preset takes precedence over a shipped one of the
+same name. `mlx-stack presets show NAME` prints every value and its origin; `mlx-stack up NAME
+--dry-run` what would run.
 
 **Precedence:** the command line (`--set slots.count=6`, `--port`), then variables
 (`MLX_STACK_SLOTS_COUNT=6`: the key in capitals, dots as underscores), then the file, then the
-preset that it extends, then the default. Paths mean the folder of the file that holds them, or
-the current one when they come by option or variable.
+preset that it extends, then the default. Relative paths are resolved against the folder of
+the file that holds them, or the current one for options and variables.
 
 **Strict:** an unknown key or an impossible value is refused with file, line and the nearest key.
 For editors, `mlx-stack presets --schema` prints the JSON schema; put it beside the file and begin

@@ -10,7 +10,7 @@ import typer
 from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
-from mlxstack.cli.units import KIB, size
+from mlxstack.cli.units import size
 
 LONGEST_S = 7200.0
 
@@ -85,13 +85,9 @@ def _tell(told: dict[str, Any]) -> None:
     table(("STEP", "MS", "BYTES", "WHAT"), rows)
     held = told["active_bytes"]
     typer.echo(
-        f"{told['before']} was changed for {told['model']}; MLX held {_held(held['after_unload'])} "
-        f"between them, {_held(held['before_load'])} before the first was loaded"
+        f"{told['before']} was changed for {told['model']}; MLX held {size(held['after_unload'])} "
+        f"between them, {size(held['before_load'])} before the first was loaded"
     )
-
-
-def _held(n_bytes: int) -> str:
-    return f"{n_bytes} bytes" if n_bytes < KIB else size(n_bytes)
 
 
 def _what(step: dict[str, Any]) -> str:
