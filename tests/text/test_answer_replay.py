@@ -16,7 +16,8 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.request import Request
-from mlxstack.service.response_assembler import ParseConfig, ResponseAssembler
+from mlxstack.service.admission import ParseConfig
+from mlxstack.service.generation import ResponseAssembler
 from mlxstack.text.answer_replay import AnswerReplay, SampledAnswer
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt import Prompt, PromptMaker
@@ -48,7 +49,7 @@ class Model:
         self, turns: Sequence[Message], text: str, reason: FinishReason = FinishReason.EOS
     ) -> tuple[Message, tuple[int, ...]]:
         """The message of an answer, and all tokens that are cached after it."""
-        from mlxstack.service.agents.history_codec import answer
+        from mlxstack.service.openai_messages import assistant_message as answer
         from mlxstack.service.response_parts import ContentPart, ReasoningPart, ToolCallPart
 
         prompt = self.prompt(turns)

@@ -83,10 +83,8 @@ def _derive(tokenizer: Any) -> DerivedFormat:
     if (published := _published(tokenizer)) is not None:
         name = str(tokenizer.tool_parser.__module__).rpartition(".")[2]
         return replace(base, name=name, source=FormatSource.MLX_LM, calls=published)
-    if calls is not None:
-        return replace(derived, problems=base.problems, is_certain=False)
-    if not probes.source:
-        return base
+    if calls is not None or not probes.source:
+        return base if calls is None else replace(derived, problems=problems, is_certain=False)
     # The prompt tells such a model to write calls so.
     return replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
 
