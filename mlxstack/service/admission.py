@@ -207,7 +207,7 @@ def _forced(
             "tool_choice",
         )
     if prompt.is_in_thinking:
-        return (*words.tokenizer.think_end_tokens, *opening)
+        return (*words.output_format.answer_tokens, *opening)
     return (*words.output_format.message_opening, *opening) if prompt.before else opening
 
 
