@@ -107,6 +107,6 @@ shots: setup ## Redraw the dashboard pictures
 	@$(BIN)/python -m pytest -q tests/tui --snapshot-update
 
 bench: setup ## Measure, and print ratios against mlx-lm
-	@$(BIN)/mlx-stack bench all
+	@$(BIN)/mlx-stack bench dev all
 
 .PHONY: programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel signature shots bench

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.workload import WORDS, Body, Yardstick, question, tool
+from mlxstack.bench.dev.workload import WORDS, Body, Yardstick, question, tool
 from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import Broken
 

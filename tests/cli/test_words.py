@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             ("slots", "--url", url)
             for url in ("", "here:7109", "http://", "http://[::1", "ftp://a")
         ],
-        ("bench", "serve", "--url", "http://127.0.0.1:99999"),
+        ("bench", "dev", "serve", "--url", "http://127.0.0.1:99999"),
         *[("agents", "show", agent, "--url", "http://127.0.0.1:1") for agent in ("", ".", "..")],
         ("cache", "unpin", ".", "--url", "http://127.0.0.1:1"),
         ("cache", "why", "", "--url", "http://127.0.0.1:1"),
@@ -222,7 +222,7 @@ def test_a_key_that_no_header_carries_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_of_nobody_says_who_does_not_answer(tmp_path: Path) -> None:
-    done = run(tmp_path, "bench", "serve", "--url", "http://127.0.0.1:1", "--small")
+    done = run(tmp_path, "bench", "dev", "serve", "--url", "http://127.0.0.1:1", "--small")
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].startswith("error: no answer from http://127.0.0.1:1/")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from mlxstack.bench import (
+from mlxstack.bench.dev import (
     cli_startup,
     engine,
     peers,
@@ -20,12 +20,12 @@ from mlxstack.bench import (
     tokenization,
     tui_overhead,
 )
+from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
+from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.bench.environment import child_env, conditions
 from mlxstack.bench.report import BenchReport, Results
-from mlxstack.bench.sandbox import Sandbox, service, with_model
 from mlxstack.bench.timed_request import Caller, ServerUnderTest
 from mlxstack.core.preset import PrefillSpec, SlotSpec
-from mlxstack.core.trial import BuildModel
 
 FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)
 
@@ -69,7 +69,7 @@ def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport
         stage = with_model(stage, wanted.model, build)
     results = BENCHES[name](stage, wanted)
     return BenchReport(
-        name=f"bench {name}",
+        name=f"bench dev {name}",
         command=inputs.command,
         conditions=before,
         **structs.asdict(results),

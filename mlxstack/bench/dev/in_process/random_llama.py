@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import Tokenizer
 
-from mlxstack.core.trial import BuildModel
+from mlxstack.bench.dev.trials import BuildModel
 from mlxstack.demo import MODEL_DIR
 
 HEAD_DIM = 64

@@ -1,12 +1,12 @@
-"""`bench serve`: what agents get from a server, and from another one beside it."""
+"""`bench dev serve`: what agents get from a server, and from another one beside it."""
 
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from mlxstack.bench.bar_chart import Bar, BarChart
+from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, played
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
-from mlxstack.bench.serving_scenarios import Found, ServePlan, played
 from mlxstack.bench.statistics import lasting, percentile, ratio, seconds, spread, times
 
 ALL = {

@@ -1,4 +1,4 @@
-"""`bench start`: how soon the command answers, against an interpreter that does nothing."""
+"""`bench dev start`: how soon the command answers, against an interpreter that does nothing."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from mlxstack.bench.dev.sandbox import Sandbox
 from mlxstack.bench.report import ReportTable, Results, at_most
-from mlxstack.bench.sandbox import Sandbox
 from mlxstack.bench.statistics import lasting, ratio, spread, times
 from mlxstack.core.errors import Broken
 

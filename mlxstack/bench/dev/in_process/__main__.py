@@ -6,8 +6,15 @@ from typing import Any
 
 import msgspec
 
-from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.core.trial import (
+from mlxstack.bench.dev.in_process import (
+    baselines,
+    batch_join,
+    decode_steps,
+    full_engine,
+    random_llama,
+    text_work,
+)
+from mlxstack.bench.dev.trials import (
     BenchJob,
     BenchResult,
     BuildModel,
@@ -19,14 +26,7 @@ from mlxstack.core.trial import (
     Steps,
     Trial,
 )
-from mlxstack.engine.bench import (
-    baselines,
-    batch_join,
-    decode_steps,
-    full_engine,
-    random_llama,
-    text_work,
-)
+from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.loader import LoadedModel
 

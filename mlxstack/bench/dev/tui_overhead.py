@@ -1,4 +1,4 @@
-"""`bench tui`: what an attached dashboard costs the service, and itself."""
+"""`bench dev tui`: what an attached dashboard costs the service, and itself."""
 
 import asyncio
 import os
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.headless_tui import Spectator, spectator
+from mlxstack.bench.dev.headless_tui import Spectator, spectator
+from mlxstack.bench.dev.sandbox import Sandbox, service
+from mlxstack.bench.dev.workload import question
 from mlxstack.bench.report import ReportTable, Results, at_most
-from mlxstack.bench.sandbox import Sandbox, service
 from mlxstack.bench.statistics import ratio, spread
 from mlxstack.bench.timed_request import Caller, TimedRequest
-from mlxstack.bench.workload import question
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
 

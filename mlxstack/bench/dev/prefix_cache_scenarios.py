@@ -8,13 +8,13 @@ import httpx
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxstack.bench.sandbox import Sandbox, measure, service
+from mlxstack.bench.dev.sandbox import Sandbox, measure, service
+from mlxstack.bench.dev.trials import BenchResult, LoadFiles
+from mlxstack.bench.dev.workload import Body, Split, Yardstick, agent, next_turn, question
 from mlxstack.bench.timed_request import Caller, ServerUnderTest, TimedRequest
-from mlxstack.bench.workload import Body, Split, Yardstick, agent, next_turn, question
 from mlxstack.client import Client, SlotRestored, SlotSaved
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
-from mlxstack.core.trial import BenchResult, LoadFiles
 
 ANSWER = 8
 """Tokens of an answer of which only the first one is timed."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.bench.sandbox import Sandbox
+from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
 from mlxstack.bench.statistics import ratio
 from mlxstack.bench.timed_request import Caller, TimedRequest
-from mlxstack.bench.workload import Split, Yardstick, agent, next_turn, question, sibling
 from mlxstack.core.errors import BadRequest, Broken
 
 Found = dict[str, tuple[float, ...]]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from mlxstack.core.trial import BenchResult, Joins, TrialSamples
-from mlxstack.engine.bench.contestants import Ours, Theirs, filled
+from mlxstack.bench.dev.in_process.contestants import Ours, Theirs, filled
+from mlxstack.bench.dev.trials import BenchResult, Joins, TrialSamples
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.loader import LoadedModel
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.trial import BenchResult, Steps, TrialSamples
+from mlxstack.bench.dev.in_process.contestants import FIRST, Ours, Theirs, filled
+from mlxstack.bench.dev.trials import BenchResult, Steps, TrialSamples
 from mlxstack.engine import buffer_cache
-from mlxstack.engine.bench.contestants import FIRST, Ours, Theirs, filled
 from mlxstack.engine.model.loader import LoadedModel
 
 Side = Ours | Theirs

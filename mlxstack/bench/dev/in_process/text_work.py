@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
+from mlxstack.bench.dev.trials import BenchResult, FollowUp, TrialSamples
 from mlxstack.core.conversation import Conversation, Message, Role
-from mlxstack.core.trial import BenchResult, FollowUp, TrialSamples
 from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.policy import block_hash
 from mlxstack.text.prompt import PromptMaker

@@ -1,11 +1,11 @@
-"""`bench engine`: our batch and mlx-lm's in one process, on the same weights and contexts."""
+"""`bench dev engine`: our batch and mlx-lm's in one process, on the same weights and contexts."""
 
 from msgspec import Struct
 
+from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.trials import BenchResult, FullEngine, Joins, Steps
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
-from mlxstack.bench.sandbox import Sandbox, measure
 from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
-from mlxstack.core.trial import BenchResult, FullEngine, Joins, Steps
 
 SLACK_S = 0.002
 """By so much a join may be slower with much KV there than with little: a clock is never even."""

@@ -12,10 +12,10 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from mlxstack.bench.dev.trials import BenchJob, BenchResult, BuildModel, Trial
 from mlxstack.bench.timed_request import ServerUnderTest
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
-from mlxstack.core.trial import BenchJob, BenchResult, BuildModel, Trial
 from mlxstack.host.logs import tail
 from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.process import free_port
@@ -52,7 +52,7 @@ def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
 def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
     """Do these trials in a fresh process. Raises Broken with its last words."""
     job = msgspec.json.encode(BenchJob(stage.model, tuple(trials)))
-    command = [sys.executable, "-m", "mlxstack.engine.bench"]
+    command = [sys.executable, "-m", "mlxstack.bench.dev.in_process"]
     done = subprocess.run(command, input=job, capture_output=True, env=stage.env, check=False)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()[-8:]

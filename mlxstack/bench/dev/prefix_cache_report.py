@@ -1,10 +1,10 @@
-"""`bench cache`: how fast an agent comes back, from where, and what keeping it costs."""
+"""`bench dev cache`: how fast an agent comes back, from where, and what keeping it costs."""
 
 import statistics
 from collections.abc import Callable, Sequence
 
 from mlxstack.bench.bar_chart import Bar, BarChart
-from mlxstack.bench.prefix_cache_scenarios import (
+from mlxstack.bench.dev.prefix_cache_scenarios import (
     BLOCK,
     CachePlan,
     Returns,
@@ -14,11 +14,11 @@ from mlxstack.bench.prefix_cache_scenarios import (
     saves,
     team_starts,
 )
+from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.trials import BenchResult, SingleFloor
 from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
-from mlxstack.bench.sandbox import Sandbox, measure
 from mlxstack.bench.statistics import lasting, megabytes, percentile, ratio, seconds, spread, times
 from mlxstack.bench.timed_request import TimedRequest
-from mlxstack.core.trial import BenchResult, SingleFloor
 
 GAPS: dict[str, Callable[[Sequence[float]], float]] = {
     "p50": lambda gaps: percentile(gaps, 50),

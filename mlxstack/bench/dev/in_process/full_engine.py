@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from random import Random
 
+from mlxstack.bench.dev.trials import BenchResult, FullEngine, TrialSamples
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
-from mlxstack.core.trial import BenchResult, FullEngine, TrialSamples
 from mlxstack.engine.core import EngineCore
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder

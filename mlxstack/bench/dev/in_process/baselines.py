@@ -6,8 +6,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import trim_prompt_cache
 
-from mlxstack.core.trial import BenchResult, LoadFiles, SingleFloor, TrialSamples
-from mlxstack.engine.bench.contestants import FIRST, evaluate, filled
+from mlxstack.bench.dev.in_process.contestants import FIRST, evaluate, filled
+from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor, TrialSamples
 from mlxstack.engine.model.loader import LoadedModel
 
 STEP = 2048

@@ -1,11 +1,11 @@
-"""`bench text`: the text work of a follow-up turn on a long history, against doing it anew."""
+"""`bench dev text`: the text work of a follow-up turn on a long history, against doing it anew."""
 
 from msgspec import Struct
 
+from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.trials import BenchResult, FollowUp
 from mlxstack.bench.report import ReportTable, Results, at_most
-from mlxstack.bench.sandbox import Sandbox, measure
 from mlxstack.bench.statistics import lasting, ratio, spread, times
-from mlxstack.core.trial import BenchResult, FollowUp
 
 
 class TextPlan(Struct, frozen=True):
