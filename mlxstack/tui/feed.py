@@ -1,4 +1,4 @@
-"""Where frames come from: a running service, or a tape."""
+"""Sources of status frames: a running service or a recording."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

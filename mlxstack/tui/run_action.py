@@ -1,12 +1,11 @@
-"""Carries out a deed: what is asked before, the doing, and what is said after."""
+"""Runs an action: question before, call, notification after."""
 
 from msgspec import Struct
 from textual.app import App
 
 from mlxstack.core.errors import StackError
 from mlxstack.core.request import Priority
-from mlxstack.tui.actions.slots import filename_of
-from mlxstack.tui.deeds import (
+from mlxstack.tui.actions import (
     Action,
     ActionContext,
     ActionInput,
@@ -15,13 +14,14 @@ from mlxstack.tui.deeds import (
     LocalMachine,
     ServiceCalls,
 )
+from mlxstack.tui.actions.slots import filename_of
 from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, Question, TextDialog
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import printable
 
 
 class PendingAction(Struct, frozen=True):
-    """A deed, to be done to the thing of this key by this service; `holder` as it was asked."""
+    """An action on one target; `holder` is its occupant when asked."""
 
     action: Action
     calls: ServiceCalls

@@ -33,7 +33,7 @@ def test_developers_code_is_not_in_the_wheel(installed: Path) -> None:
 
 def test_a_developers_benchmark_needs_a_checkout(installed: Path) -> None:
     command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "dev", "start", "--small"]
-    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: `mlx-stack bench dev` needs a checkout")

@@ -12,8 +12,8 @@ from textual.widgets import Input
 
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.status import AgentView, CacheView, PrefixView, RequestView, StatusFrame
+from mlxstack.tui.actions import ACTIONS, ActionTarget
 from mlxstack.tui.app import Dashboard, Updated
-from mlxstack.tui.deeds import DEEDS, ActionTarget
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.recording import RecordingFeed
@@ -218,9 +218,9 @@ async def test_a_tape_cannot_be_changed() -> None:
         await settled(pilot)
         await pilot.press("e")
         assert isinstance(app.screen, OverviewScreen)
-        assert app.check_action("deed", ("erase",)) is None
-        await app.perform(DEEDS[0], "0")
-        assert await told(pilot) == ["Save: a tape cannot be changed"]
+        assert app.check_action("act", ("erase",)) is None
+        await app.perform(ACTIONS[0], "0")
+        assert await told(pilot) == ["Save: a recording cannot be changed"]
 
 
 async def test_palette_footer_and_help_come_from_one_registry() -> None:
@@ -230,7 +230,7 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         titles = [command.title for command in app.get_system_commands(app.screen)]
         keys = {one.binding.key: one.binding.description for one in app.active_bindings.values()}
         page = "\n".join("".join(cell.text for cell in line) for line in help_lines(""))
-        for deed in DEEDS:
+        for deed in ACTIONS:
             assert any(title.startswith(f"{deed.label}: {deed.target}") for title in titles)
             is_here = deed.target in OverviewScreen.TARGETS
             assert (keys.get(deed.key) == deed.label) is is_here, deed
@@ -432,7 +432,7 @@ async def test_a_prefix_is_let_go_and_the_cache_is_cleared() -> None:
         await settled(pilot)
         await pilot.press("2", "tab", "down", "down", "u")
         await pilot.pause()
-        assert "Let go of the pinned prefix [red]rm -rf[/]" in on_screen(app)
+        assert "Unpin [red]rm -rf[/]" in on_screen(app)
         await pilot.press("y")
         await settled(pilot)
         await pilot.press("x", "y")

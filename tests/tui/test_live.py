@@ -18,8 +18,8 @@ from mlxstack.client import Client, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import StatusFrame, WindowSums
 from mlxstack.service.service import MOST_SAMPLES
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.app import Dashboard
-from mlxstack.tui.deeds import ActionTarget
 from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.state import WINDOW_S, LinkState, series
 from mlxstack.tui.text_pages import pages

@@ -15,7 +15,7 @@ from mlxstack.core.preset import SlotSpec
 from mlxstack.core.status import AgentView
 from mlxstack.host import modes
 from mlxstack.host.home import Home, make_home
-from mlxstack.tui.deeds import action_of
+from mlxstack.tui.actions import action_of
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
 from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, TextDialog
 from mlxstack.tui.widgets.table import PatchedTable

@@ -48,7 +48,7 @@ async def test_h4_a_slot_that_changed_hands_is_not_the_one_that_was_asked_about(
         await settled(pilot)
         await pilot.press(keys[1])
         (said,) = await told(pilot)
-        assert "nothing was done, slot 0 is another's by now" in said
+        assert "not done, slot 0 has another agent now" in said
     assert clerk.asked == []
 
 
@@ -89,7 +89,7 @@ async def test_one_answer_answers_one_question() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         for _ in range(2):
-            await app.run_action("deed('erase')")
+            await app.run_action("act('erase')")
         await settled(pilot)
         assert [type(one) for one in app.screen_stack].count(ConfirmDialog) == 1
 

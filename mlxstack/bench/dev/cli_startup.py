@@ -63,7 +63,7 @@ def _seconds(words: Sequence[str], env: dict[str, str]) -> float:
 
 
 def _modules(words: Sequence[str], env: dict[str, str]) -> int:
-    """How many modules it imports; the first line of the list is its head."""
+    """Count the modules it imports; the first line of the list is a heading."""
     told = _run([sys.executable, "-X", "importtime", *words], env)
     return told.count(b"import time:") - 1
 

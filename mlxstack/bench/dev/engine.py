@@ -8,7 +8,7 @@ from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
 from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
 
 SLACK_S = 0.002
-"""By so much a join may be slower with much KV there than with little: a clock is never even."""
+"""Tolerated growth of the join time from little to much KV: clocks are noisy."""
 
 
 class EnginePlan(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""A dashboard that nobody looks at: `mlx-stack tui` on a terminal of 80x24, recording a tape."""
+"""A headless dashboard: `mlx-stack tui` on a pseudo-terminal of 80x24, recording."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 
 class Spectator:
-    """The process of one dashboard, and the tape on which it writes what it sees."""
+    """The process of one dashboard and its recording."""
 
     def __init__(self, pid: int, recording: Path) -> None:
         self._process = psutil.Process(pid)
@@ -46,7 +46,7 @@ async def spectator(stage: Sandbox, url: str) -> AsyncIterator[Spectator]:
     """Attached and drawing inside, left by its own key after. Raises Broken when it does not."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    recording = stage.folder / f"watched-{time.monotonic_ns()}.tape"
+    recording = stage.folder / f"watched-{time.monotonic_ns()}.jsonl"
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "--url", url, "--record", str(recording), env=_env(stage), stdin=theirs,
         stdout=theirs, stderr=theirs, start_new_session=True,
@@ -82,6 +82,6 @@ def _env(stage: Sandbox) -> dict[str, str]:
 
 
 def _drain(terminal: int) -> None:
-    """What it draws goes nowhere. A terminal whose other side is closed has no more to say."""
+    """Discard its output, until the terminal is closed."""
     with contextlib.suppress(OSError):
         os.read(terminal, 65536)

@@ -25,7 +25,7 @@ GAPS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "worst": max,
 }
-"""What is told of silences, in seconds."""
+"""Bounds for the reported inter-token latency, in seconds."""
 
 RESTORING = (
     "Each is the first that a new process reads, by turns: both pay for memory they never had. "
@@ -70,7 +70,7 @@ def _median(timed: Sequence[TimedRequest]) -> float:
 
 
 def _floor(one: Returns, plan: CachePlan) -> SingleFloor:
-    """What the next turn in the same slot had to compute."""
+    """Tokens computed by the next turn in the same slot."""
     last = one.same[-1]
     return SingleFloor(last.usage.cached_tokens, max(2, last.n_computed), plan.passes)
 
@@ -126,7 +126,7 @@ def _teams(teams: Sequence[Start]) -> ReportTable:
         for i, start in enumerate(teams)
     )
     heads = ("Pass", "Agents", "Prompt tokens", "Head once", "Computed", "TTFT p50", "TTFT worst")
-    note = "All at once, with one head that nobody has seen; the least is head plus suffixes."
+    note = "All at once, with one new shared prefix; the least is head plus suffixes."
     return ReportTable("A team starts together", heads, rows, note)
 
 

@@ -22,7 +22,7 @@ ANSWER = 8
 BLOCK = 128
 ROOM = 1024
 STRANGER = 300
-"""Tokens of the prompt that takes the seat from an agent."""
+"""Tokens of the prompt that takes the slot of an agent."""
 
 
 class CachePlan(Struct, frozen=True):
@@ -220,7 +220,7 @@ async def computed(server: ServerUnderTest) -> int:
 
 
 async def _shared(server: ServerUnderTest, bodies: Sequence[Body]) -> int:
-    """How many first tokens all these prompts have in common, as the service makes them."""
+    """Length of the shared prefix of these prompts, in tokens of the service."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
         lists = []
         for body in bodies:

@@ -1,4 +1,4 @@
-"""Every benchmark by name: from what a person wants to a report."""
+"""Registry of benchmarks: from a request to a report."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class BenchRequest(Struct, frozen=True):
 
 
 class BenchContext(Struct, frozen=True):
-    """`folder` is scratch; `command` is what the person typed; `say` takes lines of progress."""
+    """`folder` is scratch; `command` is the command line; `say` takes lines of progress."""
 
     folder: Path
     env: Mapping[str, str]
@@ -152,4 +152,4 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
 }
 WITHOUT_MODEL = frozenset({"start"})
 EVERYTHING = ("start", "engine", "cache", "text", "tui", "peers")
-"""What `all` runs; the scenes of `serve` are in `peers`."""
+"""Benchmarks of `all`; the scenes of `serve` are in `peers`."""

@@ -1,4 +1,4 @@
-"""Where a benchmark plays: its scratch folder, environment, model; and the children it starts."""
+"""Sandbox of a benchmark: scratch folder, environment, model, child processes."""
 
 import asyncio
 import contextlib

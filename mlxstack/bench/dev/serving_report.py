@@ -18,7 +18,7 @@ ALL = {
 
 
 class SilenceBounds(Struct, frozen=True):
-    """What the measured service promised: the longest silence of a decoding agent, in seconds."""
+    """Promised bound of the inter-token latency, in seconds."""
 
     max_stall_s: float = 0.25
 

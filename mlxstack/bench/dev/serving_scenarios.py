@@ -20,13 +20,13 @@ COUNTS = 26
 """So many tools Claude Code counts at once for `/context`."""
 
 CALM_S = 1.0
-"""Seconds; so long before somebody joins, silences are taken for usual ones."""
+"""Seconds before a request joins, whose gaps count as the baseline."""
 
 
 class ServePlan(Struct, frozen=True):
     """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders.
 
-    Decoders run for `lead_s` seconds before somebody joins. `team_split` is the prompt of each
+    Decoders run for `lead_s` seconds before a request joins. `team_split` is the prompt of each
     member of a team. `scenes` are names of SCENES.
     """
 
@@ -47,7 +47,7 @@ class ServePlan(Struct, frozen=True):
 
     @property
     def n_slots(self) -> int:
-        """Slots that a service needs so that nobody waits."""
+        """Slots that a service needs so that no request waits."""
         return max(*self.crowd, self.team, self.n_clients, DECODERS + 1)
 
     @property
@@ -112,7 +112,7 @@ async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> 
 
 
 async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Agents with short prompts that nobody knows, 1 to many at once, each answered once."""
+    """Agents with short uncached prompts, 1 to many at once, each answered once."""
     found: Found = {}
     for n in plan.crowd:
         bodies = [question(plan.n_prompt, yard, f"crowd {seed} {n} {i}") for i in range(n)]
@@ -144,7 +144,7 @@ async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: 
 
 
 async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
-    """Three agents decode when somebody comes with a prompt as long as that of `turns`."""
+    """Three agents decode when a request comes with a prompt as long as that of `turns`."""
     enough = asyncio.Event()
     engine_requests = [
         asyncio.create_task(

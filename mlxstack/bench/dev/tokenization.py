@@ -1,4 +1,4 @@
-"""`bench dev text`: the text work of a follow-up turn on a long history, against doing it anew."""
+"""`bench dev text`: the text work of a follow-up turn on a long history, against a cold start."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""What a child process of the benchmark is asked to measure on bare arrays, and what it found."""
+"""Jobs and results of the in-process child of a benchmark."""
 
 from msgspec import Struct
 
@@ -93,7 +93,7 @@ class TrialSamples(Struct, frozen=True):
 
 
 class BenchResult(Struct, frozen=True):
-    """What one trial found."""
+    """Samples of one trial."""
 
     samples: tuple[TrialSamples, ...] = ()
 

@@ -30,7 +30,7 @@ NOTE = (
 class WatchPlan(Struct, frozen=True):
     """Three agents decode all the time. A pass has four windows of `window_s` seconds.
 
-    In the first and the last nobody watches, so that what drifts hits both alike. `settle_s`
+    The first and the last run without a dashboard, so that what drifts hits both alike. `settle_s`
     seconds lie before each window; an answer has `n_answer` tokens, few enough that every window
     sees contexts of all lengths.
     """
@@ -55,7 +55,7 @@ class ClockWindow(Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Its length in seconds."""
         return self.ended - self.began
 
 
@@ -89,7 +89,7 @@ def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Re
     shares = tuple(100 * (one.cpu_s or 0.0) / one.seconds for one in watched)
     scaled = tuple(share * ratio(FRAMES_PER_S, n) for share, n in zip(shares, frames, strict=True))
     rows = (
-        ("nobody watches", _several(alone, "tokens/s"), "-", "-"),
+        ("no dashboard", _several(alone, "tokens/s"), "-", "-"),
         (
             "a dashboard is attached",
             _several(seen, "tokens/s"),

@@ -1,4 +1,4 @@
-"""What the imagined agents send: pure generators, the same seed giving the same words."""
+"""Synthetic agent prompts: pure generators, deterministic by seed."""
 
 from random import Random
 from typing import Any
@@ -21,7 +21,7 @@ N_HISTORY = 4
 
 
 class Split(Struct, frozen=True):
-    """How many tokens an agent's prompt has of what: much in, little out (100 : 1)."""
+    """Parts of an agent prompt in tokens: about 100 in for 1 out."""
 
     system: int = 2000
     tools: int = 1500
@@ -41,7 +41,7 @@ class Split(Struct, frozen=True):
 
 
 class Yardstick(Struct, frozen=True):
-    """What one of our words, and one of our tools, makes in tokens of a certain model."""
+    """Tokens per synthetic word and per tool for one model."""
 
     word: float = 1.0
     tool: float = 100.0
@@ -77,7 +77,7 @@ def agent(split: Split, yard: Yardstick, team: int, member: int) -> Body:
 
 
 def question(n_tokens: int, yard: Yardstick, seed: str) -> Body:
-    """One user message that nobody has sent before."""
+    """A user message that was never sent before."""
     random = Random(f"question {seed}")
     return {"messages": [{"role": "user", "content": text(random, n_tokens, yard)}]}
 

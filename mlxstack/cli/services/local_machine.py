@@ -19,7 +19,7 @@ POLL_S = 0.1
 
 
 class LocalActions(Struct, frozen=True):
-    """A `mlxstack.tui.deeds.Machine`; the names are those of the moment when it was looked at."""
+    """A `mlxstack.tui.actions.LocalMachine`; names as they were when it was made."""
 
     home: Path
     presets: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What all screens have: the first line, the banner, the keys; the rest is theirs."""
+"""Base of all screens: tabs, banner, key bindings."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -10,7 +10,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer
 
-from mlxstack.tui.deeds import ActionTarget, actions_of
+from mlxstack.tui.actions import ActionTarget, actions_of
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import banner
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
@@ -57,7 +57,7 @@ class BaseScreen(Screen[None]):
             await self.open(section.id, section.chosen)
 
     async def on_titled_table_opened(self, event: TitledTable.Opened) -> None:
-        """By mouse. The second click of two finds another screen on top."""
+        """Open a row. The second click of a double click finds another screen."""
         if self.is_active:
             await self.open(event.section, event.key)
 
@@ -65,18 +65,18 @@ class BaseScreen(Screen[None]):
         """Show more about a row; returns when keys that follow are meant for that."""
 
     def compose_body(self) -> Iterable[Widget]:
-        """What is between the first and the last line."""
+        """Widgets between tabs and footer."""
         raise NotImplementedError
 
 
 def keys_of(targets: frozenset[ActionTarget]) -> list[Binding]:
-    """The keys of the deeds that such a screen offers."""
+    """Bindings of the actions on these targets."""
     return [
         Binding(
             action.key,
-            f"app.deed('{action.id}')",
+            f"app.act('{action.id}')",
             action.label,
-            id=f"deed-{action.id}",
+            id=f"action-{action.id}",
             tooltip=action.help,
         )
         for action in actions_of(targets)

@@ -1,4 +1,4 @@
-"""Questions before a deed: consent, a choice, words. The answer None means: do not."""
+"""Dialogs before an action: consent, choice, text. None cancels it."""
 
 from string import ascii_lowercase
 from typing import ClassVar, Self
@@ -18,7 +18,7 @@ MOST = 400
 
 
 class Question(ModalScreen[str | None]):
-    """What is asked before a deed."""
+    """Question asked before an action."""
 
     def answer(self, words: str | None) -> None:
         """The first answer counts: after it, another screen would be the one to be dismissed."""

@@ -7,7 +7,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.views import overview
 from mlxstack.tui.widgets.sparkline import DECODE, PREFILL, SparklineChart

@@ -62,7 +62,7 @@ def title(name: str, rest: str = "") -> Line:
 
 
 def distinct(sheet: TableData) -> TableData:
-    """The same sheet, every row with a key of its own: nobody promises that names are unique."""
+    """Return the table with unique row keys; names may repeat."""
     seen: dict[str, int] = {}
     rows = []
     for row in sheet.rows:

@@ -1,4 +1,4 @@
-"""A heading, the table under it, and what is said when the table is empty."""
+"""Table with a heading, and a note for an empty table."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.table_data import TableData, distinct
 from mlxstack.tui.widgets.styles import content
@@ -19,7 +19,7 @@ Draw = Callable[[DashboardState, int], TableData]
 
 
 class TitledTable(Vertical):
-    """`target` tells what its rows are, for the deeds that can be done to them."""
+    """Table with a heading; `target` is what its rows are, for actions."""
 
     model = reactive(DashboardState(), repaint=False)
 
@@ -32,7 +32,7 @@ class TitledTable(Vertical):
             self.key = key
 
     class Opened(Message):
-        """A person wants to see more of a row."""
+        """A row was opened."""
 
         def __init__(self, section: str, key: str) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Reads a job from stdin, does its trials, writes the findings to stdout."""
+"""Child process: reads a job from stdin, writes the results to stdout."""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from mlxstack.engine.model.loader import LoadedModel
 
 
 def main() -> None:
-    """One job: a JSON `Job` on stdin, a JSON list of `Finding` on stdout."""
+    """One job: a JSON `BenchJob` on stdin, a list of `BenchResult` on stdout."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchJob)
     sys.stdout.buffer.write(msgspec.json.encode(run(job)))
 

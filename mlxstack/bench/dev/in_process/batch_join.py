@@ -1,4 +1,4 @@
-"""What it costs to join and to leave a batch, depending on how much KV is there already."""
+"""Cost of joining and leaving a batch, by the KV it already holds."""
 
 import time
 from collections.abc import Callable

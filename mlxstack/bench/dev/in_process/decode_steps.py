@@ -64,7 +64,7 @@ def timed(side: Side, n_steps: int) -> float:
 
 
 def grown(build: Callable[[], Any]) -> tuple[Any, int]:
-    """What `build` makes, and by how many bytes MLX's active memory has grown for it."""
+    """Build a batch; return it and the growth of MLX's active memory in bytes."""
     before = _active()
     built = build()
     return built, _active() - before

@@ -1,4 +1,4 @@
-"""Text work of a request, template to block keys: the next turn against doing all of it anew."""
+"""Text work of a request, template to block keys: the next turn, against a cold start."""
 
 import time
 from collections.abc import Callable, Sequence
