@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.request import Priority
 
 
@@ -19,7 +19,11 @@ class RequestPhase(StrEnum):
 
 
 class SlotView(Struct, frozen=True):
-    """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use."""
+    """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use.
+
+    `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
+    came from.
+    """
 
     id: int
     n_ctx: int
@@ -35,6 +39,8 @@ class SlotView(Struct, frozen=True):
     tps: float = 0.0
     n_bytes: int = 0
     idle_s: float = 0.0
+    elapsed_s: float = 0.0
+    source: KVSource = KVSource.NONE
     is_used: bool = False
     miss: CacheMiss | None = None
 

@@ -44,6 +44,7 @@ class Request(Struct, frozen=True):
     name that the conversation was given for its content. `cuts` are token positions worth a
     checkpoint, ascending.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
+    `is_first_turn`: the model has said nothing in this conversation yet.
     `request` is the id of the HTTP request, for the log. `guide` rules what may be chosen.
     """
 
@@ -56,6 +57,7 @@ class Request(Struct, frozen=True):
     agent: str | None = None
     session_hint: str | None = None
     display_name: str | None = None
+    is_first_turn: bool = False
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
     checkpoint_positions: tuple[int, ...] = ()

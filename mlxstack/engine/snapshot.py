@@ -64,6 +64,8 @@ def _slot(
         tps=live.n_generated / running_s if is_active and running_s > 0 else 0.0,
         n_bytes=context.n_bytes,
         idle_s=idle,
+        elapsed_s=max(0.0, now - live.request.arrived) if is_active else 0.0,
+        source=live.source,
         is_used=True,
         miss=live.miss,
     )

@@ -59,7 +59,8 @@ class GenerationOptions(Struct, frozen=True):
     client's name for the conversation, `name` what people see of one that belongs to no explicit
     agent.
     `is_one_call` ends the reply after its first tool call, whose id begins with `call_prefix`.
-    `has_progress` wants the prompt's progress as parts.
+    `is_first_turn`: the conversation holds no answer yet. `has_progress` wants the prompt's
+    progress as parts.
     """
 
     id: str
@@ -71,6 +72,7 @@ class GenerationOptions(Struct, frozen=True):
     agent: str | None = None
     session_hint: str | None = None
     display_name: str | None = None
+    is_first_turn: bool = False
     use_cache: bool = True
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None

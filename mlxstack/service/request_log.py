@@ -104,12 +104,19 @@ class RequestLog:
         if slot is None:
             return LoggedRequest(view, time.time())
         view = replace(view, slot=slot.slot, source=slot.source)
-        miss = None if slot.miss is None else self._miss(request, slot.miss)
+        miss = None if slot.miss is None else self._miss(request, slot.miss, view)
         return LoggedRequest(view, time.time(), miss)
 
-    def _miss(self, request: Request, miss: CacheMiss) -> MissView:
+    def _miss(self, request: Request, miss: CacheMiss, view: RequestView) -> MissView:
+        """Describe a miss; its seconds are those of the lost tokens' share of the prefill."""
+        n_lost = min(miss.n_lost, max(0, view.n_prompt - view.n_cached))
         shown = MissView(
-            reason=miss.reason, at=miss.at, request=request.id, agent=request.display_name
+            reason=miss.reason,
+            at=miss.at,
+            request=request.id,
+            agent=request.display_name,
+            n_lost=n_lost,
+            lost_s=view.prefill_s * n_lost / max(1, view.n_prompt - view.n_cached),
         )
         if miss.at is None or self.decode is None:
             return shown

@@ -124,6 +124,7 @@ class Service:
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.bytes_before_load = 0
+        self.load_began_at = time.monotonic()
         self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
@@ -238,6 +239,7 @@ class Service:
             raise SetupError(why) from error
 
     async def _load(self) -> ModelFacts:
+        self.load_began_at = time.monotonic()
         if self.engine_factory is not None:
             self.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
@@ -319,7 +321,9 @@ class Service:
         """Keep what was done so far, for those who come later and ask for the last minutes."""
         now = self.snapshot().counters
         self.samples.append(
-            ThroughputSample(time.time(), now.n_prompt_tokens, now.n_generated_tokens)
+            ThroughputSample(
+                time.time(), now.n_prompt_tokens, now.n_generated_tokens, now.n_cached_tokens
+            )
         )
 
     def require(self) -> None:
