@@ -39,10 +39,10 @@ class SlotView(Struct, frozen=True):
     tps: float = 0.0
     n_bytes: int = 0
     idle_s: float = 0.0
-    elapsed_s: float = 0.0
-    source: KVSource = KVSource.NONE
     is_used: bool = False
     miss: CacheMiss | None = None
+    elapsed_s: float = 0.0
+    source: KVSource = KVSource.NONE
 
 
 class WaitingView(Struct, frozen=True):

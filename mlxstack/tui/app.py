@@ -33,8 +33,9 @@ from mlxstack.tui.screens.palette import Palette
 from mlxstack.tui.screens.requests import RequestsScreen
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.state import DashboardState, reduce
-from mlxstack.tui.theme import HOUSE, ThemeChoice
+from mlxstack.tui.theme import HOUSE, LIGHT, ThemeChoice
 from mlxstack.tui.views.formatting import printable
+from mlxstack.tui.views.table_data import TextCell
 from mlxstack.tui.widgets.tabs import MODES
 from mlxstack.tui.widgets.text_input import LineInput
 from mlxstack.tui.widgets.titled_table import TitledTable
@@ -64,6 +65,7 @@ class Dashboard(App[None]):
 
     TITLE = "mlx-stack"
     CSS_PATH = "dashboard.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (112, "-wide"), (180, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-short"), (36, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
@@ -71,6 +73,7 @@ class Dashboard(App[None]):
             for i, mode in enumerate(MODES, 1)
         ),
         Binding("question_mark", "explain", "Help", id="help", key_display="?"),
+        Binding("l", "log", "Log", id="log"),
         Binding("q", "quit", "Quit", id="quit"),
     ]
 
@@ -83,6 +86,7 @@ class Dashboard(App[None]):
     ) -> None:
         super().__init__()
         self.register_theme(HOUSE)
+        self.register_theme(LIGHT)
         self.theme = look.theme if look.theme in self.available_themes else HOUSE.name
         self.model = DashboardState()
         self.calls = calls
@@ -162,6 +166,17 @@ class Dashboard(App[None]):
         """Show the help page of the screen."""
         if isinstance(self.screen, BaseScreen):
             self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS)))
+
+    def action_log(self) -> None:
+        """Show the end of the service log, on the computer of the service."""
+        if isinstance(self.screen, ModalScreen):
+            return
+        if self.machine is None:
+            told = "the log is on the computer of the service: `mlx-stack logs` shows it there"
+            self.notify(f"Log: {told}", severity="warning", markup=False)
+            return
+        lines = self.machine.log(self.model.frame.service.preset)
+        self.push_screen(TextPage("Log", tuple((TextCell(printable(one)),) for one in lines)))
 
     def action_command_palette(self) -> None:
         """Open the command palette."""

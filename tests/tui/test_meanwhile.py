@@ -31,7 +31,7 @@ def tell(app: Dashboard, frame: StatusFrame) -> None:
     app.post_message(Updated(reduce(app.model, frame)))
 
 
-@pytest.mark.parametrize("keys", [("e", "y"), ("s", "enter"), ("r", "enter")])
+@pytest.mark.parametrize("keys", [("E", "y"), ("S", "enter"), ("R", "enter")])
 @pytest.mark.parametrize(
     ("before", "after"),
     [(("bob", "q1"), ("eve", "q2")), ((None, "q1"), (None, "q2")), ((None, None), ("eve", "q2"))],
@@ -57,7 +57,7 @@ async def test_h4_an_agent_that_goes_on_meanwhile_is_still_the_one_in_its_slot()
     app = attached(clerk, seats(("bob", "q1")))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("e")
+        await pilot.press("E")
         tell(app, seats(("bob", "q2")))
         await settled(pilot)
         await pilot.press("y")
@@ -101,7 +101,7 @@ async def test_the_cursor_stays_at_its_place_when_its_row_goes_for_good() -> Non
         await settled(pilot)
         await pilot.press("3", "down", "down")
         table = app.screen.query_one(PatchedTable)
-        for gone, chosen in (("c", "d"), ("e", "d"), ("d", "b"), ("a", "b"), ("b", None)):
+        for gone, chosen in (("c", "D"), ("E", "D"), ("D", "b"), ("a", "b"), ("b", None)):
             agents = [one for one in agents if one.id != gone]
             tell(app, StatusFrame(at=2.0, agents=tuple(agents)))
             await settled(pilot)

@@ -13,9 +13,11 @@ from msgspec import Struct
 from mlxstack.core.errors import Broken
 from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
+from mlxstack.host.logs import tail
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
 POLL_S = 0.1
+LOG_LINES = 200
 
 
 class LocalActions(Struct, frozen=True):
@@ -24,6 +26,10 @@ class LocalActions(Struct, frozen=True):
     home: Path
     presets: tuple[str, ...]
     modes: tuple[str, ...]
+
+    def log(self, service: str) -> list[str]:
+        """Return the last lines of the log of a service, as far back as one page."""
+        return tail(Home(self.home).log_file(service), LOG_LINES)
 
     async def switch_mode(self, mode: str) -> str:
         """What the command says. Raises Broken with its error.

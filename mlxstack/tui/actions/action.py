@@ -59,6 +59,10 @@ class LocalMachine(Protocol):
         """Their names."""
         ...
 
+    def log(self, service: str) -> list[str]:
+        """Return the last lines of the log of a service."""
+        ...
+
     async def switch_mode(self, mode: str) -> str:
         """Return the services stopped and started. Raises StackError on failure."""
         ...
@@ -82,7 +86,8 @@ class ActionContext(Struct, frozen=True):
 class Action(Struct, frozen=True):
     """`do` returns what happened; it raises StackError or ConnectionError when it went wrong.
 
-    `describe` says in a sentence what will happen to which thing.
+    `describe` says in a sentence what will happen to which thing. The key of a destructive action
+    is a capital that the footer does not show; the palette lists all of them.
     """
 
     id: str
@@ -93,3 +98,4 @@ class Action(Struct, frozen=True):
     wants: ActionInput
     describe: Callable[[DashboardState, str], str]
     do: Callable[[ActionContext, Aim], Awaitable[str]]
+    is_destructive: bool = False

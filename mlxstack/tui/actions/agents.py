@@ -91,7 +91,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         id="delete",
-        key="d",
+        key="D",
         label="Delete",
         help="Delete history and KV of the chosen agent; its files go with the next gc.",
         target=ActionTarget.AGENT,
@@ -99,6 +99,7 @@ ACTIONS: tuple[Action, ...] = (
         describe=lambda model, key: (
             f"Delete {_told(model, key)}? Its history goes too; this cannot be undone."
         ),
+        is_destructive=True,
         do=delete,
     ),
 )

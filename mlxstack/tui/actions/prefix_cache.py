@@ -97,7 +97,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         id="clear",
-        key="x",
+        key="X",
         label="Clear",
         help="Evict all parked KV that is neither in use nor pinned.",
         target=ActionTarget.CACHE,
@@ -105,6 +105,7 @@ ACTIONS: tuple[Action, ...] = (
         describe=lambda model, _: (
             f"Clear the cache? {_parked(model)} are held; live contexts stay."
         ),
+        is_destructive=True,
         do=clear,
     ),
 )

@@ -38,12 +38,13 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         id="switch",
-        key="o",
+        key="M",
         label="Mode",
         help="Switch this computer to a mode: other services stop, missing ones start.",
         target=ActionTarget.MACHINE,
         wants=ActionInput.MODE,
         describe=lambda *_: "Switch to which mode? Services outside of it are stopped.",
+        is_destructive=True,
         do=switch,
     ),
 )

@@ -59,7 +59,7 @@ def _slot(model: DashboardState, key: str) -> str:
 ACTIONS: tuple[Action, ...] = (
     Action(
         id="save",
-        key="s",
+        key="S",
         label="Save",
         help="Write the context of the chosen slot to a slot file.",
         target=ActionTarget.SLOT,
@@ -69,22 +69,24 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         id="restore",
-        key="r",
+        key="R",
         label="Restore",
         help="Replace the context of the chosen slot by the one in a slot file.",
         target=ActionTarget.SLOT,
         wants=ActionInput.FILENAME,
         describe=lambda model, key: f"Replace {_slot(model, key)} by which file?",
+        is_destructive=True,
         do=restore,
     ),
     Action(
         id="erase",
-        key="e",
+        key="E",
         label="Erase",
         help="Empty the chosen slot.",
         target=ActionTarget.SLOT,
         wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Erase {_slot(model, key)}? They must be computed again.",
+        is_destructive=True,
         do=erase,
     ),
     Action(

@@ -111,11 +111,19 @@ class TextDialog(Question):
         Binding("escape", "cancel", "Cancel"),
     ]
 
-    def __init__(self, question: str, proposal: str = "", known: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        question: str,
+        proposal: str = "",
+        known: tuple[str, ...] = (),
+        *,
+        is_empty_allowed: bool = False,
+    ) -> None:
         super().__init__()
         self._question = question
         self._proposal = proposal
         self._known = known
+        self._is_empty_allowed = is_empty_allowed
 
     def compose(self) -> ComposeResult:
         """The question, a line to write in, and what is known."""
@@ -128,8 +136,9 @@ class TextDialog(Question):
             yield Static("enter does it, esc does not", markup=False, classes="note")
 
     def action_accept(self) -> None:
-        """No words are no answer."""
-        self.answer(self.query_one(LineInput).value.strip() or None)
+        """Accept the text; an empty one only where that is allowed."""
+        text = self.query_one(LineInput).value.strip()
+        self.answer(text if text or self._is_empty_allowed else None)
 
     def action_cancel(self) -> None:
         """Nothing is done."""

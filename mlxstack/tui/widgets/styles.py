@@ -14,6 +14,7 @@ COLORS = {
     CellStyle.BUSY: "accent",
     CellStyle.WARN: "warning",
     CellStyle.BAD: "error",
+    CellStyle.REUSED: "secondary",
 }
 PLAIN = {CellStyle.PLAIN: "", CellStyle.STRONG: "bold", CellStyle.FAINT: "dim"}
 
