@@ -101,7 +101,7 @@ async def test_the_cursor_stays_at_its_place_when_its_row_goes_for_good() -> Non
         await settled(pilot)
         await pilot.press("3", "down", "down")
         table = app.screen.query_one(PatchedTable)
-        for gone, chosen in (("c", "D"), ("E", "D"), ("D", "b"), ("a", "b"), ("b", None)):
+        for gone, chosen in (("c", "d"), ("e", "d"), ("d", "b"), ("a", "b"), ("b", None)):
             agents = [one for one in agents if one.id != gone]
             tell(app, StatusFrame(at=2.0, agents=tuple(agents)))
             await settled(pilot)
