@@ -67,9 +67,13 @@ async def run_action(app: App[None], pending: PendingAction, words: str) -> None
         app.notify(printable(done), markup=False)
 
 
-def _known(pending: PendingAction) -> tuple[str, ...]:
-    """What may be answered, as far as this computer knows it."""
-    if pending.machine is None:
-        return ()
-    named = {ActionInput.PRESET: pending.machine.presets, ActionInput.MODE: pending.machine.modes}
-    return named.get(pending.action.wants, ())
+def _known(pending: PendingAction) -> dict[str, str]:
+    """Possible answers with their descriptions, where the service runs on this computer."""
+    match pending.machine, pending.action.wants:
+        case None, _:
+            return {}
+        case machine, ActionInput.PRESET:
+            return machine.described_presets()
+        case machine, ActionInput.MODE:
+            return dict.fromkeys(machine.modes, "")
+    return {}

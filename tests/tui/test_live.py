@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +26,10 @@ from mlxstack.tui.feed import LiveFeed
 from mlxstack.tui.state import WINDOW_S, LinkState, series
 from mlxstack.tui.text_pages import pages
 from mlxstack.tui.theme import ThemeChoice
+from mlxstack.tui.views.formatting import gib
+from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import totals
+from mlxstack.tui.views.tiles import memory
 from mlxstack.tui.widgets.sparkline import SparklineChart
 from mlxstack.tui.widgets.table import PatchedTable
 from tests.api.running import Running, running, standing, tiny_preset
@@ -332,3 +336,62 @@ async def test_at_most_four_frames_per_second_under_load(live: Running) -> None:
                 break
     await talking
     assert all(later - sooner >= 0.25 for sooner, later in pairwise(ats))
+
+
+async def test_the_memory_tile_tells_the_systems_figure_and_accounts_for_all_of_mlx(
+    live: Running,
+) -> None:
+    await talk(live.url, max_tokens=12, id_slot=0)
+    async with watching(live.url) as pilot:
+        app = board(pilot)
+        await until(pilot, lambda: app.model.frame.cache is not None)
+        view, snapshot = app.model.frame.memory, app.model.frame.snapshot
+        assert view is not None
+        system = psutil.virtual_memory()
+        assert view.total_bytes == system.total
+        assert abs(view.available_bytes - system.available) < 0.05 * system.total
+        assert view.live_bytes == snapshot.kv_bytes
+        ours = view.weights_bytes + view.live_bytes + view.parked_bytes + view.workspace_bytes
+        assert view.weights_bytes > 0
+        assert ours >= snapshot.active_bytes
+        tile = "".join(cell.text for cell in memory(app.model, 80)[0])
+        assert f"{gib(view.available_bytes)} GiB left of {gib(view.total_bytes)}" in tile
+
+
+async def test_agents_have_titles_and_a_first_turn_is_a_new_conversation(live: Running) -> None:
+    rules = "You are Claude Code.\nWorking directory: /src/shop-api\n" + "Rules are rules. " * 30
+    changed = rules.replace("Rules are rules. ", "Rules are clear. ", 1)
+    first = [{"role": "system", "content": rules}, {"role": "user", "content": "Fix the page."}]
+    other = [first[0], {"role": "user", "content": "Name the three largest files."}]
+    later = [
+        {"role": "system", "content": changed},
+        first[1],
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "And the other one."},
+    ]
+    async with (
+        httpx.AsyncClient(base_url=live.url, timeout=60) as http,
+        watching(live.url) as pilot,
+    ):
+        reasons = []
+        for messages in (first, other, later):
+            body = {"messages": messages, "max_tokens": 4}
+            answer = await http.post("/v1/chat/completions", json=body)
+            reasons.append(answer.headers.get("x-mlx-stack-cache-miss-reason", ""))
+        assert reasons[1].startswith("new conversation at token")
+        assert reasons[2].startswith("diverged at token")
+        app = board(pilot)
+        await until(pilot, lambda: missed(app)[:2] == ["diverged", "new conversation"])
+        diverged, new = (app.model.frame.requests or ())[:2]
+        assert new.miss is not None
+        assert (new.miss.n_lost, new.miss.lost_s) == (0, 0.0)
+        assert diverged.miss is not None
+        assert diverged.miss.n_lost > 0
+        assert 0 < diverged.miss.lost_s <= diverged.prefill_s
+        assert set(app.model.frame.titles.values()) >= {"claude · shop-api"}
+        assert agent_name(app.model, diverged.agent).startswith("claude · shop-api ")
+
+
+def missed(app: Dashboard) -> list[str]:
+    """Reasons of the misses of the last requests, the latest first."""
+    return [one.miss.reason if one.miss else "" for one in app.model.frame.requests or ()]

@@ -1,8 +1,13 @@
 """Questions of a Mac owner, answered by the text of the screen."""
 
+import re
+from pathlib import Path
+
 from textual.pilot import Pilot
 
+from mlxstack.cli.services.local_machine import here
 from mlxstack.core.status import StatusFrame
+from mlxstack.host.home import Home, make_home
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import ThemeChoice
@@ -22,7 +27,7 @@ QUESTIONS = (
     ("which prompt changed, where?", (), "prompt changed at token 1,312: `Tuesday, 14:02`"),
     ("what lost the most time?", (), "  8.10s  codex · infra"),
     ("what would keep more KV?", (), "raise prefix_cache.memory_budget_pct"),
-    ("whose is the largest shared prefix?", ("2",), "You are Claude Code, Anthropic's official"),
+    ("whose is the largest shared prefix?", ("2",), "* You are Claude Code"),
     ("where is an idle agent?", ("3",), "qwen · lab                    parked"),
     ("which text did the request send?", ("tab", "tab", "enter"), "Tuesday, 14:09"),
 )
@@ -39,7 +44,7 @@ async def test_twelve_questions_are_answered_by_the_screen() -> None:
         await settled(pilot)
         for question, keys, answer in QUESTIONS:
             await pilot.press("1", *keys)
-            await pilot.pause()
+            await settled(pilot)
             assert answer in text(pilot), (question, text(pilot))
         await pilot.press("escape")
 
@@ -96,3 +101,36 @@ async def test_the_log_of_another_computer_is_named() -> None:
         await pilot.press("l")
         await settled(pilot)
         assert any("mlx-stack logs" in one.message for one in app._notifications)
+
+
+async def test_the_model_dialog_lists_size_fit_and_download(tmp_path: Path) -> None:
+    machine = here(Home(tmp_path))
+    clerk = Clerk()
+    feed = RecordingFeed("127.0.0.1:7109", shots.working()[-1:])
+    app = Dashboard(feed, clerk, ThemeChoice(), machine)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("m")
+        await settled(pilot)
+        assert any("not downloaded" in line for line in text(pilot).splitlines())
+        await pilot.press(*"demo")
+        await settled(pilot)
+        assert re.search(r"> demo .* on disk, fits", text(pilot))
+        await pilot.press("ctrl+u", "down", "up", "down", "enter")
+        await settled(pilot)
+    assert [path for path, _, _ in clerk.asked] == ["/v1/models/load"]
+
+
+async def test_the_log_is_shown_on_the_computer_of_the_service(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    make_home(home)
+    log = home.log_file("coder")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("first line\nlast \x1b[31mline\n")
+    feed = RecordingFeed("127.0.0.1:7109", shots.working()[-1:])
+    app = Dashboard(feed, Clerk(), ThemeChoice(), here(home))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        await pilot.press("l")
+        await settled(pilot)
+        assert "last \\x1b[31mline" in text(pilot)

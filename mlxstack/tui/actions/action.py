@@ -59,6 +59,10 @@ class LocalMachine(Protocol):
         """Their names."""
         ...
 
+    def described_presets(self) -> dict[str, str]:
+        """Return the presets, each with size, fit and download state of its model."""
+        ...
+
     def log(self, service: str) -> list[str]:
         """Return the last lines of the log of a service."""
         ...
