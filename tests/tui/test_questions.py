@@ -20,15 +20,15 @@ QUESTIONS = (
     ("is the system short of memory?", (), "pressure calm · no swap"),
     ("what takes the memory?", (), "weights 16.1 ▓ live 5.9 ▒ parked 2.4 ░ work 1.1"),
     ("how fast does it write?", (), "68.0 tok/s"),
-    ("when is the prompt of codex computed?", (), "codex · infra           prefill 41.2k of 60.1k"),
+    ("when is the prompt of codex computed?", (), "codex · infra prefill 41.2k of 60.1k"),
     ("why does a request wait?", (), "slot 2 behind claude · shop-web"),
     ("how long has the oldest waited?", (), "oldest 12s"),
     ("what did reuse save?", (), "saved 2h04m"),
     ("which prompt changed, where?", (), "prompt changed at token 1,312: `Tuesday, 14:02`"),
-    ("what lost the most time?", (), "  8.10s  codex · infra"),
+    ("what lost the most time?", (), "8.10s codex · infra"),
     ("what would keep more KV?", (), "raise prefix_cache.memory_budget_pct"),
     ("whose is the largest shared prefix?", ("2",), "* You are Claude Code"),
-    ("where is an idle agent?", ("3",), "qwen · lab                    parked"),
+    ("where is an idle agent?", ("3",), "qwen · lab parked"),
     ("which text did the request send?", ("tab", "tab", "enter"), "Tuesday, 14:09"),
 )
 
@@ -45,8 +45,8 @@ async def test_twelve_questions_are_answered_by_the_screen() -> None:
         for question, keys, answer in QUESTIONS:
             await pilot.press("1", *keys)
             await settled(pilot)
-            assert answer in text(pilot), (question, text(pilot))
-        await pilot.press("escape")
+            seen = " ".join(text(pilot).split())
+            assert answer in seen, (question, seen)
 
 
 async def test_is_anything_loading() -> None:
