@@ -1,8 +1,135 @@
-"""`bench`: measure a running service, or, in a checkout, mlx-stack itself."""
+"""`bench dev`: benchmarks of mlx-stack itself, against targets and other servers."""
+
+import os
+import shlex
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands import bench_dev
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.exit_codes import Misuse
+from mlxstack.cli.output import as_json, note
+from mlxstack.core.errors import Unsupported
 
-app = typer.Typer(help="Measure speed and memory.", no_args_is_help=True)
-app.command("dev")(bench_dev.dev)
+if TYPE_CHECKING:
+    from mlxstack.bench.dev.registry import BenchRequest
+    from mlxstack.bench.report import BenchReport
+    from mlxstack.bench.timed_request import ServerUnderTest
+
+SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
+SCENES_HELP = f"serve: play this one only; may be given again. {', '.join(SCENES)}."
+NAMES = ("engine", "cache", "text", "serve", "peers", "start", "tui", "all")
+
+
+def bench_names(incomplete: str) -> list[str]:
+    """Complete the name of a benchmark in the shell."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    what: Annotated[
+        str,
+        typer.Argument(metavar="|".join(NAMES), help="Which one.", autocompletion=bench_names),
+    ],
+    model: Annotated[
+        str, typer.Option(help="`random` (26 M parameters), `demo`, a folder, or a hub id.")
+    ] = "random",
+    passes: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 3,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=2, help="serve, peers: tokens of an answer.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="serve: a running service instead of one of our own.")
+    ] = None,
+    vs: Annotated[
+        str | None,
+        typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
+    ] = None,
+    vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
+    scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A tiny model: does it work, not how fast.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure speed and memory of a checkout; print tables, ratios, targets met or missed.
+
+    engine: our batch and mlx-lm's in one process. cache: agents that come back, start together,
+    are saved. text: the text work of a request. serve: a service under many agents. peers: the
+    same beside mlx_lm.server on the same model. start: how soon the command answers.
+    tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
+    """
+    if find_spec("mlxstack.bench.dev") is None:
+        raise Unsupported(
+            "`mlx-stack bench dev` needs a checkout of the source: an installed package has no "
+            "developers' benchmarks"
+        )
+    from mlxstack.bench.dev.registry import BenchRequest
+
+    if what not in NAMES:
+        raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
+    if (url or vs or scene) and what != "serve":
+        raise Misuse("--url, --vs and --scene go with `bench dev serve`")
+    unknown = [one for one in scene or () if one not in SCENES]
+    if unknown:
+        raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
+    own = _server("mlx-stack", url, model, _key())
+    # The key opens our service; another server never sees it.
+    other = _server(vs or "", vs, vs_model, None)
+    wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
+    reports = _measured(what, wanted)
+    as_json(reports) if json else _print(reports, markdown)
+
+
+def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
+    import tempfile
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    import httpx
+
+    from mlxstack.bench.dev.registry import EVERYTHING, BenchContext, report
+    from mlxstack.client import Unreachable
+
+    command = shlex.join(["mlx-stack", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory(prefix="mlx-stack-bench-") as folder:
+        today = datetime.now(UTC).date()
+        inputs = BenchContext(Path(folder), dict(os.environ), today, command, note)
+        names = EVERYTHING if what == "all" else (what,)
+        try:
+            return [report(name, wanted, inputs) for name in names]
+        except httpx.TransportError as why:
+            raise Unreachable(f"no answer from {why.request.url} ({why})") from why
+
+
+def _key() -> str | None:
+    from mlxstack.cli.target import KEY_VARIABLE, key_of
+
+    return key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
+
+
+def _server(name: str, url: str | None, model: str, key: str | None) -> "ServerUnderTest | None":
+    from mlxstack.bench.timed_request import ServerUnderTest
+    from mlxstack.cli.target import address
+
+    return ServerUnderTest(name, address(url), model, key) if url is not None else None
+
+
+def _print(reports: "list[BenchReport]", is_markdown: bool) -> None:
+    from rich.console import Console
+
+    from mlxstack.bench.report_markdown import markdown
+    from mlxstack.bench.report_terminal import show
+
+    for one in reports:
+        if is_markdown:
+            typer.echo(markdown(one))
+        else:
+            show(one, Console(width=None if sys.stdout.isatty() else 160))
+
+
+app = typer.Typer(help="Measure speed and memory.", rich_markup_mode=None, no_args_is_help=True)
+app.command("dev")(bench)
