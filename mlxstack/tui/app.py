@@ -58,7 +58,7 @@ class Updated(Message):
 
 
 class Dashboard(App[None]):
-    """`calls` does what a person asks for; None when a recording is replayed.
+    """`calls` runs the actions; None when a recording is replayed.
 
     `machine` is the computer of the service, when it is this one.
     """

@@ -17,7 +17,7 @@ News = StatusFrame | FeedLost
 
 
 class Feed(Protocol):
-    """`name` tells a person what is watched."""
+    """Source of frames; `name` is shown in the first line."""
 
     name: str
 

@@ -42,7 +42,7 @@ def holder(model: DashboardState, action: Action, key: str) -> str | None:
 
 
 def question(pending: PendingAction, model: DashboardState) -> Question | None:
-    """What is to be asked first; its answer is the words, or None when it shall not be done."""
+    """Question before an action; its answer is the input, or None to cancel."""
     told, wants = pending.action.describe(model, pending.key), pending.action.wants
     match wants:
         case ActionInput.NOTHING:
@@ -56,7 +56,7 @@ def question(pending: PendingAction, model: DashboardState) -> Question | None:
 
 
 async def run_action(app: App[None], pending: PendingAction, words: str) -> None:
-    """To be run in a worker: the service may let it wait."""
+    """Run the action in a worker: the service may take its time."""
     hands = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
     try:
         done = await pending.action.do(hands, Aim(pending.key, words))

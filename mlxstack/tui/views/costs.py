@@ -1,4 +1,4 @@
-"""What cost time: the last ten minutes, ranked by seconds lost."""
+"""Losses of the last ten minutes, ranked by seconds."""
 
 from msgspec import Struct
 

@@ -190,7 +190,7 @@ def queue(model: DashboardState, width: int) -> TableData:
 
 
 def waits_for(n_ahead: int, view: WaitingView, model: DashboardState) -> str:
-    """Why a request waits, in words."""
+    """Describe the slot a request waits for."""
     if view.pin is not None:
         slot = next((one for one in model.frame.snapshot.slots if one.id == view.pin), None)
         behind = f" behind {agent_name(model, slot.agent)}" if slot and is_active(slot) else ""

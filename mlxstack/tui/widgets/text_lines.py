@@ -52,6 +52,6 @@ class TileBox(TextLines):
 
 
 def _n_rows(lines: tuple[Line, ...], width: int) -> int | None:
-    """How many rows these lines take; None where one of them is broken."""
+    """Count the rows of these lines; None where one of them wraps."""
     widest = max((sum(cell_len(cell.text) for cell in line) for line in lines), default=0)
     return len(lines) if widest <= width else None
