@@ -1,15 +1,17 @@
-"""Draws what a watcher of this service sees now."""
+"""Status frames of a service for dashboards."""
 
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 
 import psutil
 from msgspec.structs import replace
 
 from mlxstack import __version__
-from mlxstack.core.commands import AgentKVLocation, GetCacheStats, LocateAgentKV
+from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.engine_snapshot import Counters, Snapshot
+from mlxstack.core.errors import Unsupported
 from mlxstack.core.status import (
     AgentView,
     CacheView,
@@ -36,9 +38,9 @@ REST_S = 15.0
 def frame_of(
     service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
 ) -> StatusFrame:
-    """Cheap, and possible at any time, also while the model loads or after it broke.
+    """Status frame; cheap, and possible at any time, also while the model loads.
 
-    `memory` and `kept` are the latest answers of the KV memory.
+    `memory` and `kept` are the latest statistics of the prefix cache.
     """
     snapshot = service.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
@@ -60,16 +62,17 @@ def frame_of(
 
 
 def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
-    """The last used ones, with few turns each: a frame is sent several times per second."""
+    """Last used agents, with few turns: a frame is sent several times per second."""
     records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
     found = views(records, snapshot, service.name, kept, service.agent_store.stored)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
 
 
 class StatusFeed:
-    """What one watcher sees. The KV memory is looked at rarely: that takes a turn of the engine.
+    """Status frames for one watcher.
 
-    Nothing waits for the answer, so that a stuck engine is seen as stuck.
+    The prefix cache is read rarely, since that takes a step of the engine. Nothing waits for it, so
+    a stuck engine shows as stuck.
     """
 
     def __init__(self, service: Service) -> None:
@@ -83,20 +86,23 @@ class StatusFeed:
         self._mode = ""
 
     def frame(self) -> StatusFrame:
-        """The frame of now, with the latest answer of the KV memory; the first tells the past."""
+        """Current frame, with the latest cache statistics; the first also has the past."""
         self._take()
         frame = frame_of(self._service, self._memory, self._kept)
         if self._mode:
             frame = replace(frame, service=replace(frame.service, mode=self._mode))
         if not self._has_past:
             self._has_past = True
-            frame = replace(frame, past=tuple(self._service.samples))
+            frame = replace(frame, past=tuple(self._service.stats.samples))
         if self._coming is None and self._is_due(time.monotonic()):
-            tend = self._service.engine.run_cache_command
-            names = tuple(agent.id for agent in frame.agents or ())
-            self._coming = tend(GetCacheStats(MOST_PREFIXES)), tend(LocateAgentKV(names))
             self._look_up_mode()
+            self._begin_look(tuple(agent.id for agent in frame.agents or ()))
         return frame
+
+    def _begin_look(self, agents: tuple[str, ...]) -> None:
+        with suppress(Unsupported):
+            cache = self._service.cache
+            self._coming = cache.stats(MOST_PREFIXES), cache.locate_agents(agents)
 
     def _take(self) -> None:
         if self._coming is None or not all(one.done() for one in self._coming):
@@ -108,14 +114,14 @@ class StatusFeed:
         self._coming = None
 
     def _look_up_mode(self) -> None:
-        """It is a file of the home, changed by the command that switches."""
+        """Read the mode, a file of the home that `mlx-stack mode` changes."""
         engine_factory = self._service.engine_factory
         self._mode = (
             engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""
         )
 
     def _is_due(self, now: float) -> bool:
-        done = self._service.snapshot().counters, self._service.n_tended
+        done = self._service.snapshot().counters, self._service.stats.n_cache_changes
         pause_s = REST_S if done == self._done else LOOK_S
         if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
             return False
@@ -176,8 +182,8 @@ def _loading(service: Service) -> LoadView | None:
     n_done = n_total = 0
     if service.engine_factory is not None:
         n_total = service.engine_factory.weights_bytes(service.preset)
-        n_done = max(0, service.engine_factory.active_bytes() - service.bytes_before_load)
-    elapsed_s = time.monotonic() - service.load_began_at
+        n_done = max(0, service.engine_factory.active_bytes() - service.stats.bytes_before_load)
+    elapsed_s = time.monotonic() - service.stats.load_began_at
     return LoadView(service.name, min(n_done, n_total), n_total, elapsed_s)
 
 
@@ -190,7 +196,7 @@ def _facts(service: Service) -> ServiceFacts:
         preset=preset.name,
         version=__version__,
         health=health.value,
-        uptime_s=time.time() - service.started_at,
+        uptime_s=time.time() - service.stats.started_at,
         n_ctx=service.n_ctx,
         max_waiting=preset.queue.max_waiting,
         budget_bytes=service.snapshot().kv_budget_bytes,

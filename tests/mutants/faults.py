@@ -34,7 +34,7 @@ FAULTS = (
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(
-        "who is cancelled waits for his thread", "service/threads.py",
+        "who is cancelled waits for his thread", "service/agents/store.py",
         "            cancelled = error\n", "            raise\n",
         "tests/service/test_threads.py::test_a_cancelled_caller_waits_for_the_end",
     ),
@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Mutant(
         "one of two turns at once is refused", "service/agents/turns.py",
-        "with service.lines.joined(agent):", "with service.lines.joined(\"\"):",
+        "with service.agent_locks.joined(agent):", "with service.agent_locks.joined(\"\"):",
         "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
     ),
     Mutant(
@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Mutant(
         "a restored slot is still its tenant's", "engine/kv/slot_restore.py",
-        "n_tokens, found.manifest.salt", 'n_tokens, ""',
+        "context.assign(found.manifest.salt, None", 'context.assign("", None',
         SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
     ),
     Mutant(
@@ -97,7 +97,7 @@ FAULTS = (
     ),
     Mutant(
         "what can never fit is refused", "engine/step.py",
-        "if ticket.n_bytes > self.slot_kv.memory.budget:", "if ticket.n_bytes < 0:",
+        "if queued.n_bytes > self.slot_kv.memory.budget:", "if queued.n_bytes < 0:",
         "tests/engine/test_memory.py::"
         "test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers",
     ),
@@ -108,7 +108,7 @@ FAULTS = (
         "test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six",
     ),
     Mutant(
-        "a save ends when memory keeps no piece of it", "engine/kv/incremental_pack.py",
+        "a save ends when memory keeps no piece of it", "engine/kv/park.py",
         "if self._n_left == 0 or not", "if not",
         PACKING + "test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece",
     ),

@@ -58,12 +58,12 @@ class Batch:
     GPU busy; a CPU computes while it schedules, so there it would only delay every token.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, *, is_batching: bool = True) -> None:
+        self.model = model
         self._in_flight: InFlightStep | None = None
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
-        self.is_batching = True
+        self.is_batching = is_batching
         self.is_ahead = has_gpu()
         self.n_calls = 0
         self.n_rows = 0
@@ -148,12 +148,12 @@ class Batch:
         self.n_rows += len(rows)
         if len(rows) == 1 or not self.is_batching:
             self.n_calls += len(rows)
-            each = [self._model(r.input_token[None], cache=r.context.caches)[:, -1] for r in rows]
+            each = [self.model(r.input_token[None], cache=r.context.caches)[:, -1] for r in rows]
             return mx.concatenate(each) if len(each) > 1 else each[0]
         self.n_calls += 1
         views = [view(caches) for caches in zip(*(r.context.caches for r in rows), strict=True)]
         tokens = mx.concatenate([row.input_token for row in rows])[:, None]
-        logits: mx.array = self._model(tokens, cache=views)[:, -1]
+        logits: mx.array = self.model(tokens, cache=views)[:, -1]
         return logits
 
     def _collect(self, flight: InFlightStep | None) -> list[RowToken]:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlxstack.bench.dev.in_process.contestants import FIRST, Ours, Theirs, filled
 from mlxstack.bench.dev.trials import BenchResult, Steps, TrialSamples
-from mlxstack.engine import buffer_cache
+from mlxstack.engine import device
 from mlxstack.engine.model.loader import LoadedModel
 
 Side = Ours | Theirs
@@ -73,7 +73,7 @@ def grown(build: Callable[[], Any]) -> tuple[Any, int]:
 def _active() -> int:
     gc.collect()
     mx.synchronize()
-    buffer_cache.release()
+    device.release()
     return int(mx.get_active_memory())
 
 

@@ -1,0 +1,126 @@
+"""Response shapes of llama-server: sampling parameters, errors."""
+
+from typing import Any
+
+from mlxstack.api.errors import INVALID, STATUSES, ErrorTable, context_sizes, nearest
+from mlxstack.core import errors
+from mlxstack.core.request import Request, SamplingParams
+
+Answer = dict[str, Any] | list[dict[str, Any]]
+
+RANDOM_SEED = 4294967295
+SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
+
+ABSENT: dict[str, Any] = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "typical_p": 1.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": 0,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "n_keep": 0,
+    "n_discard": 0,
+    "min_keep": 0,
+    "chat_format": "Content-only",
+    "reasoning_format": "deepseek",
+    "reasoning_in_content": False,
+    "generation_prompt": "",
+    "samplers": SAMPLERS,
+    "speculative.types": "none",
+    "timings_per_token": False,
+    "post_sampling_probs": False,
+    "backend_sampling": False,
+    "lora": (),
+}
+
+# Only in the answer of a completion.
+SPOKEN: dict[str, Any] = {
+    "dry_sequence_breakers": (),
+    "grammar": "",
+    "grammar_lazy": False,
+    "grammar_triggers": (),
+    "preserved_tokens": (),
+}
+
+
+ERROR_TYPES: ErrorTable[str] = {
+    errors.StackError: "server_error",
+    errors.BadRequest: INVALID,
+    errors.TooLong: "exceed_context_size_error",
+    errors.Unsupported: "not_supported_error",
+    errors.Unauthorized: "authentication_error",
+    errors.Forbidden: "permission_error",
+    errors.NotFound: "not_found_error",
+    errors.Conflict: INVALID,
+    errors.Busy: "unavailable_error",
+    errors.Loading: "unavailable_error",
+    errors.DiskFull: "insufficient_storage_error",
+    errors.Damaged: INVALID,
+}
+
+
+def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
+    """Error envelope, of a response as of an event inside a stream."""
+    message = error.message
+    if isinstance(error, errors.TooLong):
+        # Clients match this exact text.
+        message = (
+            f"request ({error.got} tokens) exceeds the available context size "
+            f"({error.limit} tokens), try increasing it"
+        )
+    return {
+        "error": {
+            "code": nearest(STATUSES, error),
+            "message": message,
+            "type": nearest(ERROR_TYPES, error),
+            **context_sizes(error),
+        }
+    }
+
+
+def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:
+    """The `params` of /props and /slots. -1 tokens means no limit."""
+    return {
+        "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_last_n": sampling.window,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "max_tokens": max_tokens,
+        "n_predict": max_tokens,
+        "ignore_eos": False,
+        "stream": is_stream,
+        "n_probs": sampling.top_logprobs or 0,
+        **ABSENT,
+    }
+
+
+def request_params(request: Request) -> dict[str, Any]:
+    """The `params` of a slot: those of its last request."""
+    return {**params(request.sampling, request.max_tokens), "ignore_eos": not request.eos}
+
+
+def generation_settings(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
+    """The `generation_settings` of a completion."""
+    return {
+        **request_params(request),
+        **SPOKEN,
+        "stream": is_stream,
+        "stop": stop,
+        "logit_bias": [
+            {"bias": bias, "token": token} for token, bias in request.sampling.logit_bias
+        ],
+    }

@@ -1,0 +1,370 @@
+"""Request fields that several dialects share, and their limits."""
+
+import json
+import math
+import re
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from mlxstack.api.guards import Connection, apply_key_policy
+from mlxstack.core.conversation import Message, Role
+from mlxstack.core.errors import BadRequest, UnknownModel
+from mlxstack.service.generation_options import (
+    MAX_TOP_LOGPROBS,
+    UNLIMITED,
+    GenerationOptions,
+    SamplingOverrides,
+)
+from mlxstack.service.service import Service, plain
+from mlxstack.text.grammar.response_format import ResponseConstraint
+
+# An agent id is a path segment, and clients remove `.` and `..` from paths.
+AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
+AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
+
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+MOST_MESSAGES = 20_000
+MOST_PARTS = 100_000
+MOST_CALLS = 20_000
+MOST_TOOLS = 4_000
+MOST_BIASES = 300_000
+"""More than any vocabulary has tokens."""
+
+MOST_BIAS_TEXTS = 1000
+LONGEST_BIAS_TEXT = 1000
+TOKEN_ID = re.compile(r"[+-]?[0-9]{1,18}")
+
+Prompts = str | list[str | int | list[int | str]]
+Prompt = str | tuple[int | str, ...]
+"""One prompt: a text, or token ids and texts in a row."""
+LogitBias = dict[str, float | bool] | list[list[Any]]
+
+
+class Fields(Struct, kw_only=True):
+    """Unknown fields are ignored; every field may be absent or null.
+
+    `limits` are the fields that bound the answer, the first one given counts; `least` is the
+    smallest bound.
+    """
+
+    limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_tokens")
+    least: ClassVar[int] = 1
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_context_size: int | None = None
+    repeat_last_n: int | None = None
+    logit_bias: LogitBias | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    n_predict: int | None = None
+    id_slot: int | None = None
+    session_id: str | None = None
+    agent: str | None = None
+    cache_prompt: bool | None = None
+    cache_salt: str | None = None
+    timings_per_token: bool | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
+    prompt_cache_key: Any = None
+    user: Any = None
+    metadata: Any = None
+
+
+def options(
+    body: Fields, request: str, n_logprobs: int | None, caller: Connection
+) -> GenerationOptions:
+    """Generation options of a body, as far as the caller's key allows.
+
+    Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
+    key does not give.
+    """
+    wanted = GenerationOptions(
+        id=request,
+        max_tokens=limit(body),
+        sampling=_sampling_overrides(body, n_logprobs),
+        stop=stops(body.stop, "stop"),
+        ignore_eos=bool(body.ignore_eos),
+        slot=None if body.id_slot in (None, -1) else body.id_slot,
+        agent=_agent(body),
+        session_hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
+        use_cache=body.cache_prompt is not False,
+        salt=body.cache_salt or "",
+        response_format=_shape(body),
+        thinking_budget=thinking_budget(body),
+    )
+    return apply_key_policy(wanted, caller)
+
+
+def bound(n: int, most: int, name: str, what: str) -> None:
+    """Raise BadRequest for more than `most` items in a field."""
+    if n > most:
+        raise BadRequest(f"{name} has {n} {what}; it may have {most}", name)
+
+
+def n_parts(contents: Iterable[Any]) -> int:
+    """Number of parts in all contents that are lists."""
+    return sum(len(content) for content in contents if isinstance(content, list))
+
+
+def limit(body: Fields) -> int | None:
+    """Token limit of the response, None without one. Raises BadRequest."""
+    name = next((name for name in body.limits if getattr(body, name) is not None), None)
+    if name is None:
+        return None
+    wanted: int = getattr(body, name)
+    if wanted != UNLIMITED and wanted < body.least:
+        raise BadRequest(
+            f"{name} is {wanted}; it must be at least {body.least}, or -1 for no limit", name
+        )
+    return wanted
+
+
+def thinking_budget(body: Fields) -> int | None:
+    """Most tokens of reasoning; a negative number removes the limit."""
+    given = body.thinking_budget_tokens
+    wanted = body.reasoning_budget_tokens if given is None else given
+    return None if wanted is None or wanted < 0 else wanted
+
+
+def _shape(body: Fields) -> ResponseConstraint | None:
+    """Constraint by llama-server's own fields."""
+    if body.grammar:
+        return ResponseConstraint(grammar=body.grammar, param="grammar")
+    return (
+        None
+        if body.json_schema is None
+        else ResponseConstraint(body.json_schema, param="json_schema")
+    )
+
+
+def only_one(n: int | None) -> None:
+    """Raises BadRequest where an answer has one choice."""
+    if n not in (None, 1):
+        raise BadRequest(f"n is {n}; one choice per request is served", "n")
+
+
+def top_logprobs(wanted: int | None, name: str) -> int | None:
+    """A number of alternatives between 0 and 20, or None. Raises BadRequest."""
+    if wanted is not None and not 0 <= wanted <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"{name} is {wanted}; it must be 0 to {MAX_TOP_LOGPROBS}", name)
+    return wanted
+
+
+def _sampling_overrides(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
+    repetition, name = (
+        (body.repetition_penalty, "repetition_penalty")
+        if body.repeat_penalty is None
+        else (body.repeat_penalty, "repeat_penalty")
+    )
+    if repetition is not None and repetition <= 0:
+        raise BadRequest(f"{name} is {repetition}; it must be above 0, and 1 is neutral", name)
+    window = body.repeat_last_n if body.repeat_last_n is not None else body.repetition_context_size
+    biases = _biases(body.logit_bias)
+    return SamplingOverrides(
+        temperature=body.temperature,
+        top_p=_share(body.top_p, "top_p"),
+        top_k=body.top_k,
+        min_p=_share(body.min_p, "min_p"),
+        seed=body.seed,
+        repetition_penalty=repetition,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        window=window,
+        logit_bias=tuple((key, value) for key, value in biases if isinstance(key, int)),
+        bias_texts=tuple((key, value) for key, value in biases if isinstance(key, str)),
+        top_logprobs=n_logprobs,
+    )
+
+
+def _share(value: float | None, name: str) -> float | None:
+    if value is not None and not 0 <= value <= 1:
+        raise BadRequest(f"{name} is {value}; it must be between 0 and 1", name)
+    return value
+
+
+def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
+    """Stop strings. Raises BadRequest for too many, or for one too long."""
+    words = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
+    if len(words) > MOST_STOPS:
+        raise BadRequest(f"{name} has {len(words)} words; it may have {MOST_STOPS}", name)
+    longest = max(map(len, words), default=0)
+    if longest > LONGEST_STOP:
+        raise BadRequest(
+            f"{name} has a word of {longest} characters; it may have {LONGEST_STOP}", name
+        )
+    return words
+
+
+def _agent(body: Fields) -> str | None:
+    name, agent = (
+        ("agent", body.agent) if body.session_id is None else ("session_id", body.session_id)
+    )
+    if agent is not None and not AGENT_ID.fullmatch(agent):
+        raise BadRequest(f"{name} {AGENT_WORDS}", name)
+    return agent
+
+
+def _user(body: Fields) -> Any:
+    """End user by OpenAI's field, or by Anthropic's."""
+    owner = body.metadata.get("user_id") if isinstance(body.metadata, dict) else None
+    return body.user if owner is None else owner
+
+
+def _biases(bias: LogitBias | None) -> list[tuple[int | str, float]]:
+    """Biases of token ids and, as llama-server takes them, of the tokens of texts.
+
+    The keys of an object are ids where they are numbers. Raises BadRequest.
+    """
+    if isinstance(bias, dict):
+        pairs: list[Any] = [
+            (int(key) if TOKEN_ID.fullmatch(key) else key, value) for key, value in bias.items()
+        ]
+    else:
+        pairs = list(bias or ())
+    if len(pairs) > MOST_BIASES:
+        raise BadRequest(
+            f"logit_bias has {len(pairs)} entries; it may have {MOST_BIASES}", "logit_bias"
+        )
+    found = [_one_bias(pair) for pair in pairs]
+    texts = [key for key, _ in found if isinstance(key, str)]
+    if len(texts) > MOST_BIAS_TEXTS or max(map(len, texts), default=0) > LONGEST_BIAS_TEXT:
+        raise BadRequest(
+            f"logit_bias may have {MOST_BIAS_TEXTS} texts of {LONGEST_BIAS_TEXT} characters each; "
+            "give token ids",
+            "logit_bias",
+        )
+    return found
+
+
+def _one_bias(pair: Any) -> tuple[int | str, float]:
+    """llama-server's `false` forbids a token altogether."""
+    try:
+        key, value = pair
+        if (isinstance(key, str) and key) or (isinstance(key, int) and not isinstance(key, bool)):
+            if value is False:
+                return key, -math.inf
+            if math.isfinite(number := float(value)):
+                return key, number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BadRequest(
+        f"{reprlib.repr(pair)} is not a pair of a token id or a text and a finite number",
+        "logit_bias",
+    )
+
+
+def prompts(sent: Prompts) -> tuple[Prompt, ...]:
+    """One prompt or several, each a text, or token ids and texts in a row.
+
+    As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an empty
+    list.
+    """
+    if isinstance(sent, str):
+        return (sent,)
+    row = tuple(one for one in sent if not isinstance(one, list))
+    has_ids = any(isinstance(one, int) for one in row)
+    if not sent or (has_ids and len(row) < len(sent)):
+        raise BadRequest(
+            "prompt must be text, token ids, or a list of texts or of lists of token ids", "prompt"
+        )
+    if has_ids:
+        return (row,)
+    return tuple(_prompt(one) for one in sent)
+
+
+def _prompt(one: str | int | list[int | str]) -> Prompt:
+    assert not isinstance(one, int)
+    return one if isinstance(one, str) else tuple(one)
+
+
+MAX_CHARS = 200
+
+CODEX = ("thread-id", "session-id")
+OPENCODE = ("x-session-id", "x-session-affinity")
+
+# Separator of the session in Claude Code's older form of `user_id`.
+SESSION_MARK = "_session_"
+
+
+def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) -> str | None:
+    """Strongest session hint of a request as "client:name", or None.
+
+    `cache_key` is OpenAI's `prompt_cache_key`; `user` is its `user`, or Anthropic's
+    `metadata.user_id`. Sub-agents of Claude Code share their session's id, so the sub-agent's id is
+    added to it.
+    """
+    if session := _said(headers.get("x-claude-code-session-id")):
+        agent = _said(headers.get("x-claude-code-agent-id"))
+        return _named("claude", f"{session}/{agent}" if agent else session)
+    if thread := _first(headers, CODEX):
+        return _named("codex", thread)
+    if session := _first(headers, OPENCODE):
+        return _named("opencode", session)
+    if key := _said(cache_key):
+        return _named("key", key)
+    return _of_user(_said(user))
+
+
+def _of_user(user: str) -> str | None:
+    """Claude Code wraps its session into the user's id, as JSON or as a suffix."""
+    if not user:
+        return None
+    try:
+        parsed = json.loads(user)
+    except (ValueError, RecursionError):
+        parsed = None
+    inner = _said(parsed.get("session_id")) if isinstance(parsed, dict) else ""
+    session = inner or user.partition(SESSION_MARK)[2]
+    return _named("claude", session) if session else _named("user", user)
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((said for name in names if (said := _said(headers.get(name)))), "")
+
+
+def _said(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _named(client: str, name: str) -> str:
+    return f"{client}:{name}"[:MAX_CHARS]
+
+
+def names(service: Service) -> tuple[str, ...]:
+    """Alias first, then the model's id; of a folder only its last name."""
+    return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
+
+
+def resolve_model(service: Service, wanted: str | None) -> str:
+    """Model name to echo. Raises UnknownModel where the preset is strict."""
+    if wanted is None:
+        return service.name
+    if service.preset.server.strict_models and wanted not in names(service):
+        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
+    return wanted
+
+
+def json_instruction(schema: dict[str, Any] | None) -> Message:
+    """Instruction to answer in JSON, before the answer."""
+    line = "Answer with one JSON object and nothing else."
+    if schema:
+        line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"
+    return Message(Role.SYSTEM, line)

@@ -1,0 +1,202 @@
+"""Response fields that several dialects share: timings, usage, logprobs."""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.engine_events import RequestTimings
+from mlxstack.service.response_parts import (
+    ContentPart,
+    GenerationFinished,
+    GenerationStarted,
+    ReasoningPart,
+    ResponsePart,
+    TokenLogprob,
+)
+from mlxstack.service.text_processor import TextProcessor
+
+
+class Timings(Struct, frozen=True):
+    """cache_n + prompt_n = prompt tokens; 0.0 where a rate has no meaning."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class CachedTokens(Struct, frozen=True):
+    cached_tokens: int
+
+
+class ReasoningTokens(Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class OpenAIUsage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+
+
+def timings(work: RequestTimings) -> Timings:
+    """Milliseconds and rates of both phases."""
+    n_prompt, prompt_ms = work.n_prompt - work.n_cached, work.prefill_s * 1000
+    n_predicted, predicted_ms = work.n_generated, work.decode_s * 1000
+    return Timings(
+        cache_n=work.n_cached,
+        prompt_n=n_prompt,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, n_prompt),
+        prompt_per_second=_ratio(n_prompt, work.prefill_s),
+        predicted_n=n_predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
+        predicted_per_second=_ratio(n_predicted, work.decode_s),
+    )
+
+
+class Stopwatch:
+    """Timings of a reply under way, measured where it is sent."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._work = RequestTimings()
+        self._began = self._first = clock()
+
+    def count(self, part: ResponsePart) -> None:
+        """Count a part."""
+        now = self._clock()
+        match part:
+            case GenerationStarted():
+                self._began = now
+                self._work = RequestTimings(n_prompt=part.n_prompt, n_cached=part.n_cached)
+            case ReasoningPart() | ContentPart():
+                self._first = self._first if self._work.n_generated else now
+                self._work = replace(
+                    self._work,
+                    n_generated=self._work.n_generated + len(part.notes),
+                    prefill_s=max(0.0, self._first - self._began),
+                    decode_s=now - self._first,
+                )
+
+    def timings(self) -> Timings:
+        """Timings so far."""
+        return timings(self._work)
+
+
+def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsage:
+    """Token counts over the choices of one response, `n_choices` for each prompt.
+
+    As OpenAI counts, a prompt counts once and every completion counts.
+    """
+    prompts = [one.work for one in ended[::n_choices]]
+    n_prompt = sum(work.n_prompt for work in prompts)
+    n_generated = sum(one.work.n_generated for one in ended)
+    return OpenAIUsage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_generated,
+        total_tokens=n_prompt + n_generated,
+        prompt_tokens_details=CachedTokens(sum(work.n_cached for work in prompts)),
+        completion_tokens_details=ReasoningTokens(sum(one.n_reasoning for one in ended)),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+# JSON has no infinity; this is OpenAI's own floor.
+LEAST = -9999.0
+
+
+class Alternative(Struct, frozen=True):
+    """A token that could have been chosen. `bytes` is exact where `token` cannot be."""
+
+    id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+class SampledLogprob(Struct, frozen=True):
+    """The token that was chosen, among the most likely ones."""
+
+    id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top_logprobs: tuple[Alternative, ...]
+
+
+class Logprobs(Struct, frozen=True):
+    """Chat: one entry per token."""
+
+    content: tuple[SampledLogprob, ...]
+    refusal: None = None
+
+
+class LegacyLogprobs(Struct, frozen=True):
+    """Completions: four parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+def logprobs(notes: tuple[TokenLogprob, ...], words: TextProcessor) -> Logprobs | None:
+    """Logprobs of chat completions, None when there are none."""
+    chosen = tuple(_chosen(note, note.logprob, words) for note in notes if note.logprob is not None)
+    return Logprobs(chosen) if chosen else None
+
+
+def legacy(
+    notes: tuple[TokenLogprob, ...], words: TextProcessor, offset: int
+) -> LegacyLogprobs | None:
+    """`offset` is the length of the text before these tokens, in characters."""
+    own = [note.logprob for note in notes if note.logprob is not None]
+    if not own:
+        return None
+    tokens = [_text(words.piece(note.token)) for note in notes]
+    offsets = [offset]
+    for token in tokens[:-1]:
+        offsets.append(offsets[-1] + len(token))
+    return LegacyLogprobs(
+        tokens=tokens,
+        token_logprobs=[_finite(logprob) for logprob in own],
+        top_logprobs=[{_text(words.piece(t)): _finite(p) for t, p in note.top} for note in notes],
+        text_offset=offsets,
+    )
+
+
+def _chosen(note: TokenLogprob, logprob: float, words: TextProcessor) -> SampledLogprob:
+    own = _alternative(note.token, logprob, words)
+    return SampledLogprob(
+        id=own.id,
+        token=own.token,
+        bytes=own.bytes,
+        logprob=own.logprob,
+        top_logprobs=tuple(_alternative(token, logprob, words) for token, logprob in note.top),
+    )
+
+
+def _alternative(token: int, logprob: float, words: TextProcessor) -> Alternative:
+    piece = words.piece(token)
+    return Alternative(token, _text(piece), tuple(piece), _finite(logprob))
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(LEAST, logprob)
