@@ -1,6 +1,5 @@
 """The actions of the dashboard; footer, palette, help and docs derive from this list."""
 
-from mlxstack.tui.actions import agents, prefix_cache, service, slots
 from mlxstack.tui.actions.action import (
     Action,
     ActionContext,
@@ -10,6 +9,10 @@ from mlxstack.tui.actions.action import (
     LocalMachine,
     ServiceCalls,
 )
+from mlxstack.tui.actions.agents import ACTIONS as AGENT_ACTIONS
+from mlxstack.tui.actions.prefix_cache import ACTIONS as CACHE_ACTIONS
+from mlxstack.tui.actions.service import ACTIONS as SERVICE_ACTIONS
+from mlxstack.tui.actions.slots import ACTIONS as SLOT_ACTIONS
 
 __all__ = [
     "ACTIONS",
@@ -25,10 +28,10 @@ __all__ = [
 ]
 
 ACTIONS: tuple[Action, ...] = (
-    *slots.ACTIONS,
-    *service.ACTIONS,
-    *prefix_cache.ACTIONS,
-    *agents.ACTIONS,
+    *SLOT_ACTIONS,
+    *SERVICE_ACTIONS,
+    *CACHE_ACTIONS,
+    *AGENT_ACTIONS,
 )
 
 
