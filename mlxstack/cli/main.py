@@ -26,6 +26,7 @@ from mlxstack.cli.commands import (
     slots,
     status,
     swap,
+    template,
     tui,
     up,
 )
@@ -85,6 +86,7 @@ app.add_typer(mode.app, name="mode")
 app.add_typer(slots.app, name="slots")
 app.add_typer(agents.app, name="agents")
 app.command("swap")(swap.swap)
+app.command("template")(template.template)
 app.add_typer(cache.app, name="cache")
 app.command("serve", hidden=True)(serve.serve)
 
