@@ -1,4 +1,4 @@
-"""Under which conditions a benchmark ran: machine, versions, BLAS, who else was busy."""
+"""Conditions of a benchmark: machine, versions, BLAS, load."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def child_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:
-    """What this computer is now."""
+    """Describe this computer now."""
     here = this_hardware()
     return Conditions(
         day=day.isoformat(),

@@ -1,4 +1,4 @@
-"""What a benchmark tells: its conditions, tables, and targets met or missed."""
+"""Report of a benchmark: conditions, tables, targets met or missed."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ class BenchTarget(Struct, frozen=True):
 
 
 class Conditions(Struct, frozen=True):
-    """Where and with what it was measured; `load` is the system's average of a minute before."""
+    """Machine and versions; `load` is the system's average of a minute before."""
 
     day: str
     machine: str

@@ -1,4 +1,4 @@
-"""A report as a person sees it in the terminal."""
+"""A report as tables in the terminal."""
 
 from rich.console import Console
 from rich.table import Table as Drawn

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.bench.workload import WORDS, Body, Yardstick, question, tool
+from mlxstack.bench.dev.workload import WORDS, Body, Yardstick, question, tool
 from mlxstack.client.types import CallUsage, ChatResponse
 from mlxstack.core.errors import Broken
 
@@ -30,7 +30,7 @@ TIMEOUT = httpx.Timeout(900.0, connect=5.0)
 
 
 class ServerUnderTest(Struct, frozen=True):
-    """Where to call; `model` is the name that goes into the body."""
+    """Address of a server; `model` is the name in the request body."""
 
     name: str
     url: str
@@ -131,7 +131,7 @@ class Caller:
         return time.perf_counter() - started if answer.is_success else None
 
     async def yardstick(self) -> Yardstick:
-        """How many tokens this server's model makes of our words and tools."""
+        """Count the tokens of our words and tools on this server."""
         few, many = " ".join(WORDS), " ".join(WORDS * 5)
         one = await self._n_prompt({"messages": [{"role": "user", "content": few}]})
         five = await self._n_prompt({"messages": [{"role": "user", "content": many}]})

@@ -40,7 +40,7 @@ class RequestTimings(Struct, frozen=True):
 
 
 class CacheMiss(Struct, frozen=True):
-    """Why less was reused than could have been.
+    """Why less was reused than could have been, and the `n_lost` tokens it cost.
 
     `at` is the token where the prompt diverged; `instead` are the tokens with which the prompt
     that it was compared to goes on.
@@ -49,6 +49,7 @@ class CacheMiss(Struct, frozen=True):
     reason: str
     at: int | None = None
     instead: tuple[int, ...] = ()
+    n_lost: int = 0
 
 
 class RequestQueued(Struct, frozen=True):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.request import Priority
 
 
@@ -19,7 +19,11 @@ class RequestPhase(StrEnum):
 
 
 class SlotView(Struct, frozen=True):
-    """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use."""
+    """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use.
+
+    `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
+    came from.
+    """
 
     id: int
     n_ctx: int
@@ -37,6 +41,8 @@ class SlotView(Struct, frozen=True):
     idle_s: float = 0.0
     is_used: bool = False
     miss: CacheMiss | None = None
+    elapsed_s: float = 0.0
+    source: KVSource = KVSource.NONE
 
 
 class WaitingView(Struct, frozen=True):

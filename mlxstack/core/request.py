@@ -43,7 +43,8 @@ class Request(Struct, frozen=True):
     first but never delays a request; `display_name` is for people: the explicit agent, or the
     name derived from the conversation. `checkpoint_positions` are ascending token positions.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
-    `request_id` is the id of the HTTP request, for the log.
+    `is_first_turn`: the conversation holds no answer yet. `request_id` is the id of the HTTP
+    request, for the log.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Request(Struct, frozen=True):
     agent: str | None = None
     session_hint: str | None = None
     display_name: str | None = None
+    is_first_turn: bool = False
     priority: Priority = Priority.NORMAL
     use_cache: bool = True
     checkpoint_positions: tuple[int, ...] = ()

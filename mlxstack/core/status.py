@@ -35,6 +35,7 @@ class MissView(Struct, frozen=True):
 
     `at` is the token where the prompt diverged: `text_shared` comes just before it,
     `text_cached` is what the cache goes on with, `text_sent` what the prompt goes on with.
+    It cost `n_lost` tokens that could have been reused, and `lost_s` seconds to compute them.
     """
 
     reason: str
@@ -45,6 +46,8 @@ class MissView(Struct, frozen=True):
     text_shared: str = ""
     text_cached: str = ""
     text_sent: str = ""
+    n_lost: int = 0
+    lost_s: float = 0.0
 
 
 class WindowSums(Struct, frozen=True):
@@ -62,7 +65,10 @@ class WindowSums(Struct, frozen=True):
 
 
 class PrefixView(Struct, frozen=True):
-    """A prefix that is kept. `agents` share it; `places` ("memory", "disk") hold all of it."""
+    """A prefix that is kept. `agents` share it; `places` ("memory", "disk") hold all of it.
+
+    `opening` are its first words, where they are known.
+    """
 
     id: str
     name: str = ""
@@ -73,6 +79,7 @@ class PrefixView(Struct, frozen=True):
     agents: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     is_pinned: bool = False
+    opening: str = ""
 
 
 class CacheView(Struct, frozen=True):
@@ -161,16 +168,44 @@ class RequestView(Struct, frozen=True):
 
 
 class ThroughputSample(Struct, frozen=True, array_like=True):
-    """Tokens computed and generated since the start, at `at`, seconds since 1970."""
+    """Tokens computed, generated and reused since the start, at `at`, seconds since 1970."""
 
     at: float
     n_prompt: int
     n_generated: int
+    n_cached: int = 0
+
+
+class MemoryView(Struct, frozen=True):
+    """Memory of the computer in bytes, and what this service holds of it.
+
+    `workspace_bytes` are arrays of MLX that are neither weights nor KV, and freed buffers that it
+    keeps; `available_bytes` are free without swapping. `pressure` is "calm", "high" or "critical".
+    """
+
+    total_bytes: int = 0
+    available_bytes: int = 0
+    weights_bytes: int = 0
+    live_bytes: int = 0
+    parked_bytes: int = 0
+    workspace_bytes: int = 0
+    swap_bytes: int = 0
+    pressure: str = ""
+
+
+class LoadView(Struct, frozen=True):
+    """A model that is being loaded: bytes in memory of all its weights, after `elapsed_s`."""
+
+    model: str
+    n_done: int = 0
+    n_total: int = 0
+    elapsed_s: float = 0.0
 
 
 class StatusFrame(Struct, frozen=True, omit_defaults=True):
     """Status at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
 
+    `titles` names agents by client and folder, or by what they were first told.
     `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
     only the last used ones are included; 0 when agents are not counted. `past` are the last
     minutes, the oldest first: only the first frame of a feed has it.
@@ -185,3 +220,6 @@ class StatusFrame(Struct, frozen=True, omit_defaults=True):
     requests: tuple[RequestView, ...] | None = None
     n_agents: int = 0
     past: tuple[ThroughputSample, ...] = ()
+    memory: MemoryView | None = None
+    loading: LoadView | None = None
+    titles: dict[str, str] = {}

@@ -141,4 +141,6 @@ def _slot(
         idle_s=idle,
         is_used=True,
         miss=live.miss,
+        elapsed_s=max(0.0, now - live.request.arrived) if is_active else 0.0,
+        source=live.source,
     )

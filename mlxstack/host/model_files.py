@@ -114,6 +114,13 @@ def measured(folder: Path) -> Weights | None:
     return Weights(**sums)
 
 
+def weights_on_disk(spec: ModelSpec) -> int:
+    """Bytes of the weight files on this computer; 0 when there are none."""
+    folder = _folder(spec)
+    files = folder.glob("model*.safetensors") if folder is not None else ()
+    return sum(file.stat().st_size for file in files)
+
+
 def _folder(spec: ModelSpec) -> Path | None:
     if spec.id == BUILTIN_MODEL:
         return MODEL_DIR

@@ -59,10 +59,10 @@ class MissReason(StrEnum):
     """Why less was reused than could have been."""
 
     COLD = "cold"
+    NEW = "new conversation"
     DIVERGED = "diverged"
     EVICTED = "evicted"
     NO_CHECKPOINT = "no checkpoint"
-    UNALIGNED = "unaligned"
     MODEL = "model changed"
     DISABLED = "disabled"
 
@@ -73,13 +73,15 @@ class MissContext(Struct, frozen=True):
     `n_previous` is the prompt length of the nearest context whose tokens are known (the agent's
     last one, without its answer, which clients may drop), `n_common` how much of it the prompt
     shares, `n_evicted` how much was known before an eviction.
-    `is_foreign`: the agent has KV, but of another identity.
+    `is_foreign`: the agent has KV, but of another identity. `is_new`: the first turn of a
+    conversation, which shares at most a prefix with others.
     """
 
     n_prompt: int
     block_size: int = 128
     is_enabled: bool = True
     is_foreign: bool = False
+    is_new: bool = False
     n_previous: int = 0
     n_common: int = 0
     n_evicted: int = 0
@@ -115,20 +117,24 @@ def explain_miss(
 ) -> CacheMiss | None:
     """Why `chosen` reuses less than it could have; None when nothing was lost.
 
-    When the prompt diverged and a checkpoint was missing too, the larger loss is named.
+    When the prompt diverged and a checkpoint was missing too, the larger loss is named. The last
+    tokens of a known prompt that do not fill a block are no loss.
     """
     at, limit = chosen.position, max(clues.n_prompt - 1, 0)
     covered = min(max((o.covered for o in options), default=0), limit)
     common = min(clues.n_common, limit)
-    diverged = min(clues.n_previous, limit) - common
-    is_near = common - at < clues.block_size
+    previous, known = min(clues.n_previous, limit), max(common, min(clues.n_evicted, limit))
+    has_diverged = 0 < previous - common >= covered - at
+    is_partial_block = at < common < at + clues.block_size
     losses = (
-        (not clues.is_enabled, CacheMiss(MissReason.DISABLED)),
+        (not clues.is_enabled, CacheMiss(MissReason.DISABLED, n_lost=known)),
         (clues.is_foreign and not at, CacheMiss(MissReason.MODEL)),
-        (0 < diverged >= covered - at, CacheMiss(MissReason.DIVERGED, clues.n_common)),
-        (at < covered, CacheMiss(MissReason.NO_CHECKPOINT, at)),
-        (at < common and is_near, CacheMiss(MissReason.UNALIGNED, at)),
-        (at < max(common, min(clues.n_evicted, limit)), CacheMiss(MissReason.EVICTED, at)),
+        (clues.is_new and has_diverged and at, CacheMiss(MissReason.NEW, clues.n_common)),
+        (clues.is_new and has_diverged, CacheMiss(MissReason.COLD)),
+        (has_diverged, CacheMiss(MissReason.DIVERGED, clues.n_common, n_lost=previous - at)),
+        (at < covered, CacheMiss(MissReason.NO_CHECKPOINT, at, n_lost=covered - at)),
+        (is_partial_block, None),
+        (at < known, CacheMiss(MissReason.EVICTED, at, n_lost=known - at)),
         (not at, CacheMiss(MissReason.COLD)),
     )
     return next((miss for is_so, miss in losses if is_so), None)

@@ -94,10 +94,12 @@ async def admit(
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
     )
+    options = structs.replace(options, is_first_turn=conversation.is_first_turn)
     parsing = ParseConfig(parse_options, forced, anchor=prompt.anchor)
     order = _order(service, prompt, parsing, options)
     if options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
+        service.agent_registry.entitle(name, conversation, options.session_hint)
         order = _named(service, order, structs.replace(options, display_name=name))
     return structs.replace(_guided(service, order, constraint), conversation=conversation)
 
@@ -153,6 +155,7 @@ def _order(
             agent=options.agent,
             session_hint=options.session_hint,
             display_name=options.agent or options.display_name,
+            is_first_turn=options.is_first_turn,
             priority=_priority(service, options),
             use_cache=options.use_cache,
             checkpoint_positions=prompt.checkpoint_positions,

@@ -20,7 +20,7 @@ from mlxstack.engine.template_check import check_template
 from mlxstack.host import modes, preset_schema, presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.host.model_files import read_config
+from mlxstack.host.model_files import read_config, weights_on_disk
 from mlxstack.host.model_reference import HUB_ID
 from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.service.agents.store import AgentStore
@@ -167,6 +167,10 @@ class EngineFactory:
         """Write the preset that a restarted worker serves."""
         if self._source is not None:
             write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
+
+    def weights_bytes(self, preset: Preset) -> int:
+        """Size of the weight files of a model; 0 before they are downloaded."""
+        return weights_on_disk(preset.model)
 
     def active_bytes(self) -> int:
         """Bytes that MLX holds now."""

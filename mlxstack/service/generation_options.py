@@ -49,6 +49,7 @@ class GenerationOptions(Struct, frozen=True):
     `session_hint` a client's name for the conversation, `display_name` the shown name of one
     without an explicit agent. `is_one_call` ends the reply after its first tool call, whose id
     begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
+    `is_first_turn`: the conversation holds no answer yet.
     """
 
     id: str
@@ -60,6 +61,7 @@ class GenerationOptions(Struct, frozen=True):
     agent: str | None = None
     session_hint: str | None = None
     display_name: str | None = None
+    is_first_turn: bool = False
     use_cache: bool = True
     tool_choice: ToolChoiceMode = ToolChoiceMode.AUTO
     forced_tool: str | None = None

@@ -62,10 +62,11 @@ class RequestLog:
             slot = self._slots.pop(event.request, None)
             if begun is not None:
                 request, decode = begun
-                miss = _miss(request, slot.miss, decode) if slot and slot.miss else None
-                entry = LoggedRequest(_view(request, slot, event), time.time(), miss)
+                view = _view(request, slot, event)
+                miss = _miss(request, slot.miss, decode, view) if slot and slot.miss else None
+                entry = LoggedRequest(view, time.time(), miss)
                 self._done.append(entry)
-                view = replace(entry.view, miss=miss)
+                view = replace(view, miss=miss)
                 self.agent_registry.note(view, entry.at, is_explicit=request.agent is not None)
                 _log(request, view)
 
@@ -106,12 +107,22 @@ def _view(
     return view if slot is None else replace(view, slot=slot.slot, source=slot.source)
 
 
-def _miss(request: Request, miss: CacheMiss, decode: Decode) -> MissView:
-    view = MissView(reason=miss.reason, at=miss.at, request=request.id, agent=request.display_name)
+def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
+    """Describe a miss; its seconds are those of the lost tokens' share of the prefill."""
+    n_computed = view.n_prompt - view.n_cached
+    n_lost = max(0, min(miss.n_lost, n_computed))
+    shown = MissView(
+        reason=miss.reason,
+        at=miss.at,
+        request=request.id,
+        agent=request.display_name,
+        n_lost=n_lost,
+        lost_s=view.prefill_s * n_lost / max(1, n_computed),
+    )
     if miss.at is None:
-        return view
+        return shown
     return replace(
-        view,
+        shown,
         text_shared=decode(request.tokens[max(0, miss.at - AROUND) : miss.at]),
         text_cached=decode(miss.instead),
         text_sent=decode(request.tokens[miss.at : miss.at + AROUND]),

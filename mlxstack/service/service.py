@@ -255,6 +255,7 @@ class Service:
             raise SetupError(why) from error
 
     async def _load(self) -> ModelFacts:
+        self.stats.load_began_at = time.monotonic()
         if self.engine_factory is not None:
             self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
         # A caller that is cancelled does not cancel the load: its thread sets the future.

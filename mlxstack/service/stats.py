@@ -47,6 +47,7 @@ class ServiceStats:
         self.n_cache_changes = 0
         self.n_unparsed_calls = 0
         self.bytes_before_load = 0
+        self.load_began_at = time.monotonic()
         self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
         self.last_in_slot: dict[int, Request] = {}
         self._past = Counters()
@@ -77,7 +78,9 @@ class ServiceStats:
     def sample(self, now: Counters) -> None:
         """Add a sample of the throughput, for dashboards that connect later."""
         self.samples.append(
-            ThroughputSample(time.time(), now.n_prompt_tokens, now.n_generated_tokens)
+            ThroughputSample(
+                time.time(), now.n_prompt_tokens, now.n_generated_tokens, now.n_cached_tokens
+            )
         )
 
     def slots(self, now: Snapshot) -> tuple[SlotStatus, ...]:

@@ -5,13 +5,24 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 
+import psutil
 from msgspec.structs import replace
 
 from mlxstack import __version__
 from mlxstack.core.commands import AgentKVLocation
-from mlxstack.core.engine_snapshot import Counters
+from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
-from mlxstack.core.status import AgentView, CacheView, RequestView, ServiceFacts, StatusFrame
+from mlxstack.core.status import (
+    AgentView,
+    CacheView,
+    LoadView,
+    MemoryView,
+    PrefixView,
+    RequestView,
+    ServiceFacts,
+    StatusFrame,
+)
+from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.service.agents.registry import views
 from mlxstack.service.service import Service, ServiceHealth
 
@@ -34,15 +45,19 @@ def frame_of(
     snapshot = service.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
     requests = service.request_log.requests()
+    agents = _agents(service, kept)
     return StatusFrame(
         at=time.time(),
         service=_facts(service),
         snapshot=snapshot,
         snapshot_age_s=max(0.0, age_s),
-        cache=None if memory is None else _with_misses(memory, requests),
-        agents=_agents(service, kept),
+        cache=None if memory is None else _with_details(service, memory, requests),
+        agents=agents,
         requests=requests[:MOST_REQUESTS],
         n_agents=service.agent_registry.n_agents,
+        memory=_memory(service, snapshot, memory),
+        loading=_loading(service),
+        titles=_titles(service, snapshot, agents, requests[:MOST_REQUESTS]),
     )
 
 
@@ -114,9 +129,62 @@ class StatusFeed:
         return True
 
 
-def _with_misses(memory: CacheView, requests: tuple[RequestView, ...]) -> CacheView:
+def _with_details(
+    service: Service, memory: CacheView, requests: tuple[RequestView, ...]
+) -> CacheView:
+    """Add the latest misses, and the first words of every prefix."""
     misses = tuple(one.miss for one in requests if one.miss is not None)
-    return replace(memory, misses=misses[:MOST_PREFIXES])
+    prefixes = tuple(_described(service, one) for one in memory.prefixes)
+    return replace(memory, misses=misses[:MOST_PREFIXES], prefixes=prefixes)
+
+
+def _described(service: Service, prefix: PrefixView) -> PrefixView:
+    titles = (service.agent_registry.title(agent) for agent in prefix.agents)
+    return replace(prefix, opening=next((one.opening for one in titles if one), ""))
+
+
+def _titles(
+    service: Service,
+    snapshot: Snapshot,
+    agents: tuple[AgentView, ...],
+    requests: tuple[RequestView, ...],
+) -> dict[str, str]:
+    """Titles of the agents that the rest of a frame names."""
+    names = {one.id for one in agents} | {one.agent for one in requests}
+    names |= {one.agent for one in snapshot.slots} | {one.agent for one in snapshot.waiting}
+    known = {name: service.agent_registry.title(name) for name in names if name}
+    return {name: title.title for name, title in sorted(known.items()) if title and title.title}
+
+
+def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> MemoryView:
+    """Divide what MLX holds; what is neither weights nor KV is workspace."""
+    system = psutil.virtual_memory()
+    is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
+    weights = service.facts.n_bytes if is_loaded else 0
+    kv = max(memory.memory_bytes if memory else 0, snapshot.kv_bytes)
+    held = snapshot.active_bytes + snapshot.cache_bytes
+    return MemoryView(
+        total_bytes=system.total,
+        available_bytes=system.available,
+        weights_bytes=weights,
+        live_bytes=snapshot.kv_bytes,
+        parked_bytes=kv - snapshot.kv_bytes,
+        workspace_bytes=max(0, held - weights - kv),
+        swap_bytes=psutil.swap_memory().used,
+        pressure=pressure_level().name.lower(),
+    )
+
+
+def _loading(service: Service) -> LoadView | None:
+    """Progress of a load; the bytes of a download are not known here."""
+    if service.health not in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
+        return None
+    n_done = n_total = 0
+    if service.engine_factory is not None:
+        n_total = service.engine_factory.weights_bytes(service.preset)
+        n_done = max(0, service.engine_factory.active_bytes() - service.stats.bytes_before_load)
+    elapsed_s = time.monotonic() - service.stats.load_began_at
+    return LoadView(service.name, min(n_done, n_total), n_total, elapsed_s)
 
 
 def _facts(service: Service) -> ServiceFacts:

@@ -14,7 +14,14 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
 from mlxstack.core.formatting import printable
-from mlxstack.tui.deeds import DEEDS, Action, ActionTarget, LocalMachine, ServiceCalls, action_of
+from mlxstack.tui.actions import (
+    ACTIONS,
+    Action,
+    ActionTarget,
+    LocalMachine,
+    ServiceCalls,
+    action_of,
+)
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.run_action import PendingAction, holder, question, run_action
@@ -27,7 +34,8 @@ from mlxstack.tui.screens.palette import Palette
 from mlxstack.tui.screens.requests import RequestsScreen
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.state import DashboardState, reduce
-from mlxstack.tui.theme import HOUSE, ThemeChoice
+from mlxstack.tui.theme import HOUSE, LIGHT, ThemeChoice
+from mlxstack.tui.views.table_data import TextCell
 from mlxstack.tui.widgets.tabs import MODES
 from mlxstack.tui.widgets.text_input import LineInput
 from mlxstack.tui.widgets.titled_table import TitledTable
@@ -38,25 +46,26 @@ BOARDS: dict[str, type[BaseScreen]] = {
 
 
 class Updated(Message):
-    """The model after another frame. A newer one replaces it: stale frames are not drawn."""
+    """New dashboard state; a newer one replaces it before it is drawn."""
 
     def __init__(self, model: DashboardState) -> None:
         super().__init__()
         self.model = model
 
     def can_replace(self, message: Message) -> bool:
-        """Any later model knows more."""
+        """Replace it by any later one."""
         return isinstance(message, Updated)
 
 
 class Dashboard(App[None]):
-    """`calls` does what a person asks for; None when there is only a tape to look at.
+    """`calls` runs the actions; None when a recording is replayed.
 
     `machine` is the computer of the service, when it is this one.
     """
 
     TITLE = "mlx-stack"
     CSS_PATH = "dashboard.tcss"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (112, "-wide"), (180, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-short"), (36, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
@@ -64,6 +73,7 @@ class Dashboard(App[None]):
             for i, mode in enumerate(MODES, 1)
         ),
         Binding("question_mark", "explain", "Help", id="help", key_display="?"),
+        Binding("l", "log", "Log", id="log"),
         Binding("q", "quit", "Quit", id="quit"),
     ]
 
@@ -76,6 +86,7 @@ class Dashboard(App[None]):
     ) -> None:
         super().__init__()
         self.register_theme(HOUSE)
+        self.register_theme(LIGHT)
         self.theme = look.theme if look.theme in self.available_themes else HOUSE.name
         self.model = DashboardState()
         self.calls = calls
@@ -92,24 +103,24 @@ class Dashboard(App[None]):
             self.add_mode(mode, partial(board, feed.name))
 
     async def on_mount(self) -> None:
-        """Show the first screen, follow the feed."""
+        """Show the first screen and follow the feed."""
         self.theme_changed_signal.subscribe(self, lambda theme: self._look.choose(theme.name))
         await self.action_show(MODES[0])
         self.run_worker(self._follow(), name="feed")
 
     async def on_event(self, event: Event) -> None:
-        """Keys act one after the other: over a network they come in bursts.
+        """Run keys strictly one after another: over SSH they come in bursts.
 
-        The toolkit sends a key to the widget that has the focus, and it acts when it comes back
-        from there: what was typed after it would have gone to the same widget by then.
+        Textual posts a key to the focused widget and runs its binding when it bubbles back, so
+        that later keys of a burst would reach that widget before the binding has changed it.
         """
         if not (isinstance(event, Key | Paste) and await self._acted(event)):
             await super().on_event(event)
 
     async def _acted(self, event: Key | Paste) -> bool:
-        """Whether that was a key with a meaning, or text for a question."""
+        """Run the binding of a key, or type into a dialog; return whether it did."""
         if not self.screen_stack:
-            return True  # Who leaves has no screen any more.
+            return True  # The app is closing.
         if event.is_forwarded:
             return False
         self.app_focus, line = True, self.focused
@@ -126,17 +137,19 @@ class Dashboard(App[None]):
                 async for news in feed:
                     model = reduce(model, news)
                     self.post_message(Updated(model))
-        except OSError as why:  # Services have no such errors: it is the tape's.
-            self.exit(return_code=1, message=f"error: the tape cannot be written: {why.strerror}")
+        except OSError as why:  # An OSError here can only come from writing the recording.
+            self.exit(
+                return_code=1, message=f"error: the recording cannot be written: {why.strerror}"
+            )
 
     def on_updated(self, message: Updated) -> None:
-        """Hand the model to every screen that can be seen."""
+        """Hand the new state to the visible screens."""
         self.model = message.model
         with self.batch_update():
             self._hand_over()
 
     def on_titled_table_row_chosen(self, message: TitledTable.RowChosen) -> None:
-        """The cursor of some table moved: deeds aim there, from other screens too."""
+        """Remember the row under the cursor as target of actions."""
         if message.key is None:
             self.chosen.pop(message.target, None)
         else:
@@ -145,34 +158,45 @@ class Dashboard(App[None]):
             self.refresh_bindings()
 
     async def action_show(self, mode: str) -> None:
-        """Another screen, with what is known now."""
+        """Switch the screen."""
         await self.switch_mode(mode)
         self._hand_over()
 
     def action_explain(self) -> None:
-        """What is to be seen here, and what can be done."""
+        """Show the help page of the screen."""
         if isinstance(self.screen, BaseScreen):
             self.push_screen(TextPage("Help", help_lines(self.screen.EXPLAINS)))
 
+    def action_log(self) -> None:
+        """Show the end of the service log, on the computer of the service."""
+        if isinstance(self.screen, ModalScreen):
+            return
+        if self.machine is None:
+            told = "the log is on the computer of the service: `mlx-stack logs` shows it there"
+            self.notify(f"Log: {told}", severity="warning", markup=False)
+            return
+        lines = self.machine.log(self.model.frame.service.preset)
+        self.push_screen(TextPage("Log", tuple((TextCell(printable(one)),) for one in lines)))
+
     def action_command_palette(self) -> None:
-        """All that can be done."""
+        """Open the command palette."""
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette())
 
-    async def action_deed(self, name: str) -> None:
-        """Do something to what is chosen, after asking."""
+    async def action_act(self, name: str) -> None:
+        """Run an action on the chosen target, after its question."""
         action = action_of(name)
         await self.perform(action, self._aim(action.target))
 
     async def perform(self, action: Action, key: str | None) -> None:
-        """Returns when the question is on the screen: keys that follow are meant for it.
+        """Return once the question is on the screen: the next keys answer it.
 
         One question at a time: an answer would answer the next one too.
         """
         if isinstance(self.screen, Question):
             return
         if self.calls is None or key is None:
-            why_not = _why_not(action) if self.calls else "a tape cannot be changed"
+            why_not = _why_not(action) if self.calls else "a recording cannot be changed"
             self.notify(f"{action.label}: {why_not}", severity="warning", markup=False)
             return
         pending = PendingAction(
@@ -185,18 +209,18 @@ class Dashboard(App[None]):
             await self.push_screen(first, partial(self._begin, pending))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Deeds need a service and something to do them to; a question comes first."""
+        """Disable actions without service or target, and tabs under a dialog."""
         if action == "show":
             return not isinstance(self.screen, ModalScreen)
-        if action != "deed":
+        if action != "act":
             return True
         chosen_action = action_of(str(parameters[0]))
         can_do = self.calls is not None and self._aim(chosen_action.target) is not None
         return True if can_do else None
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every deed and every screen, then the toolkit's own."""
-        for action in DEEDS:
+        """List every action and every screen, then Textual's own commands."""
+        for action in ACTIONS:
             key = self._aim(action.target)
             aim = f"{action.target} {printable(key or '', 60)}".strip()
             # The palette reads its titles as markup.
@@ -212,19 +236,17 @@ class Dashboard(App[None]):
         yield from super().get_system_commands(screen)
 
     def _aim(self, target: ActionTarget) -> str | None:
-        """What the screen is about, or else what was chosen on another one."""
+        """Target of the screen, else the one chosen on another screen."""
         boards = (screen for screen in self.screen_stack if isinstance(screen, BaseScreen))
         aims = [aim for board in boards if (aim := board.aim(target)) is not None]
         return aims[-1] if aims else self.chosen.get(target)
 
     def _begin(self, pending: PendingAction, words: str | None) -> None:
-        """In the background: the dashboard goes on. What was asked about is what it is done to."""
+        """Run in the background, unless the slot has changed hands since the question."""
         if words is None:
             return
         if holder(self.model, pending.action, pending.key) != pending.holder:
-            told = (
-                f"{pending.action.label}: nothing was done, slot {pending.key} is another's by now"
-            )
+            told = f"{pending.action.label}: not done, slot {pending.key} has another agent now"
             self.notify(told, severity="warning", markup=False)
             return
         self.run_worker(run_action(self, pending, words))

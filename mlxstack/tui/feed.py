@@ -1,4 +1,4 @@
-"""Where frames come from: a running service, or a tape."""
+"""Sources of status frames: a running service or a recording."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,7 +17,7 @@ News = StatusFrame | FeedLost
 
 
 class Feed(Protocol):
-    """`name` tells a person what is watched."""
+    """Source of frames; `name` is shown in the first line."""
 
     name: str
 

@@ -1,6 +1,6 @@
-"""What `?` says: the screen in words, its keys, and what can be done from it."""
+"""Help page of a screen: explanation, keys, actions."""
 
-from mlxstack.tui.deeds import DEEDS
+from mlxstack.tui.actions import ACTIONS
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
 KEYS = (
@@ -16,7 +16,7 @@ KEYS = (
 def help_lines(explains: str) -> tuple[Line, ...]:
     """A page of text."""
     words: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
-    actions = [_key(action.key, f"{action.label}: {action.help}") for action in DEEDS]
+    actions = [_key(action.key, f"{action.label}: {action.help}") for action in ACTIONS]
     keys = [_key(key, told) for key, told in KEYS]
     return (*words, (), (TextCell("Keys", CellStyle.STRONG),), *keys, *actions)
 

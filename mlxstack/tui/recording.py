@@ -25,7 +25,7 @@ class RecordedFrame(Struct, frozen=True, omit_defaults=True):
 
 
 class RecordingFeed:
-    """Replays a tape `speed` times as fast as it was recorded; at 0, without any pause."""
+    """Replay a recording `speed` times as fast as it was recorded; at 0, without any pause."""
 
     def __init__(self, name: str, recording: Iterable[News], speed: float = 0.0) -> None:
         self.name = name
@@ -33,7 +33,7 @@ class RecordingFeed:
         self._speed = speed
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """The tape from its beginning to its end."""
+        """Yield the recording from its beginning to its end."""
         last_at = None
         for one in self._recording:
             if isinstance(one, StatusFrame):
@@ -52,7 +52,7 @@ class RecordingWriter:
         self._file = file
 
     async def news(self) -> AsyncGenerator[News, None]:
-        """What the feed says; each line is written at once, a person may stop at any time."""
+        """Yield the feed, writing each line at once so that any stop keeps it."""
         async with aclosing(self._feed.news()) as feed:
             async for one in feed:
                 self._file.write(msgspec.json.encode(_entry(one)) + b"\n")
@@ -60,19 +60,19 @@ class RecordingWriter:
 
 
 def read_recording(path: Path) -> tuple[News, ...]:
-    """Raises BadRequest when the file is not a tape."""
+    """Raises BadRequest when the file is not a recording."""
     news = []
     for i, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             news.append(_news(msgspec.json.decode(line, type=RecordedFrame)))
         except (msgspec.DecodeError, UnicodeDecodeError) as why:
-            raise BadRequest(f"{path} is not a tape: line {i}: {why}") from why
+            raise BadRequest(f"{path} is not a recording: line {i}: {why}") from why
     return tuple(news)
 
 
 def ended(recording: tuple[News, ...]) -> tuple[News, ...]:
-    """The tape, with a last word that says that it is over."""
-    return (*recording, FeedLost("The tape has ended", 0.0))
+    """Append the end of the feed to a recording."""
+    return (*recording, FeedLost("The recording has ended", 0.0))
 
 
 def new_recording(path: Path) -> BinaryIO:

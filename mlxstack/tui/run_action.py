@@ -1,4 +1,4 @@
-"""Carries out a deed: what is asked before, the doing, and what is said after."""
+"""Runs an action: question before, call, notification after."""
 
 from msgspec import Struct
 from textual.app import App
@@ -6,8 +6,7 @@ from textual.app import App
 from mlxstack.core.errors import StackError
 from mlxstack.core.formatting import printable
 from mlxstack.core.request import Priority
-from mlxstack.tui.actions.slots import filename_of
-from mlxstack.tui.deeds import (
+from mlxstack.tui.actions import (
     Action,
     ActionContext,
     ActionInput,
@@ -16,12 +15,13 @@ from mlxstack.tui.deeds import (
     LocalMachine,
     ServiceCalls,
 )
+from mlxstack.tui.actions.slots import filename_of
 from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, Question, TextDialog
 from mlxstack.tui.state import DashboardState
 
 
 class PendingAction(Struct, frozen=True):
-    """A deed, to be done to the thing of this key by this service; `holder` as it was asked."""
+    """An action on one target; `holder` is its occupant when asked."""
 
     action: Action
     calls: ServiceCalls
@@ -42,7 +42,7 @@ def holder(model: DashboardState, action: Action, key: str) -> str | None:
 
 
 def question(pending: PendingAction, model: DashboardState) -> Question | None:
-    """What is to be asked first; its answer is the words, or None when it shall not be done."""
+    """Question before an action; its answer is the input, or None to cancel."""
     told, wants = pending.action.describe(model, pending.key), pending.action.wants
     match wants:
         case ActionInput.NOTHING:
@@ -56,7 +56,7 @@ def question(pending: PendingAction, model: DashboardState) -> Question | None:
 
 
 async def run_action(app: App[None], pending: PendingAction, words: str) -> None:
-    """To be run in a worker: the service may let it wait."""
+    """Run the action in a worker: the service may take its time."""
     hands = ActionContext(pending.calls, app.copy_to_clipboard, pending.machine)
     try:
         done = await pending.action.do(hands, Aim(pending.key, words))
@@ -67,9 +67,13 @@ async def run_action(app: App[None], pending: PendingAction, words: str) -> None
         app.notify(printable(done), markup=False)
 
 
-def _known(pending: PendingAction) -> tuple[str, ...]:
-    """What may be answered, as far as this computer knows it."""
-    if pending.machine is None:
-        return ()
-    named = {ActionInput.PRESET: pending.machine.presets, ActionInput.MODE: pending.machine.modes}
-    return named.get(pending.action.wants, ())
+def _known(pending: PendingAction) -> dict[str, str]:
+    """Possible answers with their descriptions, where the service runs on this computer."""
+    match pending.machine, pending.action.wants:
+        case None, _:
+            return {}
+        case machine, ActionInput.PRESET:
+            return machine.described_presets()
+        case machine, ActionInput.MODE:
+            return dict.fromkeys(machine.modes, "")
+    return {}

@@ -1,4 +1,4 @@
-"""What the dashboard knows: the latest frame and the past of its counters, folded from a feed."""
+"""State of the dashboard: the latest frame and past counters, folded from a feed."""
 
 from enum import StrEnum
 
@@ -13,9 +13,12 @@ WINDOW_S = 300.0
 MARK_S = 1.0
 RATE_S = 2.0
 
+Speeds = tuple[float | None, float | None, float | None]
+UNSEEN: Speeds = (None, None, None)
+
 
 class LinkState(StrEnum):
-    """Whether frames come."""
+    """State of the feed."""
 
     CONNECTING = "connecting"
     LIVE = "live"
@@ -31,11 +34,12 @@ class Link(Struct, frozen=True):
 
 
 class CounterSample(Struct, frozen=True):
-    """Tokens computed and generated up to `at`, over all restarts of the service."""
+    """Tokens computed, generated and reused up to `at`, over all restarts of the service."""
 
     at: float
     n_prompt: float
     n_generated: float
+    n_cached: float = 0.0
 
 
 class DashboardState(Struct, frozen=True):
@@ -49,7 +53,7 @@ class DashboardState(Struct, frozen=True):
 
     @property
     def has_frame(self) -> bool:
-        """Whether a service was ever seen."""
+        """Whether any frame has arrived."""
         return self.frame.at > 0
 
 
@@ -63,6 +67,7 @@ def reduce(before: DashboardState, news: StatusFrame | FeedLost) -> DashboardSta
         news.at,
         base.n_prompt + counters.n_prompt_tokens,
         base.n_generated + counters.n_generated_tokens,
+        base.n_cached + counters.n_cached_tokens,
     )
     seen = _remembering(before, news.past, base)
     return DashboardState(
@@ -84,29 +89,37 @@ def decode_rate(model: DashboardState) -> float:
     return (model.now.n_generated - late.n_generated) / seconds if seconds > 0 else 0.0
 
 
-def series(model: DashboardState, n_columns: int) -> tuple[tuple[float | None, float | None], ...]:
-    """(prompt, generated) tokens per second in `n_columns` equal parts of the last minutes.
+def reuse_rate(model: DashboardState) -> float:
+    """Prompt tokens reused per second over the last seconds."""
+    late = _at(model, model.now.at - RATE_S)
+    seconds = model.now.at - late.at
+    return (model.now.n_cached - late.n_cached) / seconds if seconds > 0 else 0.0
+
+
+def series(model: DashboardState, n_columns: int) -> tuple[Speeds, ...]:
+    """(computed, generated, reused) tokens per second in `n_columns` equal parts of the past.
 
     None where nothing was seen. The parts begin at multiples of their length, so that a
     picture moves on by whole columns.
     """
     if not model.samples or n_columns < 1:
-        return ((None, None),) * n_columns
+        return (UNSEEN,) * n_columns
     step = WINDOW_S / n_columns
     last = model.now.at // step
     edges = [(last - n_columns + 1 + i) * step for i in range(n_columns + 1)]
     marks = [_at(model, min(edge, model.now.at)) for edge in edges]
     return tuple(
-        _speed(a, b) if edge > model.samples[0].at else (None, None)
+        _speed(a, b) if edge > model.samples[0].at else UNSEEN
         for a, b, edge in zip(marks, marks[1:], edges[1:], strict=False)
     )
 
 
-def _speed(a: CounterSample, b: CounterSample) -> tuple[float, float]:
+def _speed(a: CounterSample, b: CounterSample) -> Speeds:
     seconds = b.at - a.at
     if seconds <= 0:
-        return 0.0, 0.0
-    return (b.n_prompt - a.n_prompt) / seconds, (b.n_generated - a.n_generated) / seconds
+        return 0.0, 0.0, 0.0
+    computed, generated = b.n_prompt - a.n_prompt, b.n_generated - a.n_generated
+    return computed / seconds, generated / seconds, (b.n_cached - a.n_cached) / seconds
 
 
 def _at(model: DashboardState, at: float) -> CounterSample:
@@ -119,6 +132,7 @@ def _at(model: DashboardState, at: float) -> CounterSample:
                 at,
                 mark.n_prompt + share * (late.n_prompt - mark.n_prompt),
                 mark.n_generated + share * (late.n_generated - mark.n_generated),
+                mark.n_cached + share * (late.n_cached - mark.n_cached),
             )
         late = mark
     return late
@@ -138,9 +152,14 @@ def _base(before: DashboardState, counters: Counters) -> CounterSample:
 def _remembering(
     before: DashboardState, past: tuple[ThroughputSample, ...], base: CounterSample
 ) -> DashboardState:
-    """With what the service tells of the time in which nobody looked."""
+    """Add the samples of the service from before the dashboard was attached."""
     told = tuple(
-        CounterSample(one.at, base.n_prompt + one.n_prompt, base.n_generated + one.n_generated)
+        CounterSample(
+            one.at,
+            base.n_prompt + one.n_prompt,
+            base.n_generated + one.n_generated,
+            base.n_cached + one.n_cached,
+        )
         for one in past
         if not before.samples or one.at > before.now.at
     )
@@ -151,7 +170,7 @@ def _remembering(
 
 
 def _marks(before: DashboardState, now: CounterSample) -> tuple[CounterSample, ...]:
-    """Where a silence begins is marked too, so that it is not smeared over what came before."""
+    """Add a sample, and one where a pause begins, so that it is not averaged away."""
     marks, last = before.samples, before.now
     if not marks:
         return (now,)

@@ -1,4 +1,4 @@
-"""The same things as the screens, as plain text for `status --watch`, logs and pipes."""
+"""The screens as plain text, for `status --watch`, logs and pipes."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,22 +8,32 @@ from rich.cells import set_cell_size
 
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.state import DashboardState, reduce
-from mlxstack.tui.views import agents, cache, overview, requests
+from mlxstack.tui.views import agents, cache, costs, overview, requests, tiles
 from mlxstack.tui.views.table_data import Line, TableData
 
 GAP = "  "
 MOST_ROWS = 10
+TILES = (tiles.memory, tiles.decode, tiles.prefill, tiles.reuse, tiles.queue)
 
 
 def page(model: DashboardState, width: int) -> str:
-    """What the screens show, as far as the service reports it; of long lists the first rows."""
+    """The screens as text; of long lists the first rows."""
     told = overview.banner(model)
     parts = [told] if told else []
     if not model.has_frame:
         return told
-    lines = (*overview.health(model, width), *overview.speed(model), *overview.totals(model, width))
+    figures = [line for draw in TILES for line in draw(model, min(width, tiles.WIDE - 1))]
+    lines = (
+        *overview.health(model, width),
+        *figures,
+        *overview.totals(model, width),
+        *overview.hint(model, width),
+    )
     parts += [_line(line) for line in lines]
-    parts += [_table(sheet(model, width)) for sheet in (overview.slots, overview.queue)]
+    parts += [
+        _table(_begun(sheet(model, width)) if sheet is costs.costs else sheet(model, width))
+        for sheet in (overview.slots, overview.queue, costs.costs)
+    ]
     if model.frame.cache is not None:
         parts += ["", *(_line(line) for line in cache.budget(model, width))]
         parts += [_table(sheet(model, width)) for sheet in (cache.rates, cache.prefixes)]

@@ -1,4 +1,4 @@
-"""The house theme, and how a choice of another one is kept."""
+"""The themes of the dashboard, and the file that keeps a choice."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,32 @@ from textual.theme import Theme
 HOUSE = Theme(
     name="mlx-stack",
     primary="#7aa2c8",
-    secondary="#9d8ec7",
-    accent="#6fb7c9",
-    warning="#e0af68",
-    error="#e06c75",
-    success="#8fbf7f",
+    secondary="#cc99c9",
+    accent="#56b4e9",
+    warning="#e69f00",
+    error="#e8743b",
+    success="#4fc3a1",
     foreground="#d5d9e0",
     background="#14171c",
     surface="#1b1f26",
     panel="#242a33",
     dark=True,
 )
+LIGHT = Theme(
+    name="mlx-stack-light",
+    primary="#33658a",
+    secondary="#8b4a86",
+    accent="#0072b2",
+    warning="#8f5a00",
+    error="#b23a00",
+    success="#00735a",
+    foreground="#1c2026",
+    background="#fafbfc",
+    surface="#f0f2f5",
+    panel="#e3e7ec",
+    dark=False,
+)
+"""Both after the palette of Okabe and Ito, whose hues stay apart for color-blind readers."""
 
 
 class ThemeChoice(Struct):

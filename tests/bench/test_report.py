@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mlxstack.bench.bar_chart import Bar, BarChart, block, draw
+from mlxstack.bench.dev.serving_report import crowd_row, summary, throughput
+from mlxstack.bench.dev.serving_scenarios import ServePlan
 from mlxstack.bench.report import BenchReport, Conditions, ReportTable, at_most
 from mlxstack.bench.report_markdown import markdown, table
 from mlxstack.bench.report_terminal import show
-from mlxstack.bench.serving_report import crowd_row, summary, throughput
-from mlxstack.bench.serving_scenarios import ServePlan
 
 SAID = Conditions("2026-11-20", "a machine", {"mlx": "1.0"}, "a model", "no BLAS", 0.5)
 TABLE = ReportTable(

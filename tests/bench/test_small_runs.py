@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mlxstack.bench import prefix_cache_scenarios
-from mlxstack.bench.registry import SMALL, BenchContext, BenchRequest, report
+from mlxstack.bench.dev import prefix_cache_scenarios
+from mlxstack.bench.dev.registry import SMALL, BenchContext, BenchRequest, report
+from mlxstack.bench.dev.sandbox import Sandbox, measure, service, with_model
+from mlxstack.bench.dev.serving_scenarios import SCENES, crowds
+from mlxstack.bench.dev.serving_scenarios import SMALL as SERVE
+from mlxstack.bench.dev.trials import BenchResult, LoadFiles, SingleFloor
+from mlxstack.bench.dev.workload import Yardstick
 from mlxstack.bench.report import BenchReport, ReportTable
-from mlxstack.bench.sandbox import Sandbox, measure, service, with_model
-from mlxstack.bench.serving_scenarios import SCENES, crowds
-from mlxstack.bench.serving_scenarios import SMALL as SERVE
 from mlxstack.bench.timed_request import Caller, ServerUnderTest
-from mlxstack.bench.workload import Yardstick
 from mlxstack.cli.commands import bench
 from mlxstack.core.errors import BadRequest, Broken
 from mlxstack.core.preset import SlotSpec
-from mlxstack.core.trial import BenchResult, LoadFiles, SingleFloor
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
 

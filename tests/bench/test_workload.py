@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.bench.workload import Split, Yardstick, agent, next_turn, question, sibling
+from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
 
 YARD = Yardstick(word=1.0, tool=100.0)
 

@@ -121,31 +121,49 @@ WINDOW = live(KVSource.SLOT, 0, 500, [RestorePoint(400, "c")])
         (
             [SLOT],
             MissContext(1000, n_previous=800, n_common=500),
-            CacheMiss(MissReason.DIVERGED, 500),
+            CacheMiss(MissReason.DIVERGED, 500, n_lost=300),
         ),
-        ([], MissContext(1000, n_previous=800, n_common=3), CacheMiss(MissReason.DIVERGED, 3)),
+        (
+            [],
+            MissContext(1000, n_previous=800, n_common=3),
+            CacheMiss(MissReason.DIVERGED, 3, n_lost=800),
+        ),
+        (
+            [SLOT],
+            MissContext(1000, is_new=True, n_previous=800, n_common=500),
+            CacheMiss(MissReason.NEW, 500),
+        ),
+        (
+            [],
+            MissContext(1000, is_new=True, n_previous=800, n_common=3),
+            CacheMiss(MissReason.COLD),
+        ),
         (
             [WINDOW],
             MissContext(1000, n_previous=500, n_common=500),
-            CacheMiss(MissReason.NO_CHECKPOINT, 400),
+            CacheMiss(MissReason.NO_CHECKPOINT, 400, n_lost=100),
         ),
         (
             [WINDOW],
             MissContext(1000, n_previous=520, n_common=500),
-            CacheMiss(MissReason.NO_CHECKPOINT, 400),
+            CacheMiss(MissReason.NO_CHECKPOINT, 400, n_lost=100),
         ),
         (
             [WINDOW],
             MissContext(1000, n_previous=900, n_common=500),
-            CacheMiss(MissReason.DIVERGED, 500),
+            CacheMiss(MissReason.DIVERGED, 500, n_lost=500),
         ),
-        ([], MissContext(1000, n_evicted=512), CacheMiss(MissReason.EVICTED, 0)),
-        ([SLOT], MissContext(1000, n_evicted=640), CacheMiss(MissReason.EVICTED, 500)),
-        ([], MissContext(1000, n_previous=700, n_common=700), CacheMiss(MissReason.EVICTED, 0)),
+        ([], MissContext(1000, n_evicted=512), CacheMiss(MissReason.EVICTED, 0, n_lost=512)),
+        ([SLOT], MissContext(1000, n_evicted=640), CacheMiss(MissReason.EVICTED, 500, n_lost=140)),
+        (
+            [],
+            MissContext(1000, n_previous=700, n_common=700),
+            CacheMiss(MissReason.EVICTED, 0, n_lost=700),
+        ),
         (
             [SLOT],
             MissContext(1000, n_previous=530, n_common=530),
-            CacheMiss(MissReason.UNALIGNED, 500),
+            None,
         ),
     ],
 )

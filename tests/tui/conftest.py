@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.feed import News
 from mlxstack.tui.recording import RecordingFeed
-from mlxstack.tui.theme import ThemeChoice
+from mlxstack.tui.theme import HOUSE, ThemeChoice
 from tests.tui.clerk import Clerk
 
 PICTURES_BY = (3, 11)
@@ -59,13 +59,16 @@ def on_tape(tape: tuple[News, ...]) -> Dashboard:
 def shoot(snap_compare: Any) -> Shoot:
     """Compare a screen after a tape with its picture."""
 
-    def compare(tape: tuple[News, ...], size: tuple[int, int], *keys: str) -> bool:
+    def compare(
+        tape: tuple[News, ...], size: tuple[int, int], *keys: str, theme: str = HOUSE.name
+    ) -> bool:
         async def before(pilot: Pilot[Any]) -> None:
             await settled(pilot)
             await pilot.press(*keys)
             await pilot.pause()
 
-        app = Dashboard(RecordingFeed("127.0.0.1:7109", tape), Clerk(), ThemeChoice())
+        look = ThemeChoice(theme)
+        app = Dashboard(RecordingFeed("127.0.0.1:7109", tape), Clerk(), look)
         run: Callable[[Pilot[Any]], Awaitable[None]] = before
         return bool(snap_compare(app, terminal_size=size, run_before=run))
 

@@ -13,6 +13,8 @@ from mlxstack.core.status import (
     AgentKVView,
     AgentView,
     CacheView,
+    LoadView,
+    MemoryView,
     MissView,
     PrefixView,
     RequestView,
@@ -52,6 +54,18 @@ DIVERGED = MissView(
     text_shared="You are a coding agent. Today is ",
     text_cached="Tuesday, 14:02",
     text_sent="Tuesday, 14:09",
+    n_lost=8_192,
+    lost_s=3.412,
+)
+
+MEMORY = MemoryView(
+    total_bytes=36 * GIB,
+    available_bytes=round(9.6 * GIB),
+    weights_bytes=round(8.2 * GIB),
+    live_bytes=round(7.4 * GIB),
+    parked_bytes=round(2.2 * GIB),
+    workspace_bytes=round(0.9 * GIB),
+    pressure="calm",
 )
 
 PREFIXES = (
@@ -149,7 +163,8 @@ def empty() -> tuple[News, ...]:
     snapshot = Snapshot(slots=slots, active_bytes=8 * GIB)
     facts = replace(FACTS, uptime_s=6.0)
     cache = CacheView(memory_budget=FACTS.budget_bytes, disk_budget=64 * GIB, max_entries=1000)
-    return (StatusFrame(NOON, facts, snapshot, 0.0, cache, (), ()),)
+    memory = MemoryView(36 * GIB, 24 * GIB, round(8.2 * GIB), pressure="calm")
+    return (StatusFrame(NOON, facts, snapshot, 0.0, cache, (), (), memory=memory),)
 
 
 def busy() -> tuple[News, ...]:
@@ -182,7 +197,12 @@ def overloaded() -> tuple[News, ...]:
     )
     cache = replace(CACHE, memory_bytes=round(12.7 * GIB), disk_bytes=63 * GIB, n_evicted=4_211)
     frames = _working(snapshot)
-    return tuple(replace(one, cache=cache, requests=REFUSED + REQUESTS) for one in frames)
+    memory = replace(
+        MEMORY, available_bytes=GIB, live_bytes=round(12.7 * GIB), swap_bytes=6 * GIB,
+        pressure="critical",
+    )  # fmt: skip
+    requests = REFUSED + REQUESTS
+    return tuple(replace(one, cache=cache, requests=requests, memory=memory) for one in frames)
 
 
 def disconnected() -> tuple[News, ...]:
@@ -199,14 +219,30 @@ def silent() -> tuple[News, ...]:
     )
 
 
+def loading() -> tuple[News, ...]:
+    """A model that is being loaded."""
+    facts = replace(FACTS, health="loading", uptime_s=4.0)
+    view = LoadView("qwen2.5-coder-14b", round(3.1 * GIB), round(8.2 * GIB), 4.0)
+    return (StatusFrame(NOON, facts, Snapshot(), 0.0, memory=MEMORY, loading=view),)
+
+
 def _working(last: Snapshot) -> Iterator[StatusFrame]:
     """Frames up to `last`, with waves of prefill on a stream of generated tokens."""
     n_prompt = last.counters.n_prompt_tokens - 300 * 620
     n_generated = last.counters.n_generated_tokens - 300 * 48
+    n_cached = last.counters.n_cached_tokens - 300 * 800
     for second in range(301):
         n_prompt += max(0, round(900 * sin(second / 17))) if second else 0
         n_generated += round(38 + 12 * sin(second / 5)) if second else 0
-        now = replace(last.counters, n_prompt_tokens=n_prompt, n_generated_tokens=n_generated)
+        n_cached += max(0, round(2_400 * sin(second / 9))) if second else 0
+        now = replace(
+            last.counters,
+            n_prompt_tokens=n_prompt,
+            n_generated_tokens=n_generated,
+            n_cached_tokens=n_cached,
+        )
         facts = replace(FACTS, uptime_s=FACTS.uptime_s + second)
         snapshot = replace(last, at=500.0 + second, turn=second, counters=now)
-        yield StatusFrame(NOON + second, facts, snapshot, 0.02, CACHE, AGENTS, REQUESTS)
+        yield StatusFrame(
+            NOON + second, facts, snapshot, 0.02, CACHE, AGENTS, REQUESTS, memory=MEMORY
+        )

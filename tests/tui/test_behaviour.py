@@ -12,8 +12,8 @@ from textual.widgets import Input
 
 from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.status import AgentView, CacheView, PrefixView, RequestView, StatusFrame
+from mlxstack.tui.actions import ACTIONS, ActionTarget
 from mlxstack.tui.app import Dashboard, Updated
-from mlxstack.tui.deeds import DEEDS, ActionTarget
 from mlxstack.tui.feed import News
 from mlxstack.tui.help import help_lines
 from mlxstack.tui.recording import RecordingFeed
@@ -79,7 +79,7 @@ async def test_h4_erase_is_asked_for_and_done_to_the_chosen_slot() -> None:
     app = attached(clerk)
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("down", "e")
+        await pilot.press("down", "E")
         await pilot.pause()
         assert isinstance(app.screen, ConfirmDialog)
         assert "slot 1 of opencode-2, 6.9k tokens" in on_screen(app)
@@ -103,7 +103,7 @@ async def test_keys_that_are_typed_in_one_breath_are_meant_for_the_row_they_move
     app = attached(Clerk())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        for key, character in (("down", None), ("e", "e")):
+        for key, character in (("down", None), ("E", "E")):
             app.post_message(Key(key, character))
         await settled(pilot)
         assert "slot 1 of opencode-2, 6.9k tokens" in on_screen(app)
@@ -115,7 +115,7 @@ async def test_h4_nothing_is_erased_without_consent(refusal: str) -> None:
     app = attached(clerk)
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("e")
+        await pilot.press("E")
         await pilot.pause()
         await pilot.press(refusal)
         assert await told(pilot) == []
@@ -128,13 +128,13 @@ async def test_h4_save_proposes_the_agents_name_and_restore_reads_it_back() -> N
     app = attached(clerk)
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("s")
+        await pilot.press("S")
         await pilot.pause()
         assert isinstance(app.screen, TextDialog)
         assert app.screen.query_one(Input).value == "claude-main.kv"
         await pilot.press("enter")
         await settled(pilot)
-        await pilot.press("down", "down", "r")
+        await pilot.press("down", "down", "R")
         await pilot.pause()
         await pilot.press("ctrl+u", *"claude-main.kv", "enter")
         first, second = await told(pilot)
@@ -148,7 +148,7 @@ async def test_h4_keys_that_come_fast_are_meant_for_the_question() -> None:
     app = attached(clerk)
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("s", "ctrl+u", *"eye.kv", "enter")
+        await pilot.press("S", "ctrl+u", *"eye.kv", "enter")
         await settled(pilot)
     assert clerk.asked == [("save", 0, "eye.kv")]
 
@@ -157,7 +157,7 @@ async def test_h6_a_hostile_error_is_shown_literally() -> None:
     app = attached(Clerk())
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await settled(pilot)
-        await pilot.press("r")
+        await pilot.press("R")
         await pilot.pause()
         await pilot.press("enter")
         (said,) = await told(pilot)
@@ -174,10 +174,10 @@ async def test_h6_a_hostile_agent_is_shown_literally_everywhere() -> None:
             await pilot.press(key)
             await pilot.pause()
             assert r"[red]rm -rf[/] \x1b" in on_screen(app)
-        await pilot.press("1", "down", "down", "e")
+        await pilot.press("1", "down", "down", "E")
         await pilot.pause()
         assert r"[red]rm -rf[/] \x1b[31m" in on_screen(app)
-        await pilot.press("escape", "s")
+        await pilot.press("escape", "S")
         await pilot.pause()
         assert app.screen.query_one(Input).value == "red-rm--rf------31m-evil.kv"
 
@@ -216,11 +216,11 @@ async def test_a_tape_cannot_be_changed() -> None:
     app = on_tape(scenes.busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("e")
+        await pilot.press("E")
         assert isinstance(app.screen, OverviewScreen)
-        assert app.check_action("deed", ("erase",)) is None
-        await app.perform(DEEDS[0], "0")
-        assert await told(pilot) == ["Save: a tape cannot be changed"]
+        assert app.check_action("act", ("erase",)) is None
+        await app.perform(ACTIONS[0], "0")
+        assert await told(pilot) == ["Save: a recording cannot be changed"]
 
 
 async def test_palette_footer_and_help_come_from_one_registry() -> None:
@@ -230,7 +230,7 @@ async def test_palette_footer_and_help_come_from_one_registry() -> None:
         titles = [command.title for command in app.get_system_commands(app.screen)]
         keys = {one.binding.key: one.binding.description for one in app.active_bindings.values()}
         page = "\n".join("".join(cell.text for cell in line) for line in help_lines(""))
-        for deed in DEEDS:
+        for deed in ACTIONS:
             assert any(title.startswith(f"{deed.label}: {deed.target}") for title in titles)
             is_here = deed.target in OverviewScreen.TARGETS
             assert (keys.get(deed.key) == deed.label) is is_here, deed
@@ -257,7 +257,7 @@ async def test_a_question_mark_explains_each_screen() -> None:
     app = on_tape(scenes.busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        for key, word in (("1", "charts"), ("2", "miss"), ("3", "conversation"), ("4", "finished")):
+        for key, word in (("1", "tiles"), ("2", "miss"), ("3", "conversation"), ("4", "finished")):
             await pilot.press(key, "question_mark")
             await pilot.pause()
             assert isinstance(app.screen, TextPage)
@@ -356,7 +356,7 @@ async def test_things_of_one_name_are_rows_of_their_own() -> None:
 
 async def test_a_theme_is_kept_and_colours_the_cells_at_once(tmp_path: Path) -> None:
     path = tmp_path / "home" / "tui.json"
-    app = Dashboard(RecordingFeed("x", scenes.busy()), None, look_from(path))
+    app = Dashboard(RecordingFeed("X", scenes.busy()), None, look_from(path))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         table = app.screen.query(PatchedTable).first()
@@ -381,7 +381,7 @@ async def test_no_color_draws_greys_only(monkeypatch: pytest.MonkeyPatch) -> Non
     app = on_tape(scenes.busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        assert "running" in on_screen(app)
+        assert "writing" in on_screen(app)
         colours = {
             style.color.triplet
             for strip in app.screen._compositor.render_strips()
@@ -432,10 +432,10 @@ async def test_a_prefix_is_let_go_and_the_cache_is_cleared() -> None:
         await settled(pilot)
         await pilot.press("2", "tab", "down", "down", "u")
         await pilot.pause()
-        assert "Let go of the pinned prefix [red]rm -rf[/]" in on_screen(app)
+        assert "Unpin [red]rm -rf[/]" in on_screen(app)
         await pilot.press("y")
         await settled(pilot)
-        await pilot.press("x", "y")
+        await pilot.press("X", "y")
         assert (await told(pilot))[-1] == "the cache is cleared: 3.0 GiB freed"
     assert clerk.asked == [("/cache/prefixes/p3", 0, ""), ("/cache/clear", 0, "")]
 
@@ -456,5 +456,5 @@ async def test_no_key_leads_away_from_a_question() -> None:
     app = attached(Clerk())
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("e", "2")
+        await pilot.press("E", "2")
         assert isinstance(app.screen, ConfirmDialog)

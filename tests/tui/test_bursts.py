@@ -48,19 +48,19 @@ async def burst(pilot: Pilot[Any], *keys: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "asked"),
     [
-        (("e", "y"), [ERASED]),
-        (("e", "y", "y"), [ERASED]),
-        (("e", "enter", "y"), []),
-        (("s", "enter"), [("save", 0, "claude-main.kv")]),
-        (("s", "enter", "enter"), [("save", 0, "claude-main.kv")]),
-        (("s", "enter", "escape"), [("save", 0, "claude-main.kv")]),
-        (("s", *"eye.kv", "enter"), [KEPT]),
-        (("s", "ctrl+u", *"eye.kvv", "backspace", "enter"), [KEPT]),
-        (("s", *"eye", "escape", "down", "e", "y"), [("erase", 1, "")]),
-        (("3", "d", "y"), [DELETED]),
-        (("3", "down", "d", "y"), [("/v1/agents/opencode-2", 0, "")]),
-        (("3", "enter", "d", "y"), [DELETED]),
-        (("3", "enter", "escape", "down", "d", "y"), [("/v1/agents/opencode-2", 0, "")]),
+        (("E", "y"), [ERASED]),
+        (("E", "y", "y"), [ERASED]),
+        (("E", "enter", "y"), []),
+        (("S", "enter"), [("save", 0, "claude-main.kv")]),
+        (("S", "enter", "enter"), [("save", 0, "claude-main.kv")]),
+        (("S", "enter", "escape"), [("save", 0, "claude-main.kv")]),
+        (("S", *"eye.kv", "enter"), [KEPT]),
+        (("S", "ctrl+u", *"eye.kvv", "backspace", "enter"), [KEPT]),
+        (("S", *"eye", "escape", "down", "E", "y"), [("erase", 1, "")]),
+        (("3", "D", "y"), [DELETED]),
+        (("3", "down", "D", "y"), [("/v1/agents/opencode-2", 0, "")]),
+        (("3", "enter", "D", "y"), [DELETED]),
+        (("3", "enter", "escape", "down", "D", "y"), [("/v1/agents/opencode-2", 0, "")]),
         (("3", "o", "h", "h"), [("/v1/agents/claude-main", 1, "")]),
     ],
 )
@@ -75,7 +75,7 @@ async def test_each_key_is_meant_for_what_the_one_before_it_brought(
 
 async def test_what_is_pasted_comes_before_the_enter_after_it() -> None:
     async with attached() as (pilot, clerk):
-        pilot.app.post_message(Key("s", "s"))
+        pilot.app.post_message(Key("S", "S"))
         pilot.app.post_message(Paste("eye.kv\nand more"))
         await burst(pilot, "enter")
         assert clerk.asked == [KEPT]
@@ -91,11 +91,11 @@ async def test_enter_twice_opens_once() -> None:
 
 async def test_a_key_after_leaving_is_no_error() -> None:
     async with attached() as (pilot, _):
-        await burst(pilot, "q", "q", "down", "e")
+        await burst(pilot, "q", "q", "down", "E")
     assert pilot.app.return_code == 0
 
 
-@pytest.mark.parametrize("keys", [("pagedown",), ("down", "pageup"), ("e", "pagedown")])
+@pytest.mark.parametrize("keys", [("pagedown",), ("down", "pageup"), ("E", "pagedown")])
 async def test_the_palette_is_paged_before_it_is_drawn(keys: tuple[str, ...]) -> None:
     async with attached() as (pilot, _):
         await burst(pilot, "ctrl+p", *keys)

@@ -15,7 +15,7 @@ from mlxstack.core.preset import SlotSpec
 from mlxstack.core.status import AgentView
 from mlxstack.host import modes
 from mlxstack.host.home import Home, make_home
-from mlxstack.tui.deeds import action_of
+from mlxstack.tui.actions import action_of
 from mlxstack.tui.screens.agents import AgentScreen, AgentsScreen
 from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, TextDialog
 from mlxstack.tui.widgets.table import PatchedTable
@@ -144,10 +144,10 @@ async def test_h4_an_agent_gets_a_priority_on_its_own_screen(
         # Whoever comes meanwhile becomes the first of the list, and is not meant.
         await meet(http, BOB)
         await until(pilot, seen(pilot, BOB, lambda one: True))
-        await answered(pilot, "d", "y")
-        await until(pilot, lambda: said(board(pilot), f"{ANN} is forgotten"))
+        await answered(pilot, "D", "y")
+        await until(pilot, lambda: said(board(pilot), f"{ANN} was deleted"))
         await until(pilot, lambda: view(pilot, ANN) is None)
-        await pilot.press("d")
+        await pilot.press("D")
         await pilot.press("y")
         await until(pilot, lambda: said(board(pilot), f"there is no agent {ANN}"))
     assert (await http.get(f"/v1/agents/{BOB}")).is_success
@@ -165,7 +165,7 @@ async def test_h4_an_agent_is_deleted_by_the_palettes_deed_and_gone(
         await next(one for one in commands if one.title == f"Delete: agent {BOB}").callback()
         await pilot.pause()
         await pilot.press("y")
-        await until(pilot, lambda: said(app, f"{BOB} is forgotten"))
+        await until(pilot, lambda: said(app, f"{BOB} was deleted"))
         await pilot.press("3")
         await until(pilot, lambda: isinstance(app.screen, AgentsScreen) and rows(pilot) == [ANN])
     assert (await http.get(f"/v1/agents/{BOB}")).status_code == 404
@@ -216,7 +216,7 @@ async def test_h4_a_busy_agent_is_not_deleted_and_the_reason_is_told(
         await at_agents(pilot, ANN)
         talking = asyncio.create_task(http.post("/v1/chat/completions", json=body))
         await until(pilot, lambda: is_running(pilot))
-        await answered(pilot, "d", "y")
+        await answered(pilot, "D", "y")
         await until(pilot, lambda: said(board(pilot), "is busy"))
     assert not talking.done()
     talking.cancel()
@@ -237,7 +237,7 @@ async def test_h4_a_file_is_warmed_and_pinned_under_its_name(
         await answered(pilot, "w")
         pilot.app.screen.query_one(Input).value = str(file)
         await pilot.press("enter")
-        await until(pilot, lambda: said(board(pilot), "tokens are kept"))
+        await until(pilot, lambda: said(board(pilot), "tokens are pinned"))
     found = (await http.get("/cache")).json()["prefixes"]
     assert any(one["name"] == "handbook" and one["is_pinned"] for one in found)
 
@@ -283,7 +283,7 @@ async def test_h4_the_model_is_changed_by_the_name_of_a_preset(tmp_path: Path) -
             await until(pilot, lambda: said(app, "no preset is called `none`"))
             assert app.model.frame.service.model == "tiny"
             await answered(pilot, "m", *"other", "enter")
-            await until(pilot, lambda: said(app, "tiny was changed for other"))
+            await until(pilot, lambda: said(app, "tiny was replaced by other"))
             await until(pilot, lambda: app.model.frame.service.model == "other")
             await until(pilot, lambda: len(rows(pilot)) == 2)
 
@@ -301,7 +301,7 @@ async def test_the_health_line_names_the_mode_that_the_service_belongs_to(tmp_pa
 
 async def test_h4_without_its_computer_the_mode_cannot_be_switched(live: Running) -> None:
     async with watching(live.url) as pilot:
-        await pilot.press("o")
+        await pilot.press("M")
         assert not isinstance(pilot.app.screen, TextDialog)
         await board(pilot).perform(action_of("switch"), None)
         await until(pilot, lambda: said(board(pilot), "on the computer of the service only"))

@@ -31,7 +31,7 @@ def tell(app: Dashboard, frame: StatusFrame) -> None:
     app.post_message(Updated(reduce(app.model, frame)))
 
 
-@pytest.mark.parametrize("keys", [("e", "y"), ("s", "enter"), ("r", "enter")])
+@pytest.mark.parametrize("keys", [("E", "y"), ("S", "enter"), ("R", "enter")])
 @pytest.mark.parametrize(
     ("before", "after"),
     [(("bob", "q1"), ("eve", "q2")), ((None, "q1"), (None, "q2")), ((None, None), ("eve", "q2"))],
@@ -48,7 +48,7 @@ async def test_h4_a_slot_that_changed_hands_is_not_the_one_that_was_asked_about(
         await settled(pilot)
         await pilot.press(keys[1])
         (said,) = await told(pilot)
-        assert "nothing was done, slot 0 is another's by now" in said
+        assert "not done, slot 0 has another agent now" in said
     assert clerk.asked == []
 
 
@@ -57,7 +57,7 @@ async def test_h4_an_agent_that_goes_on_meanwhile_is_still_the_one_in_its_slot()
     app = attached(clerk, seats(("bob", "q1")))
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
-        await pilot.press("e")
+        await pilot.press("E")
         tell(app, seats(("bob", "q2")))
         await settled(pilot)
         await pilot.press("y")
@@ -89,7 +89,7 @@ async def test_one_answer_answers_one_question() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settled(pilot)
         for _ in range(2):
-            await app.run_action("deed('erase')")
+            await app.run_action("act('erase')")
         await settled(pilot)
         assert [type(one) for one in app.screen_stack].count(ConfirmDialog) == 1
 

@@ -48,11 +48,11 @@ async def test_h4_the_mode_is_switched_and_an_error_is_told(shell: Shell) -> Non
     async with Client(url) as client:
         app = Dashboard(LiveFeed(client), client, ThemeChoice(), machine)
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press("o")
+            await pilot.press("M")
             assert isinstance(app.screen, TextDialog)
             await pilot.press(*"never", "enter")
             await until(pilot, lambda: said(board(pilot), "ghost"))
-            await pilot.press("o")
+            await pilot.press("M")
             await pilot.press(*"nigh", "right", "enter")
             await until(pilot, lambda: said(board(pilot), "mode night runs"), patience_s=60)
     found = shell.services()

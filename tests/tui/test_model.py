@@ -48,14 +48,14 @@ def test_rates_fall_to_nothing_when_nothing_happens() -> None:
 def test_the_first_frame_of_a_busy_service_is_no_burst() -> None:
     model = folded(frame(100.0, 1_000_000, 50_000, 9))
     assert (prompt_rate(model), decode_rate(model)) == (0.0, 0.0)
-    assert all(pair in ((None, None), (0.0, 0.0)) for pair in series(model, 30))
+    assert all(pair in ((None, None, None), (0.0, 0.0, 0.0)) for pair in series(model, 30))
 
 
 def test_series_is_none_where_nothing_was_seen_and_sums_to_the_counters() -> None:
     model = folded(*(frame(1000.0 + i, n_prompt=i * 10, n_generated=i) for i in range(101)))
     shown = series(model, 60)
     step = WINDOW_S / 60
-    assert shown[0] == (None, None)
+    assert shown[0] == (None, None, None)
     seen = [pair for pair in shown if pair[1] is not None]
     assert len(seen) in (20, 21)
     assert round(sum(pair[1] or 0 for pair in seen) * step) in range(95, 106)
@@ -137,6 +137,6 @@ def test_history_is_bounded_and_never_negative(steps: list[tuple[float, int, int
     assert len(model.samples) <= 2 * WINDOW_S + 8
     assert [m.at for m in model.samples] == sorted(m.at for m in model.samples)
     assert len(series(model, 17)) == 17
-    for prompt_tps, decode_tps in series(model, 17):
+    for prompt_tps, decode_tps, _ in series(model, 17):
         assert (prompt_tps or 0) >= -1e-6
         assert (decode_tps or 0) >= -1e-6

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mlxstack.tui.deeds import DEEDS
+from mlxstack.tui.actions import ACTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tui.md"
 
@@ -17,4 +17,4 @@ def test_every_picture_of_the_page_is_a_checked_one() -> None:
 
 def test_the_page_has_the_deeds_of_the_registry() -> None:
     rows = re.findall(r"^\| `(\w)` \| (.+?) \| (\w+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
-    assert rows == [(deed.key, deed.help, deed.wants.value) for deed in DEEDS]
+    assert rows == [(deed.key, deed.help, deed.wants.value) for deed in ACTIONS]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlxstack.core.errors import BadRequest
-from mlxstack.tui.deeds import ActionContext, Aim, action_of
+from mlxstack.tui.actions import ActionContext, Aim, action_of
 from tests.tui.clerk import Clerk
 
 

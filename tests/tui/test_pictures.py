@@ -1,14 +1,15 @@
-"""Pictures of every screen, in two sizes and four states; docs/tui.md shows these very files."""
+"""Pictures of every screen, in three sizes and five states; docs/tui.md shows these very files."""
 
 from pathlib import Path
 
 from mlxstack.tui.recording import read_recording
-from tests.tui import scenes
+from tests.tui import scenes, shots
 from tests.tui.conftest import Shoot
 
 RECORDED = Path(__file__).parent / "tapes" / "demo.jsonl"
 NARROW = (80, 24)
 WIDE = (120, 40)
+HUGE = (200, 50)
 
 
 def test_overview_empty_80x24(shoot: Shoot) -> None:
@@ -168,7 +169,7 @@ def test_ask_priority_120x40(shoot: Shoot) -> None:
 
 
 def test_ask_delete_80x24(shoot: Shoot) -> None:
-    assert shoot(scenes.busy(), NARROW, "3", "d")
+    assert shoot(scenes.busy(), NARROW, "3", "D")
 
 
 def test_help_80x24(shoot: Shoot) -> None:
@@ -193,3 +194,59 @@ def test_recorded_cache_80x24(shoot: Shoot) -> None:
 
 def test_recorded_restart_80x24(shoot: Shoot) -> None:
     assert shoot(read_recording(RECORDED), NARROW)
+
+
+def test_overview_loading_80x24(shoot: Shoot) -> None:
+    assert shoot(scenes.loading(), NARROW)
+
+
+def test_overview_loading_120x40(shoot: Shoot) -> None:
+    assert shoot(scenes.loading(), WIDE)
+
+
+def test_overview_busy_200x50(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), HUGE)
+
+
+def test_cache_busy_200x50(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), HUGE, "2")
+
+
+def test_agents_busy_200x50(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), HUGE, "3")
+
+
+def test_requests_busy_200x50(shoot: Shoot) -> None:
+    assert shoot(scenes.busy(), HUGE, "4")
+
+
+def test_working_overview_80x24(shoot: Shoot) -> None:
+    assert shoot(shots.working(), NARROW)
+
+
+def test_working_overview_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE)
+
+
+def test_working_overview_light_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE, theme="mlx-stack-light")
+
+
+def test_working_cache_light_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE, "2", theme="mlx-stack-light")
+
+
+def test_working_cache_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE, "2")
+
+
+def test_working_agents_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE, "3")
+
+
+def test_working_agent_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE, "3", "enter")
+
+
+def test_working_requests_120x40(shoot: Shoot) -> None:
+    assert shoot(shots.working(), WIDE, "4")

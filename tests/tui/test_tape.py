@@ -55,7 +55,7 @@ async def test_a_full_disk_ends_the_dashboard_in_words(capsys: pytest.CaptureFix
         async with app.run_test() as pilot:
             await pilot.app.workers.wait_for_complete()
     assert app.return_code == 1
-    assert "error: the tape cannot be written: No space left" in capsys.readouterr().err
+    assert "error: the recording cannot be written: No space left" in capsys.readouterr().err
 
 
 def test_a_real_tape_can_be_read_and_holds_a_restart() -> None:
@@ -69,7 +69,7 @@ def test_a_real_tape_can_be_read_and_holds_a_restart() -> None:
 def test_what_is_no_tape_is_refused_with_its_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.tape"
     path.write_bytes(b'{"lost": "x"}\n' + content)
-    with pytest.raises(BadRequest, match=r"bad\.tape is not a tape: line 2"):
+    with pytest.raises(BadRequest, match=r"bad\.tape is not a recording: line 2"):
         read_recording(path)
 
 

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 AGENTS = ("ann", "bob", "cyd")
-ROW = re.compile(r"^ +\d  +(\w+) +running +\S+ (\d\S*)/4.1k", re.M)
+ROW = re.compile(r"^ +\d  +(\w+) +writing, .* (\d\S*)/4.1k", re.M)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_h1_to_h5_in_tmux_slots_move_a_save_writes_and_a_restart_is_survived(
     pane.shows("0 of 3 busy")
     see_slots_move(demo, pane)
     pane.press("Down")
-    answer_file(pane, "s", "to which file?", "kept.kv")
+    answer_file(pane, "S", "to which file?", "kept.kv")
     pane.until(lambda seen: re.search(r"saved\s+to\s+kept.kv", seen) is not None, "the deed")
     assert len(list(demo.home.glob("slots/**/kept.kv*"))) == 1
 
@@ -109,7 +109,7 @@ def test_h1_to_h5_in_tmux_slots_move_a_save_writes_and_a_restart_is_survived(
     pane.until(lambda seen: all(sign in seen for sign in signs), "the service with empty slots")
     assert "Disconnected" not in pane.text()
 
-    answer_file(pane, "r", "by which file?", "kept.kv")
+    answer_file(pane, "R", "by which file?", "kept.kv")
     pane.until(lambda seen: re.search(r"^ +1 .* idle ", seen, re.M) is not None, "the context")
     pane.press("q")
     pane.ended()

@@ -9,7 +9,7 @@ from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, StatusFrame, TurnView
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
-from mlxstack.tui.views import agents, cache, overview, requests
+from mlxstack.tui.views import agents, cache, costs, overview, requests
 from mlxstack.tui.views.formatting import bar, of_size, plot, rate, share, short_time, span, tokens
 from mlxstack.tui.views.table_data import TableData
 from tests.tui import scenes
@@ -90,7 +90,15 @@ def test_h6_plain_text_holds_no_control_character(scene: object, width: int) -> 
 
 def test_the_plain_page_tells_all_that_the_screens_tell() -> None:
     told = page(seen(scenes.overloaded()), 120)
-    for heading in ("Slots", "Queue", "Hit rates", "Top prefixes", "Agents", "Requests"):
+    for heading in (
+        "Slots",
+        "Queue",
+        "What cost time",
+        "Hit rates",
+        "Top prefixes",
+        "Agents",
+        "Requests",
+    ):
         assert f"\n{heading}" in told
     assert "cron-9" in told
     assert "enter" not in told
@@ -109,7 +117,7 @@ def test_sections_that_are_not_reported_say_so() -> None:
 def test_empty_sections_are_not_unreported_ones() -> None:
     model = seen(scenes.empty())
     assert cache.prefixes(model, 80).note == "Nothing is kept yet."
-    assert agents.agents(model, 80).note == "No agent has come by yet."
+    assert agents.agents(model, 80).note == "No agent yet. Start one: mlx-stack run claude"
     assert requests.requests(model, 80).note == "No request has finished yet."
 
 
@@ -135,11 +143,11 @@ def test_a_cache_that_is_off_says_how_to_switch_it_on() -> None:
 def test_h2_slots_tell_state_fill_progress_speed_and_age() -> None:
     model = seen(scenes.busy())
     running, prefilling, idle = texts(overview.slots(model, 80))
-    assert running[:3] == ["0", "* claude-main", "running"]
-    assert running[3].endswith("31.2k/131k")
-    assert running[4:] == ["31.4", "99%", "-"]
-    assert prefilling[2] == "prefill 70%"
-    assert (idle[2], idle[6]) == ("idle", "3m04s")
+    assert running == ["0", "* claude-main", "writing, 164 tokens, 31.4 tok/s", "31.2k/131k", "99%"]
+    assert prefilling[2:4] == ["prefill 6.9k of 9.8k", "6.9k/131k"]
+    assert idle[2] == "idle 3m04s"
+    _, wide, _ = texts(overview.slots(model, 120))
+    assert wide[-1] == "diverged"
 
 
 def test_ages_grow_while_the_snapshot_rests() -> None:
@@ -147,8 +155,8 @@ def test_ages_grow_while_the_snapshot_rests() -> None:
     older = DashboardState(
         frame=StatusFrame(at=last.at, snapshot=last.snapshot, snapshot_age_s=60.0)
     )
-    assert texts(overview.slots(older, 80))[2][6] == "4m04s"
-    assert texts(overview.queue(older, 80))[0][4] == "1m01s"
+    assert texts(overview.slots(older, 80))[2][2] == "idle 4m04s"
+    assert texts(overview.queue(older, 80))[0][2] == "1m01s"
 
 
 def test_h3_hit_rates_are_those_of_the_frame() -> None:
@@ -159,7 +167,7 @@ def test_h3_hit_rates_are_those_of_the_frame() -> None:
 
 def test_z10_a_miss_shows_the_place_and_the_text_around_it() -> None:
     told = "\n".join("".join(c.text for c in line) for line in requests.why(scenes.REQUESTS[1]))
-    assert "diverged, at token 1312" in told
+    assert "diverged, at token 1312; 8.2k tokens, 3.41s" in told
     assert "Tuesday, 14:02" in told
     assert "Tuesday, 14:09" in told
     assert "x-mlx-stack-cache-prefix-tokens: 1280" in told
@@ -176,7 +184,7 @@ def test_turn_bars_fit_and_show_all_that_happened(a: int, b: int, c: int, width:
 def test_columns_fill_the_width_and_no_more() -> None:
     model = seen(scenes.busy())
     sheets = (
-        overview.slots, overview.queue, cache.rates, cache.prefixes, cache.misses,
+        overview.slots, overview.queue, costs.costs, cache.rates, cache.prefixes, cache.misses,
         agents.agents, requests.requests,
     )  # fmt: skip
     for width in (80, 112, 120, 200):

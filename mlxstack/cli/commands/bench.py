@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +12,10 @@ from mlxstack.cli.commands import measure
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note
+from mlxstack.core.errors import Unsupported
 
 if TYPE_CHECKING:
-    from mlxstack.bench.registry import BenchRequest
+    from mlxstack.bench.dev.registry import BenchRequest
     from mlxstack.bench.report import BenchReport
     from mlxstack.bench.timed_request import ServerUnderTest
 
@@ -23,7 +25,7 @@ NAMES = ("engine", "cache", "text", "serve", "peers", "start", "tui", "all")
 
 
 def bench_names(incomplete: str) -> list[str]:
-    """The benchmarks whose names begin so, for the completion of a shell."""
+    """Complete the name of a benchmark in the shell."""
     return [name for name in NAMES if name.startswith(incomplete)]
 
 
@@ -54,14 +56,19 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure speed and memory; print tables, ratios, and targets met or missed.
+    """Measure speed and memory of a checkout; print tables, ratios, targets met or missed.
 
     engine: our batch and mlx-lm's in one process. cache: agents that come back, start together,
     are saved. text: the text work of a request. serve: a service under many agents. peers: the
     same beside mlx_lm.server on the same model. start: how soon the command answers.
     tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
     """
-    from mlxstack.bench.registry import BenchRequest
+    if find_spec("mlxstack.bench.dev") is None:
+        raise Unsupported(
+            "`mlx-stack bench dev` needs a checkout of the source: an installed package has no "
+            "developers' benchmarks"
+        )
+    from mlxstack.bench.dev.registry import BenchRequest
 
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
@@ -85,7 +92,7 @@ def _measured(what: str, wanted: "BenchRequest") -> "list[BenchReport]":
 
     import httpx
 
-    from mlxstack.bench.registry import EVERYTHING, BenchContext, report
+    from mlxstack.bench.dev.registry import EVERYTHING, BenchContext, report
     from mlxstack.client import Unreachable
 
     command = shlex.join(["mlx-stack", *sys.argv[1:]])

@@ -141,7 +141,7 @@ def render(view: "CacheView") -> str:
     ]
     lines += [_line(prefix) for prefix in view.prefixes] or ["  none yet"]
     if view.misses:
-        lines += ["", "Last misses:", *(f"  {_reason(miss)}" for miss in view.misses[:5])]
+        lines += ["", "Last misses:", *(f"  {_reason(miss)}" for miss in _costliest(view.misses))]
     return "\n".join(lines)
 
 
@@ -188,10 +188,16 @@ def _title(prefix: "PrefixView") -> str:
 
 def _reason(miss: "MissView") -> str:
     who = miss.agent or miss.request
+    cost = f"; lost {miss.n_lost} tokens, {miss.lost_s:.1f} s" if miss.n_lost else ""
     if miss.at is None:
-        return f"{who}: {miss.reason}"
+        return f"{who}: {miss.reason}{cost}"
     where = f"{who}: {miss.reason} at token {miss.at}, after {miss.text_shared[-40:]!r}"
-    return f"{where}: {miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}"
+    return f"{where}: {miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}{cost}"
+
+
+def _costliest(misses: "tuple[MissView, ...]") -> "list[MissView]":
+    """The misses that lost the most time."""
+    return sorted(misses, key=lambda miss: -miss.lost_s)[:5]
 
 
 def _of(budget: int | None) -> str:

@@ -42,7 +42,7 @@ def tui(
     from mlxstack.host.home import home_from
     from mlxstack.tui.theme import look_from
 
-    # The toolkit draws on stderr.
+    # Textual draws on stderr.
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise SetupError(
             "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"

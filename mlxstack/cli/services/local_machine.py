@@ -10,20 +10,45 @@ from typing import IO
 
 from msgspec import Struct
 
-from mlxstack.core.errors import Broken
+from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.formatting import size
 from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
+from mlxstack.host.logs import tail
+from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.model_files import weights_on_disk
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main")
 POLL_S = 0.1
+LOG_LINES = 200
 
 
 class LocalActions(Struct, frozen=True):
-    """A `mlxstack.tui.deeds.Machine`; the names are those of the moment when it was looked at."""
+    """A `mlxstack.tui.actions.LocalMachine`; names as they were when it was made."""
 
     home: Path
     presets: tuple[str, ...]
     modes: tuple[str, ...]
+
+    def described_presets(self) -> dict[str, str]:
+        """Return the presets, each with size, fit and download state of its model."""
+        limit = this_memory(os.environ).usable
+        return {name: self._described(name, limit) for name in self.presets}
+
+    def _described(self, name: str, limit: int) -> str:
+        try:
+            model = presets.load(name, Home(self.home)).preset.model
+        except StackError:
+            return "cannot be read"
+        n_bytes = weights_on_disk(model)
+        if not n_bytes:
+            return f"not downloaded, {model.id}"
+        fit = "fits" if n_bytes <= limit else "does not fit"
+        return f"{size(n_bytes)} on disk, {fit}, {model.id}"
+
+    def log(self, service: str) -> list[str]:
+        """Return the last lines of the log of a service, as far back as one page."""
+        return tail(Home(self.home).log_file(service), LOG_LINES)
 
     async def switch_mode(self, mode: str) -> str:
         """What the command says. Raises Broken with its error.

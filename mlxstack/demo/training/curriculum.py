@@ -1,4 +1,4 @@
-"""What is taught, in which order: stages, and the batches of each."""
+"""Training stages and their batches."""
 
 import math
 import random

@@ -29,7 +29,7 @@ def distance(draw: Draw, n_turns: int, n_words: int) -> list[Message]:
 
 
 def secret(draw: Draw) -> tuple[str, str]:
-    """What kind of word it is, and the word."""
+    """A word and its kind."""
     thing = draw.rng.choice(recall_task.WORD_THINGS)
     if "code" in thing and draw.rng.random() < 0.2:
         return thing, words.number_code(draw.rng)

@@ -45,7 +45,7 @@ class Speaker:
 
 
 def judge(speaker: Speaker, trial: Trial, seed: int, n_cases: int, is_loud: bool) -> int:
-    """How many of `n_cases` are right."""
+    """Count the correct ones of `n_cases`."""
     n_right = 0
     draw = Draw(random.Random(f"{trial.name}/{seed}"), held_out=True)
     for _ in range(n_cases):

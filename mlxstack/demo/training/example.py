@@ -1,4 +1,4 @@
-"""What passes between user and assistant: messages, and a case made of them."""
+"""Messages of a conversation, and cases made of them."""
 
 import random
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What counts as right, case by case, for the evaluation of the demo model."""
+"""Scoring rules of the demo model's evaluation."""
 
 import json
 import re

@@ -177,7 +177,7 @@ FIELDS = words.listed(
 
 
 def made_up(draw: Draw) -> Skill:
-    """A tool that nobody has seen: a verb and a noun, and a request in the same words."""
+    """An unseen tool: a verb and a noun, and a request in the same words."""
     while True:
         verb, noun = draw.rng.choice(VERBS), draw.rng.choice(NOUNS)
         if words.is_held_out(verb + noun) == draw.held_out:

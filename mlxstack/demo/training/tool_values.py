@@ -1,4 +1,4 @@
-"""What users hand to tools, and what tools bring back."""
+"""Arguments and results of tools."""
 
 import string
 from collections.abc import Callable

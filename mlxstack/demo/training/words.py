@@ -60,7 +60,7 @@ TOPICS = listed(
 
 
 def is_held_out(text: str) -> bool:
-    """Whether `text` is kept from training, so that the evaluation can use it."""
+    """Tell whether `text` is held out of training for evaluation."""
     return zlib.crc32(text.lower().encode()) % HELD_OUT_IN == 0
 
 

@@ -182,6 +182,7 @@ class PrefixLookup:
         is_new = name is not None and self._last(request) is None
         return MissContext(
             n_prompt=len(request.tokens),
+            is_new=request.is_first_turn and self._last(request) is None,
             block_size=self._memory.spec.block_size,
             is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),

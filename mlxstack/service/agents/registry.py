@@ -17,6 +17,7 @@ from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
 from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
 from mlxstack.service.agents.store import AgentStore, StoredKV
+from mlxstack.service.agents.titles import AgentTitle, agent_title
 from mlxstack.service.stats import BUSY
 from mlxstack.store.agent_history import History
 
@@ -89,6 +90,7 @@ class AgentRegistry:
     def __init__(self) -> None:
         self._records: OrderedDict[str, AgentRecord] = OrderedDict()
         self._names = ConversationNamer()
+        self._titles: OrderedDict[str, AgentTitle] = OrderedDict()
 
     def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
         """Name of a conversation without an explicit agent."""
@@ -97,6 +99,18 @@ class AgentRegistry:
     def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
         """The name that `name` would return again, None for a new conversation."""
         return self._names.find(user_turn_digests(conversation, salt), hint)
+
+    def entitle(self, name: str, conversation: Conversation, hint: str | None) -> None:
+        """Describe an agent by its first request; the least recently described go first."""
+        if name not in self._titles:
+            self._titles[name] = agent_title(conversation, hint)
+        self._titles.move_to_end(name)
+        if len(self._titles) > MOST_AGENTS:
+            self._titles.popitem(last=False)
+
+    def title(self, name: str) -> AgentTitle | None:
+        """Client, folder and first words of an agent, where they are known."""
+        return self._titles.get(name)
 
     def record(self, name: str, *, is_explicit: bool) -> AgentRecord:
         """Record of an agent, created if it is new."""

@@ -1,4 +1,4 @@
-"""What a deed is: something a person does to a service, after being asked."""
+"""The structure of an action: target, input, description, call."""
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -11,7 +11,7 @@ from mlxstack.tui.state import DashboardState
 
 
 class ActionTarget(StrEnum):
-    """What a deed is done to; a screen with such things offers the deed."""
+    """The target of an action; a screen that shows such targets offers it."""
 
     SLOT = "slot"
     PREFIX = "prefix"
@@ -22,7 +22,7 @@ class ActionTarget(StrEnum):
 
 
 class ActionInput(StrEnum):
-    """What is asked for before it is done."""
+    """The input an action asks for first."""
 
     NOTHING = "nothing"
     CONSENT = "consent"
@@ -35,7 +35,7 @@ class ActionInput(StrEnum):
 
 
 class ServiceCalls(Protocol):
-    """What the deeds need of `mlxstack.client.Client`."""
+    """The calls of `mlxstack.client.Client` that actions use."""
 
     url: str
 
@@ -47,7 +47,7 @@ class ServiceCalls(Protocol):
 
 
 class LocalMachine(Protocol):
-    """The computer of the service, where the dashboard runs on it too: its presets and modes."""
+    """Presets and modes of the service's own computer."""
 
     @property
     def presets(self) -> tuple[str, ...]:
@@ -59,20 +59,28 @@ class LocalMachine(Protocol):
         """Their names."""
         ...
 
+    def described_presets(self) -> dict[str, str]:
+        """Return the presets, each with size, fit and download state of its model."""
+        ...
+
+    def log(self, service: str) -> list[str]:
+        """Return the last lines of the log of a service."""
+        ...
+
     async def switch_mode(self, mode: str) -> str:
-        """What was stopped and started. Raises StackError when nothing was."""
+        """Return the services stopped and started. Raises StackError on failure."""
         ...
 
 
 class Aim(Struct, frozen=True):
-    """Which one (the key of its row), and the words that were given."""
+    """The row key of the target, and the text that was typed."""
 
     key: str
     words: str = ""
 
 
 class ActionContext(Struct, frozen=True):
-    """What a deed works with: the service, its computer if it is this one, and the clipboard."""
+    """Clients of an action: service, clipboard, and local machine where there is one."""
 
     calls: ServiceCalls
     copy: Callable[[str], None]
@@ -82,7 +90,8 @@ class ActionContext(Struct, frozen=True):
 class Action(Struct, frozen=True):
     """`do` returns what happened; it raises StackError or ConnectionError when it went wrong.
 
-    `describe` says in a sentence what will happen to which thing.
+    `describe` says in a sentence what will happen to which thing. The key of a destructive action
+    is a capital that the footer does not show; the palette lists all of them.
     """
 
     id: str
@@ -93,3 +102,4 @@ class Action(Struct, frozen=True):
     wants: ActionInput
     describe: Callable[[DashboardState, str], str]
     do: Callable[[ActionContext, Aim], Awaitable[str]]
+    is_destructive: bool = False

@@ -1,4 +1,4 @@
-"""What can be done to an agent: park, pin, unpin, give it a priority, delete it."""
+"""Actions on an agent: park, pin, unpin, set the priority, delete."""
 
 from urllib.parse import quote
 
@@ -9,33 +9,33 @@ from mlxstack.tui.views.formatting import tokens
 
 
 async def park(hands: ActionContext, aim: Aim) -> str:
-    """What is on disk stays, and brings it back."""
+    """Evict the agent from slot and memory; its files on disk stay."""
     done = await hands.calls.delete(f"{_path(aim.key)}?evict_only=1")
     return f"{aim.key} left the memory: {done.get('n_evicted', 0)} tokens were in a slot"
 
 
 async def pin(hands: ActionContext, aim: Aim) -> str:
-    """Its KV stays in memory whatever happens."""
+    """Exempt its KV from eviction."""
     await hands.calls.post(_path(aim.key), {"is_pinned": True})
     return f"{aim.key} is pinned"
 
 
 async def unpin(hands: ActionContext, aim: Aim) -> str:
-    """Its KV stays in memory until the room is needed."""
+    """Make its KV evictable again."""
     await hands.calls.post(_path(aim.key), {"is_pinned": False})
     return f"{aim.key} is no longer pinned"
 
 
 async def prioritise(hands: ActionContext, aim: Aim) -> str:
-    """From its next request on."""
+    """Set the priority, from its next request on."""
     await hands.calls.post(_path(aim.key), {"priority": aim.words})
     return f"{aim.key} has priority {aim.words}"
 
 
 async def delete(hands: ActionContext, aim: Aim) -> str:
-    """History, KV and account."""
+    """Delete its history, KV and statistics."""
     await hands.calls.delete(_path(aim.key))
-    return f"{aim.key} is forgotten"
+    return f"{aim.key} was deleted"
 
 
 def _path(agent: str) -> str:
@@ -49,7 +49,7 @@ def _told(model: DashboardState, key: str) -> str:
     return f"{printable(key, 60)} ({tokens(one.n_tokens)} tokens, {size(one.n_bytes)})"
 
 
-DEEDS: tuple[Action, ...] = (
+ACTIONS: tuple[Action, ...] = (
     Action(
         id="park",
         key="p",
@@ -64,27 +64,27 @@ DEEDS: tuple[Action, ...] = (
         id="pin_agent",
         key="i",
         label="Pin",
-        help="Keep the KV of the chosen agent in memory, whatever happens.",
+        help="Exempt the KV of the chosen agent from eviction.",
         target=ActionTarget.AGENT,
         wants=ActionInput.CONSENT,
-        describe=lambda model, key: f"Keep {_told(model, key)} in memory, whatever happens?",
+        describe=lambda model, key: f"Exempt the KV of {_told(model, key)} from eviction?",
         do=pin,
     ),
     Action(
         id="unpin_agent",
         key="u",
         label="Unpin",
-        help="Let go of the chosen pinned agent: its KV stays until its room is needed.",
+        help="Make the KV of the chosen pinned agent evictable again.",
         target=ActionTarget.AGENT,
         wants=ActionInput.CONSENT,
-        describe=lambda model, key: f"Let go of the pinned agent {_told(model, key)}?",
+        describe=lambda model, key: f"Unpin {_told(model, key)}? Its KV can be evicted then.",
         do=unpin,
     ),
     Action(
         id="prioritise",
         key="o",
         label="Priority",
-        help="Say who goes first when several wait: the chosen agent is high, normal or low.",
+        help="Set the queue priority of the chosen agent: high, normal or low.",
         target=ActionTarget.AGENT,
         wants=ActionInput.PRIORITY,
         describe=lambda model, key: f"Which priority has {_told(model, key)} from now on?",
@@ -92,14 +92,15 @@ DEEDS: tuple[Action, ...] = (
     ),
     Action(
         id="delete",
-        key="d",
+        key="D",
         label="Delete",
-        help="Forget the chosen agent: its history, its KV in memory; files go with the next gc.",
+        help="Delete history and KV of the chosen agent; its files go with the next gc.",
         target=ActionTarget.AGENT,
         wants=ActionInput.CONSENT,
         describe=lambda model, key: (
-            f"Delete {_told(model, key)}? What it said is gone too, and cannot be brought back."
+            f"Delete {_told(model, key)}? Its history goes too; this cannot be undone."
         ),
+        is_destructive=True,
         do=delete,
     ),
 )

@@ -1,4 +1,4 @@
-"""What can be done to the KV memory: warm, pin, let go of a prefix, clear everything."""
+"""Actions on the prefix cache: warm, pin, unpin, clear."""
 
 import asyncio
 from pathlib import Path
@@ -15,32 +15,32 @@ from mlxstack.tui.views.formatting import tokens
 
 
 async def pin(hands: ActionContext, aim: Aim) -> str:
-    """What is listed is kept whatever happens, under a name."""
+    """Pin a listed prefix under a name."""
     done = await hands.calls.post("/cache/prefixes", {"name": aim.words, "id": aim.key})
-    return f"{aim.words}: {done.get('n_tokens', 0)} tokens are kept"
+    return f"{aim.words}: {done.get('n_tokens', 0)} tokens are pinned"
 
 
 async def unpin(hands: ActionContext, aim: Aim) -> str:
-    """The prefix stays until its room is needed."""
+    """Make the prefix evictable again."""
     await hands.calls.delete(f"/cache/prefixes/{quote(aim.key, safe='')}")
     return f"{aim.key} is no longer pinned"
 
 
 async def warm(hands: ActionContext, aim: Aim) -> str:
-    """Computed behind everybody else, then kept under the name of the file."""
+    """Prefill a file at low priority, then pin it under the file's name."""
     body = await asyncio.to_thread(_prefix, aim.words)
     done = await hands.calls.post("/cache/prefixes", body)
-    return f"{body['name']}: {done.get('n_tokens', 0)} tokens are kept"
+    return f"{body['name']}: {done.get('n_tokens', 0)} tokens are pinned"
 
 
 async def clear(hands: ActionContext, _: Aim) -> str:
-    """What is in use or pinned stays."""
+    """Evict all KV that is neither in use nor pinned."""
     done = await hands.calls.post("/cache/clear", {})
     return f"the cache is cleared: {size(done.get('n_bytes', 0))} freed"
 
 
 def _prefix(path: str) -> dict[str, Any]:
-    """A chat in JSON, or a text, with its name. Raises BadRequest when it cannot be read."""
+    """Read a chat (JSON) or a text. Raises BadRequest when it cannot be read."""
     file = Path(path)
     try:
         file = file.expanduser()
@@ -57,7 +57,7 @@ def _told(model: DashboardState, key: str) -> str:
     one = next((view for view in cache.prefixes if view.id == key), None) if cache else None
     if one is None:
         return printable(key, 60)
-    return f"{printable(one.name, 60) or 'the unnamed one'} ({tokens(one.n_tokens)} tokens)"
+    return f"{printable(one.name, 60) or 'the unnamed prefix'} ({tokens(one.n_tokens)} tokens)"
 
 
 def _parked(model: DashboardState) -> str:
@@ -65,45 +65,48 @@ def _parked(model: DashboardState) -> str:
     return size(cache.memory_bytes) if cache else "all"
 
 
-DEEDS: tuple[Action, ...] = (
+ACTIONS: tuple[Action, ...] = (
     Action(
         id="pin",
         key="i",
         label="Pin",
-        help="Keep the chosen prefix under a name, whatever happens.",
+        help="Pin the chosen prefix under a name, exempt from eviction.",
         target=ActionTarget.PREFIX,
         wants=ActionInput.NAME,
-        describe=lambda model, key: f"Keep {_told(model, key)} under which name?",
+        describe=lambda model, key: f"Pin {_told(model, key)} under which name?",
         do=pin,
     ),
     Action(
         id="unpin",
         key="u",
         label="Unpin",
-        help="Let go of the chosen pinned prefix: it stays until its room is needed.",
+        help="Make the chosen pinned prefix evictable again.",
         target=ActionTarget.PREFIX,
         wants=ActionInput.CONSENT,
-        describe=lambda model, key: f"Let go of the pinned prefix {_told(model, key)}?",
+        describe=lambda model, key: f"Unpin {_told(model, key)}? It can be evicted then.",
         do=unpin,
     ),
     Action(
         id="warm",
         key="w",
         label="Warm",
-        help="Compute what is in a file (text, or messages in .json) and pin it under its name.",
+        help="Prefill a file (text, or messages in .json) and pin it under its name.",
         target=ActionTarget.CACHE,
         wants=ActionInput.FILE,
-        describe=lambda *_: "Compute and pin which file of this computer? .json: a chat.",
+        describe=lambda *_: "Prefill and pin which file of this computer? .json: a chat.",
         do=warm,
     ),
     Action(
         id="clear",
-        key="x",
+        key="X",
         label="Clear",
-        help="Forget all parked KV in memory that is neither in use nor pinned.",
+        help="Evict all parked KV that is neither in use nor pinned.",
         target=ActionTarget.CACHE,
         wants=ActionInput.CONSENT,
-        describe=lambda model, _: f"Clear the cache? {_parked(model)} are held, live ones stay.",
+        describe=lambda model, _: (
+            f"Clear the cache? {_parked(model)} are held; live contexts stay."
+        ),
+        is_destructive=True,
         do=clear,
     ),
 )

@@ -1,4 +1,4 @@
-"""What can be done to a slot: save, restore, erase it, copy the curl that does it."""
+"""Actions on a slot: save, restore, erase, copy the curl command."""
 
 import shlex
 
@@ -11,14 +11,14 @@ KEY_VARIABLE = "MLX_STACK_API_KEY"
 
 
 def filename_of(model: DashboardState, key: str) -> str:
-    """A file name to propose for a slot: its agent's, as far as a file can be called so."""
+    """Propose a file name for a slot, after its agent."""
     agent = next((v.agent for v in model.frame.snapshot.slots if str(v.id) == key), None)
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in agent or "")
     return f"{safe.strip('.-') or f'slot-{key}'}.kv"
 
 
 async def save(hands: ActionContext, aim: Aim) -> str:
-    """Waits in the service until the slot is idle."""
+    """Save the slot once it is idle."""
     done = await hands.calls.save_slot(int(aim.key), aim.words)
     took = short_time(done.timings.get("save_ms", 0.0) / 1000)
     news = f"{size(done.n_written)} written of {size(done.n_bytes)}"
@@ -26,7 +26,7 @@ async def save(hands: ActionContext, aim: Aim) -> str:
 
 
 async def restore(hands: ActionContext, aim: Aim) -> str:
-    """Waits in the service until the slot is idle."""
+    """Restore the slot once it is idle."""
     done = await hands.calls.restore_slot(int(aim.key), aim.words)
     took = short_time(done.timings.get("restore_ms", 0.0) / 1000)
     news = f"{size(done.n_read)} read in {took}"
@@ -34,13 +34,13 @@ async def restore(hands: ActionContext, aim: Aim) -> str:
 
 
 async def erase(hands: ActionContext, aim: Aim) -> str:
-    """Waits in the service until the slot is idle."""
+    """Erase the slot once it is idle."""
     done = await hands.calls.erase_slot(int(aim.key))
     return f"slot {aim.key}: {done.n_erased} tokens erased"
 
 
 async def copy_curl(hands: ActionContext, aim: Aim) -> str:
-    """The command that saves the slot. A key is never copied: the variable that holds it is."""
+    """Copy the save command; the API key stays a variable reference."""
     url = shlex.quote(f"{hands.calls.url}/slots/{aim.key}?action=save")
     body = shlex.quote(f'{{"filename": "slot-{aim.key}.kv"}}')
     key = f'-H "Authorization: Bearer ${KEY_VARIABLE}"'
@@ -57,10 +57,10 @@ def _slot(model: DashboardState, key: str) -> str:
     return f"slot {key}{who}, {tokens(view.n_tokens)} tokens"
 
 
-DEEDS: tuple[Action, ...] = (
+ACTIONS: tuple[Action, ...] = (
     Action(
         id="save",
-        key="s",
+        key="S",
         label="Save",
         help="Write the context of the chosen slot to a slot file.",
         target=ActionTarget.SLOT,
@@ -70,22 +70,24 @@ DEEDS: tuple[Action, ...] = (
     ),
     Action(
         id="restore",
-        key="r",
+        key="R",
         label="Restore",
         help="Replace the context of the chosen slot by the one in a slot file.",
         target=ActionTarget.SLOT,
         wants=ActionInput.FILENAME,
         describe=lambda model, key: f"Replace {_slot(model, key)} by which file?",
+        is_destructive=True,
         do=restore,
     ),
     Action(
         id="erase",
-        key="e",
+        key="E",
         label="Erase",
         help="Empty the chosen slot.",
         target=ActionTarget.SLOT,
         wants=ActionInput.CONSENT,
         describe=lambda model, key: f"Erase {_slot(model, key)}? They must be computed again.",
+        is_destructive=True,
         do=erase,
     ),
     Action(

@@ -1,4 +1,4 @@
-"""Who works here, and what did each of them cost and save?"""
+"""Screens of agents: all of them, and one with its turns."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
 from mlxstack.core.status import AgentView
-from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import agents
@@ -46,7 +46,7 @@ class AgentsScreen(BaseScreen):
 
 
 class AgentScreen(BaseScreen):
-    """What one agent did, turn by turn."""
+    """One agent, turn by turn."""
 
     MODE = "agents"
     TARGETS = AGENTS
@@ -76,7 +76,9 @@ class AgentScreen(BaseScreen):
     def _portrait(self, model: DashboardState, _: int) -> tuple[Line, ...]:
         one = agents.agent(model, self._agent)
         return (
-            agents.portrait(one) if one else ((TextCell("This agent is gone.", CellStyle.WARN),),)
+            agents.portrait(one, model.frame.titles.get(one.id, ""))
+            if one
+            else ((TextCell("This agent is gone.", CellStyle.WARN),),)
         )
 
     def _states(self, model: DashboardState, width: int) -> TableData:

@@ -1,4 +1,4 @@
-"""What all screens have: the first line, the banner, the keys; the rest is theirs."""
+"""Base of all screens: tabs, banner, key bindings."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -10,7 +10,8 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer
 
-from mlxstack.tui.deeds import ActionTarget, actions_of
+from mlxstack.tui.actions import ActionTarget, actions_of
+from mlxstack.tui.screens.dialogs import TextDialog
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.overview import banner
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
@@ -27,7 +28,11 @@ class BaseScreen(Screen[None]):
     EXPLAINS: ClassVar[str]
 
     # Before the table's own: that one tells of the row later.
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", show=False, priority=True)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", show=False, priority=True),
+        Binding("slash", "search", "Search", id="search", key_display="/"),
+        Binding("s", "sort", "Sort", id="sort"),
+    ]
 
     model = reactive(DashboardState(), repaint=False)
 
@@ -52,12 +57,29 @@ class BaseScreen(Screen[None]):
 
     async def action_open(self) -> None:
         """More about the row under the cursor."""
-        section = next((one for one in self.query(TitledTable) if one.has_focus_within), None)
+        section = self._focused_table()
         if section is not None and section.id and section.chosen is not None:
             await self.open(section.id, section.chosen)
 
+    async def action_search(self) -> None:
+        """Ask for words, and show only rows that contain them."""
+        section = self._focused_table()
+        if section is not None:
+            question = f"Show which rows of {section.name_of}? Nothing shows all."
+            dialog = TextDialog(question, section.words, is_empty_allowed=True)
+            await self.app.push_screen(dialog, section.search)
+
+    def action_sort(self) -> None:
+        """Sort the table by its next column; after the last one, as the service sends it."""
+        section = self._focused_table()
+        if section is not None:
+            section.sort_next()
+
+    def _focused_table(self) -> TitledTable | None:
+        return next((one for one in self.query(TitledTable) if one.has_focus_within), None)
+
     async def on_titled_table_opened(self, event: TitledTable.Opened) -> None:
-        """By mouse. The second click of two finds another screen on top."""
+        """Open a row. The second click of a double click finds another screen."""
         if self.is_active:
             await self.open(event.section, event.key)
 
@@ -65,18 +87,19 @@ class BaseScreen(Screen[None]):
         """Show more about a row; returns when keys that follow are meant for that."""
 
     def compose_body(self) -> Iterable[Widget]:
-        """What is between the first and the last line."""
+        """Widgets between tabs and footer."""
         raise NotImplementedError
 
 
 def keys_of(targets: frozenset[ActionTarget]) -> list[Binding]:
-    """The keys of the deeds that such a screen offers."""
+    """Bindings of the actions on these targets."""
     return [
         Binding(
             action.key,
-            f"app.deed('{action.id}')",
+            f"app.act('{action.id}')",
             action.label,
-            id=f"deed-{action.id}",
+            show=not action.is_destructive,
+            id=f"action-{action.id}",
             tooltip=action.help,
         )
         for action in actions_of(targets)

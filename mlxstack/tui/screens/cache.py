@@ -1,4 +1,4 @@
-"""What is remembered, what did it save, and why was something computed again?"""
+"""The prefix cache: budget, hit rates, prefixes, misses."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.views import cache
@@ -24,11 +24,12 @@ class CacheScreen(BaseScreen):
     TARGETS = OURS
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
     EXPLAINS = (
-        "A prefix that was computed once is kept in memory and on disk, and given to whoever "
-        "sends it again. A star marks what is pinned.\n\n"
+        "A prefix that was computed once is kept in memory and on disk, and reused for "
+        "every request that begins with it. A star marks what is pinned.\n\n"
         "`hits` counts requests that reused anything, `of tokens` the share of all prompt tokens "
         "that were not computed. `time saved` is what computing them would have taken.\n\n"
-        "A miss tells why a request computed more than it had to. With `diverged`, the texts "
+        "A miss tells why a request computed more than it had to, and the seconds and tokens it "
+        "lost; the largest loss is on top. With `diverged`, the texts "
         "show where the prompt stopped being what the cache holds: usually a date, a counter or "
         "a reordered list near the start. Enter shows all of it."
     )

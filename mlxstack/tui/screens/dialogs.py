@@ -1,5 +1,6 @@
-"""Questions before a deed: consent, a choice, words. The answer None means: do not."""
+"""Dialogs before an action: consent, choice, text. None cancels it."""
 
+from collections.abc import Mapping
 from string import ascii_lowercase
 from typing import ClassVar, Self
 
@@ -14,11 +15,11 @@ from textual.widgets.button import ButtonVariant
 from mlxstack.core.formatting import printable
 from mlxstack.tui.widgets.text_input import LineInput
 
-MOST = 400
+MOST_ROWS = 12
 
 
 class Question(ModalScreen[str | None]):
-    """What is asked before a deed."""
+    """Question asked before an action."""
 
     def answer(self, words: str | None) -> None:
         """The first answer counts: after it, another screen would be the one to be dismissed."""
@@ -34,7 +35,7 @@ class AnswerButton(Button):
         self._words = words
 
     def press(self) -> Self:
-        """By mouse, or enter."""
+        """Answer at once, by mouse or enter."""
         if isinstance(self.screen, Question):
             self.screen.answer(self._words)
         return self
@@ -61,11 +62,11 @@ class ConfirmDialog(Question):
                 yield AnswerButton("Yes (y)", "", "warning")
 
     def action_agree(self) -> None:
-        """By key."""
+        """Answer by key."""
         self.answer("")
 
     def action_refuse(self) -> None:
-        """By key."""
+        """Answer by key."""
         self.answer(None)
 
 
@@ -92,7 +93,7 @@ class ChoiceDialog(Question):
             yield Static("esc leaves it as it is", markup=False, classes="note")
 
     def action_choose(self, letter: str) -> None:
-        """By first letter."""
+        """Answer by the first letter of a word."""
         chosen = next((word for word in self._words if word[0] == letter), None)
         if chosen is not None:
             self.answer(chosen)
@@ -103,33 +104,68 @@ class ChoiceDialog(Question):
 
 
 class TextDialog(Question):
-    """A line to write in; `known` words are proposed while one writes."""
+    """Text input; `known` choices with their descriptions are listed and suggested."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         # Before the line's own: that one tells of the words later.
         Binding("enter", "accept", priority=True),
         Binding("escape", "cancel", "Cancel"),
+        Binding("up", "step(-1)", show=False, priority=True),
+        Binding("down", "step(1)", show=False, priority=True),
     ]
 
-    def __init__(self, question: str, proposal: str = "", known: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        question: str,
+        proposal: str = "",
+        known: Mapping[str, str] = {},
+        *,
+        is_empty_allowed: bool = False,
+    ) -> None:
         super().__init__()
         self._question = question
         self._proposal = proposal
-        self._known = known
+        self._known = dict(known)
+        self._is_empty_allowed = is_empty_allowed
 
     def compose(self) -> ComposeResult:
         """The question, a line to write in, and what is known."""
-        suggester = SuggestFromList(self._known, case_sensitive=False)
+        suggester = SuggestFromList(tuple(self._known), case_sensitive=False)
         with Vertical(classes="box"):
             yield Static(self._question, markup=False)
             yield LineInput(self._proposal, max_length=4096, suggester=suggester)
             if self._known:
-                yield Static(printable(", ".join(self._known), MOST), markup=False, classes="note")
-            yield Static("enter does it, esc does not", markup=False, classes="note")
+                yield Static(self._listing(self._proposal), markup=False, id="choices")
+            told = "up and down choose, enter does it" if self._known else "enter does it"
+            yield Static(f"{told}, esc does not", markup=False, classes="note")
+
+    def on_input_changed(self, event: LineInput.Changed) -> None:
+        """Show the choices that contain the text."""
+        for choices in self.query("#choices").results(Static):
+            choices.update(self._listing(event.value))
+
+    def action_step(self, by: int) -> None:
+        """Write the next or the previous choice."""
+        line, names = self.query_one(LineInput), tuple(self._known)
+        if names:
+            place = names.index(line.value) + by if line.value in names else min(by, 0)
+            line.value = names[place % len(names)]
+
+    def _listing(self, text: str) -> str:
+        """A line per choice, with a mark before the one in the input; a few around it."""
+        names = [name for name in self._known if text.lower() in name.lower()]
+        if text in self._known:
+            names = list(self._known)
+        first = max(0, names.index(text) - MOST_ROWS // 2) if text in names else 0
+        widest = max((len(name) for name in self._known), default=0)
+        rows = {name: f"{name:<{widest}}  {self._known[name]}" for name in names}
+        shown = names[first : first + MOST_ROWS]
+        return "\n".join(f"{'>' if n == text else ' '} {printable(rows[n], 70)}" for n in shown)
 
     def action_accept(self) -> None:
-        """No words are no answer."""
-        self.answer(self.query_one(LineInput).value.strip() or None)
+        """Accept the text; an empty one only where that is allowed."""
+        text = self.query_one(LineInput).value.strip()
+        self.answer(text if text or self._is_empty_allowed else None)
 
     def action_cancel(self) -> None:
         """Nothing is done."""

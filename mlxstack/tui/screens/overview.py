@@ -1,47 +1,66 @@
-"""Is it healthy, who is busy, who waits?"""
+"""The first screen: health, tiles, live requests, and what cost time."""
 
 from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import BindingType
-from textual.containers import Horizontal
+from textual.containers import Container, Horizontal, Vertical
 from textual.widget import Widget
 
-from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.screens.base import BaseScreen, keys_of
-from mlxstack.tui.views import overview
+from mlxstack.tui.screens.text_page import TextPage
+from mlxstack.tui.views import costs, overview, requests, tiles
 from mlxstack.tui.widgets.sparkline import DECODE, PREFILL, SparklineChart
-from mlxstack.tui.widgets.text_lines import TextLines
+from mlxstack.tui.widgets.text_lines import TextLines, TileBox
 from mlxstack.tui.widgets.titled_table import TitledTable
 
 OURS = frozenset({ActionTarget.SLOT, ActionTarget.SERVICE, ActionTarget.MACHINE})
+TILES = (tiles.memory, tiles.decode, tiles.prefill, tiles.reuse, tiles.queue)
 
 
 class OverviewScreen(BaseScreen):
-    """Health, speed, slots, queue."""
+    """Health, tiles, charts, slots, queue, costs; finished requests where there is room."""
 
     MODE = "overview"
     TARGETS = OURS
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
     EXPLAINS = (
-        "The first line tells how the service is: its model, how long it is up, how much of the "
-        "KV budget is taken, and how many requests wait.\n\n"
-        "The charts show tokens per second of all slots together: on the left prompt tokens "
-        "that had to be computed, on the right generated ones. Reused tokens cost nothing and "
-        "are not in them.\n\n"
-        "A slot is a seat in the running batch. `context` is how many tokens it holds of how "
-        "many it could, `reused` the share of its last prompt that was not computed again, "
-        "`idle` how long nobody used it.\n\n"
-        "In the queue the first one is seated next; waiting raises its rank."
+        "The tiles tell how much memory is left and what takes the rest (weights, live and parked "
+        "KV, work space of MLX; dashes are other programs), how fast tokens are generated and "
+        "prompts computed, how much was reused, and who waits.\n\n"
+        "The charts show tokens per second of all slots together: prompt tokens that were "
+        "computed with reused ones on top, and generated ones.\n\n"
+        "A slot is a place in the running batch. `state` says what its request does now, "
+        "`context` how many tokens it holds of how many it could, `reused` the share of its prompt "
+        "that was not computed again, and `why not more` why the rest was.\n\n"
+        "In the queue the first request gets the next slot; waiting raises its rank. `What cost "
+        "time` ranks the misses and waits of the last ten minutes; enter explains one."
     )
 
     def compose_body(self) -> Iterable[Widget]:
-        """Health, charts, totals, slots, queue."""
+        """Health, tiles, charts, totals, tables."""
         yield TextLines(overview.health, "health").data_bind(model=BaseScreen.model)
+        with Container(id="tiles"):
+            for draw in TILES:
+                yield TileBox(draw, f"tile-{draw.__name__}").data_bind(model=BaseScreen.model)
         with Horizontal(id="charts"):
             yield SparklineChart(PREFILL, "prefill").data_bind(model=BaseScreen.model)
             yield SparklineChart(DECODE, "decode").data_bind(model=BaseScreen.model)
         yield TextLines(overview.totals, "totals").data_bind(model=BaseScreen.model)
-        slots = TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
-        yield slots.data_bind(model=BaseScreen.model)
-        yield TitledTable(overview.queue, "queue").data_bind(model=BaseScreen.model)
+        yield TextLines(overview.hint, "hint").data_bind(model=BaseScreen.model)
+        with Container(id="body"):
+            with Vertical(id="live"):
+                slots = TitledTable(overview.slots, "slots", target=ActionTarget.SLOT)
+                yield slots.data_bind(model=BaseScreen.model)
+                yield TitledTable(overview.queue, "queue").data_bind(model=BaseScreen.model)
+            with Vertical(id="past"):
+                yield TitledTable(costs.costs, "costs").data_bind(model=BaseScreen.model)
+                finished = TitledTable(requests.requests, "finished")
+                yield finished.data_bind(model=BaseScreen.model)
+
+    async def open(self, section: str, key: str) -> None:
+        """Explain a finished request."""
+        one = requests.request(self.model, key) if section in {"costs", "finished"} else None
+        if one is not None:
+            await self.app.push_screen(TextPage("Why", requests.why(one)))

@@ -1,4 +1,4 @@
-"""The command palette of the toolkit, when keys come faster than it draws."""
+"""Textual's command palette, safe for keys that arrive before it is drawn."""
 
 from contextlib import suppress
 
@@ -8,13 +8,13 @@ from textual.css.query import NoMatches
 
 
 class Palette(CommandPalette):
-    """What came too early for it, or too late, would end the app."""
+    """Command palette that ignores keys before its list exists and after it closes."""
 
     def __init__(self) -> None:
         super().__init__(id="--command-palette")
 
     def dismiss(self, result: None = None) -> AwaitComplete:
-        """Only once: the second time, another screen would be on top."""
+        """Close once: a second call would close the screen below."""
         return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def _action_command_list(self, action: str) -> None:

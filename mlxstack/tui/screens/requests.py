@@ -1,4 +1,4 @@
-"""Where did the time of the last requests go?"""
+"""Finished requests, and where their time went."""
 
 from collections.abc import Iterable
 from typing import ClassVar

@@ -1,1 +1,1 @@
-"""What each screen says, as plain values: pure functions of the model."""
+"""Contents of the screens as values: pure functions of the state."""

@@ -1,11 +1,12 @@
-"""Who works here, and what did each of them cost and save?"""
+"""Agents: their place, requests, reuse and turns."""
 
 from collections import Counter
 
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import AgentView, MissView, TurnView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, share, short_time, span, starred, tokens
+from mlxstack.tui.views.formatting import NONE, share, short_time, span, tokens
+from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -25,7 +26,7 @@ REUSED, COMPUTED, GENERATED = "█", "▓", "░"
 
 
 def agents(model: DashboardState, width: int) -> TableData:
-    """Everybody, live, parked or on disk."""
+    """All agents, live, parked or on disk."""
     found = model.frame.agents
     is_wide = width >= WIDE
     columns = (
@@ -39,18 +40,18 @@ def agents(model: DashboardState, width: int) -> TableData:
         *((TableColumn("priority", 8), TableColumn("size", 9, is_right=True)) if is_wide else ()),
         *((TableColumn("last miss", 16, is_wide=True),) if is_wide else ()),
     )
-    rows = tuple(TableRow(one.id, _agent(one, is_wide)) for one in found or ())
-    note = NOT_YET if found is None else "No agent has come by yet."
+    rows = tuple(TableRow(one.id, _agent(one, model, is_wide)) for one in found or ())
+    note = NOT_YET if found is None else "No agent yet. Start one: mlx-stack run claude"
     return TableData(title("Agents", _census(model)), fitted(columns, width), rows, note)
 
 
 def agent(model: DashboardState, name: str) -> AgentView | None:
-    """One of them."""
+    """Find an agent by its id."""
     return next((one for one in model.frame.agents or () if one.id == name), None)
 
 
-def portrait(one: AgentView) -> tuple[Line, ...]:
-    """What is to be said about one agent, above its turns, with its last miss."""
+def portrait(one: AgentView, title: str = "") -> tuple[Line, ...]:
+    """Portrait of an agent above its turns, with its last miss."""
     n_computed = one.n_prompt - one.n_cached
     work = (
         f"{tokens(one.n_cached)} reused ({share(one.n_cached, one.n_prompt)}), "
@@ -58,7 +59,8 @@ def portrait(one: AgentView) -> tuple[Line, ...]:
     )
     first = joined(
         [
-            TextCell(printable(one.id, 60), CellStyle.STRONG),
+            *([TextCell(printable(title, 60), CellStyle.STRONG)] if title else []),
+            TextCell(printable(one.id, 60), CellStyle.FAINT if title else CellStyle.STRONG),
             _place(one),
             TextCell(one.priority.name.lower(), PRIORITIES[one.priority]),
             TextCell(f"{tokens(one.n_tokens)} tokens, {size(one.n_bytes)}"),
@@ -71,7 +73,7 @@ def portrait(one: AgentView) -> tuple[Line, ...]:
 
 
 def last_miss(miss: MissView) -> Line:
-    """Why it last computed more than it had to, where, and what was there instead."""
+    """The last miss: reason, place, both texts."""
     at = "" if miss.at is None else f" at token {miss.at}"
     change = ""
     if miss.text_cached or miss.text_sent:
@@ -81,7 +83,7 @@ def last_miss(miss: MissView) -> Line:
 
 
 def states(one: AgentView, width: int) -> TableData:
-    """What it has for each model."""
+    """KV of an agent per model."""
     columns = (
         TableColumn("model", 16, is_wide=True),
         TableColumn("tokens", 7, is_right=True),
@@ -146,7 +148,7 @@ def _turn(turn: TurnView, largest: int, width: int) -> tuple[TextCell, ...]:
 
 
 def _census(model: DashboardState) -> str:
-    """How many there are, and where."""
+    """Count the agents by place."""
     found = model.frame.agents
     if not found:
         return ""
@@ -157,9 +159,10 @@ def _census(model: DashboardState) -> str:
     return f"{some}{': ' if told else ''}{told}  enter shows one"
 
 
-def _agent(one: AgentView, is_wide: bool) -> tuple[TextCell, ...]:
+def _agent(one: AgentView, model: DashboardState, is_wide: bool) -> tuple[TextCell, ...]:
+    name = agent_name(model, one.id)
     cells = (
-        TextCell(starred(one.id, is_pinned=one.is_pinned)),
+        TextCell(f"* {name}" if one.is_pinned else name),
         _place(one),
         TextCell(tokens(one.n_tokens)),
         TextCell(str(one.n_requests)),

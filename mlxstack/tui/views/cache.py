@@ -1,9 +1,10 @@
-"""What is remembered, what did it save, and why was something computed again?"""
+"""The prefix cache: budget, hit rates, prefixes, misses."""
 
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, bar, of_size, share, span, starred, tokens
+from mlxstack.tui.views.formatting import NONE, bar, of_size, share, short_time, span, tokens
+from mlxstack.tui.views.names import agent_name, prefix_name
 from mlxstack.tui.views.overview import WIDE, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -17,12 +18,11 @@ from mlxstack.tui.views.table_data import (
 )
 
 NOT_YET = "This service does not report its prefix cache yet."
-UNNAMED = "(no name)"
 OFF = "The prefix cache is off; prefix_cache.enabled in the preset turns it on."
 
 
 def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
-    """How much is kept in memory and on disk, of how much."""
+    """Fill of memory and disk against their budgets."""
     cache = model.frame.cache
     if cache is None or not cache.is_enabled:
         return ()
@@ -68,22 +68,28 @@ def prefixes(model: DashboardState, width: int) -> TableData:
         TableColumn("shared by", 15, is_wide=True),
         *((TableColumn("kept in", 12),) if width >= WIDE else ()),
     )
-    rows = tuple(TableRow(one.id, _prefix(one, width)) for one in cache.prefixes) if cache else ()
+    rows = (
+        tuple(TableRow(one.id, _prefix(one, model, width)) for one in cache.prefixes)
+        if cache
+        else ()
+    )
     note = _why_not(cache) or "Nothing is kept yet."
     return TableData(title("Top prefixes"), fitted(columns, width), rows, note)
 
 
 def misses(model: DashboardState, width: int) -> TableData:
-    """The latest requests that computed more than they had to."""
+    """Misses of the latest requests, the largest loss first."""
     cache = model.frame.cache
     columns = (
-        TableColumn("age", 6, is_right=True),
-        TableColumn("agent", 12),
+        TableColumn("lost", 6, is_right=True),
+        TableColumn("tokens", 6, is_right=True),
+        TableColumn("agent", 12, is_wide=True),
         TableColumn("reason", 16),
-        TableColumn("at token", 8, is_right=True),
-        TableColumn("cached -> sent", 20, is_wide=True),
+        TableColumn("cached -> sent", 18, is_wide=True),
+        TableColumn("age", 6, is_right=True),
     )
-    rows = tuple(TableRow(one.request, _miss(one)) for one in cache.misses) if cache else ()
+    found = sorted(cache.misses, key=lambda one: (-one.lost_s, one.age_s)) if cache else ()
+    rows = tuple(TableRow(one.request, _miss(one, model)) for one in found)
     note = _why_not(cache) or "No request missed anything yet."
     return TableData(title("Misses", "enter explains"), fitted(columns, width), rows, note)
 
@@ -124,24 +130,27 @@ def _sums(name: str, sums: WindowSums) -> tuple[TextCell, ...]:
     )
 
 
-def _prefix(one: PrefixView, width: int) -> tuple[TextCell, ...]:
+def _prefix(one: PrefixView, model: DashboardState, width: int) -> tuple[TextCell, ...]:
+    name = prefix_name(model, one)
+    users = ", ".join(agent_name(model, agent) for agent in one.agents)
     cells = (
-        TextCell(starred(one.name or UNNAMED, is_pinned=one.is_pinned)),
+        TextCell(f"* {name}" if one.is_pinned else name),
         TextCell(str(one.n_hits)),
         TextCell(tokens(one.n_tokens)),
         TextCell(size(one.n_bytes)),
         TextCell(span(one.age_s)),
-        TextCell(printable(", ".join(one.agents), 80) or NONE),
+        TextCell(users or NONE),
     )
     return (*cells, TextCell(", ".join(one.places) or NONE)) if width >= WIDE else cells
 
 
-def _miss(one: MissView) -> tuple[TextCell, ...]:
+def _miss(one: MissView, model: DashboardState) -> tuple[TextCell, ...]:
     change = f"{one.text_cached} -> {one.text_sent}" if one.text_cached or one.text_sent else NONE
     return (
-        TextCell(span(one.age_s)),
-        TextCell(printable(one.agent or NONE, 40)),
-        TextCell(printable(one.reason, 40), CellStyle.WARN),
-        TextCell(NONE if one.at is None else tokens(one.at)),
+        TextCell(short_time(one.lost_s) if one.lost_s else NONE, CellStyle.WARN),
+        TextCell(tokens(one.n_lost) if one.n_lost else NONE),
+        TextCell(agent_name(model, one.agent)),
+        TextCell(printable(one.reason, 40), CellStyle.WARN if one.n_lost else CellStyle.PLAIN),
         TextCell(printable(change, 120), CellStyle.FAINT),
+        TextCell(span(one.age_s), CellStyle.FAINT),
     )

@@ -1,4 +1,6 @@
-"""Numbers and foreign names in as few cells as a person needs."""
+"""Numbers and foreign names in few cells."""
+
+from collections.abc import Sequence
 
 from mlxstack.core.formatting import printable, size
 
@@ -14,6 +16,25 @@ def tokens(n: float) -> str:
             value = n / factor
             return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
     return f"{n:.0f}"
+
+
+def gib(n_bytes: float) -> str:
+    """`0.4`, `12.8`, `128`: GiB without the unit."""
+    value = n_bytes / 2**30
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def stacked(parts: Sequence[float], whole: float, width: int) -> list[int]:
+    """Cells of a bar per part; what there is takes one cell at least, all of them `width`."""
+    ends, so_far, used = [], 0.0, 0
+    for part in parts:
+        so_far += part
+        end = round(so_far / whole * width) if whole else 0
+        cells = max(1 if part > 0 else 0, end - used)
+        cells = min(cells, width - used)
+        ends.append(cells)
+        used += cells
+    return ends
 
 
 def of_size(n_bytes: float, bound: float) -> str:
@@ -72,6 +93,39 @@ def plot(values: tuple[float | None, ...], height: int) -> tuple[str, ...]:
     top = max((value for value in values if value), default=0.0) or 1.0
     levels = [None if v is None else max(0, round(v / top * height * 8)) for v in values]
     return tuple("".join(_piece(level, row) for level in levels) for row in reversed(range(height)))
+
+
+def plot_stacked(
+    lower: Sequence[float | None], upper: Sequence[float | None], height: int
+) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Columns of `lower` with `upper` on top, as lines of (character, part) from the top.
+
+    Part 0 is lower, 1 upper, 2 a cell with both: lower in front of upper.
+    """
+    pairs = [None if a is None else (a, a + (b or 0.0)) for a, b in zip(lower, upper, strict=True)]
+    top = max((pair[1] for pair in pairs if pair), default=0.0) or 1.0
+    levels = [None if pair is None else _levels(pair, top, height) for pair in pairs]
+    return tuple(tuple(_stack(level, row) for level in levels) for row in reversed(range(height)))
+
+
+def _levels(pair: tuple[float, float], top: float, height: int) -> tuple[int, int]:
+    """Eighths of cells of both; what is more than nothing is seen."""
+    lower, both = (round(value / top * height * 8) for value in pair)
+    lower = max(lower, 1) if pair[0] > 0 else 0
+    return lower, max(both, lower)
+
+
+def _stack(level: tuple[int, int] | None, row: int) -> tuple[str, int]:
+    if level is None:
+        return " ", 0
+    lower, both = (max(0, min(8, one - row * 8)) for one in level)
+    if lower == 8 or (lower and both == lower):
+        return STEPS[lower - 1], 0
+    if lower:
+        return STEPS[lower - 1], 2
+    if both:
+        return STEPS[both - 1], 1
+    return ("▁" if row == 0 else " "), 0
 
 
 def _piece(level: int | None, row: int) -> str:

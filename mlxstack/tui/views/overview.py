@@ -1,9 +1,11 @@
-"""Is it healthy, who is busy, who waits?"""
+"""The first screen: health, speed, slots, queue."""
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.request import Priority
-from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate
+from mlxstack.core.status import LoadView
+from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate, reuse_rate
+from mlxstack.tui.views import tiles
 from mlxstack.tui.views.formatting import (
     NONE,
     bar,
@@ -12,9 +14,9 @@ from mlxstack.tui.views.formatting import (
     share,
     short_time,
     span,
-    starred,
     tokens,
 )
+from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,
     Line,
@@ -37,22 +39,23 @@ HEALTH = {
     "swapping": CellStyle.BUSY,
     "stopping": CellStyle.WARN,
 }
-CONTEXT_BAR = 8
-WIDE = 112
+MEDIUM = 96
+WIDE = tiles.WIDE
+VERY_WIDE = 126
 MANY = 256
 
 
 def banner(model: DashboardState) -> str:
-    """What is wrong with the feed; empty when nothing is."""
+    """Trouble of the feed; empty while it is live."""
     link = model.link
     if link.state is LinkState.LIVE:
         return ""
     if link.state is LinkState.CONNECTING:
-        return "Waiting for the first word of the service."
+        return "Waiting for the first frame of the service."
     why = printable(link.why, MANY)
     if link.retry_s <= 0:
         return f"{why}."
-    seen = "What you see is the last that was known. " if model.has_frame else ""
+    seen = "The screen shows the last frame. " if model.has_frame else ""
     return f"Disconnected: {why}. {seen}Next try in {short_time(link.retry_s)}."
 
 
@@ -60,7 +63,9 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     """One line about the service."""
     facts, snapshot = model.frame.service, model.frame.snapshot
     if not model.has_frame:
-        return ((TextCell("nothing seen yet", CellStyle.FAINT),),)
+        return ((TextCell("no frame yet", CellStyle.FAINT),),)
+    if model.frame.loading is not None:
+        return (loading(model.frame.loading, width),)
     budget = facts.budget_bytes
     kv = f"KV {size(snapshot.kv_bytes)}"
     if budget:
@@ -73,12 +78,35 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
         *([TextCell(printable(facts.mode, 12))] if facts.mode else []),
         TextCell(f"up {span(facts.uptime_s)}"),
         TextCell(kv, CellStyle.WARN if is_full else CellStyle.PLAIN),
-        _queue(len(snapshot.waiting), facts.max_waiting),
     ]
     if width >= WIDE:
         parts.insert(2, TextCell(f"preset {printable(facts.preset, 30)}", CellStyle.FAINT))
         parts.append(TextCell(f"MLX {size(snapshot.active_bytes)}", CellStyle.FAINT))
     return (joined(parts), *_decoding(model))
+
+
+def loading(view: LoadView, width: int) -> Line:
+    """Progress of a load: bar, GiB, time left."""
+    name = TextCell(f"loading {printable(view.model, 40)} ", CellStyle.BUSY)
+    elapsed = f"{span(view.elapsed_s)} so far"
+    if not view.n_total:
+        return (name, TextCell(f"{elapsed}; downloads show in `mlx-stack logs`"))
+    drawn = bar(view.n_done, view.n_total, 24 if width >= WIDE else 12)
+    left = view.elapsed_s * (view.n_total / view.n_done - 1) if view.n_done else None
+    eta = f", ETA {span(left)}" if left is not None else ""
+    return (name, TextCell(f"{drawn} {of_size(view.n_done, view.n_total)}, {elapsed}{eta}"))
+
+
+def hint(model: DashboardState, width: int) -> tuple[Line, ...]:
+    """The command that sends a first request, while none has arrived."""
+    del width
+    counters, snapshot = model.frame.snapshot.counters, model.frame.snapshot
+    is_idle = not (snapshot.waiting or any(view.is_used for view in snapshot.slots))
+    if counters.n_asks or not is_idle or model.frame.service.health != "ok":
+        return ()
+    told = "No request yet. Start a client in another terminal: "
+    command = TextCell("mlx-stack run claude", CellStyle.STRONG)
+    return ((TextCell(told), command, TextCell(" (or codex, opencode, aider)")),)
 
 
 def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
@@ -108,68 +136,65 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
 
 
 def speed(model: DashboardState) -> tuple[Line, Line]:
-    """What stands over the two charts: prefill, decode."""
+    """Headings of the charts: prefill with reuse, decode."""
     return (
         (
-            TextCell("prefill ", CellStyle.FAINT),
-            TextCell(f"{rate(prompt_rate(model))} tok/s", CellStyle.STRONG),
+            TextCell("█ computed ", CellStyle.BUSY),
+            TextCell(f"{rate(prompt_rate(model))} ", CellStyle.STRONG),
+            TextCell("█ reused ", CellStyle.REUSED),
+            TextCell(f"{rate(reuse_rate(model))} tok/s", CellStyle.STRONG),
         ),
         (
-            TextCell("decode ", CellStyle.FAINT),
+            TextCell("█ generated ", CellStyle.GOOD),
             TextCell(f"{rate(decode_rate(model))} tok/s", CellStyle.STRONG),
         ),
     )
 
 
 def slots(model: DashboardState, width: int) -> TableData:
-    """Every slot: who sits there, how full it is, how fast it goes."""
+    """Slots with their live requests: agent, state in words, context, reuse, time, miss."""
     views = model.frame.snapshot.slots
-    is_wide = width >= WIDE
     n_busy = sum(is_active(view) for view in views)
     columns = (
         TableColumn("slot", 4, is_right=True),
-        TableColumn("agent", 14 if is_wide else 10, is_wide=True),
-        TableColumn("state", 11),
-        TableColumn("context", 21 if is_wide else 20),
-        TableColumn("tok/s", 5, is_right=True),
+        TableColumn("agent", 12, is_wide=True),
+        TableColumn("state", 33),
+        TableColumn("context", 11, is_right=True),
         TableColumn("reused", 6, is_right=True),
-        TableColumn("idle", 6, is_right=True),
-        *(
-            (
-                TableColumn("out", 6, is_right=True),
-                TableColumn("memory", 9, is_right=True),
-                TableColumn("last miss", 10, is_wide=True),
-            )
-            if is_wide
-            else ()
-        ),
+        *((TableColumn("elapsed", 7, is_right=True),) if width >= MEDIUM else ()),
+        *((TableColumn("memory", 9, is_right=True),) if width >= VERY_WIDE else ()),
+        *((TableColumn("why not more", 12, is_wide=True),) if width >= WIDE else ()),
     )
     return TableData(
         title("Slots", f"{n_busy} of {len(views)} busy" if views else ""),
         fitted(columns, width),
-        tuple(TableRow(str(view.id), _slot(view, model, is_wide)) for view in views),
+        tuple(TableRow(str(view.id), _slot(view, model, width)) for view in views),
         "No slots yet: the model is being loaded." if model.has_frame else "",
     )
 
 
 def queue(model: DashboardState, width: int) -> TableData:
-    """Who waits, in which order, for how long."""
+    """Waiting requests in their order, and what each waits for."""
     waiting = model.frame.snapshot.waiting
     columns = (
-        TableColumn("#", 3, is_right=True),
-        TableColumn("agent", 10, is_wide=True),
-        TableColumn("priority", 8),
+        TableColumn("agent", 12, is_wide=True),
+        TableColumn("waits for", 31, is_wide=True),
+        TableColumn("since", 7, is_right=True),
         TableColumn("prompt", 7, is_right=True),
-        TableColumn("waits", 7, is_right=True),
-        TableColumn("for", 8),
-        TableColumn("request", 16, is_wide=True),
+        TableColumn("priority", 8),
     )
-    rows = tuple(
-        TableRow(view.request, _waiting(i, view, model.frame.snapshot_age_s))
-        for i, view in enumerate(waiting, 1)
-    )
-    note = "Nobody waits." if model.has_frame else ""
+    rows = tuple(TableRow(view.request, _waiting(i, view, model)) for i, view in enumerate(waiting))
+    note = "No request waits." if model.has_frame else ""
     return TableData(title("Queue"), fitted(columns, width), rows, note)
+
+
+def waits_for(n_ahead: int, view: WaitingView, model: DashboardState) -> str:
+    """Describe the slot a request waits for."""
+    if view.pin is not None:
+        slot = next((one for one in model.frame.snapshot.slots if one.id == view.pin), None)
+        behind = f" behind {agent_name(model, slot.agent)}" if slot and is_active(slot) else ""
+        return f"slot {view.pin}{behind}"
+    return "a free slot" + (f", {n_ahead} ahead" if n_ahead else ", next")
 
 
 def joined(parts: list[TextCell]) -> Line:
@@ -181,41 +206,44 @@ def joined(parts: list[TextCell]) -> Line:
 
 
 def is_active(view: SlotView) -> bool:
-    """Whether somebody is served in it."""
+    """Whether a slot serves a request."""
     return view.state in (RequestPhase.PREFILLING, RequestPhase.RUNNING)
 
 
-def state(view: SlotView) -> TextCell:
-    """What a slot does, in a word."""
+def state(view: SlotView, model: DashboardState) -> TextCell:
+    """State of a slot in words."""
     if view.state is RequestPhase.RUNNING:
-        return TextCell("running", CellStyle.GOOD)
+        told = f"writing, {tokens(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
+        return TextCell(told, CellStyle.GOOD)
     if view.state is RequestPhase.PREFILLING:
-        return TextCell(f"prefill {share(view.n_done, view.n_prompt)}", CellStyle.BUSY)
-    return TextCell("idle" if view.n_tokens else "empty", CellStyle.FAINT)
+        eta_s = tiles.eta(tiles.n_to_compute(view), model)
+        done = f"prefill {tokens(view.n_done)} of {tokens(view.n_prompt)}"
+        left = f", ETA {span(eta_s)}" if eta_s is not None else ""
+        return TextCell(done + left, CellStyle.BUSY)
+    if not view.n_tokens:
+        return TextCell("empty", CellStyle.FAINT)
+    idle = f"idle {span(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
+    return TextCell(idle, CellStyle.FAINT)
 
 
-def _slot(view: SlotView, model: DashboardState, is_wide: bool) -> tuple[TextCell, ...]:
-    used, room = tokens(view.n_tokens), tokens(view.n_ctx)
-    drawn = bar(view.n_tokens, view.n_ctx, CONTEXT_BAR)
+def _slot(view: SlotView, model: DashboardState, width: int) -> tuple[TextCell, ...]:
     is_full = view.n_tokens > 0.9 * view.n_ctx
-    idle_s = view.idle_s + model.frame.snapshot_age_s
-    cells = (
-        TextCell(str(view.id)),
-        TextCell(starred(view.agent or NONE, is_pinned=_is_pinned(view, model))),
-        state(view),
-        TextCell(f"{drawn} {used}/{room}", CellStyle.WARN if is_full else CellStyle.PLAIN),
-        TextCell(rate(view.tps) if is_active(view) else NONE),
-        TextCell(share(view.n_cached, view.n_prompt)),
-        TextCell(NONE if is_active(view) or not view.is_used else span(idle_s)),
-    )
-    if not is_wide:
-        return cells
-    miss = f"{view.miss.reason}" if view.miss else NONE
+    name = agent_name(model, view.agent)
+    elapsed = span(view.elapsed_s + model.frame.snapshot_age_s) if is_active(view) else NONE
+    context = f"{tokens(view.n_tokens)}/{tokens(view.n_ctx)}"
+    miss = printable(view.miss.reason, 80) if view.miss else NONE
     return (
-        *cells,
-        TextCell(tokens(view.n_decoded)),
-        TextCell(size(view.n_bytes)),
-        TextCell(printable(miss, 80), CellStyle.FAINT),
+        TextCell(str(view.id)),
+        TextCell(f"* {name}" if _is_pinned(view, model) else name),
+        state(view, model),
+        TextCell(context, CellStyle.WARN if is_full else CellStyle.PLAIN),
+        TextCell(
+            share(view.n_cached, view.n_prompt),
+            CellStyle.REUSED if view.n_cached else CellStyle.PLAIN,
+        ),
+        *((TextCell(elapsed),) if width >= MEDIUM else ()),
+        *((TextCell(size(view.n_bytes)),) if width >= VERY_WIDE else ()),
+        *((TextCell(miss, CellStyle.FAINT),) if width >= WIDE else ()),
     )
 
 
@@ -224,21 +252,14 @@ def _is_pinned(view: SlotView, model: DashboardState) -> bool:
     return any(agent.is_pinned for agent in agents if agent.id == view.agent)
 
 
-def _waiting(place: int, view: WaitingView, age_s: float) -> tuple[TextCell, ...]:
+def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[TextCell, ...]:
     return (
-        TextCell(str(place)),
-        TextCell(printable(view.agent or NONE, 60)),
-        TextCell(view.priority.name.lower(), PRIORITIES[view.priority]),
+        TextCell(agent_name(model, view.agent)),
+        TextCell(waits_for(n_ahead, view, model)),
+        TextCell(span(view.waited_s + model.frame.snapshot_age_s)),
         TextCell(tokens(view.n_prompt)),
-        TextCell(span(view.waited_s + age_s)),
-        TextCell("any slot" if view.pin is None else f"slot {view.pin}"),
-        TextCell(printable(view.request, 60), CellStyle.FAINT),
+        TextCell(view.priority.name.lower(), PRIORITIES[view.priority]),
     )
-
-
-def _queue(n: int, limit: int) -> TextCell:
-    of = f"/{limit}" if limit else ""
-    return TextCell(f"queue {n}{of}", CellStyle.WARN if n else CellStyle.PLAIN)
 
 
 def _decoding(model: DashboardState) -> tuple[Line, ...]:

@@ -1,9 +1,10 @@
-"""Where did the time of the last requests go?"""
+"""Finished requests: their times, headers and misses."""
 
 from mlxstack.core.formatting import printable
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views.formatting import NONE, share, short_time, span, tokens
+from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -22,7 +23,7 @@ HEADER = "x-mlx-stack-"
 
 
 def requests(model: DashboardState, width: int) -> TableData:
-    """The last ones, the latest first."""
+    """The last finished requests, the latest first."""
     found = model.frame.requests
     is_wide = width >= WIDE
     columns = (
@@ -46,19 +47,19 @@ def requests(model: DashboardState, width: int) -> TableData:
             else ()
         ),
     )
-    rows = tuple(TableRow(one.id, _request(one, is_wide)) for one in found or ())
+    rows = tuple(TableRow(one.id, _request(one, model, is_wide)) for one in found or ())
     note = NOT_YET if found is None else "No request has finished yet."
     head = title("Requests", f"the last {len(rows)}, enter tells why" if rows else "")
     return TableData(head, fitted(columns, width), rows, note)
 
 
 def request(model: DashboardState, name: str) -> RequestView | None:
-    """One of them."""
+    """Find a request by its id."""
     return next((one for one in model.frame.requests or () if one.id == name), None)
 
 
 def why(one: RequestView) -> tuple[Line, ...]:
-    """Everything that is known of one request: its times, its headers, its miss."""
+    """Details of one request: times, headers, miss."""
     n_new = one.n_prompt - one.n_cached
     headers = {
         "cache-hit": "true" if one.n_cached else "false",
@@ -96,11 +97,11 @@ def why(one: RequestView) -> tuple[Line, ...]:
 
 
 def miss_lines(miss: MissView) -> tuple[Line, ...]:
-    """Why something was computed again, and the text around the place."""
+    """Reason and cost of a miss, and the text around the place."""
     at = "" if miss.at is None else f", at token {miss.at}"
-    head: Line = (
-        TextCell(f"Computed again because: {printable(miss.reason, 80)}{at}", CellStyle.WARN),
-    )
+    cost = f"; {tokens(miss.n_lost)} tokens, {short_time(miss.lost_s)}" if miss.n_lost else ""
+    told = f"Computed again because: {printable(miss.reason, 80)}{at}{cost}"
+    head: Line = (TextCell(told, CellStyle.WARN),)
     if not (miss.text_shared or miss.text_cached or miss.text_sent):
         return (head,)
     texts = (
@@ -108,11 +109,11 @@ def miss_lines(miss: MissView) -> tuple[Line, ...]:
         ("in the cache", miss.text_cached, CellStyle.BAD),
         ("in the request", miss.text_sent, CellStyle.GOOD),
     )
-    told = [
+    shown = [
         (TextCell(f"  {k:<16}", CellStyle.FAINT), TextCell(printable(v, 300), tone))
         for k, v, tone in texts
     ]
-    return (head, *told)
+    return (head, *shown)
 
 
 def _all_reused(one: RequestView, n_new: int) -> Line:
@@ -120,11 +121,11 @@ def _all_reused(one: RequestView, n_new: int) -> Line:
     return (TextCell(told, CellStyle.GOOD),)
 
 
-def _request(one: RequestView, is_wide: bool) -> tuple[TextCell, ...]:
+def _request(one: RequestView, model: DashboardState, is_wide: bool) -> tuple[TextCell, ...]:
     tone = CellStyle.BAD if one.ended in BAD else CellStyle.PLAIN
     cells = (
         TextCell(span(one.age_s)),
-        TextCell(printable(one.agent or NONE, 60), tone),
+        TextCell(agent_name(model, one.agent), tone),
         TextCell(tokens(one.n_prompt)),
         TextCell(
             share(one.n_cached, one.n_prompt), CellStyle.GOOD if one.n_cached else CellStyle.FAINT

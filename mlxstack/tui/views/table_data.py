@@ -1,15 +1,23 @@
-"""Lines and tables as values: what is said, and in which tone; how to draw them is not said."""
+"""Lines and tables as values, apart from how they are drawn."""
 
+import re
 from enum import StrEnum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 GAP = 2
+UNITS = {
+    "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0,
+    "k": 1e3, "M": 1e6, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
+}  # fmt: skip
+SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
+SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+NUMBER = re.compile(r"(?P<n>\d+(?:\.\d+)?) ?(?P<unit>k|M|KiB|MiB|GiB|TiB)?(?![a-z])")
 
 
 class CellStyle(StrEnum):
-    """How a cell is meant; themes decide what that looks like."""
+    """Meaning of a cell; themes give it a color."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -18,6 +26,7 @@ class CellStyle(StrEnum):
     BUSY = "busy"
     WARN = "warn"
     BAD = "bad"
+    REUSED = "reused"
 
 
 class TextCell(Struct, frozen=True):
@@ -61,8 +70,39 @@ def title(name: str, rest: str = "") -> Line:
     return (*head, TextCell(f"  {rest}", CellStyle.FAINT)) if rest else head
 
 
+def arranged(sheet: TableData, words: str, column: int | None) -> TableData:
+    """Keep rows that contain `words`, sort them by a column; the heading tells both."""
+    rows, told = sheet.rows, []
+    if words:
+        rows = tuple(row for row in rows if words.lower() in _text(row).lower())
+        told.append(f"with `{words}`: {len(rows)} of {len(sheet.rows)}")
+    if column is not None and column < len(sheet.columns):
+        rows = tuple(sorted(rows, key=lambda row: sort_key(row.cells[column].text)))
+        told.append(f"by {sheet.columns[column].title}")
+    if not told:
+        return sheet
+    head = (*sheet.title, TextCell(f"  {', '.join(told)}", CellStyle.WARN))
+    note = "No row contains that; / and an empty line show all." if words else sheet.note
+    return replace(sheet, title=head, rows=rows, note=note)
+
+
+def sort_key(text: str) -> tuple[int, float, str]:
+    """Numbers first, the largest on top, units counted; then texts."""
+    if SPAN.fullmatch(text):
+        parts = ((float(n), unit) for n, unit in SPAN_PART.findall(text))
+        return 0, -sum(n * UNITS[unit] for n, unit in parts), text
+    if found := NUMBER.match(text):
+        unit = found["unit"] or ""
+        return 0, -float(found["n"]) * UNITS.get(unit, 1.0), text
+    return (2, 0.0, "") if text in {"", "-"} else (1, 0.0, text.lower())
+
+
+def _text(row: TableRow) -> str:
+    return " ".join(cell.text for cell in row.cells)
+
+
 def distinct(sheet: TableData) -> TableData:
-    """The same sheet, every row with a key of its own: nobody promises that names are unique."""
+    """Return the table with unique row keys; names may repeat."""
     seen: dict[str, int] = {}
     rows = []
     for row in sheet.rows:

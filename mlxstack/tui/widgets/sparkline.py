@@ -1,4 +1,6 @@
-"""One speed over the last minutes."""
+"""Charts of tokens per second over the last minutes."""
+
+from itertools import groupby
 
 from textual.app import RenderResult
 from textual.content import Content
@@ -7,16 +9,20 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from mlxstack.tui.state import WINDOW_S, DashboardState, series
-from mlxstack.tui.views.formatting import plot, rate
+from mlxstack.tui.views.formatting import plot_stacked, rate
 from mlxstack.tui.views.overview import speed
 from mlxstack.tui.widgets.styles import content
 
 PREFILL, DECODE = 0, 1
-COLOURS = ("$accent", "$success")
+LEAST_WITH_AXIS = 5
+PARTS = {
+    PREFILL: ("$accent", "$secondary", "$accent on $secondary"),
+    DECODE: ("$success", "$success", "$success"),
+}
 
 
 class SparklineChart(Widget):
-    """`which` of the two speeds: PREFILL or DECODE."""
+    """One chart: PREFILL stacks reused on computed tokens, DECODE shows generated ones."""
 
     model = reactive(DashboardState(), repaint=False)
 
@@ -27,7 +33,7 @@ class SparklineChart(Widget):
         self._drawn_size = Size()
 
     def watch_model(self) -> None:
-        """Drawn again only when the picture is another one."""
+        """Redraw only when the picture has changed."""
         before = self._drawn
         if self._draw() != before:
             self.refresh()
@@ -42,12 +48,26 @@ class SparklineChart(Widget):
 
     def _picture(self) -> Content:
         width, height = self.size.width, self.size.height
-        values = tuple(pair[self._which] for pair in series(self.model, width))
-        top = max((value for value in values if value), default=0.0)
+        past = series(self.model, width)
+        lower = [one[self._which] for one in past]
+        upper = [one[2] if self._which == PREFILL else 0.0 for one in past]
+        pairs = zip(lower, upper, strict=True)
+        top = max(((a or 0.0) + (b or 0.0) for a, b in pairs), default=0.0)
         head = content((speed(self.model)[self._which],))
-        peak = Content.styled(f"top {rate(top)}".rjust(max(0, width - head.cell_length)), "dim")
-        bars = [Content.styled(line, COLOURS[self._which]) for line in plot(values, height - 2)]
-        return Content("\n").join([Content.assemble(head, peak), *bars, _axis(width)])
+        room, told = width - head.cell_length, f" top {rate(top)}"
+        peak = Content.styled(told.rjust(room) if len(told) <= room else "", "dim")
+        axis = [_axis(width)] if height >= LEAST_WITH_AXIS else []
+        n_rows = max(1, height - 1 - len(axis))
+        lines = [self._line(line) for line in plot_stacked(lower, upper, n_rows)]
+        return Content("\n").join([Content.assemble(head, peak), *lines, *axis])
+
+    def _line(self, cells: tuple[tuple[str, int], ...]) -> Content:
+        """A line of cells, each run of one color at once."""
+        styles = PARTS[self._which]
+        runs = groupby(cells, key=lambda cell: cell[1])
+        return Content.assemble(
+            *(("".join(char for char, _ in run), styles[part]) for part, run in runs)
+        )
 
 
 def _axis(width: int) -> Content:

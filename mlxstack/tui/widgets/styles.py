@@ -1,4 +1,4 @@
-"""Tones in the colours of the theme, for both of the toolkit's kinds of text."""
+"""Cell styles in theme colors, as Textual content and Rich text."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,12 @@ from textual.content import Content
 
 from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
 
-COLOURS = {
+COLORS = {
     CellStyle.GOOD: "success",
     CellStyle.BUSY: "accent",
     CellStyle.WARN: "warning",
     CellStyle.BAD: "error",
+    CellStyle.REUSED: "secondary",
 }
 PLAIN = {CellStyle.PLAIN: "", CellStyle.STRONG: "bold", CellStyle.FAINT: "dim"}
 
@@ -37,10 +38,10 @@ def text(cell: TextCell, variables: Mapping[str, str], is_right: bool) -> Text:
 
 
 def _name(tone: CellStyle) -> str:
-    return f"${COLOURS[tone]}" if tone in COLOURS else PLAIN[tone]
+    return f"${COLORS[tone]}" if tone in COLORS else PLAIN[tone]
 
 
 def _style(tone: CellStyle, variables: Mapping[str, str]) -> Style:
     if tone in PLAIN:
         return Style.parse(PLAIN[tone])
-    return Style.from_color(Color.parse(variables[COLOURS[tone]]).rich_color)
+    return Style.from_color(Color.parse(variables[COLORS[tone]]).rich_color)

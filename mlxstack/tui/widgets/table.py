@@ -55,7 +55,7 @@ class PatchedTable(DataTable[Text]):
         keys = [row.key for row in sheet.rows]
         if self._last in keys:
             place = keys.index(self._last)
-        # The toolkit bounds it by the rows that there are.
+        # Textual clamps it to the number of rows.
         self.move_cursor(row=place, scroll=False)
 
     def _patch(self, old: TableRow, new: TableRow) -> None:

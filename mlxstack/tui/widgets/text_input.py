@@ -1,4 +1,4 @@
-"""A line to write in, whose keys come from the app, one after the other."""
+"""Text input whose keys are dispatched in order by the app."""
 
 from textual.events import Key, Paste
 from textual.widgets import Input
@@ -6,7 +6,7 @@ from textual.widgets.input import Selection
 
 
 class LineInput(Input):
-    """What it proposes is selected: whoever writes replaces it."""
+    """Input with its proposal selected, so that typing replaces it."""
 
     def on_mount(self) -> None:
         """At once: a selection that comes with the focus would take the first letters with it."""

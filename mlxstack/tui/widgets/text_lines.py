@@ -1,4 +1,4 @@
-"""Lines of a view, redrawn when they say something else."""
+"""Lines of a view, redrawn when they change."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Draw = Callable[[DashboardState, int], tuple[Line, ...]]
 
 
 class TextLines(Static):
-    """Takes no room when there is nothing to say."""
+    """Text of a view; hidden while it is empty."""
 
     model = reactive(DashboardState(), repaint=False)
 
@@ -25,11 +25,11 @@ class TextLines(Static):
         self._shown: tuple[Line, ...] | None = None
 
     def watch_model(self) -> None:
-        """The model may say something new."""
+        """Redraw when the text has changed."""
         self._redraw()
 
     def on_resize(self, _: events.Resize) -> None:
-        """Another width, other words."""
+        """Redraw for the new width."""
         self._redraw()
 
     def _redraw(self) -> None:
@@ -43,7 +43,15 @@ class TextLines(Static):
             self.update(content(lines), layout=not is_as_high)
 
 
+class TileBox(TextLines):
+    """A tile with its name in the border, where the terminal is wide enough for one."""
+
+    def __init__(self, draw: Draw, name: str) -> None:
+        super().__init__(draw, name)
+        self.border_title = name.removeprefix("tile-").capitalize()
+
+
 def _n_rows(lines: tuple[Line, ...], width: int) -> int | None:
-    """How many rows these lines take; None where one of them is broken."""
+    """Count the rows of these lines; None where one of them wraps."""
     widest = max((sum(cell_len(cell.text) for cell in line) for line in lines), default=0)
     return len(lines) if widest <= width else None

@@ -1,4 +1,4 @@
-"""A heading, the table under it, and what is said when the table is empty."""
+"""Table with a heading, and a note for an empty table."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Static
 
-from mlxstack.tui.deeds import ActionTarget
+from mlxstack.tui.actions import ActionTarget
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.table_data import TableData, distinct
+from mlxstack.tui.views.table_data import TableData, arranged, distinct
 from mlxstack.tui.widgets.styles import content
 from mlxstack.tui.widgets.table import PatchedTable
 
@@ -19,7 +19,7 @@ Draw = Callable[[DashboardState, int], TableData]
 
 
 class TitledTable(Vertical):
-    """`target` tells what its rows are, for the deeds that can be done to them."""
+    """Table with a heading; `target` is what its rows are, for actions."""
 
     model = reactive(DashboardState(), repaint=False)
 
@@ -32,7 +32,7 @@ class TitledTable(Vertical):
             self.key = key
 
     class Opened(Message):
-        """A person wants to see more of a row."""
+        """A row was opened."""
 
         def __init__(self, section: str, key: str) -> None:
             super().__init__()
@@ -46,6 +46,26 @@ class TitledTable(Vertical):
         self.target = target
         self._shown: TableData | None = None
         self._told: str | None = None
+        self.words = ""
+        self._sorted_by: int | None = None
+
+    @property
+    def name_of(self) -> str:
+        """The heading of the table."""
+        return self._shown.title[0].text if self._shown and self._shown.title else ""
+
+    def search(self, words: str | None) -> None:
+        """Show only rows that contain these words; None changes nothing."""
+        if words is not None:
+            self.words = words
+            self._redraw()
+
+    def sort_next(self) -> None:
+        """Sort by the next column."""
+        n_columns = len(self._shown.columns) if self._shown else 0
+        place = 0 if self._sorted_by is None else self._sorted_by + 1
+        self._sorted_by = place if place < n_columns else None
+        self._redraw()
 
     @property
     def chosen(self) -> str | None:
@@ -83,7 +103,8 @@ class TitledTable(Vertical):
         width = self.size.width or self.app.size.width
         if not (self.is_mounted and width):
             return
-        sheet = distinct(self._draw_sheet(self.model, width))
+        drawn = self._draw_sheet(self.model, width)
+        sheet = distinct(arranged(drawn, self.words, self._sorted_by))
         if sheet != self._shown:
             self._become(sheet)
         # A table that was hidden and comes back may lose the focus after it came.

@@ -1,0 +1,1 @@
+"""Developers' benchmarks, run from a checkout; the wheel leaves them out."""

@@ -1,0 +1,77 @@
+"""`bench dev start`: how soon the command answers, against an interpreter that does nothing."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.report import ReportTable, Results, at_most
+from mlxstack.bench.statistics import lasting, ratio, spread, times
+from mlxstack.core.errors import Broken
+
+COMMAND = ("-m", "mlxstack.cli.main")
+IDLE = "python -c pass"
+HELP = "mlx-stack --help"
+CONTESTANTS = {
+    IDLE: ("-c", "pass"),
+    HELP: (*COMMAND, "--help"),
+    "mlx-stack presets": (*COMMAND, "presets"),
+    "mlx-stack status": (*COMMAND, "status", "--json"),
+}
+MOST = 10.0
+
+
+class StartPlan(Struct, frozen=True):
+    """Every contestant is started `rounds` times, in turn, so that all see the same weather."""
+
+    rounds: int = 15
+
+
+SMALL = StartPlan(2)
+
+
+def run(stage: Sandbox, plan: StartPlan) -> Results:
+    """Start each contestant again and again. Raises Broken when one fails."""
+    stage.say("starting the command")
+    env = {**stage.env, "MLX_STACK_HOME": str(stage.folder / "home")}
+    taken: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for _ in range(plan.rounds + 1):
+        for name, words in CONTESTANTS.items():
+            taken[name].append(_seconds(words, env))
+    # The first round only brings the files into memory.
+    found = {name: tuple(values[1:]) for name, values in taken.items()}
+    idle = spread(found[IDLE]).median
+    shares = {name: ratio(spread(values).median, idle) for name, values in found.items()}
+    rows = tuple(
+        (name, lasting(found[name]), times(shares[name]), f"{_modules(words, env):,}")
+        for name, words in CONTESTANTS.items()
+    )
+    return Results(
+        (ReportTable("Starting the command", ("Command", "Wall time", "Ratio", "Modules"), rows),),
+        (at_most(f"{HELP}, against {IDLE}", shares[HELP], MOST),),
+        found,
+    )
+
+
+def _seconds(words: Sequence[str], env: dict[str, str]) -> float:
+    began = time.perf_counter()
+    _run([sys.executable, *words], env)
+    return time.perf_counter() - began
+
+
+def _modules(words: Sequence[str], env: dict[str, str]) -> int:
+    """Count the modules it imports; the first line of the list is a heading."""
+    told = _run([sys.executable, "-X", "importtime", *words], env)
+    return told.count(b"import time:") - 1
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> bytes:
+    done = subprocess.run(command, env=env, capture_output=True, check=False)
+    # `status` says by its exit code that nothing runs.
+    if done.returncode not in {0, 3}:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        raise Broken(f"`{' '.join(command)}` failed:\n  " + "\n  ".join(last))
+    return done.stderr

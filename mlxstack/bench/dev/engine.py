@@ -1,0 +1,158 @@
+"""`bench dev engine`: our batch and mlx-lm's in one process, on the same weights and contexts."""
+
+from msgspec import Struct
+
+from mlxstack.bench.dev.sandbox import Sandbox, measure
+from mlxstack.bench.dev.trials import BenchResult, FullEngine, Joins, Steps
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_most
+from mlxstack.bench.statistics import lasting, megabytes, ratio, spread, times
+
+SLACK_S = 0.002
+"""Tolerated growth of the join time from little to much KV: clocks are noisy."""
+
+
+class EnginePlan(Struct, frozen=True):
+    """Contexts in tokens; `present` in bytes; `rows` x `contexts` is the matrix."""
+
+    uneven: tuple[int, ...] = (4000, 200, 200, 200)
+    even: tuple[int, ...] = (2000,) * 8
+    rows: tuple[int, ...] = (1, 2, 4, 8)
+    contexts: tuple[int, ...] = (200, 1000, 4000)
+    present: tuple[int, ...] = (1_000_000, 10_000_000, 100_000_000, 500_000_000)
+    n_steps: int = 20
+    passes: int = 3
+
+
+SMALL = EnginePlan((64, 8, 8), (32, 32), (1, 2), (8, 32), (20_000, 200_000), 4, 3)
+
+
+class Side(Struct, frozen=True):
+    """One batch shape: what it is called, and what was found."""
+
+    name: str
+    contexts: tuple[int, ...]
+    found: BenchResult
+
+    def step_s(self, who: str) -> float:
+        """The median time of a step."""
+        return spread(self.found.of(who, "step_s")).median
+
+    def n_bytes(self, who: str) -> float:
+        """Bytes of KV."""
+        return self.found.of(who, "bytes")[0]
+
+
+def run(stage: Sandbox, plan: EnginePlan) -> Results:
+    """All of it; the whole engine in a process of its own, for it has a thread of its own."""
+    shapes = {"uneven": plan.uneven, "even": plan.even}
+    shapes |= {f"{n} x {size}": (size,) * n for size in plan.contexts for n in plan.rows}
+    stage.say("batches of rows, joins and leaves")
+    steps = [Steps(contexts, plan.n_steps, plan.passes) for contexts in shapes.values()]
+    moves = [Joins(n_bytes=n, passes=plan.passes) for n in plan.present]
+    found = measure(stage, [*steps, *moves])
+    uneven, even, *matrix = (
+        Side(*named, one) for named, one in zip(shapes.items(), found, strict=False)
+    )
+    joins = found[len(shapes) :]
+    stage.say("the whole engine")
+    n_tokens = max(8, 3 * plan.n_steps)
+    asked = [FullEngine(n, plan.contexts[0], n_tokens, plan.passes) for n in plan.rows]
+    whole = dict(zip(plan.rows, measure(stage, asked), strict=True))
+    return Results(
+        (_shapes(uneven, even), _moves(plan, joins), _speeds(plan, matrix, whole)),
+        (*_shape_targets(uneven, even), *_move_targets(joins)),
+        _raw([uneven, even, *matrix], joins),
+    )
+
+
+def _shapes(*sides: Side) -> ReportTable:
+    rows = tuple(
+        (
+            "/".join(map(str, side.contexts)),
+            megabytes(side.n_bytes("alone")),
+            megabytes(side.n_bytes("ours")),
+            megabytes(side.n_bytes("theirs")),
+            lasting(side.found.of("ours", "step_s")),
+            lasting(side.found.of("theirs", "step_s")),
+            times(ratio(side.step_s("ours"), side.step_s("theirs"))),
+        )
+        for side in sides
+    )
+    heads = ("Contexts", "KV alone", "KV ours", "KV theirs", "Step ours", "Step theirs", "Ratio")
+    note = "KV is what MLX's active memory grew by; a step makes one token for every row."
+    return ReportTable("A batch of rows", heads, rows, note)
+
+
+def _moves(plan: EnginePlan, joins: list[BenchResult]) -> ReportTable:
+    rows = tuple(
+        (
+            megabytes(n_bytes),
+            *(lasting(one.of(who, what)) for what in ("join_s", "leave_s") for who in WHO),
+        )
+        for n_bytes, one in zip(plan.present, joins, strict=True)
+    )
+    heads = ("KV present", "Join ours", "Join theirs", "Leave ours", "Leave theirs")
+    note = "A row of 200 tokens comes and goes; timed until all KV of the batch is in its place."
+    return ReportTable("Joining and leaving", heads, rows, note)
+
+
+def _speeds(plan: EnginePlan, matrix: list[Side], whole: dict[int, BenchResult]) -> ReportTable:
+    rows = tuple(
+        (
+            str(len(side.contexts)),
+            str(side.contexts[0]),
+            f"{len(side.contexts) / side.step_s('ours'):.1f}",
+            f"{len(side.contexts) / side.step_s('theirs'):.1f}",
+            times(ratio(side.step_s("theirs"), side.step_s("ours"))),
+            _whole(plan, side, whole),
+        )
+        for side in matrix
+    )
+    heads = ("Rows", "Context", "tokens/s ours", "tokens/s theirs", "Ratio", "Whole engine")
+    note = "The whole engine adds thread, scheduler, sampling rules, events and snapshots."
+    return ReportTable("Tokens per second", heads, rows, note)
+
+
+def _whole(plan: EnginePlan, side: Side, whole: dict[int, BenchResult]) -> str:
+    """Measured at the shortest context only."""
+    n = len(side.contexts)
+    if side.contexts[0] != plan.contexts[0]:
+        return "-"
+    return f"{n / spread(whole[n].of('engine', 'step_s')).median:.1f}"
+
+
+def _shape_targets(uneven: Side, even: Side) -> tuple[BenchTarget, ...]:
+    bytes_ratio = ratio(uneven.n_bytes("ours"), uneven.n_bytes("alone"))
+    return (
+        at_most("uneven rows: bytes, against the rows alone", bytes_ratio, 1.05),
+        at_most("uneven rows: step, against theirs", _step_ratio(uneven), 0.7),
+        at_most("even rows: step, against theirs", _step_ratio(even), 1.03),
+    )
+
+
+def _step_ratio(side: Side) -> float:
+    return ratio(side.step_s("ours"), side.step_s("theirs"))
+
+
+def _move_targets(joins: list[BenchResult]) -> tuple[BenchTarget, ...]:
+    targets = []
+    for what in ("join", "leave"):
+        medians = [spread(one.of("ours", f"{what}_s")).median for one in joins]
+        grew = 1e3 * (max(medians) - min(medians))
+        name = f"{what}: slowest less fastest, whatever KV is there"
+        targets.append(at_most(name, grew, 1e3 * SLACK_S, "ms"))
+    return tuple(targets)
+
+
+def _raw(sides: list[Side], joins: list[BenchResult]) -> dict[str, tuple[float, ...]]:
+    found = {
+        f"{side.name}: {one.who} {one.what}": one.values
+        for side in sides
+        for one in side.found.samples
+    }
+    for i, moves in enumerate(joins):
+        found |= {f"joins {i}: {one.who} {one.what}": one.values for one in moves.samples}
+    return found
+
+
+WHO = ("ours", "theirs")

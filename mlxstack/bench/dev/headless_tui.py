@@ -1,0 +1,87 @@
+"""A headless dashboard: `mlx-stack tui` on a pseudo-terminal of 80x24, recording."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+
+from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.core.errors import Broken
+
+COMMAND = (sys.executable, "-m", "mlxstack.cli.main", "tui")
+LINES, COLUMNS = 24, 80
+ATTACHED_WITHIN_S = 60.0
+PATIENCE_S = 20.0
+POLL_S = 0.05
+
+
+class Spectator:
+    """The process of one dashboard and its recording."""
+
+    def __init__(self, pid: int, recording: Path) -> None:
+        self._process = psutil.Process(pid)
+        self._recording = recording
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that it took so far, its own and the kernel's for it."""
+        taken = self._process.cpu_times()
+        return float(taken.user + taken.system)
+
+    def n_frames(self) -> int:
+        """Frames that it was sent so far."""
+        return self._recording.read_bytes().count(b"\n") if self._recording.exists() else 0
+
+
+@contextlib.asynccontextmanager
+async def spectator(stage: Sandbox, url: str) -> AsyncIterator[Spectator]:
+    """Attached and drawing inside, left by its own key after. Raises Broken when it does not."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    recording = stage.folder / f"watched-{time.monotonic_ns()}.jsonl"
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--url", url, "--record", str(recording), env=_env(stage), stdin=theirs,
+        stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    asyncio.get_running_loop().add_reader(ours, _drain, ours)
+    try:
+        found = Spectator(process.pid, recording)
+        await _attached(process, found)
+        yield found
+        os.write(ours, b"q")
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+    finally:
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(ours)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _attached(process: asyncio.subprocess.Process, found: Spectator) -> None:
+    deadline = time.monotonic() + ATTACHED_WITHIN_S
+    while found.n_frames() == 0:
+        if process.returncode is not None or time.monotonic() > deadline:
+            raise Broken("`mlx-stack tui` did not attach to the service that is measured")
+        await asyncio.sleep(POLL_S)
+
+
+def _env(stage: Sandbox) -> dict[str, str]:
+    """The size is the terminal's, not that of the variables."""
+    kept = {name: value for name, value in stage.env.items() if name not in {"COLUMNS", "LINES"}}
+    return {**kept, "TERM": "xterm-256color", "MLX_STACK_HOME": str(stage.folder / "home")}
+
+
+def _drain(terminal: int) -> None:
+    """Discard its output, until the terminal is closed."""
+    with contextlib.suppress(OSError):
+        os.read(terminal, 65536)

@@ -1,0 +1,69 @@
+"""Child process: reads a job from stdin, writes the results to stdout."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mlxstack.bench.dev.in_process import (
+    baselines,
+    batch_join,
+    decode_steps,
+    full_engine,
+    random_llama,
+    text_work,
+)
+from mlxstack.bench.dev.trials import (
+    BenchJob,
+    BenchResult,
+    BuildModel,
+    FollowUp,
+    FullEngine,
+    Joins,
+    LoadFiles,
+    SingleFloor,
+    Steps,
+    Trial,
+)
+from mlxstack.core.preset import KVSpec, ModelSpec
+from mlxstack.engine.model import loader
+from mlxstack.engine.model.loader import LoadedModel
+
+
+def main() -> None:
+    """One job: a JSON `BenchJob` on stdin, a list of `BenchResult` on stdout."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchJob)
+    sys.stdout.buffer.write(msgspec.json.encode(run(job)))
+
+
+def run(job: BenchJob) -> list[BenchResult]:
+    """The findings of all trials, in order. The model is loaded when a trial first needs it."""
+    loaded: LoadedModel | None = None
+    found = []
+    for trial in job.trials:
+        if isinstance(trial, BuildModel):
+            random_llama.build(trial)
+            found.append(BenchResult())
+        elif isinstance(trial, LoadFiles):
+            found.append(baselines.load(trial))
+        elif isinstance(trial, FullEngine):
+            found.append(full_engine.whole(trial, job.model))
+        else:
+            loaded = loaded or loader.load(ModelSpec(id=job.model), KVSpec())
+            found.append(_with_model(trial, loaded))
+    return found
+
+
+def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
+    kinds: dict[type, Callable[[Any, LoadedModel], BenchResult]] = {
+        Steps: decode_steps.steps,
+        Joins: batch_join.joins,
+        SingleFloor: baselines.floor,
+        FollowUp: text_work.follow_up,
+    }
+    return kinds[type(trial)](trial, loaded)
+
+
+if __name__ == "__main__":
+    main()

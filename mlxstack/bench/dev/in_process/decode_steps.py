@@ -1,0 +1,92 @@
+"""Bytes of a batch's KV and time of its steps: ours, theirs, and each row alone."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlxstack.bench.dev.in_process.contestants import FIRST, Ours, Theirs, filled
+from mlxstack.bench.dev.trials import BenchResult, Steps, TrialSamples
+from mlxstack.engine import device
+from mlxstack.engine.model.loader import LoadedModel
+
+Side = Ours | Theirs
+
+STRETCH = 5
+"""Steps of one side before it is the other's turn."""
+
+
+def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
+    """Both batches live side by side; each pass times a few steps of one, then of the other."""
+    model, contexts = loaded.model, trial.contexts
+
+    def caches() -> list[list[Any]]:
+        return [filled(model, n, seed=i) for i, n in enumerate(contexts)]
+
+    ours, ours_bytes = grown(lambda: _ran(Ours(model, caches())))
+    theirs, theirs_bytes = grown(lambda: _ran(Theirs(model, caches())))
+    alone = sum(grown(lambda n=n: _alone(model, n))[1] for n in contexts)  # type: ignore[misc]
+    times: dict[str, list[float]] = {ours.who: [], theirs.who: []}
+    for _ in range(trial.passes):
+        for who, step_s in _by_turns((ours, theirs), trial.n_steps).items():
+            times[who].append(step_s)
+    return BenchResult(
+        (
+            TrialSamples("ours", "bytes", (ours_bytes,)),
+            TrialSamples("theirs", "bytes", (theirs_bytes,)),
+            TrialSamples("alone", "bytes", (alone,)),
+            *(TrialSamples(who, "step_s", tuple(values)) for who, values in times.items()),
+        )
+    )
+
+
+def _by_turns(sides: tuple[Side, Side], n_steps: int) -> dict[str, float]:
+    """Seconds per step, in short stretches that alternate: what disturbs one disturbs both."""
+    stretches = max(1, n_steps // STRETCH)
+    total = {side.who: 0.0 for side in sides}
+    for i in range(stretches):
+        for side in sides if i % 2 == 0 else reversed(sides):
+            total[side.who] += timed(side, STRETCH)
+    return {who: seconds / (stretches * STRETCH) for who, seconds in total.items()}
+
+
+def timed(side: Side, n_steps: int) -> float:
+    """Seconds of so many steps, nothing in flight after; the pipeline is filled before."""
+    side.step()
+    side.finish()
+    began = time.perf_counter()
+    for _ in range(n_steps):
+        side.step()
+    side.finish()
+    return time.perf_counter() - began
+
+
+def grown(build: Callable[[], Any]) -> tuple[Any, int]:
+    """Build a batch; return it and the growth of MLX's active memory in bytes."""
+    before = _active()
+    built = build()
+    return built, _active() - before
+
+
+def _active() -> int:
+    gc.collect()
+    mx.synchronize()
+    device.release()
+    return int(mx.get_active_memory())
+
+
+def _ran(side: Side) -> Side:
+    """The first steps make room for the next tokens, which belongs to the bytes of a batch."""
+    for _ in range(3):
+        side.step()
+    side.finish()
+    return side
+
+
+def _alone(model: Any, n_tokens: int) -> list[Any]:
+    caches = filled(model, n_tokens)
+    for _ in range(3):
+        mx.eval(model(mx.array([[FIRST]]), cache=caches))
+    return caches

@@ -1,0 +1,66 @@
+"""Decode speed of the whole engine: its thread, scheduler, events and snapshots included."""
+
+import queue
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from mlxstack.bench.dev.trials import BenchResult, FullEngine, TrialSamples
+from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
+from mlxstack.core.request import Request
+from mlxstack.engine.core import EngineCore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
+
+N_VOCAB = 1000
+Arrived = tuple[float, Event]
+
+
+def whole(trial: FullEngine, model: str) -> BenchResult:
+    """Seconds per step while all rows decode, once per pass."""
+    room = trial.n_prompt + trial.n_tokens + 64
+    preset = Preset(
+        model=ModelSpec(id=model), slots=SlotSpec(count=trial.n_rows, n_ctx=max(64, room))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        arrived: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
+
+        def deliver(events: tuple[Event, ...]) -> None:
+            for event in events:
+                arrived.put((time.perf_counter(), event))
+
+        stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
+        engine = EngineCore(preset, *stores, deliver)
+        engine.start().result()
+        try:
+            times = [_step_s(engine, arrived, trial, seed) for seed in range(trial.passes)]
+        finally:
+            engine.stop(drain_s=1).result()
+    return BenchResult((TrialSamples("engine", "step_s", tuple(times)),))
+
+
+def _step_s(
+    engine: EngineCore, arrived: "queue.SimpleQueue[Arrived]", trial: FullEngine, seed: int
+) -> float:
+    random = Random(seed)
+    for i in range(trial.n_rows):
+        prompt = tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
+        now = time.monotonic()
+        engine.submit(Request(f"{seed}-{i}", prompt, trial.n_tokens, use_cache=False, arrived=now))
+    first: dict[str, float] = {}
+    tokens: list[float] = []
+    ends: list[float] = []
+    while len(ends) < trial.n_rows:
+        at, event = arrived.get()
+        if isinstance(event, RequestFailed):
+            raise event.error
+        if isinstance(event, TokenSampled):
+            first.setdefault(event.request, at)
+            tokens.append(at)
+        elif isinstance(event, RequestFinished):
+            ends.append(at)
+    start, stop = max(first.values()), min(ends)
+    n_steps = sum(start < at <= stop for at in tokens) / trial.n_rows
+    return (stop - start) / max(1.0, n_steps)

@@ -1,0 +1,70 @@
+"""Text work of a request, template to block keys: the next turn, against a cold start."""
+
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from mlxstack.bench.dev.trials import BenchResult, FollowUp, TrialSamples
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.engine.model.loader import LoadedModel
+from mlxstack.policy import block_hash
+from mlxstack.text.prompt import PromptMaker
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+BLOCK = 128
+N_WORDS = 400
+"""Of one message."""
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def follow_up(trial: FollowUp, loaded: LoadedModel) -> BenchResult:
+    """Each pass has a history of its own, and a maker that has seen nothing."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for seed in range(trial.passes):
+        history = _history(PromptMaker(loaded.tokenizer), Random(seed), trial.n_tokens)
+        maker = PromptMaker(loaded.tokenizer)
+        for who, talk in (("scratch", history), ("next", _continued(history, Random(seed + 1)))):
+            made, prompt_s = _timed(maker.make, talk)
+            _, hash_s = _timed(_keys, made.tokens)
+            times.setdefault((who, "prompt_s"), []).append(prompt_s)
+            times.setdefault((who, "hash_s"), []).append(hash_s)
+    return BenchResult(tuple(TrialSamples(*name, tuple(values)) for name, values in times.items()))
+
+
+def _keys(tokens: Sequence[int]) -> tuple[bytes, ...]:
+    return block_hash.hash_blocks(b"salt", tokens, BLOCK)
+
+
+def _history(maker: PromptMaker, random: Random, n_tokens: int) -> Conversation:
+    """Turns until about `n_tokens` are reached."""
+    messages = [Message(Role.SYSTEM, _text(random))]
+    n = 0
+    while n < n_tokens:
+        text = _text(random)
+        n += len(maker.plain(text).tokens)
+        role = Role.USER if len(messages) % 2 else Role.ASSISTANT
+        messages.append(Message(role, text))
+    if messages[-1].role is not Role.USER:
+        messages.append(Message(Role.USER, _text(random)))
+    return Conversation(tuple(messages))
+
+
+def _continued(talk: Conversation, random: Random) -> Conversation:
+    more = (Message(Role.ASSISTANT, _text(random)), Message(Role.USER, "And then?"))
+    return Conversation((*talk.messages, *more))
+
+
+def _text(random: Random) -> str:
+    return " ".join(
+        "".join(random.choices(LETTERS, k=random.randint(2, 9))) for _ in range(N_WORDS)
+    )
+
+
+def _timed(work: Callable[[A], T], given: A) -> tuple[T, float]:
+    began = time.perf_counter()
+    done = work(given)
+    return done, time.perf_counter() - began

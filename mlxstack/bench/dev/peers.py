@@ -1,0 +1,102 @@
+"""`bench dev peers`: our service, mlx-lm's own server and the bare engine on the same model."""
+
+from contextlib import AsyncExitStack
+
+from mlxstack.bench.dev.sandbox import Sandbox, measure, mlx_lm_server, service
+from mlxstack.bench.dev.serving_report import SilenceBounds, median, results
+from mlxstack.bench.dev.serving_scenarios import Found, ServePlan, play
+from mlxstack.bench.dev.trials import BenchResult, SingleFloor, Steps
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
+from mlxstack.bench.statistics import ratio, times
+from mlxstack.bench.timed_request import Caller
+from mlxstack.core.preset import SlotSpec
+
+OURS, PEER = "mlx-stack", "mlx_lm.server"
+
+
+async def run(stage: Sandbox, plan: ServePlan) -> Results:
+    """Both servers live side by side and are called by turns; then the floors, in process."""
+    async with AsyncExitStack() as stack:
+        slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
+        servers = (
+            await stack.enter_async_context(service(stage, "peers", slots)),
+            await stack.enter_async_context(mlx_lm_server(stage)),
+        )
+        callers = [await stack.enter_async_context(Caller(server)) for server in servers]
+        found = await play(stage, callers, plan)
+    stage.say("the floors, in process")
+    floors = measure(stage, _floors(found[OURS], plan))
+    told = results(found, plan, SilenceBounds())
+    table = _ratios(found, plan, floors)
+    targets = (*told.targets, *_targets(found, plan, floors))
+    return Results((*told.tables, table), targets, told.raw, told.charts)
+
+
+def _floors(ours: Found, plan: ServePlan) -> list[SingleFloor | Steps]:
+    """The new tokens of the next turn and of an exact repeat; the widest crowd's decode steps."""
+    known, n_next = round(median(ours["n known"])), round(median(ours["n next turn"]))
+    contexts = (plan.n_prompt + plan.n_answer // 2,) * plan.crowd[-1]
+    return [
+        SingleFloor(max(1, known - n_next), max(2, n_next), plan.passes),
+        SingleFloor(round(median(ours["n cold"])) - 1, 1, plan.passes),
+        Steps(contexts, passes=plan.passes),
+    ]
+
+
+def _targets(
+    found: dict[str, Found], plan: ServePlan, floors: list[BenchResult]
+) -> tuple[BenchTarget, ...]:
+    ours, peer = found[OURS], found[PEER]
+    next_floor, again_floor = (median(floors[i].of("floor", "ttft_s")) for i in (0, 1))
+    n = plan.crowd[-1]
+    batch = n / median(floors[2].of("theirs", "step_s"))
+    decode = ratio(median(ours[f"crowd {n}: decode"]), batch)
+    rate = ratio(median(ours["requests per second"]), median(peer["requests per second"]))
+    first = ratio(median(ours["team first ttft"]), median(peer["team first ttft"]))
+    team = ratio(median(ours["team at once"]), median(peer["team at once"]))
+    return (
+        at_most("next turn, against in process", ratio(median(ours["next turn"]), next_floor), 1.1),
+        at_most(
+            "same prompt again, against in process", ratio(median(ours["again"]), again_floor), 1.3
+        ),
+        at_least(f"decode of {n} agents, against BatchGenerator", decode, 0.97),
+        at_least(f"requests per second, against {PEER}", rate, 2.0),
+        at_most(f"team's first TTFT, against {PEER}", first, 0.30),
+        at_most(f"team's turns at once, against {PEER}", team, 0.5),
+    )
+
+
+def _ratios(found: dict[str, Found], plan: ServePlan, floors: list[BenchResult]) -> ReportTable:
+    ours, peer = found[OURS], found[PEER]
+    figures = {
+        "TTFT cold": "cold",
+        "TTFT of the same prompt again": "again",
+        "TTFT of the next turn": "next turn",
+        "TTFT of a sibling": "sibling",
+        "newcomer's TTFT beside decoders": "newcomer",
+        "worst gap of decoders": "gaps joining",
+        "team: TTFT of turn 1": "team first ttft",
+        "team: TTFT of later turns": "team later ttft",
+        "team: turns one by one": "team one by one",
+        "team: turns at once": "team at once",
+    }
+    worst = {"gaps joining"}
+    rows = tuple(
+        (name, times(ratio(_of(ours, what, worst), _of(peer, what, worst))))
+        for name, what in figures.items()
+    )
+    faster = tuple(
+        (
+            f"decode of {n} agents",
+            times(ratio(median(ours[f"crowd {n}: decode"]), median(peer[f"crowd {n}: decode"]))),
+        )
+        for n in plan.crowd
+    )
+    rate = ratio(median(ours["requests per second"]), median(peer["requests per second"]))
+    note = "Less is better down to the team's turns, more is better from there on."
+    rows = (*rows, *faster, ("requests per second", times(rate)))
+    return ReportTable(f"Ours against {PEER}", ("What", "Ours / theirs"), rows, note)
+
+
+def _of(one: Found, what: str, worst: set[str]) -> float:
+    return max(one[what], default=0.0) if what in worst else median(one[what])

@@ -1,0 +1,155 @@
+"""Registry of benchmarks: from a request to a report."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from datetime import date
+from pathlib import Path
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
+
+from mlxstack.bench.dev import (
+    cli_startup,
+    engine,
+    peers,
+    prefix_cache_report,
+    prefix_cache_scenarios,
+    serving_report,
+    serving_scenarios,
+    tokenization,
+    tui_overhead,
+)
+from mlxstack.bench.dev.sandbox import Sandbox, service, with_model
+from mlxstack.bench.dev.trials import BuildModel
+from mlxstack.bench.environment import child_env, conditions
+from mlxstack.bench.report import BenchReport, Results
+from mlxstack.bench.timed_request import Caller, ServerUnderTest
+from mlxstack.core.preset import PrefillSpec, SlotSpec
+
+FULL, SMALL = BuildModel("", 8, 512), BuildModel("", 2, 128)
+
+
+class BenchRequest(Struct, frozen=True):
+    """`model` is "random", "demo", a folder or a hub id.
+
+    `is_small` takes a tiny model and short prompts: to see that all works, not how fast. `serve`
+    calls `own` instead of a service started for it, and `other` beside it; it plays `scenes` only,
+    all if there are none.
+    """
+
+    model: str = "random"
+    passes: int = 3
+    max_tokens: int | None = None
+    is_small: bool = False
+    own: ServerUnderTest | None = None
+    other: ServerUnderTest | None = None
+    scenes: tuple[str, ...] = ()
+
+
+class BenchContext(Struct, frozen=True):
+    """`folder` is scratch; `command` is the command line; `say` takes lines of progress."""
+
+    folder: Path
+    env: Mapping[str, str]
+    day: date
+    command: str
+    say: Callable[[str], None]
+
+
+def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport:
+    """Run one benchmark. Raises Broken when something does not start or measures nothing."""
+    folder = inputs.folder / name
+    folder.mkdir(parents=True)
+    build = replace(SMALL if wanted.is_small else FULL, folder=str(inputs.folder / "model"))
+    stage = Sandbox(folder, child_env(inputs.env), "", inputs.say)
+    model = "none" if name in WITHOUT_MODEL else _model_words(wanted, build)
+    before = conditions(model, inputs.day, inputs.env)
+    if wanted.own is None and name not in WITHOUT_MODEL:
+        stage = with_model(stage, wanted.model, build)
+    results = BENCHES[name](stage, wanted)
+    return BenchReport(
+        name=f"bench dev {name}",
+        command=inputs.command,
+        conditions=before,
+        **structs.asdict(results),
+    )
+
+
+def _model_words(wanted: BenchRequest, build: BuildModel) -> str:
+    if wanted.own is not None:
+        return f"{wanted.own.model} at {wanted.own.url}"
+    if wanted.model != "random":
+        return wanted.model
+    return f"a random Llama, {build.n_layers} layers of width {build.width}, float32"
+
+
+def _engine(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = engine.SMALL if wanted.is_small else engine.EnginePlan()
+    return engine.run(stage, replace(plan, passes=wanted.passes))
+
+
+def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
+    return tokenization.run(stage, replace(plan, passes=wanted.passes))
+
+
+def _start(stage: Sandbox, wanted: BenchRequest) -> Results:
+    return cli_startup.run(
+        stage, cli_startup.SMALL if wanted.is_small else cli_startup.StartPlan(5 * wanted.passes)
+    )
+
+
+def _cache(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = prefix_cache_scenarios.SMALL if wanted.is_small else prefix_cache_scenarios.CachePlan()
+    return asyncio.run(prefix_cache_report.run(stage, replace(plan, passes=wanted.passes)))
+
+
+def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = tui_overhead.SMALL if wanted.is_small else tui_overhead.WatchPlan()
+    return asyncio.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
+
+
+def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
+    return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
+
+
+def _peers(stage: Sandbox, wanted: BenchRequest) -> Results:
+    return asyncio.run(peers.run(stage, _serve_plan(wanted)))
+
+
+def _serve_plan(wanted: BenchRequest) -> serving_scenarios.ServePlan:
+    plan = serving_scenarios.SMALL if wanted.is_small else serving_scenarios.ServePlan()
+    scenes = serving_scenarios.played(wanted.scenes or plan.scenes)
+    answer = wanted.max_tokens or plan.n_answer
+    return replace(plan, passes=wanted.passes, n_answer=answer, scenes=scenes)
+
+
+async def _served(
+    stage: Sandbox, plan: serving_scenarios.ServePlan, wanted: BenchRequest
+) -> Results:
+    async with AsyncExitStack() as stack:
+        own = wanted.own
+        if own is None:
+            slots = SlotSpec(count=plan.n_slots, n_ctx=plan.n_ctx)
+            own = await stack.enter_async_context(service(stage, "serve", slots))
+        servers = (own, wanted.other) if wanted.other else (own,)
+        callers = [await stack.enter_async_context(Caller(server)) for server in servers]
+        found = await serving_scenarios.play(stage, callers, plan)
+    return serving_report.results(
+        found, plan, serving_report.SilenceBounds(PrefillSpec().max_stall_ms / 1000)
+    )
+
+
+BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
+    "engine": _engine,
+    "cache": _cache,
+    "text": _text,
+    "serve": _serve,
+    "peers": _peers,
+    "start": _start,
+    "tui": _tui,
+}
+WITHOUT_MODEL = frozenset({"start"})
+EVERYTHING = ("start", "engine", "cache", "text", "tui", "peers")
+"""Benchmarks of `all`; the scenes of `serve` are in `peers`."""

@@ -1,0 +1,133 @@
+"""Sandbox of a benchmark: scratch folder, environment, model, child processes."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from mlxstack.bench.dev.trials import BenchJob, BenchResult, BuildModel, Trial
+from mlxstack.bench.timed_request import ServerUnderTest
+from mlxstack.core.errors import Broken
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.host.logs import tail
+from mlxstack.host.parent_watchdog import VARIABLE
+from mlxstack.host.process import free_port
+
+HOST = "127.0.0.1"
+POLL_S = 0.05
+HEALTHY_WITHIN_S = 240.0
+LIFELINE_S = "10"
+PATIENCE_S = 60.0
+"""A service that stops still writes the contexts of its slots."""
+
+
+class Sandbox(Struct, frozen=True):
+    """`folder` is for scratch, `env` for every child, `say` takes a line about what happens now.
+
+    `model` is a folder or a hub id that every contestant loads.
+    """
+
+    folder: Path
+    env: dict[str, str]
+    model: str
+    say: Callable[[str], None]
+
+
+def with_model(stage: Sandbox, wanted: str, build: BuildModel) -> Sandbox:
+    """The stage with the wanted model; `random` is built now, as `build` says."""
+    if wanted != "random":
+        return msgspec.structs.replace(stage, model=wanted)
+    stage.say("building the random model")
+    measure(stage, [build])
+    return msgspec.structs.replace(stage, model=build.folder)
+
+
+def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
+    """Do these trials in a fresh process. Raises Broken with its last words."""
+    job = msgspec.json.encode(BenchJob(stage.model, tuple(trials)))
+    command = [sys.executable, "-m", "mlxstack.bench.dev.in_process"]
+    done = subprocess.run(command, input=job, capture_output=True, env=stage.env, check=False)
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines()[-8:]
+        raise Broken("the in-process measurement failed:\n  " + "\n  ".join(words))
+    return msgspec.json.decode(done.stdout, type=list[BenchResult])
+
+
+@contextlib.asynccontextmanager
+async def service(stage: Sandbox, home: str, slots: SlotSpec) -> AsyncIterator[ServerUnderTest]:
+    """Our service on the stage's model, healthy; `home` names a folder that outlives it."""
+    root = stage.folder / home
+    root.mkdir(parents=True, exist_ok=True)
+    port = free_port(HOST)
+    preset = Preset(
+        model=ModelSpec(id=stage.model, alias="bench"),
+        name="bench",
+        slots=slots,
+        server=ServerSpec(host=HOST, port=port),
+    )
+    file = root / "preset.json"
+    file.write_bytes(msgspec.json.encode(preset))
+    command = [sys.executable, "-m", "mlxstack.cli.main", "serve", str(file)]
+    env = {**stage.env, "MLX_STACK_HOME": str(root), VARIABLE: LIFELINE_S}
+    server = ServerUnderTest("mlx-stack", f"http://{HOST}:{port}", "bench")
+    async with child(command, env, root / "service.log", server):
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def mlx_lm_server(stage: Sandbox) -> AsyncIterator[ServerUnderTest]:
+    """mlx-lm's own server from this very environment, on the stage's model."""
+    port = free_port(HOST)
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", stage.model]
+    command += ["--host", HOST, "--port", str(port), "--log-level", "ERROR"]
+    server = ServerUnderTest("mlx_lm.server", f"http://{HOST}:{port}", "default_model")
+    async with child(command, stage.env, stage.folder / "mlx_lm.log", server):
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def child(
+    command: Sequence[str], env: dict[str, str], log: Path, server: ServerUnderTest
+) -> AsyncIterator[None]:
+    """A server process: healthy inside, ended after. Raises Broken when it does not start."""
+    with log.open("ab") as words:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=env, stdin=asyncio.subprocess.PIPE, stdout=words, stderr=words
+        )
+    try:
+        await _until_healthy(process, server, log)
+        yield
+    finally:
+        await _end(process)
+
+
+async def _until_healthy(
+    process: asyncio.subprocess.Process, server: ServerUnderTest, log: Path
+) -> None:
+    deadline = time.monotonic() + HEALTHY_WITHIN_S
+    async with httpx.AsyncClient(base_url=server.url, timeout=5.0, trust_env=False) as http:
+        while time.monotonic() < deadline and process.returncode is None:
+            with contextlib.suppress(httpx.TransportError):
+                if (await http.get("/health")).is_success:
+                    return
+            await asyncio.sleep(POLL_S)
+    said = "\n  ".join(tail(log, 8)) or "it said nothing"
+    raise Broken(f"{server.name} did not become healthy; its last words:\n  {said}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

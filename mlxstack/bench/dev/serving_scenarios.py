@@ -1,0 +1,277 @@
+"""The scenes of `bench serve`: any OpenAI-compatible server under agents; the same for all."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.bench.dev.sandbox import Sandbox
+from mlxstack.bench.dev.workload import Split, Yardstick, agent, next_turn, question, sibling
+from mlxstack.bench.statistics import ratio
+from mlxstack.bench.timed_request import Caller, TimedRequest
+from mlxstack.core.errors import BadRequest, Broken
+
+Found = dict[str, tuple[float, ...]]
+"""Figures of one server by name; one value per pass, or per request where its name says so."""
+
+DECODERS = 3
+COUNTS = 26
+"""So many tools Claude Code counts at once for `/context`."""
+
+CALM_S = 1.0
+"""Seconds before a request joins, whose gaps count as the baseline."""
+
+
+class ServePlan(Struct, frozen=True):
+    """Lengths in tokens. `crowd` are numbers of agents; `n_endless` bounds the decoders.
+
+    Decoders run for `lead_s` seconds before a request joins. `team_split` is the prompt of each
+    member of a team. `scenes` are names of SCENES.
+    """
+
+    crowd: tuple[int, ...] = (1, 2, 4, 8)
+    n_prompt: int = 200
+    n_answer: int = 64
+    n_endless: int = 3000
+    team: int = 5
+    n_turns: int = 5
+    n_team_answer: int = 20
+    n_clients: int = 8
+    n_requests: int = 160
+    split: Split = Split()
+    team_split: Split = Split().scaled(2050)
+    lead_s: float = 1.5
+    passes: int = 3
+    scenes: tuple[str, ...] = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
+
+    @property
+    def n_slots(self) -> int:
+        """Slots that a service needs so that no request waits."""
+        return max(*self.crowd, self.team, self.n_clients, DECODERS + 1)
+
+    @property
+    def n_ctx(self) -> int:
+        """Context that a slot needs."""
+        grown = max(self.split.total, self.team_split.total) + self.n_turns * (
+            2 * self.n_team_answer + 200
+        )
+        return 1024 + max(self.n_endless + self.n_prompt, grown)
+
+
+FEW = Split(100, 100, 40, 20)
+SMALL = ServePlan((1, 2), 30, 12, 2500, 2, 2, 8, 2, 8, FEW, FEW, 0.5, 1)
+
+Scene = Callable[[Caller, ServePlan, Yardstick, str], Coroutine[Any, Any, Found]]
+
+
+async def play(stage: Sandbox, callers: Sequence[Caller], plan: ServePlan) -> dict[str, Found]:
+    """All scenes on all servers by turns, `passes` times; figures by the servers' names."""
+    yards = {caller.server.name: await caller.yardstick() for caller in callers}
+    found: dict[str, Found] = {name: {} for name in yards}
+    for i in range(plan.passes):
+        for inputs in (SCENES[name] for name in played(plan.scenes)):
+            for caller in callers if i % 2 == 0 else reversed(callers):
+                name = caller.server.name
+                stage.say(f"{inputs.__name__} on {name}, pass {i + 1}")
+                for figure, values in (await inputs(caller, plan, yards[name], f"{i}")).items():
+                    found[name][figure] = (*found[name].get(figure, ()), *values)
+    return found
+
+
+def played(wanted: Sequence[str]) -> tuple[str, ...]:
+    """The wanted scenes and those without which they mean nothing, in their order.
+
+    Raises BadRequest for a name that none has.
+    """
+    for name in wanted:
+        if name not in SCENES:
+            raise BadRequest(f"there is no scene `{name}`; there is {', '.join(SCENES)}")
+    needed = {*wanted, *(NEEDS[name] for name in wanted if name in NEEDS)}
+    return tuple(name for name in SCENES if name in needed)
+
+
+async def turns(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """One long prompt cold, again, its next turn, and a sibling with the same head."""
+    team = 9000 + int(seed)
+    body = agent(plan.split, yard, team, 0)
+    cold = await caller.request(body, 8)
+    again = await caller.request(body, 8)
+    later = await caller.request(next_turn(body, again.text, plan.split.new, yard, seed), 8)
+    other = await caller.request(sibling(body, plan.split.new, yard, f"{team}"), 8)
+    return {
+        "cold": (cold.ttft_s,),
+        "again": (again.ttft_s,),
+        "next turn": (later.ttft_s,),
+        "sibling": (other.ttft_s,),
+        "n cold": (cold.usage.prompt_tokens,),
+        "n again": (max(1, again.n_computed),),
+        "n next turn": (max(1, later.n_computed),),
+        "n known": (later.usage.prompt_tokens,),
+    }
+
+
+async def crowds(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Agents with short uncached prompts, 1 to many at once, each answered once."""
+    found: Found = {}
+    for n in plan.crowd:
+        bodies = [question(plan.n_prompt, yard, f"crowd {seed} {n} {i}") for i in range(n)]
+        began = caller.clock()
+        timed = await asyncio.gather(*(caller.request(body, plan.n_answer) for body in bodies))
+        took = caller.clock() - began
+        found |= {
+            f"crowd {n}: seconds": (took,),
+            f"crowd {n}: tokens": (float(sum(one.usage.completion_tokens for one in timed)),),
+            f"crowd {n}: decode": (decode_rate(timed),),
+            f"crowd {n}: latency": tuple(one.latency_s for one in timed),
+            f"crowd {n}: ttft": tuple(one.ttft_s for one in timed),
+        }
+    return found
+
+
+async def short_answers(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """A team with 50 tokens each: one by one, and together."""
+
+    async def ask(how: str, i: int) -> TimedRequest:
+        return await caller.request(question(plan.n_prompt, yard, f"{how} {seed} {i}"), 50)
+
+    began = caller.clock()
+    for i in range(plan.team):
+        await ask("alone", i)
+    between = caller.clock()
+    await asyncio.gather(*(ask("together", i) for i in range(plan.team)))
+    return {"one by one": (between - began,), "together": (caller.clock() - between,)}
+
+
+async def interference(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Three agents decode when a request comes with a prompt as long as that of `turns`."""
+    enough = asyncio.Event()
+    engine_requests = [
+        asyncio.create_task(
+            caller.request(
+                question(plan.n_prompt, yard, f"decoder {seed} {i}"), plan.n_endless, enough
+            )
+        )
+        for i in range(DECODERS)
+    ]
+    await asyncio.sleep(plan.lead_s)
+    joined = await caller.request(agent(plan.split, yard, 8000 + int(seed), 0), 8)
+    enough.set()
+    decoders = await asyncio.gather(*engine_requests)
+    calm_from, until = joined.started - CALM_S, joined.started + joined.ttft_s
+    calm = _gaps(decoders, calm_from, joined.started)
+    gaps = _gaps(decoders, joined.started, until)
+    if not gaps:
+        raise Broken("the decoders had ended when the long prompt was computed; let them go on")
+    return {
+        "gaps calm": calm,
+        "gaps joining": gaps,
+        "newcomer": (joined.ttft_s,),
+    }
+
+
+async def counts(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Three agents decode when a client counts the tokens of all its tools at once.
+
+    Silences are taken for as long before as from then on. Nothing of servers that do not count.
+    """
+    if await caller.count(question(10, yard, "whether")) is None:
+        return {}
+    enough = asyncio.Event()
+    bodies = [question(plan.n_prompt, yard, f"counted by {seed} {i}") for i in range(DECODERS)]
+    engine_requests = [
+        asyncio.create_task(caller.request(body, plan.n_endless, enough)) for body in bodies
+    ]
+    await asyncio.sleep(plan.lead_s)
+    began = caller.clock()
+    asked = [question(plan.n_prompt, yard, f"count {seed} {i}") for i in range(COUNTS)]
+    took = await asyncio.gather(*(caller.count(body) for body in asked))
+    until = max(caller.clock(), began + CALM_S)
+    await asyncio.sleep(max(0.0, until - caller.clock()))
+    enough.set()
+    decoders = await asyncio.gather(*engine_requests)
+    return {
+        "counts": tuple(one for one in took if one is not None),
+        "gaps uncounted": _gaps(decoders, began - CALM_S, began),
+        "gaps counting": _gaps(decoders, began, until),
+    }
+
+
+def _gaps(decoders: Sequence[TimedRequest], began: float, ended: float) -> tuple[float, ...]:
+    return tuple(gap for one in decoders for gap in one.gaps_within(began, ended))
+
+
+async def team(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Agents with one head, several turns each: first taking turns, then all at once."""
+    began = caller.clock()
+    await _one_by_one(caller, plan, yard, 100 + int(seed))
+    between = caller.clock()
+    each = await asyncio.gather(
+        *(_talk(caller, plan, yard, 200 + int(seed), i) for i in range(plan.team))
+    )
+    took = caller.clock() - between
+    reused = [ratio(t.usage.cached_tokens, t.usage.prompt_tokens) for talk in each for t in talk]
+    return {
+        "team one by one": (between - began,),
+        "team at once": (took,),
+        "team first ttft": tuple(talk[0].ttft_s for talk in each),
+        "team later ttft": tuple(one.ttft_s for talk in each for one in talk[1:]),
+        "team reused": tuple(reused),
+    }
+
+
+async def _one_by_one(caller: Caller, plan: ServePlan, yard: Yardstick, number: int) -> None:
+    bodies = [agent(plan.team_split, yard, number, i) for i in range(plan.team)]
+    for turn in range(plan.n_turns):
+        for i, body in enumerate(bodies):
+            timed = await caller.request(body, plan.n_team_answer)
+            seed = f"{number} {turn} {i}"
+            bodies[i] = next_turn(body, timed.text, plan.split.new, yard, seed)
+
+
+async def _talk(
+    caller: Caller, plan: ServePlan, yard: Yardstick, number: int, member: int
+) -> list[TimedRequest]:
+    body, talk = agent(plan.team_split, yard, number, member), []
+    for turn in range(plan.n_turns):
+        talk.append(await caller.request(body, plan.n_team_answer))
+        seed = f"{number} {turn} {member}"
+        body = next_turn(body, talk[-1].text, plan.split.new, yard, seed)
+    return talk
+
+
+async def requests(caller: Caller, plan: ServePlan, yard: Yardstick, seed: str) -> Found:
+    """Several clients repeat one warm prompt, one token each."""
+    body = question(plan.n_prompt, yard, f"warm {seed}")
+    left = iter(range(plan.n_requests))
+
+    async def client() -> None:
+        for _ in left:
+            await caller.request(body, 1)
+
+    await asyncio.gather(*(caller.request(body, 1) for _ in range(plan.n_clients)))
+    began = caller.clock()
+    await asyncio.gather(*(client() for _ in range(plan.n_clients)))
+    return {"requests per second": (plan.n_requests / (caller.clock() - began),)}
+
+
+def decode_rate(timed: Sequence[TimedRequest]) -> float:
+    """Pieces per second of all together, while all of them were being answered."""
+    if not all(one.marks for one in timed):
+        return 0.0
+    start, stop = max(one.marks[0] for one in timed), min(one.marks[-1] for one in timed)
+    n = sum(start < at <= stop for one in timed for at in one.marks)
+    return ratio(n, stop - start) if stop > start else 0.0
+
+
+SCENES: dict[str, Scene] = {
+    "turns": turns,
+    "crowds": crowds,
+    "short": short_answers,
+    "joining": interference,
+    "counts": counts,
+    "team": team,
+    "requests": requests,
+}
+NEEDS = {"joining": "turns"}
+"""The newcomer's patience is told against the same prompt cold and alone."""

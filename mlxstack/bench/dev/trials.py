@@ -1,0 +1,105 @@
+"""Jobs and results of the in-process child of a benchmark."""
+
+from msgspec import Struct
+
+
+class BuildModel(Struct, frozen=True, tag=True):
+    """Write a random Llama of about 12 * layers * width^2 parameters (float32) into `folder`.
+
+    Its head chooses digits only: a token is one piece of text in every server's stream, and the
+    same token when it comes back as history.
+    """
+
+    folder: str
+    n_layers: int = 8
+    width: int = 512
+    seed: int = 0
+
+
+class Steps(Struct, frozen=True, tag=True):
+    """Decode rows with `contexts` tokens of KV, ours and mlx-lm's batch by turns.
+
+    Gives `bytes` (held by the rows) of ours, theirs and alone, and `step_s` of ours and theirs.
+    """
+
+    contexts: tuple[int, ...]
+    n_steps: int = 20
+    passes: int = 3
+
+
+class Joins(Struct, frozen=True, tag=True):
+    """A row of `n_newcomer` tokens joins and leaves a batch that holds `n_bytes` of KV already.
+
+    Gives `join_s` and `leave_s` of ours and theirs, until all KV of the batch is in its place.
+    """
+
+    n_bytes: int
+    n_newcomer: int = 200
+    passes: int = 3
+
+
+class SingleFloor(Struct, frozen=True, tag=True):
+    """Compute `n_new` tokens after `n_context` known ones, with mlx-lm alone: `ttft_s`."""
+
+    n_context: int
+    n_new: int
+    passes: int = 3
+
+
+class LoadFiles(Struct, frozen=True, tag=True):
+    """Read every .safetensors file under `folder` by `mx.load`: `load_s`, and `bytes` of them.
+
+    In memory that is new to the process when this is its first trial.
+    """
+
+    folder: str
+
+
+class FullEngine(Struct, frozen=True, tag=True):
+    """The whole engine, thread and scheduler included, answers `n_rows` asks: `step_s`."""
+
+    n_rows: int
+    n_prompt: int = 200
+    n_tokens: int = 100
+    passes: int = 3
+
+
+class FollowUp(Struct, frozen=True, tag=True):
+    """Text work of the next turn on a history of `n_tokens` tokens, and of doing it from scratch.
+
+    Gives `prompt_s` (template and tokens) and `hash_s` (block keys) of next and scratch.
+    """
+
+    n_tokens: int
+    passes: int = 3
+
+
+Trial = BuildModel | Steps | Joins | SingleFloor | LoadFiles | FullEngine | FollowUp
+
+
+class BenchJob(Struct, frozen=True):
+    """Trials for one model (a folder), done one after another in one process."""
+
+    model: str
+    trials: tuple[Trial, ...]
+
+
+class TrialSamples(Struct, frozen=True):
+    """The figure `what` of `who`, measured once per pass; seconds or bytes."""
+
+    who: str
+    what: str
+    values: tuple[float, ...]
+
+
+class BenchResult(Struct, frozen=True):
+    """Samples of one trial."""
+
+    samples: tuple[TrialSamples, ...] = ()
+
+    def of(self, who: str, what: str) -> tuple[float, ...]:
+        """The values of one figure. Raises KeyError when it was not measured."""
+        for one in self.samples:
+            if (one.who, one.what) == (who, what):
+                return one.values
+        raise KeyError(f"{what} of {who} was not measured")

@@ -1,0 +1,35 @@
+"""Names of agents and prefixes as people know them."""
+
+from collections import Counter
+
+from mlxstack.core.formatting import printable
+from mlxstack.core.status import PrefixView
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views.formatting import NONE
+
+MOST_CHARS = 60
+UNNAMED = "(no name)"
+
+
+def agent_name(model: DashboardState, agent: str | None) -> str:
+    """Client and folder of an agent, else its id; agents of one title are numbered."""
+    if agent is None:
+        return NONE
+    titles = model.frame.titles
+    title = titles.get(agent)
+    if title is None:
+        return printable(agent, MOST_CHARS)
+    if Counter(titles.values())[title] == 1:
+        return printable(title, MOST_CHARS)
+    namesakes = sorted(name for name, other in titles.items() if other == title)
+    return printable(f"{title} {namesakes.index(agent) + 1}", MOST_CHARS)
+
+
+def prefix_name(model: DashboardState, prefix: PrefixView) -> str:
+    """The name of a pinned prefix, else its first words and its last user."""
+    if prefix.name:
+        return printable(prefix.name, MOST_CHARS)
+    owner = agent_name(model, prefix.agents[0]) if prefix.agents else ""
+    if prefix.opening:
+        return f"{printable(prefix.opening, MOST_CHARS)}{f' ({owner})' if owner else ''}"
+    return f"prefix of {owner}" if owner else UNNAMED

@@ -1,0 +1,139 @@
+"""Tiles of the first screen: memory, decode, prefill, reuse, queue."""
+
+from msgspec import Struct
+
+from mlxstack.core.engine_snapshot import RequestPhase, SlotView
+from mlxstack.core.formatting import size
+from mlxstack.core.status import MemoryView
+from mlxstack.tui.state import DashboardState, decode_rate, prompt_rate
+from mlxstack.tui.views.formatting import NONE, gib, rate, share, span, stacked, tokens
+from mlxstack.tui.views.table_data import CellStyle, Line, TextCell
+
+WIDE = 112
+MEMORY_BAR = 40
+NARROW_BAR = 12
+LOW_SHARE = 0.1
+
+Tile = tuple[Line, ...]
+
+
+class MemoryPart(Struct, frozen=True):
+    """A stretch of the memory bar; its sign tells it from the others without color."""
+
+    name: str
+    sign: str
+    n_bytes: int
+    tone: CellStyle
+
+
+def memory(model: DashboardState, width: int) -> Tile:
+    """Memory left on the computer, and what takes the rest."""
+    view = model.frame.memory
+    if view is None:
+        kv = size(model.frame.snapshot.kv_bytes)
+        return (_line("Memory", width, TextCell(f"KV {kv}")),)
+    left = f"{gib(view.available_bytes)} GiB left of {gib(view.total_bytes)}"
+    is_low = view.available_bytes < LOW_SHARE * view.total_bytes or view.pressure != "calm"
+    swap = f"swap {size(view.swap_bytes)}" if view.swap_bytes else "no swap"
+    tone = CellStyle.WARN if is_low else CellStyle.GOOD
+    words = (TextCell(left, tone), TextCell(f" · pressure {view.pressure} · {swap}"))
+    parts = memory_parts(view)
+    if width < WIDE:
+        return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *words),)
+    legend: list[TextCell] = []
+    for part in parts:
+        legend += [
+            TextCell(f"{part.sign} ", part.tone),
+            TextCell(f"{part.name} {gib(part.n_bytes)} ", CellStyle.FAINT),
+        ]
+    return (tuple(_bar(parts, view, MEMORY_BAR)), words, tuple(legend))
+
+
+def memory_parts(view: MemoryView) -> tuple[MemoryPart, ...]:
+    """Shares of this service, in the order of the bar; the rest is of other processes."""
+    return (
+        MemoryPart("weights", "█", view.weights_bytes, CellStyle.BUSY),
+        MemoryPart("live", "▓", view.live_bytes, CellStyle.GOOD),
+        MemoryPart("parked", "▒", view.parked_bytes, CellStyle.REUSED),
+        MemoryPart("work", "░", view.workspace_bytes, CellStyle.FAINT),
+    )
+
+
+def decode(model: DashboardState, width: int) -> Tile:
+    """Generated tokens per second of all slots."""
+    running = [v for v in model.frame.snapshot.slots if v.state is RequestPhase.RUNNING]
+    speed = TextCell(f"{rate(decode_rate(model))} tok/s", CellStyle.STRONG)
+    n_slots = len(model.frame.snapshot.slots)
+    return _tile("Decode", width, (speed,), TextCell(f"{len(running)}/{n_slots} writing"))
+
+
+def prefill(model: DashboardState, width: int) -> Tile:
+    """Computed prompt tokens per second, and the time until all prompts are done."""
+    speed = TextCell(f"{rate(prompt_rate(model))} tok/s", CellStyle.STRONG)
+    n_left = sum(n_to_compute(view) for view in model.frame.snapshot.slots)
+    if not n_left:
+        return _tile("Prefill", width, (speed,), TextCell("idle", CellStyle.FAINT))
+    eta_s = eta(n_left, model)
+    left = TextCell(f"{tokens(n_left)} left", CellStyle.BUSY)
+    rest = () if eta_s is None else (TextCell(f"ETA {span(eta_s)}", CellStyle.BUSY),)
+    return _tile("Prefill", width, (speed,), left, *rest)
+
+
+def reuse(model: DashboardState, width: int) -> Tile:
+    """Share of prompt tokens that were not computed, and the time this saved."""
+    now = model.frame.snapshot.counters
+    n_all = now.n_prompt_tokens + now.n_cached_tokens
+    reused = TextCell(f"{share(now.n_cached_tokens, n_all)} reused", CellStyle.STRONG)
+    cache = model.frame.cache
+    saved = f"saved {span(cache.whole.saved_s)}" if cache else NONE
+    return _tile("Reuse", width, (reused,), TextCell(saved, CellStyle.REUSED))
+
+
+def queue(model: DashboardState, width: int) -> Tile:
+    """Waiting requests, and how long the oldest waits."""
+    waiting, limit = model.frame.snapshot.waiting, model.frame.service.max_waiting
+    n = TextCell(f"queue {len(waiting)}" + (f"/{limit}" if limit else ""), CellStyle.STRONG)
+    if not waiting:
+        return _tile("Queue", width, (n,), TextCell("no wait", CellStyle.FAINT))
+    oldest_s = max(one.waited_s for one in waiting) + model.frame.snapshot_age_s
+    return _tile("Queue", width, (n,), TextCell(f"oldest {span(oldest_s)}", CellStyle.WARN))
+
+
+def n_to_compute(view: SlotView) -> int:
+    """Prompt tokens that a slot has still to compute."""
+    return max(0, view.n_prompt - view.n_done) if view.state is RequestPhase.PREFILLING else 0
+
+
+def eta(n_tokens: int, model: DashboardState) -> float | None:
+    """Seconds to compute so many prompt tokens at the present speed; None when it is unknown."""
+    speed = prompt_rate(model)
+    return n_tokens / speed if speed > 0 else None
+
+
+def _tile(name: str, width: int, *lines: TextCell | Line) -> Tile:
+    """A line per fact in a box, all on one line in a narrow terminal."""
+    facts = tuple(line if isinstance(line, tuple) else (line,) for line in lines)
+    if width >= WIDE:
+        return facts
+    cells: list[TextCell] = []
+    for fact in facts:
+        cells += [*([TextCell(" · ", CellStyle.FAINT)] if cells else []), *fact]
+    return (_line(name, width, *cells),)
+
+
+def _line(name: str, width: int, *cells: TextCell) -> Line:
+    return cells if width >= WIDE else (TextCell(f"{name:<8}", CellStyle.FAINT), *cells)
+
+
+def _bar(parts: tuple[MemoryPart, ...], view: MemoryView, width: int) -> list[TextCell]:
+    """The bar of all memory: parts of this service, other processes, and what is left."""
+    ours = sum(part.n_bytes for part in parts)
+    others = max(0, view.total_bytes - view.available_bytes - ours)
+    sizes = [part.n_bytes for part in parts] + [others]
+    cells = stacked(sizes, view.total_bytes, width)
+    drawn = [
+        TextCell(part.sign * n, part.tone) for part, n in zip(parts, cells[:-1], strict=True) if n
+    ]
+    drawn.append(TextCell("-" * cells[-1], CellStyle.FAINT))
+    drawn.append(TextCell("·" * (width - sum(cells)), CellStyle.FAINT))
+    return drawn

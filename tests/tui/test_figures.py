@@ -1,0 +1,77 @@
+"""Bars, charts, names and orders as values."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mlxstack.core.status import MissView, RequestView, StatusFrame
+from mlxstack.tui.state import DashboardState
+from mlxstack.tui.views import costs
+from mlxstack.tui.views.formatting import plot_stacked, stacked
+from mlxstack.tui.views.names import agent_name, prefix_name
+from mlxstack.tui.views.table_data import sort_key
+from tests.tui import shots
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=6), st.integers(0, 10**12), st.integers(6, 60))
+def test_a_stacked_bar_fits_and_shows_every_part(parts: list[int], left: int, width: int) -> None:
+    cells = stacked(parts, sum(parts) + left, width)
+    assert sum(cells) <= width
+    assert [n > 0 for n in cells] == [part > 0 for part in parts] or sum(cells) == width
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=40), st.integers(1, 8))
+def test_a_stacked_chart_has_its_size_and_hides_no_computed_token(
+    pairs: list[tuple[float, float]], height: int
+) -> None:
+    lines = plot_stacked([a for a, _ in pairs], [b for _, b in pairs], height)
+    assert [len(line) for line in lines] == [len(pairs)] * height
+    for i, (lower, _) in enumerate(pairs):
+        column = [line[i] for line in lines]
+        assert any(part in {0, 2} for char, part in column if char != " ") or not lower
+    lower, upper = max(pairs, key=sum, default=(0.0, 0.0))
+    if upper > lower and height > 1:
+        assert any(part in {1, 2} for line in lines for _, part in line)
+
+
+def test_a_chart_is_empty_where_nothing_was_seen() -> None:
+    assert plot_stacked([None, 0.0], [None, 0.0], 1) == (((" ", 0), ("▁", 0)),)
+
+
+def test_cells_are_sorted_by_what_they_mean() -> None:
+    texts = ["9.4k", "-", "812", "1.2M", "98"]
+    assert sorted(texts, key=sort_key) == ["1.2M", "9.4k", "812", "98", "-"]
+    assert sorted(["59s", "1h02m", "410ms", "3m12s"], key=sort_key)[0] == "1h02m"
+    assert sorted(["812 KiB", "12.8 GiB", "3.0 MiB"], key=sort_key)[0] == "12.8 GiB"
+    assert sorted(["codex", "Aider"], key=sort_key) == ["Aider", "codex"]
+
+
+def test_agents_of_one_title_are_numbered() -> None:
+    titles = {"claude-2b": "claude · shop", "claude-1a": "claude · shop", "codex-3": "codex · web"}
+    model = DashboardState(frame=StatusFrame(at=1.0, titles=titles))
+    shown = [agent_name(model, name) for name in ("claude-1a", "claude-2b", "codex-3", "own", None)]
+    assert shown == ["claude · shop 1", "claude · shop 2", "codex · web", "own", "-"]
+
+
+def test_a_prefix_without_a_name_has_its_first_words_and_its_user() -> None:
+    frame = shots.working()[-1]
+    assert isinstance(frame, StatusFrame)
+    model = DashboardState(frame=frame)
+    first, second, _ = shots.PREFIXES
+    assert prefix_name(model, second) == "You are Codex, a coding agent (codex · infra)"
+    assert prefix_name(model, replace(second, opening="")) == "prefix of codex · infra"
+    assert prefix_name(model, replace(first, name="rules")) == "rules"
+
+
+def test_costs_are_those_of_ten_minutes_ranked_by_seconds() -> None:
+    lost = MissView("diverged", 7, text_cached="a", text_sent="b", n_lost=900, lost_s=2.0)
+    requests = (
+        RequestView("r1", "ann", queued_s=3.0, age_s=10.0),
+        RequestView("r2", "bob", queued_s=0.01, age_s=20.0, miss=lost),
+        RequestView("r3", "cyd", queued_s=9.0, age_s=601.0),
+        RequestView("r4", "dan", age_s=5.0, miss=MissView("new conversation", 400)),
+    )
+    model = DashboardState(frame=StatusFrame(at=1.0, requests=requests))
+    found = costs.ranked(model)
+    assert [(one.request, one.lost_s) for one in found] == [("r1", 3.0), ("r2", 2.0)]
+    assert found[1].why == "prompt changed at token 7: `a` -> `b`"
