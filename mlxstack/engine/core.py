@@ -43,6 +43,7 @@ from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import this_memory
@@ -252,13 +253,16 @@ class EngineCore:
         slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
         slot_kv = SlotKVManager(slots, memory, self._archive, pieces, preset.agents.persist)
-        slot_kv.bytes_per_token = kv_bytes_per_token(loaded.model, maker)
+        runner = ModelRunner(
+            loaded.model, is_batching=verdict.is_batching, is_ragged=verdict.is_ragged
+        )
+        slot_kv.bytes_per_token = kv_bytes_per_token(runner, maker)
         slot_kv.array_limit = plan.array_limit
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        self._turns = EngineLoop(loaded.model, slot_kv, preset.slots.n_ctx, limits)
+        self._turns = EngineLoop(runner, slot_kv, preset.slots.n_ctx, limits)
         self._turns.max_cached_bytes = plan.max_cached_bytes
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
-        self._turns.batch.is_batching = verdict.is_batching
+        self._turns.is_drafting = verdict.can_draft
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict

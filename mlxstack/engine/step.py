@@ -30,6 +30,7 @@ from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
 from mlxstack.engine.kv.overlap_cache import PrefixOverlapCache
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.request_state import RequestState, queued_request_of
 from mlxstack.engine.slot_reservations import SlotReservations
 from mlxstack.engine.snapshot import build_snapshot
@@ -60,14 +61,15 @@ class EngineLoop(SlotReservations):
     """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
 
     def __init__(
-        self, model: object, slot_kv: SlotKVManager, n_ctx: int, limits: SchedulerLimits
+        self, runner: ModelRunner, slot_kv: SlotKVManager, n_ctx: int, limits: SchedulerLimits
     ) -> None:
         super().__init__(slot_kv.slots)
-        self._model = model
+        self._runner = runner
         self.n_ctx = n_ctx
         self._limits = limits
         self.slot_kv = slot_kv
-        self.batch = Batch(model)
+        self.batch = Batch(runner)
+        self.is_drafting = False
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
@@ -231,7 +233,7 @@ class EngineLoop(SlotReservations):
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
         start = len(context)
-        took = prefill_chunk(self._model, context, live.request, n_tokens)
+        took = prefill_chunk(self._runner, context, live.request, n_tokens)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
@@ -243,7 +245,9 @@ class EngineLoop(SlotReservations):
         self._state = desks.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
-            self.batch.join(row_of(live.request, live.slot, self.slots[live.slot]))
+            context = self.slots[live.slot]
+            row = row_of(live.request, live.slot, context, self.n_ctx, is_drafting=self.is_drafting)
+            self.batch.join(row)
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:

@@ -17,6 +17,7 @@ from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
 from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
@@ -59,8 +60,7 @@ def decode(
     model: Any, contexts: Sequence[SlotContext], prompts: Sequence[Tokens], is_batching: bool
 ) -> list[Tokens]:
     """Greedy answers of N_STEPS; row i joins i steps after the first one."""
-    batch = Batch(model)
-    batch.is_batching = is_batching
+    batch = Batch(ModelRunner(model, is_batching=is_batching))
     answers: list[Tokens] = [[] for _ in contexts]
     for step in range(N_STEPS + len(contexts)):
         if step < len(contexts):
