@@ -203,6 +203,13 @@ class ServerSpec(Strict, frozen=True):
     prevent_sleep: bool = True
 
 
+class Speculation(StrEnum):
+    """Whether rows bring draft tokens to a decode step."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class Preset(Strict, frozen=True):
     """One service. `description` is the line that `mlx-stack presets` shows."""
 
@@ -213,6 +220,7 @@ class Preset(Strict, frozen=True):
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)
+    speculation: Speculation = Speculation.AUTO
     prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)

@@ -30,7 +30,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import admin, buffer_cache, footprint, idle_wait
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
@@ -44,6 +44,7 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import this_memory
@@ -262,7 +263,9 @@ class EngineCore:
         self._turns = EngineLoop(runner, slot_kv, preset.slots.n_ctx, limits)
         self._turns.max_cached_bytes = plan.max_cached_bytes
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
-        self._turns.is_drafting = verdict.can_draft
+        if verdict.can_draft and preset.speculation is Speculation.AUTO:
+            self._turns.is_drafting = True
+            self._turns.batch.costs = measure_widths(runner, maker)
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict

@@ -172,6 +172,9 @@ class EngineLoop(SlotReservations):
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
             n_decode_rows=self.batch.n_rows,
+            n_drafts=self.batch.n_drafts,
+            n_drafted_tokens=self.batch.n_drafted,
+            n_accepted_tokens=self.batch.n_accepted,
             n_evicted=self.slot_kv.memory.index.n_evicted,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
@@ -247,6 +250,7 @@ class EngineLoop(SlotReservations):
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
             context = self.slots[live.slot]
             row = row_of(live.request, live.slot, context, self.n_ctx, is_drafting=self.is_drafting)
+            live.drafter = row.drafter
             self.batch.join(row)
             self.ledger.count(n_prompt_tokens=1)
 

@@ -4,7 +4,7 @@ MEANINGS = {
     "model.id": "`demo` for the embedded model, a folder (`./x`, `/x`, `~/x`), or a hub id.",
     "model.revision": "Branch, tag or commit of the hub's repository; null is its newest.",
     "model.adapter": "Folder of a LoRA adapter for the model.",
-    "model.draft": "Known only to be refused: each row makes one token per step.",
+    "model.draft": "Known only to be refused: drafts come from the grammar and the context.",
     "model.alias": "What the model is called on the wire; null is its id.",
     "model.trust_remote_code": "Let the model's own Python code run; only for sources you trust.",
     "name": "The name of the service; the name of the file, if left out.",
@@ -19,6 +19,8 @@ MEANINGS = {
     "kv.swa_full": "Known only to be refused with its price: sliding windows are always capped.",
     "batch.enabled": "false decodes one slot at a time; requests still take turns.",
     "batch.max_size": "Agents that are served at the same time at most; the others wait.",
+    "speculation": "`auto` drafts tokens that the grammar forces or that were seen before, where "
+    "it pays; the output is the same. `off` does not.",
     "prefill.max_stall_ms": "Milliseconds that a decoding agent is silent while others prefill.",
     "prefill.chunk_size": "Tokens of a prompt that are computed at once, at most.",
     "queue.aging_per_s": "Urgency that a waiting request gains each second; tiers are 1 apart.",

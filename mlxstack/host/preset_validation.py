@@ -25,8 +25,8 @@ def _model(preset: Preset) -> Iterator[Violation]:
     if preset.model.draft is not None:
         yield (
             ("model", "draft"),
-            f"is `{preset.model.draft}`, but draft models are not served: each row makes one token "
-            "per step; remove it",
+            f"is `{preset.model.draft}`, but draft models are not served: drafts come from the "
+            "grammar and the context (`speculation`); remove it",
         )
 
 

@@ -130,6 +130,9 @@ class Batch:
         self.costs = WidthCosts()
         self.n_calls = 0
         self.n_rows = 0
+        self.n_drafts = 0
+        self.n_drafted = 0
+        self.n_accepted = 0
 
     @property
     def is_in_flight(self) -> bool:
@@ -270,6 +273,9 @@ class Batch:
             tokens = _accepted(fed)
             if fed.start is not None:
                 _settle(fed, fed.start, tokens)
+                self.n_drafts += 1
+                self.n_drafted += len(fed.draft)
+                self.n_accepted += max(0, len(tokens) - 1)
             elif tokens and id(row) in ahead:
                 row.context.extend(tokens)
             elif tokens:
