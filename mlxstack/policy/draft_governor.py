@@ -18,20 +18,25 @@ MOST_DRAFTED = 16
 FIRST_WIDTH = 2
 """Draft tokens of a pass after a pause; doubled by each draft that is accepted as a whole."""
 
-N_CONFIRMATIONS, MOST_CONFIRMATIONS = 2, 64
-"""Correct drafts in a row that end a pause; doubled by each pause, halved by accepted drafts."""
+N_CONFIRMATIONS, MOST_CONFIRMATIONS = 2, 128
+"""Correct drafts in a row that end a pause."""
+
+BACKOFF = 4
+"""Factor of the confirmations after a pause whose first draft is refused."""
 
 PAUSE_BELOW = 0.4
 """Rate of acceptance below which a row's drafts pause."""
 
-RESUMED_RATE = 0.7
+RESUMED_RATE, MOST_RATE = 0.7, 0.92
+"""The rate of acceptance after a pause, and the highest one: every copied span ends."""
+
 WEIGHT = 0.2
 """Of the newest token in the rate of acceptance."""
 
-LEAST_GAIN = 1.03
+LEAST_GAIN = 1.05
 """Tokens per second with drafts, relative to without: below this a gain is within the error."""
 
-SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.1
+SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.03
 """Of the newest step in the seconds of all widths, and in those of its own width."""
 
 
@@ -45,7 +50,7 @@ class DraftRecord(Struct, frozen=True):
     n_needed: int = N_CONFIRMATIONS
 
 
-TRUSTED = DraftRecord(rate=0.95, width=MOST_DRAFTED, is_paused=False)
+TRUSTED = DraftRecord(rate=MOST_RATE, width=MOST_DRAFTED, is_paused=False)
 """For tokens that the grammar forces: only another tokenization can refuse them."""
 
 
@@ -96,19 +101,23 @@ def verified(record: DraftRecord, n_drafted: int, n_accepted: int) -> DraftRecor
     """Take a verified draft into account."""
     rate = record.rate
     for is_right in [True] * n_accepted + [False] * (n_accepted < n_drafted):
-        rate += WEIGHT * (is_right - rate)
+        rate = _updated(rate, is_right)
     if n_accepted == n_drafted:
         width = min(2 * record.width, MOST_DRAFTED)
         needed = max(record.n_needed // 2, N_CONFIRMATIONS)
         return replace(record, rate=rate, width=width, n_needed=needed)
     if rate >= PAUSE_BELOW and n_accepted:
         return replace(record, rate=rate, width=max(n_accepted, FIRST_WIDTH))
-    needed = min(2 * record.n_needed, MOST_CONFIRMATIONS)
-    return DraftRecord(rate=rate, is_paused=True, n_needed=needed)
+    backoff = BACKOFF if record.width == FIRST_WIDTH else 1
+    needed = min(backoff * record.n_needed, MOST_CONFIRMATIONS)
+    return DraftRecord(rate=rate, n_needed=needed)
 
 
 def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
-    """Take a draft token into account that was not fed, because of a pause."""
+    """Take a draft token into account that was not fed: paused, or not worth its width."""
+    if not record.is_paused:
+        rate = _updated(record.rate, is_right)
+        return replace(record, rate=rate, is_paused=rate < PAUSE_BELOW)
     n_confirmed = record.n_confirmed + 1 if is_right else 0
     if n_confirmed < record.n_needed:
         return replace(record, n_confirmed=n_confirmed)
@@ -141,3 +150,7 @@ def widths(offers: Sequence[DraftOffer], costs: WidthCosts) -> list[int]:
     for _, i in chances[:n_best]:
         brought[i] += 1
     return brought
+
+
+def _updated(rate: float, is_right: bool) -> float:
+    return min(rate + WEIGHT * (is_right - rate), MOST_RATE)

@@ -126,14 +126,16 @@ def stored(leaf: Any) -> list[mx.array]:
 
 
 REPEATED = [prompt(n, seed=n) * 3 for n in (5, 17, 40, 90)]
+FEW = tuple((token, 60.0) for token in (7, 8, 9))
+"""A bias that leaves few tokens, so that a random model repeats itself now and then."""
 RULES = [
-    SamplingParams(),
-    SamplingParams(temperature=0.3, seed=1, top_p=0.9),
-    SamplingParams(temperature=0.2, seed=2, top_k=20, repetition_penalty=1.05),
+    SamplingParams(logit_bias=FEW),
+    SamplingParams(temperature=0.3, seed=1, top_p=0.9, logit_bias=FEW),
+    SamplingParams(temperature=0.2, seed=2, top_k=20, repetition_penalty=1.05, logit_bias=FEW),
     SamplingParams(temperature=0.4, seed=3, min_p=0.05, presence_penalty=0.2),
-    SamplingParams(logit_bias=((7, 5.0),), frequency_penalty=0.1),
+    SamplingParams(frequency_penalty=0.1, top_logprobs=2, logit_bias=FEW),
     SamplingParams(top_logprobs=3),
-    SamplingParams(temperature=1.5, seed=4),
+    SamplingParams(temperature=0.1, seed=4),
     SamplingParams(temperature=0.3, seed=5, top_logprobs=2),
 ]
 

@@ -74,6 +74,6 @@ def _judged(
 ) -> DraftRecord:
     if n_drafted:
         return verified(record, n_drafted, len(tokens) - 1)
-    if proposed and record.is_paused:
+    if proposed:
         return compared(record, proposed[0] == tokens[0])
     return record
