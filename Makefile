@@ -49,8 +49,9 @@ agents: setup ## Install Claude Code, Codex, opencode, qwen-code and pi with npm
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
 
+# Workers share the cores, so each computes with one BLAS thread.
 test: check programs ## Everything that CI runs
-	@$(FAST) $(BIN)/python -m pytest
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 fast: setup ## The pure rooms only, in seconds
 	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text

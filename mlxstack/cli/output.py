@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-PIPE_WIDTH = 200
+PIPE_WIDTH = 10_000
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -29,7 +29,7 @@ def harmless(text: str) -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """A table on stdout, without markup in the data; wide when it goes into a pipe."""
+    """A table on stdout, without markup in the data; never wrapped in a pipe."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

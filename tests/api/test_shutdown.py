@@ -82,7 +82,7 @@ async def test_requests_end_with_the_drain_while_a_step_goes_on(
     await until(lambda: sum(slot.n_decoded > 0 for slot in service.engine.snapshot().slots) >= 3)
     # The step of a slow machine, and a tokenizer at work on a long prompt.
     service.engine._post(lambda: step_ends.wait(60))  # type: ignore[attr-defined]
-    maker.make = lambda told: (step_ends.wait(60), make(told))[1]  # type: ignore[method-assign]
+    maker.make = lambda *told: (step_ends.wait(60), make(*told))[1]  # type: ignore[method-assign]
     answers["prepared"] = ask("/v1/chat/completions", LONG)
     answers["queued"] = ask("/completion", {"prompt": "hello", "n_predict": 4})
     await until(lambda: service.gate.n_inside == len(answers))

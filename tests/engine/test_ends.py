@@ -134,7 +134,7 @@ def test_a_sweep_that_nobody_waits_for_breaks_nothing(
     assert not caplog.text
 
 
-@pytest.mark.parametrize("names", [{"agent": "a"}, {"name": "a"}])
+@pytest.mark.parametrize("names", [{"agent": "a"}, {"display_name": "a"}])
 def test_an_agent_leaves_its_slot_by_whatever_name_it_has(
     driver: Driver, names: dict[str, str]
 ) -> None:

@@ -20,8 +20,8 @@ LABEL = "mlx-stack.tiny"
 ON_MAC = """\
 from functools import partial
 from mlxstack.cli.main import main
-from mlxstack.host import units
-units.unit_of = partial(units.unit_of, platform="darwin")
+from mlxstack.host import service_units
+service_units.unit_of = partial(service_units.unit_of, platform="darwin")
 main()
 """
 

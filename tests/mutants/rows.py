@@ -1,6 +1,7 @@
 """Every protection with the way to switch it off, and the test that must fail then."""
 
 from tests.mutants.faults import FAULTS
+from tests.mutants.limits import LIMITS
 from tests.mutants.mutant import Mutant
 
 GUARDS = "tests/api/test_guards.py::"
@@ -272,4 +273,4 @@ DOORS_AND_FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*DOORS_AND_FILES, *FAULTS)
+MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FAULTS)

@@ -17,7 +17,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.tui.recording import RecordingFeed, RecordingWriter, new_recording, read_recording
 from tests.tui import scenes
 
-RUN = "import typer; from mlxstack.cli import tui; typer.run(tui.tui)"
+RUN = "import typer; from mlxstack.cli.commands import tui; typer.run(tui.tui)"
 
 
 def test_without_a_terminal_it_says_what_to_use_instead() -> None:

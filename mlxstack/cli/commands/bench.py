@@ -46,7 +46,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         typer.Option(help="serve: another OpenAI-compatible server beside it; it sees no key."),
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
-    inputs: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
+    scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
     small: Annotated[
         bool, typer.Option("--small", help="A tiny model: does it work, not how fast.")
     ] = False,
@@ -64,15 +64,15 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
-    if (url or vs or inputs) and what != "serve":
+    if (url or vs or scene) and what != "serve":
         raise Misuse("--url, --vs and --scene go with `bench serve`")
-    unknown = [one for one in inputs or () if one not in SCENES]
+    unknown = [one for one in scene or () if one not in SCENES]
     if unknown:
         raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
     own = _server("mlx-stack", url, model, _key())
     # The key opens our service; another server never sees it.
     other = _server(vs or "", vs, vs_model, None)
-    wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(inputs or ()))
+    wanted = BenchRequest(model, passes, max_tokens, small, own, other, tuple(scene or ()))
     reports = _measured(what, wanted)
     as_json(reports) if json else _print(reports, markdown)
 

@@ -1,0 +1,178 @@
+"""Protections of requests, agents and memory that were added after an attack or an audit."""
+
+from tests.mutants.mutant import Mutant
+
+LOAD = "tests/api/test_load_trust.py::"
+REPLAY = "tests/text/test_replay.py::"
+CONNECTIONS = "tests/api/test_connections.py::"
+SLOTS = "tests/engine/test_conversations_and_slots.py::"
+RELEASES = "tests/store/test_other_releases.py::"
+SWAPS = "tests/api/test_swap_limits.py::"
+
+LIMITS = (
+    Mutant(
+        "a client names no preset file", "service/engine_factory.py",
+        "if wanted not in known or presets.is_path(wanted):", "if not wanted:",
+        LOAD + "test_a_client_cannot_run_code_with_a_preset_of_its_own",
+    ),
+    Mutant(
+        "nor a folder", "service/engine_factory.py",
+        "if not HUB_ID.fullmatch(model) or Path(model).exists():", "if not model:",
+        LOAD + "test_a_client_cannot_name_a_folder_as_the_model",
+    ),
+    Mutant(
+        "nor a handover of its own", "service/engine_factory.py",
+        "if not HANDOVER_ID.fullmatch(wanted):", "if not wanted:",
+        LOAD + "test_a_client_cannot_guess_a_handover",
+    ),
+    Mutant(
+        "tokens of an unloaded model are refused", "service/service.py",
+        "        if words is not self._words:\n            raise Busy(CHANGED)", "        pass",
+        "tests/api/test_swap_race.py::"
+        "test_requests_that_are_being_prepared_are_refused_after_a_swap",
+    ),
+    Mutant(
+        "a template must end before the old model goes", "service/engine_factory.py",
+        "        check_template(path)\n", "",
+        SWAPS + "test_a_template_that_does_not_end_is_refused_before_the_old_model_goes",
+    ),
+    Mutant(
+        "a replayed call stays in its conversation", "text/tool_call_replay.py",
+        "entry = self._entries.get((scope, calls[at].id))",
+        "entry = next((e for k, e in self._entries.items() if k[1] == calls[at].id), None)",
+        REPLAY + "test_redteam_8_a_call_stays_with_its_tenant_and_conversation",
+    ),
+    Mutant(
+        "only an equal call is replayed", "text/tool_call_replay.py",
+        "return entry.calls == tuple(digest_of(call) for call in calls)",
+        "return len(entry.calls) == len(calls)",
+        REPLAY + "test_only_an_equal_call_is_replayed",
+    ),
+    Mutant(
+        "words that a call does not mean are not replayed", "text/splices.py",
+        "return self._words(sampled) <= self._words(written.tokens)", "return True",
+        REPLAY + "test_words_that_the_call_does_not_mean_are_not_replayed",
+    ),
+    Mutant(
+        "special tokens inside a call are compared", "text/splices.py",
+        "if self._marks(sampled) != self._marks(written.tokens):", "if not sampled:",
+        REPLAY + "test_a_sampled_special_token_opens_no_turn",
+    ),
+    Mutant(
+        "a prompt that a sentinel changes is left alone", "text/splices.py",
+        "if probe is None or probe.text != marked:", "if probe is None:",
+        REPLAY + "test_a_prompt_that_a_sentinel_would_change_is_left_alone",
+    ),
+    Mutant(
+        "replayed calls take a bounded room", "text/tool_call_replay.py",
+        "while self.n_bytes > self._max:", "while False:",
+        REPLAY + "test_blocks_take_a_bounded_room",
+    ),
+    Mutant(
+        "multiples are bounded", "text/grammar_check.py",
+        "if units > MAX_MULTIPLE:", "if units < 0:",
+        "tests/text/test_grammar_check.py::test_a_multiple_of_many_digits_is_refused",
+    ),
+    Mutant(
+        "grammars take a bounded room", "text/grammar/compiler.py",
+        " or self.n_bytes > MOST_BYTES:", ":",
+        "tests/text/test_grammar_check.py::test_kept_grammars_are_bounded_by_bytes",
+    ),
+    Mutant(
+        "idle connections make room", "api/connection.py",
+        " and not self._close_longest_waiting():", ":",
+        CONNECTIONS + "test_idle_connections_make_room_for_new_ones",
+    ),
+    Mutant(
+        "a head has a time limit", "api/connection.py",
+        "            self._start_deadline(HEAD_S)\n", "            pass\n",
+        CONNECTIONS + "test_a_head_has_a_time_limit_and_an_answer_has_none",
+    ),
+    Mutant(
+        "a body has a time limit", "api/connection.py",
+        "            self._start_deadline(BODY_S)\n", "            pass\n",
+        CONNECTIONS + "test_a_body_has_a_time_limit",
+    ),
+    Mutant(
+        "connections leave descriptors for files", "api/connection.py",
+        "int(soft * SHARE_OF_DESCRIPTORS)", "soft",
+        CONNECTIONS + "test_the_limit_leaves_descriptors_for_files",
+    ),
+    Mutant(
+        "names of containers count from near peers only", "api/guards.py",
+        "return (mapped or address).is_private", "return True",
+        "tests/api/test_guards.py::test_names_of_this_machine",
+    ),
+    Mutant(
+        "an import does not lower the limit of open files", "cli/commands/serve.py",
+        "        with kept_limit():", "        if True:",
+        "tests/host/test_descriptors.py::test_the_import_of_mlx_lm_does_not_lower_the_limit",
+    ),
+    Mutant(
+        "no temperature overflows", "engine/decode/sampler.py",
+        "return 0.0 if temperature < LEAST_TEMPERATURE else min(temperature, MOST_TEMPERATURE)",
+        "return temperature",
+        "tests/engine/test_temperatures.py::"
+        "test_below_the_least_temperature_sampling_is_greedy",
+    ),
+    Mutant(
+        "only a follow-up takes a used slot", "policy/slot_selection.py",
+        "slack = min(SLACK, n_prompt // 4) if is_known else 0", "slack = SLACK",
+        SLOTS + "test_b5_new_conversations_of_one_system_prompt_take_empty_slots",
+    ),
+    Mutant(
+        "a plan keeps its checkpoint", "engine/kv/slot_context.py",
+        "del self.checkpoints[2 if self.checkpoints[1].position == spared else 1]",
+        "del self.checkpoints[1]",
+        "tests/engine/test_going_back.py::test_a_conversation_goes_back_to_each_checkpoint_it_has",
+    ),
+    Mutant(
+        "the code of a model is part of its KV's identity", "engine/model/loader.py",
+        r'digest.update(str(file.relative_to(path)).encode() + b"\0" + _bytes_digest(file))',
+        "pass",
+        "tests/engine/test_identity.py::test_d17_the_code_of_a_model_and_its_settings_shape_the_identity",
+    ),
+    Mutant(
+        "KV of another release is not set aside", "store/kv_store.py",
+        "    except UnknownVersion as error:\n        raise UnknownVersion(",
+        "    except ZeroDivisionError as error:\n        raise UnknownVersion(",
+        RELEASES + "test_c8_kv_of_another_version_is_a_miss_and_left_as_it_is",
+    ),
+    Mutant(
+        "KV that a foreign manifest may name is spared", "store/gc_scan.py",
+        "kept |= {c.path for c, identity in saved if identity is not None}", "kept = set()",
+        RELEASES
+        + "test_c14_a_context_of_another_version_is_spared_with_the_kv_of_its_identity",
+    ),
+    Mutant(
+        "turns of two services exclude each other", "store/agent_locks.py",
+        "fcntl.flock(fd, how | fcntl.LOCK_NB)", "pass",
+        "tests/api/test_two_services.py::test_a_turn_in_one_service_refuses_those_of_the_other",
+    ),
+    Mutant(
+        "a save replaces slot files only", "store/slot_files.py",
+        "if os.path.lexists(path) and not begins_with(path, MAGIC, self._disk):", "if False:",
+        "tests/store/test_shelf.py::test_another_kind_of_file_is_never_replaced",
+    ),
+    Mutant(
+        "freed buffers are bounded", "engine/step.py",
+        "if mx.get_cache_memory() > self.max_cached_bytes:", "if False:",
+        "tests/mac/test_buffer_cache.py::"
+        "test_cached_buffers_stay_within_the_workspace_of_one_chunk",
+    ),
+    Mutant(
+        "the kernel's pressure overrules the share of memory", "host/memory_pressure.py",
+        "if verdict is None else verdict", "if True else verdict",
+        "tests/mac/test_pressure.py::test_on_a_mac_the_level_of_the_kernel_alone_decides",
+    ),
+    Mutant(
+        "a Mac stays awake while requests run", "host/sleep.py",
+        "        self._n_requests += 1\n        self._acquire()", "        self._n_requests += 1",
+        "tests/mac/test_sleep.py::test_the_assertion_is_held_iff_requests_run",
+    ),
+    Mutant(
+        "KV fits the device beside the weights", "engine/device_memory.py",
+        "kv_budget=min(share, left),", "kv_budget=share,",
+        "tests/mac/test_device_budget.py::test_the_budget_is_what_the_planner_leaves_for_kv",
+    ),
+)  # fmt: skip
