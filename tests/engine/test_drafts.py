@@ -1,5 +1,6 @@
 """Drafts change how many passes an answer takes, and nothing else."""
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,10 +10,11 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 from msgspec.structs import replace
 
-from mlxstack.core.engine_events import TokenSampled
+from mlxstack.core.engine_events import FinishReason, TokenSampled
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
@@ -22,6 +24,8 @@ from mlxstack.engine.model import cache_adapters, loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.policy.draft_governor import WidthCosts
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, check_context, preset_of, prompt, running
 from tests.matrix.checks import WIDTH, ScriptedDrafter
@@ -223,3 +227,78 @@ def test_limits_and_ends_are_where_they_are_without_drafts(pair: tuple[Driver, D
     long = prompt(150, seed=8) * 6
     assert auto.cold(long, 400) == off.cold(long, 400)
     assert len(auto.cold(long, 400)) == 1024 - len(long)
+
+
+SCHEMA = """{
+    "type": "object",
+    "properties": {
+        "first_long_name": {"type": "boolean"},
+        "second_long_name": {"enum": ["a rather long constant", "b, which is even longer"]},
+        "third_long_name": {"type": "integer", "minimum": 0, "maximum": 99}
+    },
+    "required": ["first_long_name", "second_long_name", "third_long_name"],
+    "additionalProperties": false
+}"""
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: bool) -> None:
+    preset = preset_of(Path("demo"), slots=SlotSpec(count=4, n_ctx=1024))
+    answers, calls = [], []
+    for speculation in Speculation:
+        with running(replace(preset, speculation=speculation), tmp_path) as driver:
+            driver.engine._turns.batch.costs = WidthCosts()
+            driver.engine._turns.batch.is_ahead = is_ahead
+            tokenizer = driver.engine.tokenizer
+            compiler = GrammarCompiler(tokenizer, n_vocab := tokenizer.vocab_size)
+            rules = compiler.compile(
+                (LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False}),),
+                "schema",
+            )
+            eos = frozenset(tokenizer.eos_token_ids)
+            constraint = GrammarConstraint(ConstraintLayout(n_vocab, eos), rules)
+            before = driver.engine.snapshot().counters.n_decode_calls
+            asks = [
+                driver.submit(tokens, 200, sampling=rules, eos=eos, constraint=constraint)
+                for tokens, rules in zip(REPEATED, GUIDED, strict=True)
+            ]
+            reasons = [driver.finish(ask).reason for ask in asks]
+            assert reasons == [FinishReason.EOS] * len(asks)
+            answers.append([driver.tokens(ask) for ask in asks])
+            calls.append(driver.engine.snapshot().counters.n_decode_calls - before)
+            for tokens in answers[-1]:
+                assert set(json.loads(tokenizer.decode(tokens))) == set(NAMES)
+    assert answers[0] == answers[1]
+    assert calls[0] <= 0.5 * calls[1]
+
+
+NAMES = ("first_long_name", "second_long_name", "third_long_name")
+GUIDED = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=3),
+    SamplingParams(temperature=0.7, seed=4, repetition_penalty=1.2, top_p=0.9),
+    SamplingParams(presence_penalty=0.5, top_logprobs=2),
+]
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    preset = preset_of(model_of(kind))
+    with running(preset, tmp_path) as driver:
+        batch = driver.engine._turns.batch
+        expected = [driver.cold(p, 60, sampling=RULES[0]) for p in REPEATED[:3]]
+        expected += [driver.cold(p, 60, sampling=RULES[1]) for p in REPEATED[:3]]
+        batch.is_ahead, batch.costs = True, WidthCosts()
+        before = driver.engine.snapshot().counters
+        asks = [
+            driver.submit(p, 60, sampling=rules, use_cache=False)
+            for rules in RULES[:2]
+            for p in REPEATED[:3]
+        ]
+        for ask in asks:
+            driver.finish(ask)
+        assert [driver.tokens(ask) for ask in asks] == expected
+        after = driver.engine.snapshot().counters
+        assert after.n_accepted_tokens > before.n_accepted_tokens
