@@ -21,6 +21,9 @@ class Draft(Struct, frozen=True):
     is_forced: bool = False
 
 
+NO_DRAFT, NO_OFFER = Draft(), DraftOffer()
+
+
 class Drafter:
     """Proposes tokens for one request and learns how they fare. No draft holds a token of `eos`."""
 
@@ -28,7 +31,7 @@ class Drafter:
         self._index = NgramIndex(prompt)
         self._eos = eos
         self._copied, self._forced = DraftRecord(), TRUSTED
-        self._proposed = Draft()
+        self._proposed = NO_DRAFT
         self.n_drafted = 0
         self.n_accepted = 0
 
@@ -36,19 +39,19 @@ class Drafter:
         """A draft that the token in flight is likely to lead to, unless it is the wrong one."""
         record = self._forced if is_ruled else self._copied
         if record.is_paused or not (is_ruled or self._index.continuation(1)):
-            return DraftOffer()
+            return NO_OFFER
         return DraftOffer(record.width, record.rate)
 
     def propose(self, forced: Sequence[int], most: int) -> DraftOffer:
         """Prepare a draft of at most `most` tokens for the next pass: what the governor weighs."""
         record = self._forced if forced else self._copied
         if record.is_paused and not forced:
-            return DraftOffer()
+            return NO_OFFER
         most = min(most, record.width)
         tokens = list(forced[:most]) if forced else self._index.continuation(most)
         end = next((i for i, token in enumerate(tokens) if token in self._eos), len(tokens))
         self._proposed = Draft(tuple(tokens[:end]), bool(forced))
-        return DraftOffer() if record.is_paused else DraftOffer(end, record.rate)
+        return NO_OFFER if record.is_paused else DraftOffer(end, record.rate)
 
     def take(self, n_tokens: int) -> tuple[int, ...]:
         """The first `n_tokens` of the proposed draft."""
@@ -56,7 +59,7 @@ class Drafter:
 
     def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
         """Learn the tokens of a pass into which `n_drafted` of the proposed ones went."""
-        proposed, self._proposed = self._proposed, Draft()
+        proposed, self._proposed = self._proposed, NO_DRAFT
         if proposed.is_forced:
             self._forced = _judged(self._forced, proposed.tokens, tokens, n_drafted)
         else:

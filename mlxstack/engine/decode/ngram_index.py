@@ -3,6 +3,8 @@
 The prompt is indexed once by sorting packed n-grams; the answer goes into a dictionary.
 """
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,8 +28,8 @@ class NgramIndex:
         self._tokens = list(prompt)
         grams = _packed(np.array(self._tokens[:-1], np.int64))
         order = np.argsort(grams, kind="stable")
-        self._grams = grams[order]
-        self._places = order + ORDER
+        self._grams = array("q", grams[order].tobytes())
+        self._places = array("q", (order + ORDER).astype(np.int64).tobytes())
         self._answered: dict[int, int] = {}
         self._gram = 0
         for token in self._tokens[-ORDER:]:
@@ -58,17 +60,16 @@ class NgramIndex:
         """The place after the longest match with the last tokens, of several the latest."""
         if len(self._tokens) < ORDER:
             return None
-        end = int(np.searchsorted(self._grams, self._gram, side="right"))
-        start = max(0, end - N_CANDIDATES)
-        places = [
-            int(place)
-            for place, gram in zip(self._places[start:end], self._grams[start:end], strict=True)
-            if gram == self._gram
-        ]
         answered = self._answered.get(self._gram)
-        if answered is not None:
-            places.append(answered)
-        return max(places, key=lambda place: (self._match(place), place), default=None)
+        places = [] if answered is None else [answered]
+        end = bisect_right(self._grams, self._gram)
+        start = max(0, end - N_CANDIDATES)
+        while end > start and self._grams[end - 1] == self._gram:
+            end -= 1
+            places.append(self._places[end])
+        if len(places) < 2:
+            return places[0] if places else None
+        return max(places, key=lambda place: (self._match(place), place))
 
     def _match(self, place: int) -> int:
         """Number of tokens before `place` that agree with the last ones."""
