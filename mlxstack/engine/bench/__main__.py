@@ -11,6 +11,7 @@ from mlxstack.core.trial import (
     BenchJob,
     BenchResult,
     BuildModel,
+    Drafts,
     FollowUp,
     FullEngine,
     Joins,
@@ -23,6 +24,7 @@ from mlxstack.engine.bench import (
     baselines,
     batch_join,
     decode_steps,
+    drafts,
     full_engine,
     random_llama,
     text_work,
@@ -49,6 +51,8 @@ def run(job: BenchJob) -> list[BenchResult]:
             found.append(baselines.load(trial))
         elif isinstance(trial, FullEngine):
             found.append(full_engine.whole(trial, job.model))
+        elif isinstance(trial, Drafts):
+            found.append(drafts.drafts(trial, job.model))
         else:
             loaded = loaded or loader.load(ModelSpec(id=job.model), KVSpec())
             found.append(_with_model(trial, loaded))
