@@ -1,1 +1,1 @@
-"""The words of the house as frozen values."""
+"""Shared vocabulary as frozen values."""

@@ -1,4 +1,4 @@
-"""What can be done to a slot beside generating, and what comes back."""
+"""Slot commands and the results of cache administration."""
 
 from enum import StrEnum
 
@@ -26,9 +26,9 @@ class EraseSlot(Struct, frozen=True):
 
 
 class EvictAgentFromSlot(Struct, frozen=True):
-    """Take `agent` out of `slot` when the slot is idle; nothing when somebody else sits there.
+    """Evict `agent` from `slot` once the slot is idle.
 
-    What `is_kept` goes to disk first.
+    No-op if another agent occupies it. With `is_kept`, the context is written to disk first.
     """
 
     slot: int
@@ -70,82 +70,19 @@ class SlotEraseResult(Struct, frozen=True):
 SlotCommandResult = SlotSaveResult | SlotRestoreResult | SlotEraseResult
 
 
-class GetCacheStats(Struct, frozen=True):
-    """Show the KV memory: a `core.frame.CacheView`, at most `limit` prefixes in it."""
-
-    limit: int = 20
-
-
-class PinPrefix(Struct, frozen=True):
-    """Name the longest known part of these tokens, and keep it whatever happens."""
-
-    name: str
-    tokens: tuple[int, ...]
-    salt: str = ""
-
-
-class PinKnownPrefix(Struct, frozen=True):
-    """Name the prefix that has this id in a `core.frame.CacheView`, and keep it."""
-
-    name: str
-    id: str
-
-
-class UnpinPrefix(Struct, frozen=True):
-    """Let go of a named prefix."""
-
-    name: str
-
-
-class PinAgent(Struct, frozen=True):
-    """Keep the longest known part of an agent's last prompt under the name of `pin_of`."""
-
-    agent: str
-
-
-class ReleaseAgentKV(Struct, frozen=True):
-    """An agent claims nothing any more; what only it has in memory leaves, if it is on disk.
-
-    What `is_kept` not leaves memory even so.
-    """
-
-    agent: str
-    is_kept: bool
-
-
-class ListSharedPrefixes(Struct, frozen=True):
-    """What several conversations began with, also before a restart: a tuple of token tuples."""
-
-
-class RetainPrefix(Struct, frozen=True):
-    """Keep the known part of such a beginning longer than others."""
-
-    tokens: tuple[int, ...]
-
-
-class EmbedTexts(Struct, frozen=True):
-    """One vector for each text: a tuple of bytes, little-endian float32, of length one."""
-
-    texts: tuple[tuple[int, ...], ...]
-
-
-class ClearCache(Struct, frozen=True):
-    """Forget all parked KV in memory that is neither in use nor pinned."""
-
-
 class GCScope(StrEnum):
-    """What a sweep of the disk may take: KV that nothing saved names, or saved contexts too."""
+    """Scope of garbage collection: KV that no saved context names, or saved contexts too."""
 
     KV = "kv"
     ALL = "all"
 
 
 class CollectGarbage(Struct, frozen=True):
-    """Delete from the disk what was used longest ago, never what is in use.
+    """Delete the least recently used files from the disk, never files in use.
 
     Until `max_bytes` are left, and everything older than `max_age_s` seconds; None is no bound.
-    With an `agent`, only what that agent saved and nobody else names, and only that is counted.
-    `is_dry` only tells.
+    With an `agent`, only files that this agent alone refers to, and only those are counted.
+    `is_dry` reports without deleting.
     """
 
     max_bytes: int | None = None
@@ -155,36 +92,8 @@ class CollectGarbage(Struct, frozen=True):
     is_dry: bool = False
 
 
-class ReclaimMemory(Struct, frozen=True):
-    """The computer runs short of memory: 1 drops cold parked KV, 2 everything not in use."""
-
-    level: int
-
-
-class LocateAgentKV(Struct, frozen=True):
-    """Where the last prompts of these agents are kept beside the slots: a tuple of `Kept`."""
-
-    agents: tuple[str, ...]
-
-
-CacheCommand = (
-    GetCacheStats
-    | LocateAgentKV
-    | ListSharedPrefixes
-    | RetainPrefix
-    | PinPrefix
-    | PinKnownPrefix
-    | PinAgent
-    | ReleaseAgentKV
-    | UnpinPrefix
-    | ClearCache
-    | ReclaimMemory
-    | EmbedTexts
-)
-
-
 class PinnedPrefix(Struct, frozen=True):
-    """`n_tokens` of the prefix are kept under this name; 0 when nothing of it is known."""
+    """A pinned prefix of `n_tokens`; 0 when nothing of it is known."""
 
     name: str
     n_tokens: int
@@ -192,9 +101,9 @@ class PinnedPrefix(Struct, frozen=True):
 
 
 class AgentKVLocation(Struct, frozen=True):
-    """`n_tokens` of an agent's last prompt are kept, in so many bytes of memory and of disk.
+    """Location of an agent's last prompt: `n_tokens`, in bytes of memory and of disk.
 
-    Bytes that lie in both places count in both; others may share them.
+    Bytes in both tiers count in both; several agents may share them.
     """
 
     agent: str
@@ -204,14 +113,14 @@ class AgentKVLocation(Struct, frozen=True):
 
 
 class FlushResult(Struct, frozen=True):
-    """`n_contexts` are on disk now, for which `n_bytes` were newly written."""
+    """`n_contexts` are on disk, for which `n_bytes` were newly written."""
 
     n_contexts: int
     n_bytes: int
 
 
 class GCItem(Struct, frozen=True):
-    """One file that a sweep deletes; `ref` are the identity and key of a KV file."""
+    """One file to delete; `ref` is the identity and key of a KV file."""
 
     title: str
     path: str
@@ -221,7 +130,7 @@ class GCItem(Struct, frozen=True):
 
 
 class GCResult(Struct, frozen=True):
-    """What a sweep came to, in files and bytes. `skipped` are paths, with the reason."""
+    """Files and bytes deleted. `skipped` are paths, with the reason."""
 
     victims: tuple[GCItem, ...] = ()
     n_before: int = 0
@@ -237,5 +146,5 @@ class FreedBytes(Struct, frozen=True):
 
 
 def pin_of(agent: str) -> str:
-    """The name under which the KV of a pinned agent is kept."""
+    """Name of the pin that keeps the KV of an agent."""
     return f"agent:{agent}"

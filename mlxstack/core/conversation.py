@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 
 class Role(StrEnum):
-    """Who speaks. `developer` is folded into SYSTEM at the door."""
+    """Author of a message. The API folds `developer` into SYSTEM."""
 
     SYSTEM = "system"
     USER = "user"
@@ -44,7 +44,7 @@ class Tool(Struct, frozen=True):
 
 
 class Conversation(Struct, frozen=True):
-    """What is rendered into a prompt.
+    """Input of the chat template.
 
     `thinking` None means the preset's default; `template` holds extra variables for the
     chat template; `continue_final` renders an open last assistant turn to be continued.

@@ -1,4 +1,4 @@
-"""What the engine tells the service about an ask, in the order in which it happens."""
+"""Engine events of one request, in the order in which they happen."""
 
 from enum import StrEnum
 
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
 
 
 class RequestTimings(Struct, frozen=True):
-    """What an ask cost. Times in seconds; cached + computed = prompt tokens.
+    """Cost of a request. Times in seconds; cached + computed = prompt tokens.
 
     Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
     """
@@ -57,14 +57,14 @@ class CacheMiss(Struct, frozen=True):
 
 
 class RequestQueued(Struct, frozen=True):
-    """The ask was accepted; `position` 0 is the next one to be seated."""
+    """The request was accepted; `position` 0 gets the next slot."""
 
     request: str
     position: int
 
 
 class SlotAssigned(Struct, frozen=True):
-    """The ask has a slot, and `n_cached` of its prompt tokens need not be computed."""
+    """The request has a slot, and `n_cached` of its prompt tokens need not be computed."""
 
     request: str
     slot: int
@@ -91,7 +91,7 @@ class TokenSampled(Struct, frozen=True):
 
 
 class RequestFinished(Struct, frozen=True):
-    """The last event of an ask that went well, or was cancelled."""
+    """Last event of a request that completed or was cancelled."""
 
     request: str
     reason: FinishReason
@@ -99,7 +99,7 @@ class RequestFinished(Struct, frozen=True):
 
 
 class RequestFailed(Struct, frozen=True):
-    """The last event of an ask that was refused or broke."""
+    """Last event of a request that was refused or failed."""
 
     request: str
     error: StackError

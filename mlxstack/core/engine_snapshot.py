@@ -9,7 +9,7 @@ from mlxstack.core.request import Priority
 
 
 class RequestPhase(StrEnum):
-    """Life of an ask: WAITING, PREFILLING, RUNNING, then COMPLETED or CANCELLED."""
+    """Phase of a request: WAITING, PREFILLING, RUNNING, then COMPLETED or CANCELLED."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -40,7 +40,7 @@ class SlotView(Struct, frozen=True):
 
 
 class WaitingView(Struct, frozen=True):
-    """One ask in the queue."""
+    """One request in the queue."""
 
     request: str
     agent: str | None
@@ -80,10 +80,10 @@ class Counters(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """`turn` counts engine turns, `at` is monotonic seconds; `is_batching` tells how it decodes.
+    """State of the engine after step `turn`, at `at` monotonic seconds.
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
-    `kv_budget_bytes` is what live and parked KV may take together.
+    `kv_budget_bytes` is the bound of live and parked KV together.
     """
 
     at: float = 0.0

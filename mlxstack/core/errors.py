@@ -1,4 +1,4 @@
-"""Everything that can go wrong, in words for people; the doors translate it into their dialects.
+"""Error hierarchy with messages for users; each API dialect has its own envelope for them.
 
 StackError
 ├── BadRequest             the caller sent something that cannot work
@@ -6,11 +6,11 @@ StackError
 │   ├── TooLarge           the body is bigger than the service accepts
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
-├── Forbidden              a known caller, but not for this
+├── Forbidden              a known caller without the permission
 ├── NotFound               no such file, agent or path
 │   └── UnknownModel       a model of this name is not served, and the preset is strict
 ├── Conflict               the thing is in a state that forbids the act
-│   └── Taken              a name or a port of this computer that somebody has already
+│   └── Taken              a name or a port of this computer that is in use
 ├── Busy                   the queue is full; come back later
 │   └── OutOfMemory        the KV budget cannot hold this now
 ├── Loading                the model is not there yet
@@ -24,7 +24,7 @@ StackError
 
 
 class StackError(Exception):
-    """What happened, why, and what to do, in one sentence or two."""
+    """An error with cause and remedy, in one sentence or two."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Unauthorized(StackError):
 
 
 class Forbidden(StackError):
-    """A known caller who may not do this."""
+    """The API key does not permit the call."""
 
 
 class NotFound(StackError):

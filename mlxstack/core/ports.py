@@ -1,4 +1,4 @@
-"""The holes in the engine's walls: what it needs from other rooms, handed in at assembly."""
+"""Ports: interfaces that the engine depends on, injected at start-up."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -20,7 +20,7 @@ class TensorBytes(Struct, frozen=True):
 
 
 class KVFile(Struct, frozen=True):
-    """What one stored file holds: KV of the tokens [start, end) of a prefix.
+    """Content of one stored file: KV of the tokens [start, end) of a prefix.
 
     `kind` is "segment" (sliceable layers) or "checkpoint" (the others, at exactly `end`).
     `identity` is `Identity.key()`. `meta` is for the engine alone, opaque to the store.
@@ -36,9 +36,9 @@ class KVFile(Struct, frozen=True):
 
 
 class KVFileHeader(Struct, frozen=True):
-    """A stored blob without its planes, as its file claims to be; `n_bytes` of the planes.
+    """Header of a KV file, unchecked; `n_bytes` of the tensors.
 
-    `shapes` are dtype and shape of every plane.
+    `shapes` are dtype and shape of every tensor.
     """
 
     key: str
@@ -51,22 +51,26 @@ class KVFileHeader(Struct, frozen=True):
 
 
 class KVStore(Protocol):
-    """Content-addressed blobs on disk. Every method may be called from any thread."""
+    """Content-addressed KV files on disk. Every method is thread-safe."""
 
     def has(self, identity: str, key: str) -> bool:
         """Whether a file of this key exists (not whether it is sound)."""
         ...
 
     def write(self, file: KVFile) -> int:
-        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+        """Store at most once per key, durably after `flush`; bytes newly written.
 
-        A file of this key that says something else of itself is replaced.
+        0 if it was there. A file of this key with another header is replaced.
         Raises StackError when the disk refuses.
         """
         ...
 
+    def flush(self) -> None:
+        """Make all written files durable, at the cost of one flush. Raises StackError."""
+        ...
+
     def read(self, identity: str, key: str) -> KVFile:
-        """The blob, checked. Raises NotFound or Damaged."""
+        """The file, checked. Raises NotFound or Damaged."""
         ...
 
     def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
@@ -81,7 +85,7 @@ class KVStore(Protocol):
         ...
 
     def note(self, identity: str, data: bytes) -> None:
-        """Keep a small note beside the blobs of this identity. Raises StackError."""
+        """Store a small note beside the KV files of this identity. Raises StackError."""
         ...
 
     def noted(self, identity: str) -> bytes | None:
@@ -89,7 +93,7 @@ class KVStore(Protocol):
         ...
 
     def head(self, identity: str, key: str) -> KVFileHeader:
-        """What the file claims to hold, not checked. Raises NotFound or Damaged."""
+        """Header of a file, unchecked. Raises NotFound or Damaged."""
         ...
 
     def read_into(self, identity: str, key: str, rows: Iterable[memoryview]) -> None:
@@ -100,12 +104,12 @@ class KVStore(Protocol):
         ...
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
-        """The heads of all blobs of one identity, not checked; damaged ones are set aside."""
+        """Headers of all files of one identity, unchecked; damaged files are set aside."""
         ...
 
 
 class ConstraintState(Protocol):
-    """What one answer may go on with. Used by one thread at a time."""
+    """State of structured output for one response. Used by one thread at a time."""
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
@@ -134,7 +138,7 @@ class ConstraintState(Protocol):
 
 
 class Constraint(Protocol):
-    """What an answer must look like. Callable from any thread."""
+    """Structured output: a grammar that constrains decoding. Thread-safe."""
 
     def start(self) -> ConstraintState:
         """At the first token of an answer."""
@@ -142,9 +146,9 @@ class Constraint(Protocol):
 
 
 class Manifest(Struct, frozen=True):
-    """A saved context: its tokens, and the blobs that hold their KV, in order.
+    """A saved context: its tokens, and the KV files that hold them, in order.
 
-    `model` is what the model was called, for people; `salt` the tenant whose tokens these are.
+    `model` is the name of the model for display; `salt` the tenant of the tokens.
     """
 
     identity: str

@@ -16,10 +16,10 @@ class Priority(IntEnum):
 
 
 class SamplingParams(Struct, frozen=True):
-    """How the next token is chosen. Neutral values switch a rule off.
+    """Sampling parameters. Neutral values switch a rule off.
 
-    `temperature` 0 is greedy; `logit_bias` holds (token, added logit) pairs; `window` is how
-    many last tokens the penalties look at; `top_logprobs` None asks for no logprobs at all.
+    `temperature` 0 is greedy; `logit_bias` holds (token, added logit) pairs; `window` is the number
+    of last tokens that penalties look at; `top_logprobs` None requests no logprobs.
     """
 
     temperature: float = 0.0
@@ -36,15 +36,14 @@ class SamplingParams(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A prompt of tokens and how to go on from it.
+    """A tokenized prompt and its generation parameters.
 
-    `slot` pins the ask to a seat. `agent` names an explicit agent, whose asks run one after
-    another; `hint` is a client's own name for the conversation, which may say where to look
-    first but never makes anybody wait; `name` is what people see: the explicit agent, or the
-    name that the conversation was given for its content. `cuts` are token positions worth a
-    checkpoint, ascending.
+    `slot` pins the request to a slot. `agent` names an explicit agent, whose requests run one after
+    another; `session_hint` is a client's own name for the conversation, which may say where to look
+    first but never delays a request; `display_name` is for people: the explicit agent, or the
+    name derived from the conversation. `checkpoint_positions` are ascending token positions.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
-    `request` is the id of the HTTP request, for the log. `guide` rules what may be chosen.
+    `request_id` is the id of the HTTP request, for the log.
     """
 
     id: str

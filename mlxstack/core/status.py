@@ -1,4 +1,4 @@
-"""What a watcher of a running service sees at one instant; every field has a default.
+"""Status of a running service at one instant; every field has a default.
 
 A section that is None is not reported by this service. Fields that a reader does not know are
 ignored, so that older dashboards follow newer services. No field holds a whole prompt.
@@ -12,7 +12,7 @@ from mlxstack.core.request import Priority
 
 
 class ServiceFacts(Struct, frozen=True):
-    """Who is watched. `budget_bytes` is what KV may take in memory; 0 means no bound.
+    """Facts of a service. `budget_bytes` bounds KV in memory; 0 means no bound.
 
     `health` is "loading", "ok", "stalled", "broken", "swapping" or "stopping". `n_ctx` is tokens
     per slot.
@@ -108,7 +108,7 @@ class TurnView(Struct, frozen=True):
 
 
 class AgentKVView(Struct, frozen=True):
-    """What an agent has for one model; `place` is "live", "memory" or "disk"."""
+    """KV of an agent for one model; `place` is "live", "memory" or "disk"."""
 
     model: str
     n_tokens: int = 0
@@ -141,7 +141,7 @@ class AgentView(Struct, frozen=True):
 
 
 class RequestView(Struct, frozen=True):
-    """A finished request; `ended` says how: "eos", "length", "cancelled", "failed" ..."""
+    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ..."""
 
     id: str
     agent: str | None = None
@@ -169,11 +169,11 @@ class ThroughputSample(Struct, frozen=True, array_like=True):
 
 
 class StatusFrame(Struct, frozen=True, omit_defaults=True):
-    """Everything at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
+    """Status at `at`, seconds since 1970; the snapshot was taken `snapshot_age_s` earlier.
 
     `agents` come with the last used first, `requests` with the last finished first. Of `n_agents`
-    only the last used ones are told; 0 when nobody counts them. `past` are the last minutes, the
-    oldest first: only the first frame of a feed has it.
+    only the last used ones are included; 0 when agents are not counted. `past` are the last
+    minutes, the oldest first: only the first frame of a feed has it.
     """
 
     at: float = 0.0

@@ -1,65 +1,149 @@
-"""What people do with the KV memory: look at it, name a prefix, let go of it, clear it."""
+"""Prefix-cache administration: statistics, pins, release of an agent's KV, memory reclaim."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
-from mlxstack.core.commands import (
-    CacheCommand,
-    ClearCache,
-    EmbedTexts,
-    FreedBytes,
-    GetCacheStats,
-    ListSharedPrefixes,
-    LocateAgentKV,
-    PinAgent,
-    PinKnownPrefix,
-    PinPrefix,
-    ReclaimMemory,
-    ReleaseAgentKV,
-    RetainPrefix,
-    UnpinPrefix,
-)
-from mlxstack.core.errors import Unsupported
+from mlxstack.core.commands import AgentKVLocation, FreedBytes, PinnedPrefix, pin_of
+from mlxstack.core.errors import NotFound
 from mlxstack.core.status import CacheView, PrefixView, WindowSums
-from mlxstack.engine import agent_admin, prefix_admin
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.stats import EngineStats
+from mlxstack.engine.step import EngineLoop
 from mlxstack.policy import prefix_index_check
 from mlxstack.policy.cache_stats import RequestSums
 from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.kv_records import StorageTier
-from mlxstack.policy.retention import PrefixStats
+from mlxstack.policy.prefix_index import StorageTier, common_prefix
+from mlxstack.policy.retention import PinnedPrefixName, PrefixStats
 
 MOST_AGENTS = 8
-"""So many of those who share a prefix are named."""
+"""Agents named per shared prefix."""
 
-NO_EMBEDDINGS = (
-    "This server does not support embeddings; start an embedding preset beside it, "
-    "such as `mlx-stack up demo-embedding`"
-)
+Tokens = tuple[int, ...]
+T = TypeVar("T")
 
 
-def do(command: CacheCommand, slot_kv: SlotKVManager, ledger: EngineStats) -> Any:
-    """The answer to the chore, as its own words say. Raises NotFound."""
-    match command:
-        case GetCacheStats():
-            return look(slot_kv, ledger, command.limit)
-        case LocateAgentKV() | PinAgent() | ReleaseAgentKV():
-            return agent_admin.do(command, slot_kv)
-        case PinPrefix() | PinKnownPrefix() | UnpinPrefix() | ListSharedPrefixes() | RetainPrefix():
-            return prefix_admin.do(command, slot_kv)
-        case EmbedTexts():
-            raise Unsupported(NO_EMBEDDINGS)
-        case ClearCache():
-            return FreedBytes(slot_kv.memory.make_room(0, MemoryPressure.CRITICAL))
-        case ReclaimMemory():
-            return FreedBytes(
-                slot_kv.memory.make_room(slot_kv.live_bytes, MemoryPressure(command.level))
-            )
+class RunBetweenSteps(Protocol):
+    """Runs `work` on the MLX thread between two steps; the future gets its result or error."""
+
+    def __call__(self, work: Callable[[EngineLoop], T]) -> Future[T]: ...
 
 
-def look(slot_kv: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
-    """The KV memory as people see it. Live contexts count as memory, like parked ones."""
+class PrefixCacheAdmin:
+    """Typed calls on the prefix cache of one engine. Thread-safe."""
+
+    def __init__(self, run: RunBetweenSteps) -> None:
+        self._run = run
+
+    def stats(self, limit: int = 20) -> Future[CacheView]:
+        """Show the cache, with at most `limit` prefixes. Live contexts count as memory."""
+        return self._run(lambda loop: _view(loop.slot_kv, loop.ledger, limit))
+
+    def locate_agents(self, agents: tuple[str, ...]) -> Future[tuple[AgentKVLocation, ...]]:
+        """Locate the KV of each agent's last prompt beside the slots."""
+        return self._run(lambda loop: tuple(loop.slot_kv.lookup.locate(agent) for agent in agents))
+
+    def pin(self, name: str, tokens: Tokens, salt: str = "") -> Future[PinnedPrefix]:
+        """Keep the longest known part of these tokens under `name` until it is unpinned."""
+        return self._run(lambda loop: _pin(loop.slot_kv, name, tokens, salt))
+
+    def pin_known(self, name: str, prefix_id: str) -> Future[PinnedPrefix]:
+        """Keep the prefix that has this id in `CacheView`. The future raises NotFound."""
+        return self._run(lambda loop: _pin_known(loop.slot_kv, name, prefix_id))
+
+    def pin_agent(self, agent: str) -> Future[PinnedPrefix]:
+        """Keep the longest known part of an agent's last prompt under the name of `pin_of`."""
+        return self._run(lambda loop: _pin_agent(loop.slot_kv, agent))
+
+    def unpin(self, name: str) -> Future[None]:
+        """Release a named prefix. The future raises NotFound."""
+        return self._run(lambda loop: _unpin(loop.slot_kv, name))
+
+    def release_agent(self, agent: str, *, is_kept: bool) -> Future[FreedBytes]:
+        """Drop an agent's claim on KV, and free what no other agent claims.
+
+        With `is_kept`, KV that is not on disk stays in memory.
+        """
+        return self._run(lambda loop: FreedBytes(_release_agent(loop.slot_kv, agent, is_kept)))
+
+    def shared_prefixes(self) -> Future[tuple[Tokens, ...]]:
+        """List the prefixes that several conversations share, also from before a restart."""
+        return self._run(lambda loop: tuple(prefix.tokens for prefix in loop.slot_kv.learned))
+
+    def retain(self, tokens: Tokens) -> Future[None]:
+        """Park the known part of a shared prefix, so that it outlives its slot."""
+        return self._run(lambda loop: _park_nearest(loop.slot_kv, tokens, ""))
+
+    def clear(self) -> Future[FreedBytes]:
+        """Evict all parked KV from memory that is neither in use nor pinned."""
+        return self._run(
+            lambda loop: FreedBytes(loop.slot_kv.memory.make_room(0, MemoryPressure.CRITICAL))
+        )
+
+    def reclaim(self, level: int) -> Future[FreedBytes]:
+        """Free memory under pressure: level 1 evicts cold parked KV, 2 all that is not in use."""
+        return self._run(lambda loop: _reclaim(loop, MemoryPressure(level)))
+
+
+def _reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
+    freed = FreedBytes(loop.slot_kv.memory.make_room(loop.slot_kv.live_bytes, pressure))
+    loop.release_buffers()
+    return freed
+
+
+def _pin(slot_kv: SlotKVManager, name: str, tokens: Tokens, salt: str) -> PinnedPrefix:
+    """Park a live context that begins with the tokens first, so that there is KV to pin."""
+    _park_nearest(slot_kv, tokens, salt)
+    known = slot_kv.lookup.kept(tokens, salt, slot_kv.slots[0])
+    return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.position, time.monotonic()))
+
+
+def _pin_known(slot_kv: SlotKVManager, name: str, prefix_id: str) -> PinnedPrefix:
+    known = slot_kv.memory.retention.known(prefix_id)
+    if known is None:
+        raise NotFound(f"no prefix has the id {prefix_id}; it may have been evicted")
+    return _add_pin(slot_kv, PinnedPrefixName(name, known.keys, known.n_tokens, time.monotonic()))
+
+
+def _pin_agent(slot_kv: SlotKVManager, agent: str) -> PinnedPrefix:
+    last = slot_kv.lookup.last(agent)
+    if last is None:
+        return PinnedPrefix(pin_of(agent), 0, 0)
+    return _pin(slot_kv, pin_of(agent), tuple(last.tokens), last.salt)
+
+
+def _add_pin(slot_kv: SlotKVManager, name: PinnedPrefixName) -> PinnedPrefix:
+    slot_kv.memory.retention.pin(name)
+    nodes = slot_kv.memory.index.nodes
+    n_bytes = sum(nodes[key].record.n_bytes for key in name.keys if key in nodes)
+    return PinnedPrefix(name.name, name.n_tokens, n_bytes)
+
+
+def _unpin(slot_kv: SlotKVManager, name: str) -> None:
+    if not slot_kv.memory.retention.unpin(name):
+        raise NotFound(f"no prefix is called {name}")
+
+
+def _release_agent(slot_kv: SlotKVManager, agent: str, is_kept: bool) -> int:
+    """Bytes that left memory."""
+    memory, keys = slot_kv.memory, slot_kv.lookup.keys_of(agent)
+    memory.retention.release(agent)
+    if is_kept:
+        return memory.release([key for key in keys if memory.is_on_disk(key)])
+    slot_kv.lookup.forget(agent)
+    return memory.release(keys)
+
+
+def _park_nearest(slot_kv: SlotKVManager, tokens: Tokens, salt: str) -> None:
+    """Park the live context that shares most of these tokens, if any shares some."""
+    live = [c for c in slot_kv.slots if c.salt == salt and len(c)]
+    nearest = max(live, key=lambda c: common_prefix(c.tokens, tokens), default=None)
+    if nearest is not None and common_prefix(nearest.tokens, tokens):
+        slot_kv.park(nearest)
+
+
+def _view(slot_kv: SlotKVManager, ledger: EngineStats, limit: int) -> CacheView:
     memory = slot_kv.memory
     now = time.monotonic()
     totals = prefix_index_check.totals(memory.index)

@@ -1,4 +1,4 @@
-"""The engine: one thread that owns MLX, fed through an inbox, answering with events.
+"""Engine core: one thread that owns MLX, fed through an inbox, answering with events.
 
 Load, inference, evaluation and saving of arrays happen on this thread and nowhere else.
 """
@@ -12,17 +12,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.commands import (
-    CacheCommand,
     CollectGarbage,
     FlushResult,
     GCResult,
-    ReclaimMemory,
     SlotCommand,
     SlotCommandResult,
 )
@@ -32,14 +30,16 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.request import Request
-from mlxstack.engine import admin, buffer_cache, footprint, idle_wait
+from mlxstack.engine import device
+from mlxstack.engine.admin import PrefixCacheAdmin
+from mlxstack.engine.decode.batch import Batch
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
-from mlxstack.engine.futures import copy_outcome
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.incremental_pack import BackgroundSteps
+from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
@@ -48,19 +48,26 @@ from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import this_memory
-from mlxstack.policy.scheduler_limits import limits_of
+from mlxstack.policy.draft_governor import UNMEASURED
+from mlxstack.policy.scheduler import limits_of
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+Message = Callable[[], None]
+
 MOST_FAILURES = 3
-"""So many broken turns in a row mean that the engine itself is broken."""
+"""Failed steps in a row after which the engine itself counts as broken."""
+QUIET_S = 2.0
+"""Seconds without a message after which the idle engine checks its prefix index."""
 
 
 class EngineCore:
-    """Thread-safe: every public method may be called from any thread.
+    """Engine of a language model. Every public method is thread-safe.
 
-    `memory_bytes`, by default this machine's or what MLX_STACK_MEMORY says, is what the preset's
-    budget is a share of; what is saved of the agents is noted in `manifests`.
+    The KV budget is a share of `memory_bytes`, by default of this computer or MLX_STACK_MEMORY.
+    Saved contexts of agents are recorded in `manifests`.
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class EngineCore:
         self._slot_files = slot_files
         self._manifests = manifests
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[idle_wait.Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._snapshot = Snapshot()
         self._loaded: Future[ModelFacts] = Future()
         self._stopped: Future[None] = Future()
@@ -91,6 +98,7 @@ class EngineCore:
         self._turns: EngineLoop
         self._archive: DiskTier
         self._actions: SlotActionRunner
+        self.cache = PrefixCacheAdmin(self._do)
         self.tokenizer: Any = None
 
     def start(self) -> Future[ModelFacts]:
@@ -99,11 +107,11 @@ class EngineCore:
         return self._loaded
 
     def submit(self, request: Request) -> None:
-        """Events of this ask come through `deliver`, ending with Finished or Failed."""
+        """Admit a request. Its events come through `deliver`, the last one finished or failed."""
         self._post(lambda: self._turns.submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """Leads to Finished(CANCELLED), unless the ask is over already."""
+        """Cancel a request; no-op once it is over."""
         self._post(lambda: self._turns.cancel(request_id))
 
     def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
@@ -116,17 +124,12 @@ class EngineCore:
         self._post(lambda: self._actions.run(act, future))
         return future
 
-    def run_cache_command(self, command: CacheCommand) -> Future[Any]:
-        """Do something with the KV memory between two turns; see `engine.chores.do`."""
-        return self._do(lambda: self._tend(command))
-
     def park(self) -> Future[FlushResult]:
-        """Bring all KV to disk that may be there, before the engine ends."""
-        # There are no turns before the model is loaded.
-        return self._do(lambda: self._turns.slot_kv.park_all())  # noqa: PLW0108
+        """Write all KV to disk that may be there."""
+        return self._do(lambda loop: loop.slot_kv.park_all())
 
     def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
-        """Delete from the disk by age and bytes, never what is in use. The future raises errors."""
+        """Collect garbage on disk, sparing files in use. The future raises StackErrors."""
         future: Future[GCResult] = Future()
 
         def begin() -> None:
@@ -142,11 +145,11 @@ class EngineCore:
         return future
 
     def snapshot(self) -> Snapshot:
-        """The state after the last turn, an immutable value."""
+        """The state after the last step, an immutable value."""
         return self._snapshot
 
     def stalled_s(self) -> float:
-        """Seconds without a finished turn while there is work; 0 when idle."""
+        """Watchdog: seconds without a finished step while there is work; 0 when idle."""
         return time.monotonic() - self._turned_at if self._has_work else 0.0
 
     def is_alive(self) -> bool:
@@ -154,26 +157,20 @@ class EngineCore:
         return self._thread.is_alive()
 
     def stop(self, drain_s: float) -> Future[None]:
-        """Let running asks finish for at most `drain_s` seconds, then end the thread."""
+        """Let running requests finish for at most `drain_s` seconds, then end the thread."""
         until = time.monotonic() + drain_s
         self._post(lambda: setattr(self, "_drain_until", until))
         return self._stopped
 
-    def _tend(self, command: CacheCommand) -> Any:
-        done = admin.do(command, self._turns.slot_kv, self._turns.ledger)
-        if isinstance(command, ReclaimMemory):
-            self._turns.release_buffers()
-        return done
-
-    def _do(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run `work` between two turns. An engine that has ended fails it."""
-        future: Future[Any] = Future()
+    def _do(self, work: Callable[[EngineLoop], T]) -> Future[T]:
+        """Run `work` between two steps. An engine that has ended fails it."""
+        future: Future[T] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(work())
+                future.set_result(work(self._turns))
             except Exception as error:
                 future.set_exception(error)
 
@@ -188,12 +185,12 @@ class EngineCore:
             self._fail_owed()
 
     def _fail_owed(self) -> None:
-        """Nobody waits for an engine that has ended."""
+        """Fail all open futures of an engine that has ended."""
         for future in tuple(self._owed):
             with suppress(InvalidStateError):
                 future.set_exception(Loading("the model is being unloaded; try again soon"))
 
-    def _post(self, message: idle_wait.Message) -> None:
+    def _post(self, message: Message) -> None:
         if not self._has_work:
             self._turned_at = time.monotonic()
             self._has_work = True
@@ -210,20 +207,20 @@ class EngineCore:
             self._fail_owed()
 
     def _unload(self) -> None:
-        """Let go of everything that holds arrays."""
+        """Drop all references to arrays."""
         for name in ("_turns", "_archive", "_actions"):
             self.__dict__.pop(name, None)
         self._inbox = queue.SimpleQueue()
         gc.collect()
-        # A step may be in flight whose asks were all cancelled; this waits for it.
+        # A step may be in flight whose requests were all cancelled; this waits for it.
         self._device_memory.restore()
-        buffer_cache.release()
+        device.release()
 
     def _live(self) -> None:
         try:
             facts = self._load()
         except Exception as error:
-            footprint.clear_traceback_frames(error)
+            device.clear_traceback_frames(error)
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(facts)
@@ -241,31 +238,43 @@ class EngineCore:
         self._device_memory.apply()
         verdict = self_check(loaded.model, maker, loaded.facts.n_vocab)
         # Its random KV is as long as the model's windows.
-        buffer_cache.release()
+        device.release()
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
         plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
         memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
-        self._archive = DiskTier(self._store, self._slot_files, memory, key, self._post)
-        self._archive.manifests = self._manifests
+        self._archive = DiskTier(
+            self._store, self._slot_files, memory, key, self._post, self._manifests
+        )
         if preset.prefix_cache.enabled and preset.prefix_cache.disk.enabled:
             self._archive.open()
         slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
-        slot_kv = SlotKVManager(slots, memory, self._archive, pieces, preset.agents.persist)
         runner = ModelRunner(
             loaded.model, is_batching=verdict.is_batching, is_ragged=verdict.is_ragged
         )
-        slot_kv.bytes_per_token = kv_bytes_per_token(runner, maker)
-        slot_kv.array_limit = plan.array_limit
+        slot_kv = SlotKVManager(
+            slots,
+            memory,
+            self._archive,
+            pieces,
+            preset.agents.persist,
+            kv_bytes_per_token(runner, maker),
+            plan.array_limit,
+        )
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        self._turns = EngineLoop(runner, slot_kv, preset.slots.n_ctx, limits)
-        self._turns.max_cached_bytes = plan.max_cached_bytes
+        is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
+        batch = Batch(runner, measure_widths(runner, maker) if is_drafting else UNMEASURED)
+        self._turns = EngineLoop(
+            batch,
+            slot_kv,
+            preset.slots.n_ctx,
+            limits,
+            plan.max_cached_bytes,
+            is_drafting=is_drafting,
+        )
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
-        if verdict.can_draft and preset.speculation is Speculation.AUTO:
-            self._turns.is_drafting = True
-            self._turns.batch.costs = measure_widths(runner, maker)
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)
         self._verdict = verdict
@@ -289,16 +298,29 @@ class EngineCore:
             self._publish()
 
     def _listen(self) -> None:
-        """Take everything from the inbox; wait for something when there is nothing to do."""
+        """Handle all messages; wait for one when there is nothing to do."""
         if not self._turns.has_work and self._inbox.empty():
             self._turns.release_buffers()
             self._has_work = False
-            self._obey(idle_wait.wait(self._inbox, self._turns.slot_kv.memory))
-        # What these put in is for after the next turn: long work comes in pieces.
+            self._obey(self._next_message())
+        # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
 
-    def _obey(self, message: idle_wait.Message) -> None:
+    def _next_message(self) -> Message:
+        with suppress(queue.Empty):
+            return self._inbox.get(timeout=QUIET_S)
+        self._check_index()
+        return self._inbox.get()
+
+    def _check_index(self) -> None:
+        """Log a prefix index that contradicts itself; serving goes on."""
+        try:
+            self._turns.slot_kv.memory.check()
+        except (AssertionError, KeyError) as broken:
+            log.error("the index of the KV memory contradicts itself: %s; please report it", broken)
+
+    def _obey(self, message: Message) -> None:
         self._has_work = True
         self._turned_at = time.monotonic()
         message()
@@ -312,7 +334,7 @@ class EngineCore:
         return not (self._turns.has_work or self._turns.is_holding)
 
     def _tell(self, events: Events) -> None:
-        """Whoever hears of an event and then looks sees a picture in which it has happened."""
+        """Publish a snapshot that includes the events before they are delivered."""
         self._publish()
         self._deliver(events)
 

@@ -1,9 +1,57 @@
-"""What MLX computes on; `python -m mlxstack.engine.device` tells it as JSON."""
+"""Device of MLX, its memory, and the cache of freed buffers.
 
+`python -m mlxstack.engine.device` prints the device as JSON.
+
+MLX reuses a freed buffer only for a request of about its size. Buffers whose size follows the
+context are never requested again, so on Metal, where the default limit is nearly all memory, the
+cache must be emptied by its user.
+
+`mx.clear_cache` waits for every CPU stream of the process while it holds the GIL. A load from a
+Python file object (`slot_restore.unfilled`) needs the GIL on the stream's thread. Both at once
+deadlock, so they exclude each other: call `release` instead of `mx.clear_cache`, and hold
+`LOADING` while evaluating a load from a Python object.
+"""
+
+import gc
 import json
 import sys
+import traceback
+from contextlib import suppress
+from threading import Lock
 
 import mlx.core as mx
+
+MIN_BOUND = 32 * 2**20
+"""Bytes; MLX's own limit on a CPU. Less is not worth the allocations that follow."""
+
+LOADING = Lock()
+"""Held while MLX reads from a Python object; waiting for it releases the GIL."""
+
+
+def synchronize() -> None:
+    """Wait until no kernel runs. A computation that failed was reported where it was asked for."""
+    with suppress(RuntimeError):
+        mx.synchronize()
+
+
+def release() -> None:
+    """Empty the cache. MLX thread only: a buffer may be freed only when no kernel uses it."""
+    synchronize()
+    with LOADING:
+        mx.clear_cache()
+
+
+def active_bytes() -> int:
+    """Bytes of all arrays in use, MLX's cached buffers not among them. Thread-safe."""
+    gc.collect()
+    return int(mx.get_active_memory())
+
+
+def clear_traceback_frames(error: BaseException | None) -> None:
+    """Clear traceback frames, so that a stored exception keeps no MLX arrays alive."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def has_gpu() -> bool:
@@ -12,9 +60,9 @@ def has_gpu() -> bool:
 
 
 def told() -> dict[str, object]:
-    """The kind and name of the device, and the bytes that it recommends to hold at most; 0: none.
+    """Kind and name of the device, and its recommended working set in bytes; 0: none.
 
-    What Metal recommends is less than the memory of the computer.
+    Metal recommends less than the memory of the computer.
     """
     facts = mx.device_info()
     return {

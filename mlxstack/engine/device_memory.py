@@ -16,8 +16,8 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
-from mlxstack.engine import buffer_cache
-from mlxstack.engine.buffer_cache import MIN_BOUND
+from mlxstack.engine import device
+from mlxstack.engine.device import MIN_BOUND
 from mlxstack.host.hardware import amount
 from mlxstack.host.memory_budget import buffer_cache_limit, mac_share, memory_limit
 from mlxstack.policy import kv_geometry_by_model
@@ -66,7 +66,7 @@ class DeviceMemory:
 
     def restore(self) -> None:
         """Set the limits as they were before `apply`; no computation may be in flight."""
-        buffer_cache.synchronize()
+        device.synchronize()
         if self._previous is None:
             return
         cache_bytes, array_bytes, wired_bytes = self._previous

@@ -14,43 +14,26 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxstack.core.commands import (
-    CacheCommand,
-    CollectGarbage,
-    EmbedTexts,
-    FlushResult,
-    GCResult,
-    SlotCommand,
-    SlotCommandResult,
-)
-from mlxstack.core.engine_events import RequestFailed
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import SetupError, Unsupported
+from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
-from mlxstack.core.request import Request
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.engine.step import Deliver
 from mlxstack.host.memory_budget import this_memory
 
 MOST_TOKENS = 4096
 """Tokens of one forward pass, padding included; a longer text goes alone."""
-NO_SLOTS = "This server has an embedding model: it has no slots and generates no text"
 
 Tokens = tuple[int, ...]
 
 
 class EmbeddingEngine:
-    """Has the methods of `engine.thread.Engine`; everything but `Embed` is refused.
+    """Embeds texts on its own thread. Every public method is thread-safe."""
 
-    Every public method may be called from any thread.
-    """
-
-    def __init__(self, preset: Preset, deliver: Deliver) -> None:
+    def __init__(self, preset: Preset) -> None:
         self._preset = preset
-        self._deliver = deliver
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loaded: Future[ModelFacts] = Future()
         self._stopped: Future[None] = Future()
@@ -65,42 +48,20 @@ class EmbeddingEngine:
         self._thread.start()
         return self._loaded
 
-    def run_cache_command(self, command: CacheCommand) -> Future[Any]:
-        """The vectors of `Embed`; the future raises Unsupported for every other chore."""
-        future: Future[Any] = Future()
-        if not isinstance(command, EmbedTexts):
-            future.set_exception(Unsupported(NO_SLOTS))
-            return future
+    def embed(self, texts: tuple[Tokens, ...]) -> Future[tuple[bytes, ...]]:
+        """Compute one vector per text: little-endian float32, of length one."""
+        future: Future[tuple[bytes, ...]] = Future()
 
         def work() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     assert self._runner is not None, "texts come after the model is loaded"
-                    future.set_result(embed(self._runner, command.texts))
+                    future.set_result(embed(self._runner, texts))
                 except Exception as error:
                     future.set_exception(error)
 
         self._inbox.put(work)
         return future
-
-    def submit(self, request: Request) -> None:
-        """Fails at once."""
-        self._deliver((RequestFailed(request.id, Unsupported(NO_SLOTS)),))
-
-    def cancel(self, request_id: str) -> None:
-        """Nothing is ever under way."""
-
-    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]:
-        """The future raises Unsupported."""
-        return _refused()
-
-    def park(self) -> Future[FlushResult]:
-        """The future raises Unsupported."""
-        return _refused()
-
-    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]:
-        """The future raises Unsupported."""
-        return _refused()
 
     def snapshot(self) -> Snapshot:
         """Without slots."""
@@ -177,9 +138,3 @@ def _pooled(runner: ModelRunner, texts: Sequence[Tokens]) -> list[bytes]:
     vectors = found / mx.maximum(mx.linalg.norm(found, axis=-1, keepdims=True), 1e-12)
     mx.eval(vectors)
     return [bytes(memoryview(row)) for row in vectors]
-
-
-def _refused() -> "Future[Any]":
-    future: Future[Any] = Future()
-    future.set_exception(Unsupported(NO_SLOTS))
-    return future

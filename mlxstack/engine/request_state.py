@@ -1,4 +1,4 @@
-"""An ask while it is being served: its clockwork, and what it has cost so far."""
+"""State of a request in the engine: limits, stop tokens, timings."""
 
 from mlxstack.core.engine_events import CacheMiss, FinishReason, KVSource, RequestTimings
 from mlxstack.core.engine_snapshot import RequestPhase
@@ -27,7 +27,7 @@ class RequestState:
         self.drafter: Drafter | None = None
 
     def choose(self, token: int, now: float, n_ctx: int) -> FinishReason | None:
-        """Count a sampled token; the reason if it is the last one of this ask.
+        """Count a sampled token; the finish reason if it is the request's last.
 
         `n_ctx` tokens fit the slot, prompt and answer together.
         """
@@ -43,7 +43,7 @@ class RequestState:
         return None
 
     def work(self, now: float) -> RequestTimings:
-        """What this ask cost until now."""
+        """Timings of the request until now."""
         arrived = self.request.arrived
         return RequestTimings(
             n_prompt=len(self.request.tokens),
@@ -60,7 +60,7 @@ class RequestState:
 
 
 def queued_request_of(request: Request, n_bytes: int) -> QueuedRequest:
-    """What the scheduler needs to know of an ask that will take `n_bytes` of live KV."""
+    """The request as the scheduler sees it, with `n_bytes` of expected live KV."""
     return QueuedRequest(
         request=request.id,
         n_prompt=len(request.tokens),

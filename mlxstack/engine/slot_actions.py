@@ -1,4 +1,4 @@
-"""Saves, restores and erases slots, each when its slot is idle."""
+"""Slot actions: saves, restores and erases slots, each when its slot is idle."""
 
 import itertools
 import logging
@@ -20,11 +20,11 @@ from mlxstack.core.commands import (
     SlotRestoreResult,
 )
 from mlxstack.core.errors import StackError, describe_error
-from mlxstack.engine.futures import copy_outcome
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.incremental_pack import BackgroundSteps
+from mlxstack.engine.kv.park import BackgroundSteps
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest
+from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.step import EngineLoop
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class SlotActionRunner:
         self._archive = archive
         self._pieces = pieces
         self._publish = publish
-        self._ids = (f"errand-{n}" for n in itertools.count())
+        self._ids = (f"action-{n}" for n in itertools.count())
 
     def run(self, act: SlotCommand, future: "Future[SlotCommandResult]") -> None:
         """Do it as soon as the slot is idle; the future gets the result or the StackError."""
@@ -63,8 +63,8 @@ class SlotActionRunner:
                 self._fail(act, future, error)
 
         # A save must not replace a good file by what is left of a broken context.
-        told = lost if isinstance(act, SaveSlot) else None
-        self._turns.when_idle(next(self._ids), act.slot, begin, told)
+        on_lost = lost if isinstance(act, SaveSlot) else None
+        self._turns.when_idle(next(self._ids), act.slot, begin, on_lost)
 
     def _begin(
         self, act: SlotCommand, context: SlotContext, future: "Future[SlotCommandResult]"
@@ -106,7 +106,7 @@ class SlotActionRunner:
     def _vacate(
         self, act: EvictAgentFromSlot, context: SlotContext, future: "Future[SlotCommandResult]"
     ) -> None:
-        """By name: it may be a hint, or what was said, that told who this agent is."""
+        """Compare names: a hint or the conversation may have identified the agent."""
         if self._turns.agent_in(act.slot) != act.agent:
             self._turns.release(act.slot)
             future.set_result(SlotEraseResult(act.slot, 0))
@@ -140,5 +140,5 @@ class SlotActionRunner:
     ) -> None:
         self._turns.release(act.slot)
         if not isinstance(error, StackError):
-            log.exception("an errand broke", exc_info=error)
+            log.exception("a slot action failed", exc_info=error)
         future.set_exception(describe_error(error, "this slot action"))

@@ -1,21 +1,26 @@
-"""The books of the engine: what was computed, how fast it goes, how long an ask takes."""
+"""Engine statistics and the snapshot: counters, throughput, seconds per request."""
 
 import time
+from collections.abc import Mapping, Sequence
 
+import mlx.core as mx
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
-from mlxstack.core.engine_snapshot import Counters, RequestPhase
+from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.request_state import RequestState
 from mlxstack.policy.cache_stats import CacheStats, RequestSums
-from mlxstack.policy.throughput_model import (
+from mlxstack.policy.chunked_prefill import (
     ThroughputModel,
     observe_decode,
     observe_prefill,
     prefill_s,
 )
+from mlxstack.policy.scheduler_state import ACTIVE, SchedulerState, Slot
 
 BULK = 128
-"""Shorter bites do not tell what a long prompt would have taken: each has its overhead."""
+"""Shorter chunks say little about a long prompt: each has its overhead."""
 
 
 class EngineStats:
@@ -35,7 +40,7 @@ class EngineStats:
         self.counters = replace(now, **{k: getattr(now, k) + v for k, v in more.items()})
 
     def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
-        """A bite was computed, from position `start` on."""
+        """Record a prefill chunk from position `start` on."""
         self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
         if n_tokens >= BULK:
             self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
@@ -50,7 +55,7 @@ class EngineStats:
             self._since_token = 0.0
 
     def served(self, work: RequestTimings, seconds: float) -> None:
-        """An ask left its seat after so many seconds."""
+        """Record a request that left its slot."""
         self.seconds_per_request = 0.8 * self.seconds_per_request + 0.2 * seconds
         tally = RequestSums(
             n_requests=1,
@@ -66,7 +71,7 @@ class EngineStats:
         self.counters = replace(self.counters, n_tokens_max=most)
 
     def ended(self, last: RequestFinished | RequestFailed) -> RequestPhase:
-        """An ask is over; what it is seen as from now on."""
+        """Record the end of a request; its phase from now on."""
         if isinstance(last, RequestFailed):
             self.count(n_failed=1)
         elif last.reason is FinishReason.CANCELLED:
@@ -79,3 +84,61 @@ class EngineStats:
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
         return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, 0, n_cached)
+
+
+def build_snapshot(
+    state: SchedulerState,
+    slots: Sequence[SlotContext],
+    shown: Mapping[int, RequestState],
+    counters: Counters,
+    n_ctx: int,
+    turn: int,
+) -> Snapshot:
+    """Build the snapshot; `shown` maps each slot to its current or last request."""
+    now = time.monotonic()
+    views = tuple(
+        _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now) for slot in state.slots
+    )
+    waiting = tuple(
+        WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
+        for t in state.waiting
+    )
+    return Snapshot(
+        at=now,
+        turn=turn,
+        slots=views,
+        waiting=waiting,
+        counters=counters,
+        active_bytes=mx.get_active_memory(),
+        cache_bytes=mx.get_cache_memory(),
+        kv_bytes=sum(view.n_bytes for view in views),
+    )
+
+
+def _slot(
+    slot: Slot, context: SlotContext, live: RequestState | None, n_ctx: int, now: float
+) -> SlotView:
+    idle = 0.0 if slot.state in ACTIVE else max(0.0, now - slot.last_used)
+    empty = SlotView(id=slot.id, n_ctx=n_ctx, n_tokens=len(context), n_bytes=context.n_bytes)
+    if live is None:
+        return empty
+    running_s = now - live.running_at if live.running_at else 0.0
+    is_active = slot.state in ACTIVE
+    return SlotView(
+        id=slot.id,
+        n_ctx=n_ctx,
+        state=live.state,
+        request=live.request.id,
+        agent=live.request.agent or live.request.display_name,
+        n_tokens=len(context),
+        n_prompt=len(live.request.tokens),
+        n_done=slot.position if live.state is RequestPhase.PREFILLING else len(live.request.tokens),
+        n_cached=live.n_cached,
+        n_decoded=live.n_generated,
+        n_remain=max(0, live.request.max_tokens - live.n_generated),
+        tps=live.n_generated / running_s if is_active and running_s > 0 else 0.0,
+        n_bytes=context.n_bytes,
+        idle_s=idle,
+        is_used=True,
+        miss=live.miss,
+    )

@@ -1,6 +1,6 @@
-"""Turns: listen, decide, decode one token for every running slot, prefill a bite, deliver.
+"""One engine step: schedule, decode a token per running slot, prefill a chunk, deliver.
 
-No thread and no queue here: `Turns` is driven by `engine.thread`, and by tests directly.
+No thread and no queue here: `EngineLoop` is driven by `engine.core`, and by tests directly.
 """
 
 import logging
@@ -25,18 +25,15 @@ from mlxstack.core.engine_events import (
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
 from mlxstack.core.errors import Broken, Busy, StackError, describe_error
 from mlxstack.core.request import Request
-from mlxstack.engine import buffer_cache
+from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
-from mlxstack.engine.kv.overlap_cache import PrefixOverlapCache
+from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
+from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
-from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.request_state import RequestState, queued_request_of
-from mlxstack.engine.slot_reservations import SlotReservations
-from mlxstack.engine.snapshot import build_snapshot
-from mlxstack.engine.stats import EngineStats
-from mlxstack.policy import request_queue
-from mlxstack.policy import scheduler_state as desks
+from mlxstack.engine.stats import EngineStats, build_snapshot
+from mlxstack.policy import scheduler, scheduler_state
 from mlxstack.policy.scheduler import (
     AssignSlot,
     Expire,
@@ -50,58 +47,80 @@ from mlxstack.policy.scheduler_state import ACTIVE, QueuedRequest, SlotState
 
 log = logging.getLogger(__name__)
 
+GROWTH_EVERY = 64
+"""Steps between two checks that the device has room for the rows to grow."""
+GROWTH = 256
+"""Tokens that are admitted ahead per row: the step by which mlx-lm's caches grow."""
 MOST_LOADS = 3
-"""An ask goes to the disk so many times; then it does with what is in memory."""
+"""Disk reads per request; after them it starts from the KV in memory."""
 
 Events = tuple[Event, ...]
 Deliver = Callable[[Events], None]
+Work = Callable[[SlotContext], None]
+OnLost = Callable[[StackError], None]
 
 
-class EngineLoop(SlotReservations):
-    """All that changes while serving: desk, contexts, batch. Single owner, no locks."""
+class EngineLoop:
+    """State of a serving engine: scheduler, contexts, batch. Owned by one thread, without locks.
+
+    MLX's cache of freed buffers is emptied at the end of a step when it exceeds
+    `max_cached_bytes`.
+    """
 
     def __init__(
-        self, runner: ModelRunner, slot_kv: SlotKVManager, n_ctx: int, limits: SchedulerLimits
+        self,
+        batch: Batch,
+        slot_kv: SlotKVManager,
+        n_ctx: int,
+        limits: SchedulerLimits,
+        max_cached_bytes: int = device.MIN_BOUND,
+        *,
+        is_drafting: bool = False,
     ) -> None:
-        super().__init__(slot_kv.slots)
-        self._runner = runner
+        self.slots = slot_kv.slots
+        self._state = scheduler_state.initial_state(len(self.slots))
+        self._works: dict[str, tuple[Work, OnLost | None]] = {}
         self.n_ctx = n_ctx
         self._limits = limits
         self.slot_kv = slot_kv
-        self.batch = Batch(runner)
-        self.is_drafting = False
+        self.batch = batch
+        self._is_drafting = is_drafting
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
         self.ledger = EngineStats()
         self._events: list[Event] = []
         self._n_steps = 0
-        self.max_cached_bytes = buffer_cache.MIN_BOUND
-        """Bytes of freed buffers beyond which MLX's cache is emptied at the end of a turn."""
+        self.max_cached_bytes = max_cached_bytes
 
     @property
     def has_work(self) -> bool:
         """Whether another turn would do anything."""
         return bool(self._live or self._state.actions)
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether a slot action runs in some slot."""
+        return any(slot.state is SlotState.HELD for slot in self._state.slots)
+
     def submit(self, request: Request) -> None:
-        """The ask joins the queue, or is refused at once when that is full."""
-        ticket = queued_request_of(request, self.slot_kv.need(request))
-        if ticket.n_bytes > self.slot_kv.memory.budget:
+        """Queue a request, or refuse it when the queue is full."""
+        queued = queued_request_of(request, self.slot_kv.need(request))
+        if queued.n_bytes > self.slot_kv.memory.budget:
             self._refuse(request, self.slot_kv.too_big(request))
             return
-        if is_full(self._state, ticket, time.monotonic(), self._limits):
-            wait = request_queue.retry_after(self._state, self.ledger.seconds_per_request)
+        if is_full(self._state, queued, time.monotonic(), self._limits):
+            wait = scheduler.retry_after(self._state, self.ledger.seconds_per_request)
             n = len(self._state.waiting)
             self._refuse(request, Busy(f"all slots are busy and {n} requests wait", wait))
             return
         self._live[request.id] = RequestState(request)
         self.ledger.count(n_asks=1)
         self._emit(RequestQueued(request.id, len(self._state.waiting)))
-        self._state = desks.enqueue(self._state, ticket)
+        self._state = scheduler_state.enqueue(self._state, queued)
 
     def cancel(self, request_id: str) -> None:
-        """Stop an ask in whatever state it is; its KV so far stays in the slot."""
+        """Stop a request in any phase; its KV stays in the slot."""
         live = self._live.get(request_id)
         if live is not None:
             self._end(
@@ -109,65 +128,82 @@ class EngineLoop(SlotReservations):
                 RequestFinished(request_id, FinishReason.CANCELLED, live.work(time.monotonic())),
             )
 
+    def when_idle(
+        self, action_id: str, slot: int, work: Work, on_lost: OnLost | None = None
+    ) -> None:
+        """Call `work` with the slot's context once the slot is idle, and hold the slot.
+
+        `release` or `renew` ends the action. If the context is cleared by an error before the
+        action begins, only `on_lost` is called, where there is one.
+        """
+        self._works[action_id] = work, on_lost
+        entry = scheduler_state.SlotAction(action_id, slot, time.monotonic())
+        self._state = scheduler_state.enqueue_action(self._state, entry)
+
+    def release(self, slot: int) -> None:
+        """Make a held slot idle again."""
+        now = time.monotonic()
+        self._state = scheduler_state.release_slot(self._state, slot, len(self.slots[slot]), now)
+
     def renew(self, slot: int) -> None:
-        """A held slot is idle again, with a context that no ask has made."""
+        """Make a held slot idle again, with a context from elsewhere."""
         self._last.pop(slot, None)
         now = time.monotonic()
-        self._state = desks.reset_slot(self._state, slot, len(self.slots[slot]), now)
+        self._state = scheduler_state.reset_slot(self._state, slot, len(self.slots[slot]), now)
 
     def agent_in(self, slot: int) -> str | None:
-        """Who spoke last in this slot, as the snapshot says it."""
+        """Name of the last agent in this slot, as in the snapshot."""
         last = self._last.get(slot)
         return (last.request.agent or last.request.display_name) if last else None
 
     def step(self, deliver: Deliver) -> None:
-        """One round. Events are delivered before a bite begins, and at the end."""
+        """Run one step. Events are delivered before a prefill chunk, and at the end."""
         self._n_steps += 1
         self._schedule()
-        self._state, next_bite = next_prefill_chunk(
-            self._state, self.ledger.speed, self._limits.pace
-        )
+        self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
+        if self._n_steps % GROWTH_EVERY == 0:
+            self._admit_growth()
         self._decode(self.batch.step)
-        if next_bite is not None:
-            # Nobody's token waits for the bite, and the bite is timed alone.
+        if chunk is not None:
+            # Flush pending tokens first, so prefill neither delays them nor is timed with them.
             self._decode(self.batch.sync)
             self.flush(deliver)
-            self._prefill(next_bite.slot, next_bite.n_tokens)
+            self._prefill(chunk.slot, chunk.n_tokens)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
-        self.slot_kv.maintain(self._n_steps, desks.idle_slots(self._state))
+        self.slot_kv.maintain(self._n_steps, scheduler_state.idle_slots(self._state))
 
     def release_buffers(self) -> None:
-        """Empty MLX's buffer cache, once no step is in flight; what it chose is kept."""
+        """Empty MLX's buffer cache once no step is in flight; its tokens are received."""
         self._decode(self.batch.sync)
-        buffer_cache.release()
+        device.release()
 
     def flush(self, deliver: Deliver) -> None:
-        """Hand over the events so far."""
+        """Deliver the events so far."""
         if self._events:
             events, self._events = tuple(self._events), []
             deliver(events)
 
     def end_all(self, error: StackError) -> None:
-        """Every ask ends with this error; what it has computed stays in its slot."""
+        """Fail every request with this error; computed KV stays in the slots."""
         for live in list(self._live.values()):
             self._end(live, RequestFailed(live.request.id, error))
 
     def fail_all(self, error: StackError) -> None:
-        """Every ask ends with this error and its slot is emptied; no other slot has changed."""
+        """Fail every request with this error and clear its slot; other slots stay."""
         self.batch.reset()
         for request_id in list(self._live):
             self._fail(request_id, error)
         for slot in self._state.slots:
-            # An ask whose end broke has left its seat behind.
+            # A request whose end raised still occupies its slot.
             if slot.state in ACTIVE:
                 self._clear(slot.id, error)
                 self.release(slot.id)
-        buffer_cache.release()
+        device.release()
 
     def snapshot(self) -> Snapshot:
-        """What everybody else may know."""
+        """Immutable state for other threads."""
         counters = replace(
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
@@ -195,22 +231,23 @@ class EngineLoop(SlotReservations):
                     self._live[action.queued.request], RequestFailed(action.queued.request, late)
                 )
             elif isinstance(action, RunSlotAction):
-                self._run(action.action)
+                work, _ = self._works.pop(action.action.id)
+                work(self.slots[action.action.slot])
 
-    def _assign_slot(self, ticket: QueuedRequest, slot: int) -> None:
-        live = self._live[ticket.request]
+    def _assign_slot(self, queued: QueuedRequest, slot: int) -> None:
+        live = self._live[queued.request]
         live.slot, live.seated_at = slot, time.monotonic()
         live.state = RequestPhase.PREFILLING
-        self._matches.forget(ticket.request)
+        self._matches.forget(queued.request)
         self._prepare_slot(live, slot)
 
     def _prepare_slot(self, live: RequestState, slot: int) -> None:
-        """Reuse what there is; what lies on disk is read first, while others go on."""
+        """Reuse known KV; KV on disk is read first, while other slots go on."""
         may_read = live.n_loads < MOST_LOADS
         plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
         if self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
             live.n_loads += 1
-            self._state = desks.start_loading(self._state, slot)
+            self._state = scheduler_state.start_loading(self._state, slot)
             return
         self.slot_kv.prepare_slot(live.request, slot, plan)
         from_disk = live.n_loads and plan.source is KVSource.PARKED
@@ -224,7 +261,7 @@ class EngineLoop(SlotReservations):
     def _slot_prepared(self, request_id: str, slot: int) -> None:
         live = self._live.get(request_id)
         if live is not None and self._state.slot(slot).state is SlotState.LOADING:
-            self._state = desks.finish_loading(self._state, slot)
+            self._state = scheduler_state.finish_loading(self._state, slot)
             self._guard(request_id, partial(self._prepare_slot, live, slot))
 
     def _prefill(self, slot: int, n_tokens: int) -> None:
@@ -235,27 +272,31 @@ class EngineLoop(SlotReservations):
 
     def _prefill_chunk(self, live: RequestState, slot: int, n_tokens: int) -> None:
         context = self.slots[slot]
+        idle = scheduler_state.idle_slots(self._state)
+        self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
         start = len(context)
-        took = prefill_chunk(self._runner, context, live.request, n_tokens)
+        took = prefill_chunk(self.batch.runner, context, live.request, n_tokens)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
         self._advance(live, len(context))
 
     def _advance(self, live: RequestState, position: int) -> None:
-        """Prefill stands at `position`; with one token left the slot joins the batch."""
+        """Record the prefill position; with one token left the slot joins the batch."""
         assert live.slot is not None
-        self._state = desks.advance(self._state, live.slot, position)
+        self._state = scheduler_state.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
             context = self.slots[live.slot]
-            row = row_of(live.request, live.slot, context, self.n_ctx, is_drafting=self.is_drafting)
+            row = row_of(
+                live.request, live.slot, context, self.n_ctx, is_drafting=self._is_drafting
+            )
             live.drafter = row.drafter
             self.batch.join(row)
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:
-        """Take or finish a step; one that breaks takes its rows with it, not the service."""
+        """Run or collect a step; an exception fails its rows, not the service."""
         if not self.batch.is_busy:
             return
         began = time.perf_counter()
@@ -270,6 +311,17 @@ class EngineLoop(SlotReservations):
             self._receive(one)
         for row, reason in self.batch.take_broken():
             self._break([row.slot], reason)
+
+    def _admit_growth(self) -> None:
+        """Fail rows that the device has no room to decode on: Metal would end the process."""
+        for row in tuple(self.batch.rows):
+            queued = self._state.slot(row.slot).queued
+            assert queued is not None
+            n_bytes = self.slot_kv.bytes_per_token * (len(row.context) + GROWTH)
+            idle = scheduler_state.idle_slots(self._state)
+            self._guard(
+                queued.request, partial(self.slot_kv.admit_growth, row.context, n_bytes, idle)
+            )
 
     def _receive(self, one: RowToken) -> None:
         slot = self._state.slot(one.row.slot)
@@ -288,42 +340,42 @@ class EngineLoop(SlotReservations):
         now = time.monotonic()
         self._live.pop(live.request.id, None)
         self._matches.forget(live.request.id)
-        self._state = desks.dequeue(self._state, live.request.id)
+        self._state = scheduler_state.dequeue(self._state, live.request.id)
         if live.slot is not None:
-            # The context is somebody else's while this ask waits for the disk.
+            # Until its KV is read from disk, the slot holds the context of another request.
             if self._state.slot(live.slot).state is not SlotState.LOADING:
                 self.batch.leave(live.slot)
                 self._keep(live.slot)
                 self._last[live.slot] = live
                 self.ledger.served(live.work(now), now - live.seated_at)
-            self._state = desks.release_slot(
+            self._state = scheduler_state.release_slot(
                 self._state, live.slot, len(self.slots[live.slot]), now
             )
         live.state = self.ledger.ended(last)
         self._emit(last)
 
     def _keep(self, slot: int) -> None:
-        """What an ask has left in its slot is kept; if that breaks, the answer is none the less."""
+        """Store the context of a finished request; an error does not fail the request."""
         try:
             self.slot_kv.end_request(slot)
         except Exception as error:
-            log.exception("what an answer left in slot %d could not be kept", slot)
+            log.exception("the context of slot %d could not be stored after a request", slot)
             self._clear(slot, describe_error(error, "keeping this slot"))
 
     def _guard(self, request_id: str, work: Callable[[], None]) -> None:
-        """A request that raises fails alone, with its slot reset."""
+        """Run `work`; an exception fails this request alone and resets its slot."""
         try:
             work()
-        except Exception as error:  # whatever it was, it concerns this ask only
+        except Exception as error:  # any error concerns this request only
             self._log(request_id, error)
             self._fail(request_id, error)
 
     def _break(self, slots: list[int], error: Exception) -> None:
         for slot in slots:
-            ticket = self._state.slot(slot).queued
-            if ticket is not None:
-                self._log(ticket.request, error)
-                self._fail(ticket.request, error)
+            queued = self._state.slot(slot).queued
+            if queued is not None:
+                self._log(queued.request, error)
+                self._fail(queued.request, error)
 
     def _log(self, request_id: str, error: Exception) -> None:
         """Log an error that the client cannot act on, with its traceback and the request id."""
@@ -336,6 +388,16 @@ class EngineLoop(SlotReservations):
         if live.slot is not None:
             self._clear(live.slot, plain)
         self._end(live, RequestFailed(request_id, plain))
+
+    def _clear(self, slot: int, error: StackError) -> None:
+        """Empty a broken context, and tell the slot actions that were to save it."""
+        self.slots[slot].clear()
+        for pending in self._state.actions:
+            _, on_lost = self._works[pending.id]
+            if pending.slot == slot and on_lost is not None:
+                del self._works[pending.id]
+                self._state = scheduler_state.drop_action(self._state, pending)
+                on_lost(error)
 
     def _refuse(self, request: Request, error: StackError) -> None:
         self.ledger.count(n_refused=1)

@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.policy.kv_geometry import Geometry
-from mlxstack.policy.kv_records import CUT
+from mlxstack.policy.prefix_index import CUT
 
 MARGIN_BYTES = 64 * 1024 * 1024
 """Tokenizer, compiled kernels, and what else a process holds beside the model."""

@@ -1,4 +1,7 @@
-"""How big a bite of which prompt is prefilled next, so that nobody falls silent for long."""
+"""Chunked prefill: size and order of chunks, bounded by inter-token latency.
+
+The size follows a throughput model that is fitted to measured chunks and decode steps.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +10,107 @@ from msgspec import Struct
 
 from mlxstack.core.request import Priority
 from mlxstack.policy.scheduler_state import Slot
-from mlxstack.policy.throughput_model import ThroughputModel, tokens_within
+
+FEWEST = 16
+"""Shorter chunks, in tokens, measure overhead rather than throughput."""
+
+MEMORY = 0.95
+"""Decay of older chunks in the regression of the slowdown."""
+
+
+class RegressionSums(Struct, frozen=True):
+    """Decaying sums over chunks: tokens, and per token position, cost in seconds, and products."""
+
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+
+class ThroughputModel(Struct, frozen=True):
+    """Measured: prefill tokens per second at position 0, and seconds of a decode step.
+
+    Each token before a token makes it slower by the share `slowdown`: attention looks back at
+    all of them. 0: not known yet.
+    """
+
+    prefill_tps: float = 0.0
+    decode_s: float = 0.0
+    slowdown: float = 0.0
+    trend: RegressionSums = RegressionSums()
+
+
+def observe_prefill(
+    speed: ThroughputModel, start: int, n_tokens: int, seconds: float
+) -> ThroughputModel:
+    """Update by a chunk from `start` on; the level follows at once, the slowdown slowly."""
+    if n_tokens < FEWEST or seconds <= 0:
+        return speed
+    middle = start + n_tokens / 2
+    trend = _add(speed.trend, n_tokens, middle, seconds / n_tokens)
+    slowdown = _slowdown(trend)
+    measured = n_tokens / seconds
+    expected = speed.prefill_tps / (1 + speed.slowdown * middle) or measured
+    level = 0.5 * (measured + expected) * (1 + slowdown * middle)
+    return ThroughputModel(level, speed.decode_s, slowdown, trend)
+
+
+def observe_decode(speed: ThroughputModel, seconds: float) -> ThroughputModel:
+    """Update by a decode step; slower steps count at once, faster ones gradually."""
+    decode_s = max(seconds, 0.8 * speed.decode_s + 0.2 * seconds)
+    return ThroughputModel(speed.prefill_tps, decode_s, speed.slowdown, speed.trend)
+
+
+def prefill_s(speed: ThroughputModel, start: int, n_tokens: int) -> float:
+    """Seconds that `n_tokens` from position `start` on will take; 0 when nothing is known."""
+    if not speed.prefill_tps:
+        return 0.0
+    return n_tokens * (1 + speed.slowdown * (start + n_tokens / 2)) / speed.prefill_tps
+
+
+def tokens_within(speed: ThroughputModel, start: int, seconds: float) -> int:
+    """How many tokens from position `start` on take at most `seconds`: `prefill_s` solved."""
+    work = max(0.0, seconds) * speed.prefill_tps
+    first = 1 + speed.slowdown * start
+    return int(2 * work / (first + math.sqrt(first * first + 2 * speed.slowdown * work)))
+
+
+def _add(trend: RegressionSums, n: int, x: float, y: float) -> RegressionSums:
+    return RegressionSums(
+        MEMORY * trend.n + n,
+        MEMORY * trend.x + n * x,
+        MEMORY * trend.y + n * y,
+        MEMORY * trend.xx + n * x * x,
+        MEMORY * trend.xy + n * x * y,
+    )
+
+
+def _slowdown(trend: RegressionSums) -> float:
+    """Slope over intercept of the least-squares line; 0 while all chunks lie together."""
+    x, y = trend.x / trend.n, trend.y / trend.n
+    spread = trend.xx / trend.n - x * x
+    if spread < FEWEST * FEWEST:
+        return 0.0
+    slope = max(0.0, (trend.xy / trend.n - x * y) / spread)
+    return slope / max(y - slope * x, 0.1 * y)
+
 
 FINEST = 16
-"""Bites shorter than a block end on multiples of this, in tokens."""
+"""Chunks shorter than a block end on multiples of this, in tokens."""
 
 HEADROOM = 0.9
 """Share of the bound that is aimed at: the next step may have one row more than the last."""
 
 
 class PrefillPolicy(Struct, frozen=True):
-    """The bounds of a bite.
+    """Bounds of a prefill chunk.
 
-    `max_stall_s` is the longest silence of a decoding agent; `patience_s` the longest bite when
-    nobody decodes, so that arrivals and cancellations are heard; `max_chunk_size` and `block` are
-    tokens; `max_passed` is how many bites in a row may pass over the prompt that came first.
-    `score_bytes` is what unfused attention stores per query token and context token, of which
-    `max_score_bytes` may be alive; 0: fused, no bound.
+    `max_stall_s` is the longest pause between tokens of a decoding request; `patience_s` the
+    longest chunk while no request decodes, so that arrivals and cancellations are handled;
+    `max_chunk_size` and `block` are tokens; `max_passed` is the number of chunks in a row that may
+    pass over the oldest prompt. `score_bytes` is what unfused attention stores per query token and
+    context token, of which `max_score_bytes` may be alive; 0: fused, no bound.
     """
 
     max_stall_s: float = 0.25
@@ -36,10 +123,9 @@ class PrefillPolicy(Struct, frozen=True):
 
 
 def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
-    """The more urgent first, then the shortest remaining prompt; the oldest gets its share.
+    """Select the slot with the highest priority, then the shortest remaining prompt.
 
-    So every prompt ends: the one that came first gets one bite of `max_passed + 1`, then another
-    is first.
+    The oldest prompt gets one chunk of `max_passed + 1`, so every prompt ends.
     """
     first = min(slots, key=_arrival)
     if first.n_passed >= pace.max_passed:
@@ -48,9 +134,10 @@ def next_to_prefill(slots: Sequence[Slot], pace: PrefillPolicy) -> Slot:
 
 
 def chunk_size(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPolicy) -> int:
-    """Tokens to prefill now for this seat, ending on a block boundary whenever that is near.
+    """Tokens of the next prefill chunk, ending on a block boundary where one is near.
 
-    With someone decoding, bite plus decode step stay inside `max_stall_s` at measured speed.
+    While other requests decode, chunk plus decode step stay inside `max_stall_s` at the measured
+    throughput.
     """
     budget = _budget(slot, n_decoding, speed, pace)
     if slot.n_left <= budget:

@@ -1,8 +1,8 @@
-"""Tells conversations apart by what was said to the model, and gives each a name.
+"""Conversation identity: tells conversations apart by their user turns, and names them.
 
-A conversation is the same one as long as it only grows. A client's own name for it (a hint)
-decides between conversations that were told the same; it never joins two that were not. Nor are
-conversations under different salts ever the same.
+A conversation keeps its identity as long as it only grows. A client's own name for it (a hint)
+decides between conversations with equal turns; it never joins two that differ. Conversations
+under different salts are never the same.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ MOST_KNOWN = 512
 """Conversations that are remembered; the least recently heard go first."""
 
 MOST_TOLD = 1024
-"""Turns of each that are remembered; by these alone is it told from others."""
+"""Turns per conversation that are remembered and compared."""
 
 TOLD = frozenset({Role.USER, Role.TOOL})
 N_DIGITS = 8
 IMPLICIT = re.compile(
     rf"(?:chat|claude|codex|opencode|key|user)-[0-9a-f]{{{N_DIGITS}}}(?:\.[0-9]+)?"
 )
-"""What `Names` makes: a client of which there are hints, or "chat", and what was said first."""
+"""Names of `ConversationNamer`: the client of a hint, or "chat", and a digest of the head."""
 
 
 class KnownConversation(Struct, frozen=True):
@@ -83,12 +83,12 @@ def is_implicit(name: str) -> bool:
 
 
 def user_turn_digests(conversation: Conversation, salt: str = "") -> tuple[str, ...]:
-    """Digests of what the model was told, the head up to the first user turn as one.
+    """Digests of the input turns, the head up to the first user turn as one.
 
-    Under another salt they are others, and so is the name: nobody guesses it from the words.
+    Another salt gives other digests and another name, so that a name cannot be guessed from text.
 
-    What it answered is left out, since clients send that back in other clothes; so are rules
-    in the midst of the conversation, which some clients change at every turn.
+    Answers are left out, since clients send them back reformatted; so are system messages inside
+    the conversation, which some clients change at every turn.
     """
     turns: list[str] = []
     key = hashlib.blake2b(salt.encode()).digest() if salt else b""

@@ -77,6 +77,10 @@ class WidthCosts(Struct, frozen=True):
         return max(seconds[i - 1] + slope * (width - widths[i - 1]), seconds[0])
 
 
+UNMEASURED = WidthCosts()
+"""All widths cost the same."""
+
+
 def observe_width(costs: WidthCosts, width: int, seconds: float) -> WidthCosts:
     """Take a measured pass into account.
 

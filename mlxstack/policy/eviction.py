@@ -13,8 +13,7 @@ from math import log2
 from msgspec import Struct
 
 from mlxstack.core.preset import EvictionPolicy
-from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, StorageTier
-from mlxstack.policy.prefix_index import PrefixIndex
+from mlxstack.policy.prefix_index import IndexEntry, PrefixIndex, SegmentMeta, StorageTier
 
 BOOST_S = 600.0
 """Seconds by which every doubling of its hits makes a record look later used."""
@@ -61,7 +60,7 @@ class EvictionCandidate(Struct, frozen=True):
 
 
 class EvictionGoal(Struct, frozen=True):
-    """What must be reached: `n_bytes` freed, and at most `max_entries` left."""
+    """Goal of an eviction: `n_bytes` freed, and at most `max_entries` left."""
 
     n_bytes: int = 0
     max_entries: int | None = None
@@ -72,7 +71,7 @@ class EvictionGoal(Struct, frozen=True):
 def entries(
     index: PrefixIndex, place: StorageTier = StorageTier.MEMORY
 ) -> tuple[EvictionCandidate, ...]:
-    """What lies in `place`. A node also needed by records that lie elsewhere only is fixed."""
+    """Eviction candidates in memory. A parent of records in other tiers is fixed."""
     return tuple(
         EvictionCandidate(
             key=key,
@@ -90,9 +89,9 @@ def entries(
 
 
 def plan(entries: Iterable[EvictionCandidate], goal: EvictionGoal) -> tuple[str, ...]:
-    """Keys to drop, in order; fewer than asked when the rest may not go. O(n log n).
+    """Keys to evict, in order; fewer when the rest may not go. O(n log n).
 
-    Ask for some more bytes than needed at once, rather than for a few at every turn.
+    Request some more bytes than needed at once, rather than a few at every step.
     """
     leaves = _Leaves(entries, goal.policy)
     n_bytes, n_excess = goal.n_bytes, 0

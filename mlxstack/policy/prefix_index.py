@@ -1,16 +1,183 @@
-"""The index of the KV memory: which prefixes are known, where they lie, and who uses them.
+"""Prefix index: records of cached KV, the longest match of a prompt, reference counts.
 
 Segments form a tree. A path covers its tokens without a gap: every child starts inside its
 parent, and a parent stays as long as it has children. So a known block key implies that all
-blocks before it are known, which makes the longest match a binary search (`matching`).
+blocks before it are known, which makes the longest match a binary search (`match`).
 
 One owner, no clock: `now` is an argument, in seconds.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from types import MappingProxyType
 
-from mlxstack.policy.kv_records import CheckpointMeta, IndexEntry, Record, StorageTier, check_fit
+from msgspec import Struct, field
+
+MAX_SEGMENT = 2048
+"""The longest segment that a file may hold, in tokens."""
+
+CUT = 512
+"""Tokens at whose multiples contexts are cut: one piece is packed between two decode steps."""
+
+
+class StorageTier(StrEnum):
+    """Where bytes lie, nearest first."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+class SegmentMeta(Struct, frozen=True):
+    """KV of the tokens [start, end) for the layers that can be cut, end - start <= 2,048.
+
+    It continues `parent` from `start`, which may lie anywhere inside the parent. `blocks` are
+    the chain keys of the full blocks whose last token lies in the segment.
+    """
+
+    key: str
+    parent: str | None
+    start: int
+    end: int
+    n_bytes: int
+    blocks: tuple[bytes, ...] = ()
+
+
+class CheckpointMeta(Struct, frozen=True):
+    """State of the layers that cannot be cut, after exactly `position` tokens.
+
+    `parent` is the segment that holds token `position` - 1; `state` names the tokens
+    (`blocks.state_at`).
+    """
+
+    key: str
+    parent: str
+    position: int
+    n_bytes: int
+    state: bytes
+
+
+Record = SegmentMeta | CheckpointMeta
+
+
+class IndexEntry(Struct):
+    """A record and its mutable state. Only the index and retention change it.
+
+    `refs` counts users: an entry in use stays. `pins` are names that keep it, `guards` learned
+    names that protect it, `agents` those whose newest state includes it.
+    """
+
+    record: Record
+    tiers: set[StorageTier]
+    born_at: float
+    used_at: float
+    children: set[str] = field(default_factory=set)
+    agents: set[str] = field(default_factory=set)
+    pins: set[str] = field(default_factory=set)
+    soft_pins: set[str] = field(default_factory=set)
+    hits: int = 0
+    refs: int = 0
+    is_writing: bool = False
+    was_left: bool = False
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether an agent has a newer state, and no request used or claimed this since."""
+        return self.was_left and not (self.agents or self.pins or self.soft_pins)
+
+    @property
+    def is_shared(self) -> bool:
+        """A head of several conversations: two agents', or one with a learned name."""
+        return len(self.agents) > 1 or bool(self.soft_pins)
+
+
+class PathStep(Struct, frozen=True):
+    """One segment of a path, used from its start up to the token position `upto`."""
+
+    key: str
+    start: int
+    upto: int
+    n_bytes: int
+    is_parked: bool
+
+
+class FoundCheckpoint(Struct, frozen=True):
+    """A checkpoint that lies on a path."""
+
+    key: str
+    position: int
+    n_bytes: int
+    is_parked: bool
+
+
+class CheckpointCandidate(Struct, frozen=True):
+    """A token position of a prompt, and the name of the tokens before it."""
+
+    position: int
+    state: bytes
+
+
+class KnownPrefix(Struct, frozen=True):
+    """The last segment of a context whose tokens are known, and how many a prompt shares."""
+
+    leaf: str
+    n_common: int
+
+
+class PrefixMatch(Struct, frozen=True):
+    """The longest known prefix of a prompt: `covered` tokens along `path`, root first."""
+
+    covered: int = 0
+    path: tuple[PathStep, ...] = ()
+    checkpoints: tuple[FoundCheckpoint, ...] = ()
+
+
+class Totals(Struct, frozen=True):
+    """Bytes by place, and how many segments lie in memory."""
+
+    memory: int = 0
+    disk: int = 0
+    n_entries: int = 0
+
+
+def end_of(record: Record) -> int:
+    """The token position after the last token of a record."""
+    return record.end if isinstance(record, SegmentMeta) else record.position
+
+
+def check_fit(record: Record, parent: Record | None, block_size: int) -> None:
+    """Assert that `record` may hang on `parent`: no gap, no overlap from the parent's start."""
+    if isinstance(record, CheckpointMeta):
+        assert isinstance(parent, SegmentMeta)
+        assert parent.start < record.position <= parent.end, f"{record.key} is off its segment"
+        return
+    assert 0 < record.end - record.start <= MAX_SEGMENT, f"{record.key} has a bad length"
+    n_blocks = record.end // block_size - record.start // block_size
+    assert len(record.blocks) == n_blocks, f"{record.key} names {len(record.blocks)} blocks"
+    if parent is None:
+        assert record.start == 0, f"{record.key} starts at {record.start} without a parent"
+    else:
+        assert isinstance(parent, SegmentMeta)
+        assert parent.start < record.start <= parent.end, f"{record.key} leaves a gap"
+
+
+STRIDE = 1024
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix, in tokens; compares slices, so long ones are cheap."""
+    end = min(len(one), len(other))
+    at = 0
+    while at < end and _same(one, other, at, min(at + STRIDE, end)):
+        at = min(at + STRIDE, end)
+    while at < end and one[at] == other[at]:
+        at += 1
+    return at
+
+
+def _same(one: Sequence[int], other: Sequence[int], start: int, stop: int) -> bool:
+    return list(one[start:stop]) == list(other[start:stop])
+
 
 MAX_FORGOTTEN = 16_384
 """Block keys of evicted segments that are remembered, to explain misses."""
@@ -138,3 +305,100 @@ class PrefixIndex:
                 self._forgotten[block] = None
         while len(self._forgotten) > MAX_FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
+
+
+def match(
+    index: PrefixIndex,
+    keys: Sequence[bytes],
+    cuts: Iterable[CheckpointCandidate] = (),
+    trail: KnownPrefix | None = None,
+) -> PrefixMatch:
+    """Longest known prefix of a prompt; read-only. O(log blocks + path + cuts).
+
+    `keys` are the hashes of its full blocks, `cuts` the positions between blocks of possible
+    checkpoints, `trail` a context whose tokens the caller compared, exact to the token.
+    """
+    n_known = bisect_left(keys, True, key=lambda block: block not in index.blocks)
+    covered = n_known * index.block_size
+    leaf = _nearest(index, keys[n_known - 1]) if n_known else None
+    for cut in cuts:
+        checkpoint = index.states.get(cut.state)
+        if checkpoint is not None and cut.position > covered:
+            covered, leaf = cut.position, index.nodes[checkpoint].record.parent
+    if trail is not None and trail.leaf in index.nodes:
+        upto = min(trail.n_common, end_of(index.nodes[trail.leaf].record))
+        if upto > covered:
+            covered, leaf = upto, trail.leaf
+    path = reach(index, leaf, covered)
+    return PrefixMatch(covered, path, _checkpoints(index, path, keys[:n_known]))
+
+
+def reach(index: PrefixIndex, leaf: str | None, upto: int) -> tuple[PathStep, ...]:
+    """The path from the root towards the segment `leaf`, cut at the position `upto`. O(path)."""
+    steps: list[PathStep] = []
+    while leaf is not None:
+        node = index.nodes[leaf]
+        record = node.record
+        assert isinstance(record, SegmentMeta), f"{leaf} is no segment"
+        if record.start < upto:
+            upto = min(upto, record.end)
+            is_parked = StorageTier.MEMORY in node.tiers
+            steps.append(PathStep(leaf, record.start, upto, record.n_bytes, is_parked))
+            upto = record.start
+        leaf = record.parent
+    return tuple(reversed(steps))
+
+
+def cut_path(path: tuple[PathStep, ...], position: int) -> tuple[PathStep, ...]:
+    """The part of a path that covers the first `position` tokens."""
+    return tuple(
+        PathStep(step.key, step.start, min(step.upto, position), step.n_bytes, step.is_parked)
+        for step in path
+        if step.start < position
+    )
+
+
+def last_checkpoint(index: PrefixIndex, path: tuple[PathStep, ...]) -> str | None:
+    """The checkpoint nearest to the end of a path."""
+    found = _checkpoints(index, path, ())
+    return found[-1].key if found else None
+
+
+def was_known(index: PrefixIndex, keys: Sequence[bytes]) -> int:
+    """Tokens of the prompt that are known, or were before an eviction not long ago."""
+    known = bisect_left(
+        keys, True, key=lambda block: block not in index.blocks and block not in index.forgotten
+    )
+    return known * index.block_size
+
+
+def _nearest(index: PrefixIndex, block: bytes) -> str:
+    """A segment that ends this block, one in memory if there is any."""
+    keys = index.blocks[block]
+    parked = (key for key in keys if StorageTier.MEMORY in index.nodes[key].tiers)
+    return next(parked, next(iter(keys)))
+
+
+def _checkpoints(
+    index: PrefixIndex, path: tuple[PathStep, ...], keys: Sequence[bytes]
+) -> tuple[FoundCheckpoint, ...]:
+    """Checkpoints on the path, and those that other branches took after the same blocks."""
+    found = {index.states[block] for block in keys if block in index.states}
+    for step in path:
+        found.update(_checkpoints_of(index, step))
+    return tuple(sorted((_found(index, key) for key in found), key=lambda f: f.position))
+
+
+def _checkpoints_of(index: PrefixIndex, step: PathStep) -> list[str]:
+    children = ((key, index.nodes[key].record) for key in index.nodes[step.key].children)
+    return [
+        key
+        for key, record in children
+        if isinstance(record, CheckpointMeta) and record.position <= step.upto
+    ]
+
+
+def _found(index: PrefixIndex, key: str) -> FoundCheckpoint:
+    node = index.nodes[key]
+    is_parked = StorageTier.MEMORY in node.tiers
+    return FoundCheckpoint(key, end_of(node.record), node.record.n_bytes, is_parked)

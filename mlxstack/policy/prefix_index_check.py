@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from mlxstack.policy.kv_records import (
+from mlxstack.policy.prefix_index import (
     CheckpointMeta,
     IndexEntry,
+    PrefixIndex,
     SegmentMeta,
     StorageTier,
     Totals,
     check_fit,
 )
-from mlxstack.policy.prefix_index import PrefixIndex
 from mlxstack.policy.retention import Retention
 
 

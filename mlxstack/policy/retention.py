@@ -1,12 +1,17 @@
-"""Who holds on to records: agents by their newest state, people and learned heads by name."""
+"""Retention: claims of agents on their newest state, pins and learned prefixes by name."""
 
 from collections.abc import Iterable
 
 from msgspec import Struct
 
-from mlxstack.policy.kv_records import IndexEntry, SegmentMeta, end_of
-from mlxstack.policy.prefix_index import PrefixIndex
-from mlxstack.policy.prefix_match import last_checkpoint, reach
+from mlxstack.policy.prefix_index import (
+    IndexEntry,
+    PrefixIndex,
+    SegmentMeta,
+    end_of,
+    last_checkpoint,
+    reach,
+)
 
 
 class PinnedPrefixName(Struct, frozen=True):
@@ -92,7 +97,7 @@ class Retention:
         return True
 
     def forget(self, key: str) -> None:
-        """What this record holds is gone: no name keeps it."""
+        """Drop a record whose content is gone from all names."""
         for node in self._existing((key,)):
             node.pins.clear()
             node.soft_pins.clear()
@@ -120,7 +125,7 @@ class Retention:
         return PinnedPrefixName("", self.held(key, end), end, node.born_at)
 
     def held(self, leaf: str, n_tokens: int) -> tuple[str, ...]:
-        """What it takes to keep so many tokens of the path to `leaf`."""
+        """Keys needed to keep `n_tokens` of the path to `leaf`."""
         steps = reach(self._index, leaf, n_tokens)
         checkpoint = last_checkpoint(self._index, steps)
         keys = tuple(step.key for step in steps)

@@ -11,8 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.policy.kv_records import PathStep, PrefixMatch
-from mlxstack.policy.prefix_match import cut_path
+from mlxstack.policy.prefix_index import PathStep, PrefixMatch, cut_path
 
 COST = {KVSource.SLOT: 0, KVSource.FORK: 1, KVSource.PARKED: 2, KVSource.DISK: 3, KVSource.NONE: 4}
 
@@ -69,11 +68,11 @@ class MissReason(StrEnum):
 
 
 class MissContext(Struct, frozen=True):
-    """What is known about a prompt beside the options, in tokens.
+    """Facts about a prompt beside the reuse sources, in tokens.
 
     `n_previous` is the prompt length of the nearest context whose tokens are known (the agent's
-    last one; not what was generated after it, which may rightly never come back), `n_common`
-    how much of it the prompt shares, `n_evicted` how much was known before an eviction.
+    last one, without its answer, which clients may drop), `n_common` how much of it the prompt
+    shares, `n_evicted` how much was known before an eviction.
     `is_foreign`: the agent has KV, but of another identity.
     """
 
@@ -92,7 +91,7 @@ def live(source: KVSource, slot: int, n_common: int, states: Sequence[RestorePoi
 
 
 def stored(match: PrefixMatch, is_sliceable: bool) -> tuple[ReuseSource, ...]:
-    """What memory alone offers, and memory with the disk where that is more or other."""
+    """Reuse sources: memory alone, and memory with the disk where that offers more."""
     n_parked = next((s.start for s in match.path if not s.is_parked), match.covered)
     free_from = 0 if is_sliceable else None
     states = tuple(RestorePoint(f.position, f.key) for f in match.checkpoints)

@@ -1,12 +1,27 @@
-"""The scheduler: a pure function from what is on the desk to what is done in this turn."""
+"""Scheduler: a pure function from the scheduler state to the actions of one step.
+
+Admission is bounded by slots, batch size and KV bytes. The queue is ordered by priority with
+aging, one request per agent. Slots are selected by pin, conversation, longest common prefix,
+then least recent use; a request may wait for a prefix that another one computes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
-from mlxstack.policy import request_queue
-from mlxstack.policy.chunked_prefill import PrefillPolicy, chunk_size, next_to_prefill
+from mlxstack.core.preset import Preset
+from mlxstack.policy.chunked_prefill import (
+    PrefillPolicy,
+    ThroughputModel,
+    chunk_size,
+    next_to_prefill,
+)
+from mlxstack.policy.kv_geometry_by_model import MAX_SCORE_BYTES
 from mlxstack.policy.scheduler_state import (
+    ACTIVE,
     QueuedRequest,
     SchedulerState,
+    Slot,
     SlotAction,
     SlotState,
     assign_slot,
@@ -15,20 +30,126 @@ from mlxstack.policy.scheduler_state import (
     reserve_slot,
     skip,
 )
-from mlxstack.policy.slot_selection import (
-    OverlapFn,
-    SharedPrefillFn,
-    no_shared_prefill,
-    select_slot,
-    should_wait_for_prefix,
-)
-from mlxstack.policy.throughput_model import ThroughputModel
+
+OverlapFn = Callable[[str, int], int]
+"""(request, slot) -> common prefix of the prompt and the slot's context, in tokens."""
+
+SharedPrefillFn = Callable[[str, str], int]
+"""(request, other) -> prompt tokens that the prefill of the other request computes, or 0."""
+
+COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
+
+KEEP = 0.5
+"""With no empty slot left, a request takes a context of which it keeps at least this share."""
+
+SLACK = 32
+"""Tokens of the last prompt that a known follow-up may lose: templates rewrite the very end."""
+
+
+def select_slot(
+    state: SchedulerState, queued: QueuedRequest, match: OverlapFn, barred: frozenset[int]
+) -> int | None:
+    """Select the slot for this request now, or None: wait. `barred` slots are excluded.
+
+    A follow-up is of the same conversation and repeats the last prompt of its slot. A title
+    request, another conversation or an edited one only shares a prefix with it, and takes an
+    empty slot instead of overwriting it; the engine forks the prefix from there. Slots that
+    other requests are pinned to are taken last.
+    """
+    idle = [s for s in state.slots if s.state is SlotState.IDLE and s.id not in barred]
+    if queued.pin is not None:
+        return queued.pin if any(s.id == queued.pin for s in idle) else None
+    wanted = {t.pin for t in state.waiting}
+    shared = {s.id: match(queued.request, s.id) if s.n_tokens else 0 for s in idle}
+    own = [s for s in idle if _continues(s, queued, shared[s.id])]
+    empty = [s for s in idle if not s.n_tokens and s.id not in wanted]
+    alike = [s for s in idle if s.n_tokens and shared[s.id] >= KEEP * s.n_tokens]
+    for slots in (own, () if empty else alike):
+        if slots:
+            return max(slots, key=lambda s: (shared[s.id], s.last_used)).id
+    least_missed = min(idle, key=lambda s: (s.id in wanted, *_worth(s)), default=None)
+    return least_missed.id if least_missed else None
+
+
+def no_shared_prefill(_ask: str, _other: str) -> int:
+    """No request waits for the prefill of another."""
+    return 0
+
+
+def should_wait_for_prefix(
+    state: SchedulerState, queued: QueuedRequest, promise: SharedPrefillFn
+) -> bool:
+    """Whether a slot is computing a prefix of this prompt: wait, then fork."""
+    return any(
+        slot.position < promise(queued.request, slot.queued.request)
+        for slot in state.slots
+        if slot.state in COMPUTING and slot.queued
+    )
+
+
+def _continues(slot: Slot, queued: QueuedRequest, n_shared: int) -> bool:
+    """Whether the prompt continues the conversation of this slot, as far as known.
+
+    Short user messages make the prompts of two conversations alike but for their last tokens:
+    only names tell them apart. Without names, a follow-up repeats the last prompt to its end.
+    """
+    if slot.name is not None and queued.name is not None and slot.name != queued.name:
+        return False
+    n_prompt = slot.n_prompt or slot.n_tokens
+    is_restored = not slot.n_prompt
+    is_known = is_restored or (slot.name is not None and slot.name == queued.name)
+    slack = min(SLACK, n_prompt // 4) if is_known else 0
+    return n_shared > 0 and n_prompt - n_shared <= slack
+
+
+def _worth(slot: Slot) -> tuple[bool, float, int]:
+    return slot.n_tokens > 0, slot.last_used, slot.id
+
+
+def effective_priority(queued: QueuedRequest, now: float, aging_per_s: float) -> float:
+    """Effective priority: base minus `aging_per_s` for each second waited; lower goes first."""
+    return queued.priority - aging_per_s * max(0.0, now - queued.arrived)
+
+
+def sort_queue(
+    waiting: Iterable[QueuedRequest], now: float, aging_per_s: float
+) -> list[QueuedRequest]:
+    """The queue as it would be served now; equal urgency goes by arrival."""
+    return sorted(waiting, key=lambda t: (effective_priority(t, now, aging_per_s), t.arrived))
+
+
+def schedulable(state: SchedulerState, now: float, aging_per_s: float) -> Iterator[QueuedRequest]:
+    """Queued requests in serving order, at most one per explicit agent and none of a busy one.
+
+    Requests of one agent are served strictly in order of arrival, whatever their priority.
+    """
+    taken = {s.queued.agent for s in state.slots if s.state in ACTIVE and s.queued}
+    first: dict[str, str] = {}
+    for queued in sorted(state.waiting, key=lambda t: t.arrived):
+        if queued.agent is not None:
+            first.setdefault(queued.agent, queued.request)
+    for queued in sort_queue(state.waiting, now, aging_per_s):
+        is_turn = queued.agent not in taken and first.get(queued.agent or "") == queued.request
+        if queued.agent is None or is_turn:
+            yield queued
+
+
+def expired(state: SchedulerState, now: float) -> list[QueuedRequest]:
+    """Requests whose deadline has passed, queued or in a slot."""
+    requests = [*state.waiting, *(s.queued for s in state.slots if s.queued)]
+    return [t for t in requests if t.deadline is not None and now >= t.deadline]
+
+
+def retry_after(state: SchedulerState, seconds_per_ask: float) -> float:
+    """Seconds until the queue has likely moved by one: queue length over slots."""
+    ahead = len(state.waiting) + 1
+    return max(1.0, ahead * seconds_per_ask / max(1, len(state.slots)))
 
 
 class SchedulerLimits(Struct, frozen=True):
-    """`max_active` seats prefill or decode at once; `max_waiting` tickets queue at most.
+    """Limits: `max_active` slots prefill or decode at once; `max_waiting` requests queue.
 
-    `max_bytes` of live KV fit beside each other; None is no bound.
+    Live KV of at most `max_bytes` is admitted; None is no bound.
     """
 
     max_active: int = 8
@@ -39,20 +160,20 @@ class SchedulerLimits(Struct, frozen=True):
 
 
 class AssignSlot(Struct, frozen=True):
-    """Seat this ticket in `slot`."""
+    """Assign this request to `slot`."""
 
     queued: QueuedRequest
     slot: int
 
 
 class Expire(Struct, frozen=True):
-    """The ticket's deadline has passed. If it has a seat, that is the caller's to release."""
+    """The request's deadline has passed. The caller releases its slot, if it has one."""
 
     queued: QueuedRequest
 
 
 class RunSlotAction(Struct, frozen=True):
-    """Do this errand now; its slot is held."""
+    """Run this slot action now; its slot is reserved."""
 
     action: SlotAction
 
@@ -68,10 +189,10 @@ Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
 
 
 def is_full(
-    state: SchedulerState, ticket: QueuedRequest, now: float, limits: SchedulerLimits
+    state: SchedulerState, queued: QueuedRequest, now: float, limits: SchedulerLimits
 ) -> bool:
-    """Whether this ask has to be refused: with it, too many would wait after the next `decide`."""
-    after, _ = schedule(enqueue(state, ticket), now, limits, lambda request, slot: 0)
+    """Whether admission must refuse this request because too many would wait."""
+    after, _ = schedule(enqueue(state, queued), now, limits, lambda request, slot: 0)
     return len(after.waiting) > limits.max_waiting
 
 
@@ -82,39 +203,38 @@ def schedule(
     match: OverlapFn,
     promise: SharedPrefillFn = no_shared_prefill,
 ) -> tuple[SchedulerState, list[Action]]:
-    """Who leaves the queue, which errands run, who is seated. Prefill is `choose_bite`'s.
+    """Expire and admit requests, and start slot actions; see `next_prefill_chunk` for prefill.
 
-    Work conserving: while a row of the batch is free and a seat without an older errand is idle,
-    no ticket waits but for its pin, its agent, a prompt that a slot is computing for it, or
-    memory.
-    Deciding again at once changes nothing.
+    Work conserving: while the batch has a free row and an idle slot without an older action, a
+    request waits only for its pinned slot, its agent, a shared prefix being computed, or memory.
+    Scheduling again at once changes nothing.
     """
     actions: list[Action] = []
-    for late in request_queue.expired(state, now):
+    for late in expired(state, now):
         state = dequeue(state, late.request)
         actions.append(Expire(late))
     for pending in state.actions:
         if state.slot(pending.slot).state is SlotState.IDLE and _is_first(state, pending):
             state = reserve_slot(state, pending)
             actions.append(RunSlotAction(pending))
-    tickets = request_queue.schedulable(state, now, limits.aging_per_s)
-    while _has_room(state, limits) and (ticket := next(tickets, None)):
-        if should_wait_for_prefix(state, ticket, promise):
+    requests = schedulable(state, now, limits.aging_per_s)
+    while _has_room(state, limits) and (queued := next(requests, None)):
+        if should_wait_for_prefix(state, queued, promise):
             continue
-        if not _fits(state, ticket, limits):
-            # Nobody smaller slips past, or a large prompt would wait for ever.
+        if not _fits(state, queued, limits):
+            # Smaller requests do not overtake, or a large prompt would starve.
             break
-        slot = select_slot(state, ticket, match, _barred(state, ticket))
+        slot = select_slot(state, queued, match, _barred(state, queued))
         if slot is not None:
-            state = assign_slot(state, ticket, slot)
-            actions.append(AssignSlot(ticket, slot))
+            state = assign_slot(state, queued, slot)
+            actions.append(AssignSlot(queued, slot))
     return state, actions
 
 
 def next_prefill_chunk(
     state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
 ) -> tuple[SchedulerState, PrefillChunk | None]:
-    """The bite of this turn, or None when nobody has a prompt to compute."""
+    """The prefill chunk of this step, or None when no slot has a prompt to compute."""
     slots = [s for s in state.slots if s.state is SlotState.PREFILLING]
     if not slots:
         return state, None
@@ -129,18 +249,40 @@ def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:
     return is_idle and state.n_active < limits.max_active
 
 
-def _fits(state: SchedulerState, ticket: QueuedRequest, limits: SchedulerLimits) -> bool:
+def _fits(state: SchedulerState, queued: QueuedRequest, limits: SchedulerLimits) -> bool:
     """Whether its KV fits beside the active ones; alone it is never kept waiting."""
     if limits.max_bytes is None or not state.n_active:
         return True
-    return state.active_bytes + ticket.n_bytes <= limits.max_bytes
+    return state.active_bytes + queued.n_bytes <= limits.max_bytes
 
 
 def _is_first(state: SchedulerState, pending: SlotAction) -> bool:
-    """Pinned asks that came earlier go before an errand; errands are in order of arrival."""
+    """Whether no older pinned request wants the slot; actions run in order of arrival."""
     return all(t.pin != pending.slot or t.arrived >= pending.arrived for t in state.waiting)
 
 
-def _barred(state: SchedulerState, ticket: QueuedRequest) -> frozenset[int]:
-    """Slots with an errand that came before this ticket."""
-    return frozenset(e.slot for e in state.actions if e.arrived < ticket.arrived)
+def _barred(state: SchedulerState, queued: QueuedRequest) -> frozenset[int]:
+    """Slots with an action that is older than this request."""
+    return frozenset(e.slot for e in state.actions if e.arrived < queued.arrived)
+
+
+def limits_of(preset: Preset, budget: int | None, score_bytes: int = 0) -> SchedulerLimits:
+    """The scheduler's limits as the preset states them; `budget` is bytes of KV, or none.
+
+    `score_bytes` is what unfused attention stores per query token and context token.
+    """
+    block = preset.prefix_cache.block_size
+    pace = PrefillPolicy(
+        max_stall_s=preset.prefill.max_stall_ms / 1000,
+        max_chunk_size=preset.prefill.chunk_size,
+        block=block,
+        score_bytes=score_bytes,
+        max_score_bytes=MAX_SCORE_BYTES,
+    )
+    return SchedulerLimits(
+        max_active=preset.batch.max_size if preset.batch.enabled else 1,
+        max_waiting=preset.queue.max_waiting,
+        max_bytes=budget,
+        aging_per_s=preset.queue.aging_per_s,
+        pace=pace,
+    )

@@ -1,4 +1,4 @@
-"""The desk: who sits in which slot, who waits, and how each of these changes. All values."""
+"""Scheduler state: slots, queue, slot actions, and their transitions. Immutable values."""
 
 from enum import StrEnum
 
@@ -9,9 +9,9 @@ from mlxstack.core.request import Priority
 
 
 class SlotState(StrEnum):
-    """What happens in a slot.
+    """State of a slot.
 
-    LOADING: KV for its prompt is read from disk. HELD: a save, restore or erase is at work.
+    LOADING: KV for its prompt is read from disk. HELD: a save, restore or erase is running.
     """
 
     IDLE = "idle"
@@ -25,9 +25,9 @@ ACTIVE = frozenset((SlotState.LOADING, SlotState.PREFILLING, SlotState.RUNNING))
 
 
 class QueuedRequest(Struct, frozen=True):
-    """An ask that waits. `pin` is the slot it insists on; `agent` an explicit agent.
+    """A queued request. `pin` is the only slot it may get; `agent` an explicit agent.
 
-    `name` is what people see of it. `n_bytes` of live KV is what it is expected to need.
+    `name` is for display. It is expected to need `n_bytes` of live KV.
     """
 
     request: str
@@ -52,9 +52,9 @@ class SlotAction(Struct, frozen=True):
 class Slot(Struct, frozen=True):
     """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context.
 
-    An idle seat remembers `n_prompt`: how many of its tokens were the last prompt, 0 if unknown,
+    An idle slot remembers `n_prompt`: the length of the last prompt in tokens, 0 if unknown,
     and `name`: the agent or conversation whose context it holds, None if unknown.
-    `n_passed` counts the bites that others got since this seat sat down or got its last one.
+    `n_passed` counts chunks of other slots since its assignment or its own last chunk.
     """
 
     id: int
@@ -81,21 +81,21 @@ class SchedulerState(Struct, frozen=True):
     actions: tuple[SlotAction, ...] = ()
 
     def slot(self, slot: int) -> Slot:
-        """The seat of this slot id."""
+        """The slot of this id."""
         return self.slots[slot]
 
     def find(self, request: str) -> Slot | None:
-        """The seat in which this ask is being served, if any."""
+        """The slot that serves this request, if any."""
         return next((s for s in self.slots if s.queued and s.queued.request == request), None)
 
     @property
     def active_bytes(self) -> int:
-        """Live KV that the asks in the seats are expected to need."""
+        """Live KV that requests in slots are expected to need."""
         return sum(s.queued.n_bytes for s in self.slots if s.queued and s.state in ACTIVE)
 
     @property
     def n_active(self) -> int:
-        """How many seats prefill or decode."""
+        """Number of slots that prefill or decode."""
         return sum(slot.state in ACTIVE for slot in self.slots)
 
 
@@ -106,45 +106,45 @@ def idle_slots(state: SchedulerState) -> list[int]:
 
 
 def initial_state(n_slots: int) -> SchedulerState:
-    """A desk of `n_slots` idle, empty seats."""
+    """A state of `n_slots` idle, empty slots."""
     return SchedulerState(slots=tuple(Slot(id=i) for i in range(n_slots)))
 
 
-def enqueue(state: SchedulerState, ticket: QueuedRequest) -> SchedulerState:
-    """The ticket joins the queue."""
-    return msgspec.structs.replace(state, waiting=(*state.waiting, ticket))
+def enqueue(state: SchedulerState, queued: QueuedRequest) -> SchedulerState:
+    """Add a request to the queue."""
+    return msgspec.structs.replace(state, waiting=(*state.waiting, queued))
 
 
 def enqueue_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
-    """The errand joins the errands of its slot."""
+    """Add a slot action to the queue."""
     return msgspec.structs.replace(state, actions=(*state.actions, pending))
 
 
 def drop_action(state: SchedulerState, pending: SlotAction) -> SchedulerState:
-    """The errand waits no longer."""
+    """Remove a queued slot action."""
     rest = tuple(e for e in state.actions if e.id != pending.id)
     return msgspec.structs.replace(state, actions=rest)
 
 
 def dequeue(state: SchedulerState, request: str) -> SchedulerState:
-    """The ask waits no longer; unchanged if it did not wait."""
+    """Remove a request from the queue; no-op if it is not queued."""
     return msgspec.structs.replace(
         state, waiting=tuple(t for t in state.waiting if t.request != request)
     )
 
 
-def assign_slot(state: SchedulerState, ticket: QueuedRequest, slot: int) -> SchedulerState:
-    """The ticket takes the idle seat and begins to prefill at position 0."""
+def assign_slot(state: SchedulerState, queued: QueuedRequest, slot: int) -> SchedulerState:
+    """Give an idle slot to the request; prefill begins at position 0."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.IDLE, f"slot {slot} is {slot_state.state}, not idle"
     taken = msgspec.structs.replace(
-        slot_state, state=SlotState.PREFILLING, queued=ticket, position=0, n_prompt=ticket.n_prompt
+        slot_state, state=SlotState.PREFILLING, queued=queued, position=0, n_prompt=queued.n_prompt
     )
-    return dequeue(_with_slot(state, taken), ticket.request)
+    return dequeue(_with_slot(state, taken), queued.request)
 
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
-    """The prefilling seat waits for the disk; others get the bites meanwhile."""
+    """Mark the slot as waiting for the disk; prefill chunks go to other slots."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.PREFILLING, (
         f"slot {slot} is {slot_state.state}, not prefilling"
@@ -153,14 +153,14 @@ def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
 
 
 def finish_loading(state: SchedulerState, slot: int) -> SchedulerState:
-    """What the seat waited for is there, or lost for good."""
+    """Resume the prefill of a slot; its KV was read, or is lost."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.LOADING, f"slot {slot} is {slot_state.state}, not loading"
     return _with_slot(state, msgspec.structs.replace(slot_state, state=SlotState.PREFILLING))
 
 
 def advance(state: SchedulerState, slot: int, position: int) -> SchedulerState:
-    """Prefill reached `position`; the seat runs once only the last prompt token is left."""
+    """Move prefill to `position`; with one prompt token left the slot runs."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.PREFILLING, (
         f"slot {slot} is {slot_state.state}, not prefilling"
@@ -172,7 +172,7 @@ def advance(state: SchedulerState, slot: int, position: int) -> SchedulerState:
 
 
 def skip(state: SchedulerState, slot: int) -> SchedulerState:
-    """The bite of this turn goes to `slot`: everyone else who prefills was passed over again."""
+    """Give the chunk of this step to `slot`: all other prefilling slots were passed over."""
     slots = tuple(
         msgspec.structs.replace(s, n_passed=0 if s.id == slot else s.n_passed + 1)
         if s.state is SlotState.PREFILLING
@@ -183,7 +183,7 @@ def skip(state: SchedulerState, slot: int) -> SchedulerState:
 
 
 def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
-    """The errand starts in its idle seat."""
+    """Start a slot action in its idle slot."""
     slot = state.slot(pending.slot)
     assert slot.state is SlotState.IDLE, f"slot {pending.slot} is {slot.state}, not idle"
     held = msgspec.structs.replace(slot, state=SlotState.HELD)
@@ -191,9 +191,9 @@ def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
 
 
 def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
-    """The seat is idle again, with `n_tokens` of what was said in it.
+    """Make the slot idle, with `n_tokens` of context.
 
-    Who only waited for the disk has not used it; how its context began is unknown now.
+    A request that only waited for the disk has not used it; the origin of its context is unknown.
     """
     slot_state = state.slot(slot)
     if slot_state.state is SlotState.LOADING:
@@ -207,7 +207,7 @@ def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) ->
 
 
 def reset_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:
-    """The seat is idle again, with another context of `n_tokens`, unknown where it is from."""
+    """Make the slot idle with another context of `n_tokens`, of unknown origin."""
     return _with_slot(state, Slot(slot, n_tokens=n_tokens, last_used=now))
 
 

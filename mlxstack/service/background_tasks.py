@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from mlxstack.core.commands import CollectGarbage, ReclaimMemory
+from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest, Loading, StackError
 from mlxstack.core.preset import ServiceKind, WarmPrefix
@@ -132,14 +132,14 @@ async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[No
 async def _sweep(service: Service) -> None:
     disk = service.preset.prefix_cache.disk
     if disk.max_bytes is not None or disk.max_age_s is not None:
-        await asyncio.wrap_future(service.engine.sweep(CollectGarbage()))
+        await asyncio.wrap_future(service.generator.sweep(CollectGarbage()))
 
 
 async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None:
     now = await asyncio.to_thread(level)
     if now is PressureLevel.CALM:
         return
-    freed = await asyncio.wrap_future(service.engine.run_cache_command(ReclaimMemory(now)))
+    freed = await asyncio.wrap_future(service.cache.reclaim(now))
     if freed.n_bytes:
         log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
 

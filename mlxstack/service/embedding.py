@@ -7,7 +7,6 @@ from math import sqrt
 
 from msgspec import Struct
 
-from mlxstack.core.commands import EmbedTexts
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.engine.embedding_engine import Tokens, batches
 from mlxstack.service.service import Service
@@ -65,8 +64,8 @@ async def _vectors(
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):
             service.require_model(words)
-            command = EmbedTexts(tuple(texts[at] for at in batch))
-            made = await asyncio.wrap_future(service.engine.run_cache_command(command))
+            engine, part = service.embedder, tuple(texts[at] for at in batch)
+            made = await asyncio.wrap_future(engine.embed(part))
             vectors |= dict(zip(batch, made, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
-from mlxstack.engine import footprint
+from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.embedding_engine import EmbeddingEngine
 from mlxstack.engine.model import loader
@@ -68,7 +68,7 @@ class EngineFactory:
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """An engine that is not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
-            return EmbeddingEngine(preset, self._dispatcher.deliver)
+            return EmbeddingEngine(preset)
         self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
         slot_files = SlotFileFolder(slots_folder(preset, self._home))
         slot_folder_registry.note(self._store.root, slot_files.directory)
@@ -165,7 +165,7 @@ class EngineFactory:
 
     def active_bytes(self) -> int:
         """What MLX holds in memory now."""
-        return footprint.active_bytes()
+        return device.active_bytes()
 
 
 def _served_like(preset: Preset, running: Preset) -> Preset:

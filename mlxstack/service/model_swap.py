@@ -126,7 +126,7 @@ async def _park(service: Service, limit_s: float) -> SwapStep:
     began = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s):
-            parked = await asyncio.wrap_future(service.engine.park())
+            parked = await asyncio.wrap_future(service.generator.park())
     except TimeoutError:
         raise Broken(
             f"the KV of {service.name} was not parked within {limit_s:g} s; the model was not "

@@ -3,25 +3,11 @@
 import asyncio
 import time
 import uuid
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.commands import (
-    CacheCommand,
-    ClearCache,
-    CollectGarbage,
-    FreedBytes,
-    GCResult,
-    GetCacheStats,
-    ListSharedPrefixes,
-    PinKnownPrefix,
-    PinnedPrefix,
-    PinPrefix,
-    RetainPrefix,
-    UnpinPrefix,
-)
+from mlxstack.core.commands import CollectGarbage, FreedBytes, GCResult, PinnedPrefix
 from mlxstack.core.engine_events import RequestFinished
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority, Request
@@ -34,7 +20,7 @@ PATIENCE_S = 600.0
 
 async def look(service: Service, limit: int = 20) -> CacheView:
     """The KV memory now, with the last misses."""
-    view: CacheView = await _tend(service, GetCacheStats(limit))
+    view = await asyncio.wrap_future(service.cache.stats(limit))
     misses = (request.miss for request in service.request_log.requests())
     return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
 
@@ -62,15 +48,13 @@ async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
         )
     await warm(service, prefix)
     service.require_model(prefix.words)
-    pinned: PinnedPrefix = await _tend(service, PinPrefix(name, tokens, prefix.salt))
-    return pinned
+    return await service.change_cache(service.cache.pin(name, tokens, prefix.salt))
 
 
 async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
     """Keep a prefix that the cache holds under this name. Raises BadRequest, or NotFound."""
     _check_name(name)
-    pinned: PinnedPrefix = await _tend(service, PinKnownPrefix(name, key))
-    return pinned
+    return await service.change_cache(service.cache.pin_known(name, key))
 
 
 async def warm(service: Service, prefix: Prefix) -> None:
@@ -93,29 +77,28 @@ async def warm(service: Service, prefix: Prefix) -> None:
 async def warm_learned(service: Service) -> int:
     """Compute again what several conversations began with before the restart; how many heads."""
     words = service.text_processor
-    heads: tuple[tuple[int, ...], ...] = await _tend(service, ListSharedPrefixes())
+    heads = await asyncio.wrap_future(service.cache.shared_prefixes())
     fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
     for tokens in fitting:
         await warm(service, Prefix(tokens, words))
-        await _tend(service, RetainPrefix(tokens))
+        await service.change_cache(service.cache.retain(tokens))
     return len(fitting)
 
 
 async def unpin(service: Service, name: str) -> None:
     """Let go of a named prefix. Raises NotFound."""
-    await _tend(service, UnpinPrefix(name))
+    await service.change_cache(service.cache.unpin(name))
 
 
 async def clear(service: Service) -> FreedBytes:
     """Forget what is parked in memory and neither in use nor pinned."""
-    freed: FreedBytes = await _tend(service, ClearCache())
-    return freed
+    return await service.change_cache(service.cache.clear())
 
 
 async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
     """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
     service.require()
-    swept = await asyncio.wrap_future(service.engine.sweep(wanted))
+    swept = await asyncio.wrap_future(service.generator.sweep(wanted))
     if not wanted.is_dry:
         await asyncio.to_thread(service.agent_store.look_again)
     return swept
@@ -125,10 +108,3 @@ def _check_name(name: str) -> None:
     """A prefix is let go of by a path that ends with its name."""
     if name in {"", ".", ".."} or "/" in name:
         raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
-
-
-async def _tend(service: Service, command: CacheCommand) -> Any:
-    service.require()
-    done = await asyncio.wrap_future(service.engine.run_cache_command(command))
-    service.n_tended += not isinstance(command, GetCacheStats)
-    return done

@@ -3,10 +3,9 @@
 import asyncio
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mlxstack.core.commands import (
-    CacheCommand,
     CollectGarbage,
     FlushResult,
     GCResult,
@@ -18,29 +17,47 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.request import Request
 
+if TYPE_CHECKING:
+    from mlxstack.engine.admin import PrefixCacheAdmin
+
 
 class Engine(Protocol):
-    """What the service needs of `mlxstack.engine.thread.Engine`."""
+    """Life cycle of an engine, whatever its model is for."""
 
     tokenizer: Any
 
     def start(self) -> Future[ModelFacts]: ...
-    def submit(self, request: Request) -> None: ...
-    def cancel(self, request_id: str) -> None: ...
-    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]: ...
-    def run_cache_command(self, command: CacheCommand) -> Future[Any]: ...
-    def park(self) -> Future[FlushResult]: ...
-    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]: ...
     def snapshot(self) -> Snapshot: ...
     def stalled_s(self) -> float: ...
     def is_alive(self) -> bool: ...
     def stop(self, drain_s: float) -> Future[None]: ...
 
 
+class GenerationEngine(Engine, Protocol):
+    """Engine of a language model, with slots and a prefix cache."""
+
+    cache: "PrefixCacheAdmin"
+
+    def submit(self, request: Request) -> None: ...
+    def cancel(self, request_id: str) -> None: ...
+    def run_slot_command(self, act: SlotCommand) -> Future[SlotCommandResult]: ...
+    def park(self) -> Future[FlushResult]: ...
+    def sweep(self, wanted: CollectGarbage) -> Future[GCResult]: ...
+
+
+@runtime_checkable
+class Embedder(Engine, Protocol):
+    """Engine of an embedding model."""
+
+    def embed(self, texts: tuple[tuple[int, ...], ...]) -> Future[tuple[bytes, ...]]: ...
+
+
 class RequestStream:
     """One ask under way: its events in order."""
 
-    def __init__(self, request: Request, queue: asyncio.Queue[Event], engine: Engine) -> None:
+    def __init__(
+        self, request: Request, queue: asyncio.Queue[Event], engine: GenerationEngine
+    ) -> None:
         self.request = request
         self.is_over = False
         self._is_cancelled = False

@@ -5,10 +5,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import SlotCommand, SlotCommandResult, SlotRestoreResult, SlotSaveResult
 from mlxstack.core.engine_events import SlotAssigned
 from mlxstack.core.engine_snapshot import Counters, Snapshot
-from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError
+from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError, Unsupported
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
@@ -29,19 +30,32 @@ from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.request_log import RequestLog
-from mlxstack.service.request_stream import Engine, RequestStream
+from mlxstack.service.request_stream import (
+    Embedder,
+    Engine,
+    GenerationEngine,
+    RequestStream,
+)
 from mlxstack.service.text_processor import CHANGED, TextProcessor
 
 if TYPE_CHECKING:
+    from mlxstack.engine.admin import PrefixCacheAdmin
     from mlxstack.service.engine_factory import EngineFactory
 
 log = logging.getLogger("mlxstack.service")
+
+T = TypeVar("T")
 
 STALLED_S = 10.0
 """So long without a turn, with work to do, and the service does not call itself healthy."""
 GIVE_UP_S = 120.0
 """So long, and everybody who waits is told."""
 WATCH_S = 1.0
+NO_GENERATION = "This server has an embedding model: it has no slots and generates no text"
+NO_EMBEDDINGS = (
+    "This server does not support embeddings; start an embedding preset beside it, "
+    "such as `mlx-stack up demo-embedding`"
+)
 LEAVING = "the service is shutting down; try again when it is back"
 ANSWER_S = 2.0
 """Seconds in which requests that have failed tell their clients so."""
@@ -105,7 +119,7 @@ class Service:
         self,
         preset: Preset,
         dispatcher: EventDispatcher,
-        engine: Engine,
+        engine: GenerationEngine | Embedder,
         agent_store: AgentStore | None = None,
         engine_factory: "EngineFactory | None" = None,
     ) -> None:
@@ -154,6 +168,26 @@ class Service:
         """The engine's, with the counters of the engines before it."""
         now = self.engine.snapshot()
         return replace(now, counters=self._past.plus(now.counters))
+
+    @property
+    def generator(self) -> GenerationEngine:
+        """The engine, when it generates text. Raises Unsupported."""
+        if isinstance(self.engine, Embedder):
+            raise Unsupported(NO_GENERATION)
+        return self.engine
+
+    @property
+    def embedder(self) -> Embedder:
+        """The engine, when it embeds. Raises Unsupported."""
+        if not isinstance(self.engine, Embedder):
+            raise Unsupported(NO_EMBEDDINGS)
+        return self.engine
+
+    @property
+    def cache(self) -> "PrefixCacheAdmin":
+        """Calls on the prefix cache. Raises as `require`, and Unsupported."""
+        self.require()
+        return self.generator.cache
 
     @property
     def n_ctx(self) -> int:
@@ -213,7 +247,7 @@ class Service:
         self._facts = self._words = self.request_log.decode = None
         self.last_in_slot.clear()
 
-    async def load_model(self, preset: Preset, engine: Engine) -> ModelFacts:
+    async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
         """Serve this preset by this engine from now on. Raises what made the load fail."""
         self._past = self._past.plus(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
@@ -287,11 +321,12 @@ class Service:
         Raises as `require_model` does.
         """
         self.require_model(words)
-        ticket = RequestStream(request, self._dispatcher.open(request), self.engine)
+        engine = self.generator
+        ticket = RequestStream(request, self._dispatcher.open(request), engine)
         line = self.lines.asking(request.agent) if request.agent is not None else nullcontext()
         with line, self.sleep.request():
             try:
-                self.engine.submit(request)
+                engine.submit(request)
                 yield ticket
             finally:
                 self._dispatcher.close(request.id)
@@ -300,7 +335,7 @@ class Service:
     async def run_slot_command(self, act: SlotCommand) -> SlotCommandResult:
         """Save, restore or erase, once the slot is idle."""
         self.require()
-        done = await asyncio.wrap_future(self.engine.run_slot_command(act))
+        done = await asyncio.wrap_future(self.generator.run_slot_command(act))
         if isinstance(done, SlotSaveResult):
             self.slot_io_bytes = replace(
                 self.slot_io_bytes, n_saved=self.slot_io_bytes.n_saved + done.n_written
@@ -309,6 +344,12 @@ class Service:
             self.slot_io_bytes = replace(
                 self.slot_io_bytes, n_restored=self.slot_io_bytes.n_restored + done.n_read
             )
+        return done
+
+    async def change_cache(self, change: Future[T]) -> T:
+        """Wait for a change of the prefix cache by hand, and count it."""
+        done = await asyncio.wrap_future(change)
+        self.n_tended += 1
         return done
 
     def remember(self, seated: SlotAssigned, request: Request) -> None:

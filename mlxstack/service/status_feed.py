@@ -3,12 +3,14 @@
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from mlxstack import __version__
-from mlxstack.core.commands import AgentKVLocation, GetCacheStats, LocateAgentKV
+from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.engine_snapshot import Counters
+from mlxstack.core.errors import Unsupported
 from mlxstack.core.status import AgentView, CacheView, RequestView, ServiceFacts, StatusFrame
 from mlxstack.service.agents.registry import views
 from mlxstack.service.service import Service, ServiceHealth
@@ -77,11 +79,14 @@ class StatusFeed:
             self._has_past = True
             frame = replace(frame, past=tuple(self._service.samples))
         if self._coming is None and self._is_due(time.monotonic()):
-            tend = self._service.engine.run_cache_command
-            names = tuple(agent.id for agent in frame.agents or ())
-            self._coming = tend(GetCacheStats(MOST_PREFIXES)), tend(LocateAgentKV(names))
             self._look_up_mode()
+            self._begin_look(tuple(agent.id for agent in frame.agents or ()))
         return frame
+
+    def _begin_look(self, agents: tuple[str, ...]) -> None:
+        with suppress(Unsupported):
+            cache = self._service.cache
+            self._coming = cache.stats(MOST_PREFIXES), cache.locate_agents(agents)
 
     def _take(self) -> None:
         if self._coming is None or not all(one.done() for one in self._coming):

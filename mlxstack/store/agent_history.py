@@ -1,4 +1,4 @@
-"""What agents said, and where the KV of it is: one folder per agent.
+"""Agent folders: history and saved contexts.
 
 <root>/<agent>/history.json             readable, for any model
 <root>/<agent>/<model>/manifest.json    the saved context of one model
@@ -40,14 +40,14 @@ MODEL = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
 
 
 class History(Struct, frozen=True):
-    """What an agent said and heard. `facts` is whatever else its owner wants to keep."""
+    """History of an agent. `facts` belongs to the service."""
 
     messages: tuple[dict[str, Any], ...] = ()
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class HistoryFile(Struct, frozen=True):
-    """What history.json holds."""
+    """Content of history.json."""
 
     version: int
     agent: str

@@ -1,4 +1,4 @@
-"""Files that are there wholly or not at all, for nobody's eyes but the owner's."""
+"""Atomic, durable file writes with owner-only permissions (0600, folders 0700)."""
 
 import errno
 import fcntl
@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from mlxstack.store.disk_io import Disk, because, refused
 
 # No slot file, agent or key may be called so: none of their alphabets allows two dots in front.
 TEMPORARY = "..tmp-"
+Flush = Callable[[int], None]
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def open_private(directory: Path, disk: Disk) -> None:
     """Create `directory` (0700) if need be. Raises SetupError when nothing can be kept there."""
     try:
-        make_private(directory, disk)
+        make_private(directory, disk.sync)
     except OSError as error:
         raise SetupError(f"the folder {directory} cannot be created: {because(error)}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
@@ -32,23 +33,28 @@ def open_private(directory: Path, disk: Disk) -> None:
         )
 
 
-def make_private(directory: Path, disk: Disk) -> None:
+def make_private(directory: Path, flush: Flush) -> None:
     """Create `directory` and its missing parents, each 0700. Raises OSError."""
     if directory.is_dir():
         return
-    make_private(directory.parent, disk)
+    make_private(directory.parent, flush)
     directory.mkdir(mode=0o700, exist_ok=True)
-    sync_directory(directory.parent, disk)
+    sync_directory(directory.parent, flush)
 
 
-def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> int:
+def write_atomic(
+    path: Path, chunks: Iterable[bytes | memoryview], disk: Disk, *, is_durable: bool = True
+) -> int:
     """Replace `path` (0600) by the bytes of `chunks`; how many they were.
 
-    After a crash at any point the old file is there, or the new one.
+    After a crash at any point the old file is there, or the new one. A file that is not
+    `is_durable` is on the medium before whatever is written to its volume later, and after
+    `Disk.complete_barriers` at the latest.
     Raises StackError when the disk refuses; then the old file is untouched.
     """
+    flush = disk.sync if is_durable else disk.barrier
     try:
-        make_private(path.parent, disk)
+        make_private(path.parent, flush)
         fd, temporary = _open_temporary(path.parent)
         try:
             n_bytes = sum(_write_all(fd, memoryview(chunk), disk) for chunk in chunks)
@@ -60,7 +66,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -
             raise
         finally:
             os.close(fd)
-        sync_directory(path.parent, disk)
+        sync_directory(path.parent, flush)
     except OSError as error:
         raise refused(f"{path.name} was not saved", error) from error
     return n_bytes
@@ -71,21 +77,21 @@ def remove_synced(path: Path, disk: Disk) -> None:
     if path.is_dir():
         doomed = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
         path.replace(doomed)
-        sync_directory(path.parent, disk)
+        sync_directory(path.parent, disk.sync)
         shutil.rmtree(doomed)
     else:
         path.unlink()
-        sync_directory(path.parent, disk)
+        sync_directory(path.parent, disk.sync)
 
 
-def sync_directory(directory: Path, disk: Disk) -> None:
-    """Bring the names in `directory` to the medium, where it has such a thing. Raises OSError."""
+def sync_directory(directory: Path, flush: Flush) -> None:
+    """Flush the names in `directory`, where the file system can. Raises OSError."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # someone else's folder, such as /home: theirs to keep
+    except PermissionError:  # a folder of another user, such as /home
         return
     try:
-        disk.sync(fd)
+        flush(fd)
     except OSError as error:
         if error.errno not in CANNOT_SYNC:  # some network disks have no such thing
             raise
@@ -115,9 +121,9 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
-    """Whether `path` is a regular file that begins so. Raises Unreadable when that is unknown.
+    """Whether `path` is a regular file that begins with `magic`. Raises Unreadable.
 
-    It does not begin so when it is a link, or somebody else's.
+    False for links, and for files of other users.
     """
     if not path.is_file() or path.is_symlink() or not os.access(path, os.R_OK):
         return False
@@ -127,9 +133,9 @@ def begins_with(path: Path, magic: bytes, disk: Disk) -> bool:
 
 
 def children(directory: Path) -> list[Path]:
-    """What lies in it, sorted; nothing if it is no folder. Raises Unreadable if that is unknown.
+    """Sorted entries of a folder; none if it is not a folder. Raises Unreadable.
 
-    `Path.glob` leaves out what it could not look at.
+    `Path.glob` leaves out entries that it cannot read.
     """
     try:
         return sorted(directory.iterdir())
@@ -150,15 +156,15 @@ def touch(path: Path) -> bool:
 
 
 def clear_leftovers(paths: Iterable[Path]) -> int:
-    """Remove those temporary files whose writer died; how many they were.
+    """Remove temporary files of dead writers; how many.
 
-    Folders of this kind were being removed; that is gone on with.
+    Temporary folders are half-finished removals, which are completed.
     """
     return sum(_clear(path) for path in tuple(paths))
 
 
 def _open_temporary(directory: Path) -> tuple[int, Path]:
-    """A new file whose lock tells other processes that its writer lives."""
+    """Open a new file, locked to tell other processes that its writer lives."""
     while True:
         fd, name = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
         fcntl.flock(fd, fcntl.LOCK_EX)

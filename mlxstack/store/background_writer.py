@@ -1,4 +1,4 @@
-"""The background writer: one thread that waits for the disk so that nobody else has to."""
+"""Background writer: one thread for all disk writes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

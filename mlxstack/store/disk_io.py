@@ -1,4 +1,4 @@
-"""The system calls that a disk may refuse, with the refusal in words for people."""
+"""Disk system calls, and their errors as messages for users."""
 
 import errno
 import fcntl
@@ -49,6 +49,11 @@ class Disk:
         Far cheaper on a Mac. It is on the medium after the next `sync` on the same volume.
         """
         if BARRIER_SYNC is None or not _flush(fd, BARRIER_SYNC):
+            self.sync(fd)
+
+    def complete_barriers(self, fd: int) -> None:
+        """Bring what barriers ordered to the medium; no-op where every barrier is a `sync`."""
+        if BARRIER_SYNC is not None:
             self.sync(fd)
 
     def read(self, fd: int) -> bytes:

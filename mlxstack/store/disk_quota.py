@@ -1,4 +1,4 @@
-"""A vault that stays below its bounds: before it grows, the least recently used goes."""
+"""Disk quota: a KV store that collects garbage before it exceeds its bounds."""
 
 import logging
 import time
@@ -28,7 +28,7 @@ from mlxstack.store.kv_store import DiskKVStore
 log = logging.getLogger(__name__)
 
 GRACE_S = 60.0
-"""What was used in the last seconds stays: another process may be saving it."""
+"""Files used in the last seconds stay: another process may be saving them."""
 
 SAVING_S = 10.0
 """The same while a save waits for room; this process knows what it uses itself."""
@@ -37,9 +37,9 @@ Clock = Callable[[], float]
 
 
 class QuotaKVStore:
-    """A `core.ports.Vault` over `vault`, whose files the slot files and `agents` share.
+    """A `core.ports.KVStore` over `store`, shared by slot files and `agents`.
 
-    `clock` tells Unix seconds.
+    `clock` returns Unix seconds.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class QuotaKVStore:
         self._n_bytes: int | None = None
         self.has = store.has
         self.write = store.write
+        self.flush = store.flush
         self.read = store.read
         self.head = store.head
         self.read_into = store.read_into
@@ -64,7 +65,7 @@ class QuotaKVStore:
         return self._store.root
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
-        """As the vault's."""
+        """As `DiskKVStore.heads`."""
         return self._store.heads(identity)
 
     def make_room(self, n_bytes: int, in_use: frozenset[Ref]) -> GCResult:

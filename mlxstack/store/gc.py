@@ -1,8 +1,8 @@
-"""What to delete from the disk, by age and by bytes, never a file that is in use.
+"""Garbage collection on disk, by age and by bytes, never of a file in use.
 
 KV files that a saved context names stay as long as that context does. First go the contexts
 and the unnamed files that are too old; then, until the bytes fit, unnamed files, and then
-whole contexts with what only they named: each time the least recently used first.
+whole contexts with the files that only they named: each time the least recently used first.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class StoredContext(Struct, frozen=True):
 
 
 class DiskInventory(Struct, frozen=True):
-    """What is on disk, and what of it must stay: KV files by ref, contexts by path."""
+    """Files on disk, and which must stay: KV files by ref, contexts by path."""
 
     files: tuple[KVFileEntry, ...]
     contexts: tuple[StoredContext, ...] = ()
@@ -72,7 +72,7 @@ class CollectedFile(Struct, frozen=True):
 
 
 class GCPlan(Struct, frozen=True):
-    """What goes, contexts first; afterwards `n_after` bytes remain, `n_over` too many."""
+    """Files to delete, contexts first; afterwards `n_after` bytes remain, `n_over` too many."""
 
     files: tuple[CollectedFile, ...] = ()
     n_before: int = 0
@@ -81,7 +81,7 @@ class GCPlan(Struct, frozen=True):
 
 
 class GCTotals(Struct, frozen=True):
-    """What a plan came to; `skipped` are paths with the reason."""
+    """Totals of a plan; `skipped` are paths with the reason."""
 
     n_files: int = 0
     n_bytes: int = 0
@@ -103,7 +103,7 @@ def plan(stock: DiskInventory, rules: GCRules, now: float) -> GCPlan:
 
 
 def of_agent(stock: DiskInventory, agent: str) -> DiskInventory:
-    """What `agent` saved, and the KV files that nobody else's saved context names."""
+    """Contexts of `agent`, and the KV files that no other saved context names."""
     mine = tuple(context for context in stock.contexts if context.agent == agent)
     named = frozenset[Ref]().union(*(context.refs for context in mine))
     others = (context.refs for context in stock.contexts if context.agent != agent)
@@ -122,9 +122,9 @@ def check_room(decided: GCPlan) -> None:
 
 
 def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
-    """Delete what the plan says; what was used since, or cannot be deleted, is skipped.
+    """Delete the files of the plan; those used since, or undeletable, are skipped.
 
-    KV goes only when the end of what named it is certain to outlive a loss of power.
+    KV goes only when the removal of its contexts is certain to outlive a power loss.
     """
     contexts = [doomed for doomed in decided.files if doomed.ref is None]
     skipped = {doomed.path: why for doomed in contexts if (why := _delete(doomed))}
@@ -143,18 +143,18 @@ def carry_out(decided: GCPlan, disk: Disk) -> GCTotals:
 
 
 def _unsettled(folders: set[Path], disk: Disk) -> set[Path]:
-    """Those whose names the disk would not bring to the medium."""
+    """Folders whose names could not be flushed."""
     found = set()
     for folder in folders:
         try:
-            sync_directory(folder, disk)
+            sync_directory(folder, disk.sync)
         except OSError:
             found.add(folder)
     return found
 
 
 class _Collection:
-    """What remains while a plan is made. Only what was last used before `young` may go."""
+    """Remaining files while a plan is made. Only files last used before `young` may go."""
 
     def __init__(self, stock: DiskInventory, young: float) -> None:
         self.n_before = sum(file.n_bytes for file in stock.files)

@@ -18,12 +18,12 @@ def scan_disk(
     in_use: frozenset[Ref] = frozenset(),
     spared: frozenset[str] = frozenset(),
 ) -> DiskInventory:
-    """What lies there now. `shelves` must be all that share the vault.
+    """Scan KV files and saved contexts. `shelves` must be all folders that share the store.
 
-    A KV file that only a forgotten shelf names would look unnamed. Damaged files are contexts
-    that name nothing. A saved context of an agent in another format version stays, with all KV
-    files and contexts of its identity. Raises Conflict when a context cannot be read now, or when
-    a slot file has another format version: it may name anything.
+    If a slot folder is missing from `shelves`, its KV files look unreferenced. Damaged files are
+    contexts that name nothing. A saved context of an agent in another format version stays, with
+    all KV files and contexts of its identity. Raises Conflict when a context cannot be read now, or
+    when a slot file has another format version: it may name anything.
     """
     # The contexts last: one that is saved meanwhile names files that were listed before.
     files = tuple(store.entries())
@@ -56,7 +56,7 @@ def _slots(slot_files: SlotFileFolder) -> Iterator[StoredContext]:
 def _agents(
     agents: AgentFolders, files: tuple[KVFileEntry, ...]
 ) -> Iterator[tuple[StoredContext, str | None]]:
-    """Saved contexts; with each the identity whose KV it may name, if that cannot be read here."""
+    """Saved contexts; with each the identity of its KV, if it cannot be read here."""
     for file in agents.manifests():
         title, opaque = f"agent {file.agent} ({file.model[:8]})", None
         try:

@@ -1,11 +1,11 @@
-"""The file format of a Blob: safetensors with a checksum over every byte of the file.
+"""KV file format: safetensors with a checksum over every byte of the file.
 
     8 bytes   length of the header, little-endian
     header    JSON: `__metadata__` (format, version, checksum, kind, identity, key, start, end,
               meta), then the planes "0", "1" ... with dtype, shape, offsets; padded with spaces
     payload   the planes, one after the other
 
-The version is a part of every identity (`core.identity`), so that files of two versions lie in
+The version is a part of every identity (`core.model_info`), so that files of two versions lie in
 different folders.
 
 The checksum is xxh3_128 of the whole file with the 32 digits of the checksum itself as zeros.
@@ -41,7 +41,7 @@ ITEM_BYTES = {
 
 
 class ReadableFile(Protocol):
-    """What `pour` needs of an open file."""
+    """Interface of an open file for `read_into`."""
 
     def readinto(self, row: memoryview) -> int | None: ...
 
@@ -84,14 +84,14 @@ def encode(file: KVFile) -> list[bytes | memoryview]:
 
 
 def head_of(file: KVFile) -> KVFileHeader:
-    """What `read_head` finds in the file of this blob."""
+    """The header of the file that stores this content."""
     return _head(file.key, file.kind, (file.start, file.end), file.meta, [*_specs(file.tensors)])
 
 
 def decode(data: bytes) -> KVFile:
-    """The blob, its planes as views into `data`.
+    """Decode a KV file, its tensors as views into `data`.
 
-    Raises Damaged saying what is wrong, or UnknownVersion.
+    Raises Damaged with the reason, or UnknownVersion.
     """
     metadata, specs, payload = _parse(data)
     _check_sizes(specs, payload.nbytes)
@@ -104,7 +104,7 @@ def decode(data: bytes) -> KVFile:
 
 
 def read_head(file: BinaryIO) -> KVFileHeader:
-    """What the header of an open file claims; nothing else is read.
+    """Read the header of an open file, and nothing else.
 
     Raises Damaged or UnknownVersion.
     """

@@ -19,6 +19,7 @@ from mlxstack.store.atomic_write import (
     open_private,
     opened,
     read_whole,
+    sync_directory,
     touch,
     write_atomic,
 )
@@ -35,7 +36,7 @@ KEY = re.compile(r"[0-9a-z][0-9a-z._-]{1,127}")
 
 
 class KVFileEntry(Struct, frozen=True):
-    """One file of the vault; `used_at` is Unix seconds of the last write, read or question."""
+    """One KV file; `used_at` is Unix seconds of the last write, read or `has`."""
 
     identity: str
     key: str
@@ -45,7 +46,7 @@ class KVFileEntry(Struct, frozen=True):
 
 
 class DiskKVStore:
-    """A `core.ports.Vault`. Raises SetupError when `root` cannot be created.
+    """A `core.ports.KVStore` on disk. Raises SetupError when `root` cannot be created.
 
     Any number of threads and processes may share one root.
     """
@@ -60,18 +61,20 @@ class DiskKVStore:
             old.unlink(missing_ok=True)
 
     def has(self, identity: str, key: str) -> bool:
-        """Whether a file of this key exists. Asking is using.
+        """Check existence and update the mtime, so that GC treats the file as in use.
 
-        So a sweep cannot take the file between this and the manifest that will name it.
+        Garbage collection then spares it until the manifest that names it is written.
         """
         return _is_key(identity) and _is_key(key) and touch(self._path(identity, key))
 
     def write(self, file: KVFile) -> int:
-        """Store durably, at most once per key; bytes newly written, 0 if it was there.
+        """Store at most once per key; bytes newly written, 0 if it was there.
 
-        A file that says something else of itself than `blob` is replaced: what it continues
-        may be gone, or its head is damaged. The KV of a key is the same in both.
-        Raises StackError when the disk refuses, ValueError on an impossible plane or key.
+        It is on the medium after `flush`, and before anything written to its volume later.
+
+        A file of this key with another header is replaced: its parent may be gone, or its header is
+        damaged. The KV of a key is the same in both.
+        Raises StackError when the disk refuses, ValueError on an impossible tensor or key.
         """
         if not _is_key(file.identity) or not _is_key(file.key):
             raise ValueError(f"no file can be called {file.identity!r}/{file.key!r}")
@@ -81,14 +84,20 @@ class DiskKVStore:
         with self._writing:
             if self._has_same(file):
                 return 0
-            return write_atomic(path, encode(file), self.disk)
+            return write_atomic(path, encode(file), self.disk, is_durable=False)
+
+    def flush(self) -> None:
+        """Bring all files to the medium. Raises StackError when the disk refuses."""
+        try:
+            sync_directory(self.root, self.disk.complete_barriers)
+        except OSError as error:
+            raise refused("KV files were not flushed", error) from error
 
     def read(self, identity: str, key: str) -> KVFile:
-        """The blob, checked; its planes are views. Raises NotFound or Damaged.
+        """Read and check a file; its tensors are views. Raises NotFound or Damaged.
 
-        A file with a wrong content is set aside until the next start, so that the next
-        write of its key heals the vault; one that the disk would not read stays, and so does
-        one of another format version (UnknownVersion).
+        A damaged file is set aside until the next start, so that the next write of its key replaces
+        it; unreadable files stay, and so do files of another format version (UnknownVersion).
         """
         if not _is_key(identity) or not _is_key(key):
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
@@ -101,7 +110,7 @@ class DiskKVStore:
         return file
 
     def make_room(self, n_bytes: int, in_use: frozenset[tuple[str, str]]) -> GCResult:
-        """Nothing goes: this vault has no bound but the disk's own. Raises DiskFull."""
+        """No-op: this store has no bound but the disk. Raises DiskFull."""
         try:
             n_free = shutil.disk_usage(self.root).free
         except OSError:
@@ -114,11 +123,11 @@ class DiskKVStore:
         return GCResult()
 
     def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
-        """Raises Conflict: who names the files of this vault is not known here."""
+        """Raises Conflict: the contexts that name KV files are not known here."""
         raise Conflict("this vault is not swept")
 
     def note(self, identity: str, data: bytes) -> None:
-        """Replace the note beside the blobs of this identity. Raises StackError."""
+        """Replace the note beside the KV files of this identity. Raises StackError."""
         if not _is_key(identity):
             raise ValueError(f"no folder can be called {identity!r}")
         write_atomic(self.root / identity / NOTE, [data], self.disk)
@@ -132,7 +141,7 @@ class DiskKVStore:
         return None
 
     def head(self, identity: str, key: str) -> KVFileHeader:
-        """What the file claims to hold, not checked. Raises NotFound or Damaged."""
+        """Header of a file, unchecked. Raises NotFound or Damaged."""
         if not _is_key(identity) or not _is_key(key):
             raise Damaged(f"no KV file can be called {identity!r}/{key!r}")
         path = self._path(identity, key)
@@ -147,9 +156,9 @@ class DiskKVStore:
         touch(path)
 
     def heads(self, identity: str) -> Iterator[KVFileHeader]:
-        """The heads of all blobs of one identity, not checked; what is no head is left out.
+        """Headers of all files of one identity, unchecked; invalid ones are left out.
 
-        It is told in the log; damaged files are set aside as `head` does.
+        They are logged; damaged files are set aside as `head` does.
         """
         if not _is_key(identity):
             return
@@ -184,7 +193,7 @@ class DiskKVStore:
         return n_bytes
 
     def _has_same(self, file: KVFile) -> bool:
-        """Whether its file is there and says of itself what `blob` does."""
+        """Whether its file exists with the same header."""
         with suppress(NotFound, Damaged):
             is_there = self.has(file.identity, file.key)
             return is_there and self.head(file.identity, file.key) == head_of(file)

@@ -1,6 +1,8 @@
 """The slot files of one folder: saved contexts with a name."""
 
 import os
+import re
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +23,6 @@ from mlxstack.store.atomic_write import (
 )
 from mlxstack.store.disk_io import Disk, refused
 from mlxstack.store.manifest_file import MAGIC, pack, unpack
-from mlxstack.store.slot_filename import check_filename, folded, normalized
 
 
 class SlotFile(Struct, frozen=True):
@@ -34,7 +35,7 @@ class SlotFile(Struct, frozen=True):
 
 
 class SlotFileFolder:
-    """A `core.ports.Shelf`. Raises SetupError when `directory` cannot be created.
+    """A `core.ports.SlotFileStore`. Raises SetupError when `directory` cannot be created.
 
     The folder may be the user's own: files that are not slot files are never listed, removed
     or replaced.
@@ -141,3 +142,38 @@ class SlotFileFolder:
                 about = path.lstat()
                 return SlotFile(path.name, str(path), about.st_size, about.st_mtime)
         return None
+
+
+FORBIDDEN = re.compile(
+    '[/\\\\:*?"<>|\x00-\x1f\x7f-\x9f\uff0e\u2215\u2216\ufffd\ufeff\ud800-\udfff]'
+)
+MAX_BYTES = 255
+
+
+def check_filename(name: str) -> None:
+    """Raises BadRequest when `name` is not a safe file name."""
+    if reason := _objection(name):
+        raise BadRequest(f"Invalid filename: {reason}", "filename")
+
+
+def normalized(name: str) -> str:
+    """The name in one Unicode normalization: macOS sends NFD where others send NFC."""
+    return unicodedata.normalize("NFC", name)
+
+
+def folded(name: str) -> str:
+    """A key that is equal for names that are one file on a volume that ignores case (APFS)."""
+    return normalized(normalized(name).casefold())
+
+
+def _objection(name: str) -> str:
+    if found := FORBIDDEN.search(name):
+        return f"it contains {found.group()!a}"
+    n_bytes = len(name.encode())
+    if not 1 <= n_bytes <= MAX_BYTES:
+        return f"it has {n_bytes} bytes, 1 to {MAX_BYTES} are allowed"
+    if ".." in name or name.endswith("."):
+        return 'it contains ".." or ends with "."'
+    if name != name.strip(" "):
+        return "it begins or ends with a space"
+    return ""

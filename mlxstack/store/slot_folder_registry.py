@@ -1,4 +1,4 @@
-"""The slot folders that share one vault, noted beside it so that a sweep forgets none."""
+"""Registry of the slot folders that share one KV store, so that GC knows them all."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ MOUNTS = ("/", "/Volumes", "/mnt", "/media", "/run/media")
 
 
 def note(root: Path, directory: Path, disk: Disk | None = None) -> None:
-    """Remember that slot files in `directory` name KV of the vault at `root`.
+    """Register that slot files in `directory` name KV of the store at `root`.
 
     Raises SetupError or StackError when the disk refuses.
     """

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
 from math import sqrt
-from typing import Any
 
 import httpx
 import mlx.core as mx
@@ -12,7 +11,6 @@ import openai
 import pytest
 from mlx_lm import load
 
-from mlxstack.core.commands import CacheCommand, EmbedTexts
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.embedding_engine import MOST_TOKENS, batches, embed
@@ -92,13 +90,12 @@ def test_b16_llama_servers_shape(embedding: Running) -> None:
 def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
     embedding: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, sizes = embedding.service.engine, list[int]()
-    tend, long = engine.run_cache_command, {"input": ["word " * 300] * 400}
+    engine, sizes = embedding.service.embedder, list[int]()
+    embed_batch, long = engine.embed, {"input": ["word " * 300] * 400}
 
-    def seen(chore: CacheCommand) -> Future[Any]:
-        assert isinstance(chore, EmbedTexts)
-        sizes.append(sum(len(text) for text in chore.texts))
-        return tend(chore)
+    def seen(texts: tuple[tuple[int, ...], ...]) -> Future[tuple[bytes, ...]]:
+        sizes.append(sum(len(text) for text in texts))
+        return embed_batch(texts)
 
     async def scene() -> int:
         async with httpx.AsyncClient(base_url=embedding.url, timeout=60) as http:
@@ -112,7 +109,7 @@ def test_b16_x9_many_texts_go_batch_by_batch_until_their_client_leaves(
             await asyncio.sleep(1)
             return n_made
 
-    monkeypatch.setattr(engine, "run_cache_command", seen)
+    monkeypatch.setattr(engine, "embed", seen)
     n_made = asyncio.run(scene())
     assert max(sizes) <= MOST_TOKENS
     assert len(sizes) == n_made < 20, "nothing is done for who left"

@@ -4,8 +4,10 @@ import json
 import os
 from pathlib import Path
 
-from mlxstack.cli.doctor.model_checks import ceiling, device
+from mlxstack.cli.doctor.model_checks import ceiling, device, large_weights
 from mlxstack.cli.doctor.result import CheckLevel
+from mlxstack.demo import MODEL_DIR
+from mlxstack.host.home import Home
 from tests.cli.test_words import run
 
 
@@ -75,9 +77,19 @@ def test_doctor_shows_what_somebody_who_was_killed_left(tmp_path: Path) -> None:
 def test_an_mlx_that_does_not_start_is_bad_and_quoted(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('libmlx.so is of stone')")
-    (one,) = device({**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    (one,) = device(env, Home(tmp_path))
     assert one.verdict is CheckLevel.BAD
     assert one.detail == "MLX does not start: ImportError: libmlx.so is of stone"
+
+
+def test_weights_that_fill_the_working_set_are_told(tmp_path: Path) -> None:
+    demo = sum(file.stat().st_size for file in MODEL_DIR.glob("*.safetensors"))
+    assert list(large_weights(Home(tmp_path), 2 * demo)) == []
+    warnings = list(large_weights(Home(tmp_path), demo))
+    assert {one.verdict for one in warnings} == {CheckLevel.WARN}
+    assert all("are more than 90% of the" in one.detail for one in warnings)
+    assert [one for one in warnings if one.detail.startswith("demo: ")]
 
 
 def test_a_memory_that_makes_no_sense_is_bad() -> None:

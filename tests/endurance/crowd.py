@@ -135,10 +135,10 @@ def _save(driver: Driver, random: Random) -> int:
 
 
 def _empty(driver: Driver) -> None:
-    from mlxstack.core.commands import ClearCache, EraseSlot
+    from mlxstack.core.commands import EraseSlot
 
     for slot in range(4):
         driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
     driver.catch_up()
-    driver.engine.run_cache_command(ClearCache()).result(timeout=60)
+    driver.engine.cache.clear().result(timeout=60)
     mx.clear_cache()

@@ -7,7 +7,6 @@ from random import Random
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.core.commands import GetCacheStats
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.policy.prefix_index_check import check_index
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -96,7 +95,7 @@ class Play:
         self.n_requests += 1
 
     def _look(self) -> int:
-        view = self._driver.engine.run_cache_command(GetCacheStats(1)).result(timeout=60)
+        view = self._driver.engine.cache.stats(1).result(timeout=60)
         assert isinstance(view.memory_bytes, int)
         return view.memory_bytes
 

@@ -146,7 +146,7 @@ def _decode(
 def _run(
     batch: Batch, makers: list[CacheFactory], prompts: list[tuple[int, ...]], n: int
 ) -> list[list[int]]:
-    model: Any = batch._runner.model
+    model: Any = batch.runner.model
     for slot, (maker, tokens) in enumerate(zip(makers, prompts, strict=True)):
         context = SlotContext(maker)
         model(mx.array([tokens[:-1]]), cache=context.caches)

@@ -12,8 +12,9 @@ import mlxstack
 FILL_AND_FREE = """
 import sys, threading, time
 import mlx.core as mx
-from mlxstack.engine import buffer_cache
-from mlxstack.engine.kv.uninitialized_array import unfilled
+from mlxstack.engine import device
+
+from mlxstack.engine.kv.slot_restore import unfilled
 
 sys.setswitchinterval(1e-5)
 end = time.monotonic() + 2
@@ -25,7 +26,7 @@ def fill():
 
 def free():
     while time.monotonic() < end:
-        buffer_cache.release()
+        device.release()
 
 threads = [threading.Thread(target=work, daemon=True) for work in (fill, fill, free)]
 for thread in threads:
@@ -54,4 +55,4 @@ def test_the_engine_frees_buffers_through_the_one_function_that_excludes_loads()
     callers = [
         p.name for p in engine.rglob("*.py") if re.search(r"mx\.clear_cache\(", p.read_text())
     ]
-    assert callers == ["buffer_cache.py"]
+    assert callers == ["device.py"]

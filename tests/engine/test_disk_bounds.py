@@ -8,15 +8,13 @@ import pytest
 
 from mlxstack.core.commands import (
     CollectGarbage,
-    PinPrefix,
     RestoreSlot,
     SaveSlot,
     SlotSaveResult,
-    UnpinPrefix,
 )
 from mlxstack.core.errors import DiskFull
 from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
-from mlxstack.policy.kv_records import StorageTier
+from mlxstack.policy.prefix_index import StorageTier
 from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -106,13 +104,13 @@ def test_c14_a_sweep_beside_a_running_service_takes_nothing_that_it_needs(
 def test_c14_what_is_pinned_is_not_swept(model_of: ModelOf, tmp_path: Path) -> None:
     with running(bounded(model_of("tiny"), 10**9, n_slots=1), tmp_path) as driver:
         driver.answer(MINE)
-        driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(60)
+        driver.engine.cache.pin("mine", MINE).result(60)
         driver.answer(OTHER)
         driver.catch_up()
         grow_old(tmp_path)
         assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60).victims == ()
         assert files(tmp_path)
-        driver.engine.run_cache_command(UnpinPrefix("mine")).result(60)
+        driver.engine.cache.unpin("mine").result(60)
         assert driver.engine.sweep(CollectGarbage(max_bytes=0)).result(60).victims
 
 
@@ -121,7 +119,7 @@ def test_d9_pinned_kv_that_is_damaged_is_forgotten(model_of: ModelOf, tmp_path: 
     with running(preset, tmp_path) as driver:
         cold = driver.answer(MINE)
     with running(preset, tmp_path) as driver:
-        assert driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(60).n_tokens >= 256
+        assert driver.engine.cache.pin("mine", MINE).result(60).n_tokens >= 256
         for path in (tmp_path / "kv").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])
         assert driver.answer(MINE) == cold

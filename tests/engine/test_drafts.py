@@ -23,7 +23,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters, loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.draft_governor import WidthCosts
+from mlxstack.policy.draft_governor import UNMEASURED
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf
@@ -155,7 +155,7 @@ def pair(
     without = replace(preset, speculation=Speculation.OFF)
     homes = [tmp_path_factory.mktemp("home") for _ in range(2)]
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
-        auto.engine._turns.batch.costs = WidthCosts()
+        auto.engine._turns.batch.costs = UNMEASURED
         yield auto, off
 
 
@@ -247,7 +247,7 @@ def test_a_schema_writes_itself_in_half_the_passes(tmp_path: Path, is_ahead: boo
     answers, calls = [], []
     for speculation in Speculation:
         with running(replace(preset, speculation=speculation), tmp_path) as driver:
-            driver.engine._turns.batch.costs = WidthCosts()
+            driver.engine._turns.batch.costs = UNMEASURED
             driver.engine._turns.batch.is_ahead = is_ahead
             tokenizer = driver.engine.tokenizer
             compiler = GrammarCompiler(tokenizer, n_vocab := tokenizer.vocab_size)
@@ -290,7 +290,7 @@ def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
         batch = driver.engine._turns.batch
         expected = [driver.cold(p, 60, sampling=RULES[0]) for p in REPEATED[:3]]
         expected += [driver.cold(p, 60, sampling=RULES[1]) for p in REPEATED[:3]]
-        batch.is_ahead, batch.costs = True, WidthCosts()
+        batch.is_ahead, batch.costs = True, UNMEASURED
         before = driver.engine.snapshot().counters
         asks = [
             driver.submit(p, 60, sampling=rules, use_cache=False)

@@ -10,7 +10,6 @@ import pytest
 from mlxstack.core.commands import (
     CollectGarbage,
     EvictAgentFromSlot,
-    GetCacheStats,
     RestoreSlot,
     SaveSlot,
 )
@@ -179,7 +178,7 @@ def test_e11_who_leaves_while_its_kv_is_read_leaves_the_slot_to_who_was_there(
         driver.engine.cancel(ask)
         assert driver.finish(ask).reason is FinishReason.CANCELLED
         gate.is_open.set()
-        assert driver.engine.run_cache_command(GetCacheStats()).result(WAIT_S).whole.n_requests == 1
+        assert driver.engine.cache.stats().result(WAIT_S).whole.n_requests == 1
         assert driver.engine.snapshot().slots[0].agent == "here"
         gone = [
             driver.engine.run_slot_command(EvictAgentFromSlot(0, who, is_kept=False))

@@ -6,14 +6,8 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.commands import (
-    ClearCache,
-    GetCacheStats,
-    PinKnownPrefix,
-    PinPrefix,
-    ReclaimMemory,
     RestoreSlot,
     SaveSlot,
-    UnpinPrefix,
 )
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
@@ -98,19 +92,19 @@ def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, k
         long = driver.submit(MINE, 80, slot=1)
         for n in range(8):
             driver.answer(prompt(300, seed=n), 2, slot=0)
-            driver.engine.run_cache_command(ClearCache()).result(timeout=60)
+            driver.engine.cache.clear().result(timeout=60)
         driver.finish(long)
         assert driver.tokens(long) == expected
 
 
 def test_d8_under_pressure_cold_kv_goes_and_pinned_kv_stays(small: Driver) -> None:
     small.answer(HEAD, 2)
-    small.engine.run_cache_command(PinPrefix("kept", HEAD)).result(timeout=60)
+    small.engine.cache.pin("kept", HEAD).result(timeout=60)
     for n in range(3):
         small.answer(prompt(300, seed=n), 2)
-    before = small.engine.run_cache_command(GetCacheStats()).result(timeout=60)
-    freed = small.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
-    after = small.engine.run_cache_command(GetCacheStats()).result(timeout=60)
+    before = small.engine.cache.stats().result(timeout=60)
+    freed = small.engine.cache.reclaim(1).result(timeout=60)
+    after = small.engine.cache.stats().result(timeout=60)
     assert freed.n_bytes > 0
     assert after.memory_bytes == before.memory_bytes - freed.n_bytes
     assert [p.name for p in after.prefixes if p.is_pinned] == ["kept"]
@@ -125,7 +119,7 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
 ) -> None:
     def is_kept(tail: tuple[int, ...]) -> bool:
         driver.answer(prompt(300, seed=8), 2)
-        driver.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
+        driver.engine.cache.reclaim(1).result(timeout=60)
         ask = driver.submit(HEAD + tail, 2)
         driver.finish(ask)
         assert driver.tokens(ask) == driver.cold(HEAD + tail, 2)
@@ -134,12 +128,12 @@ def test_d8_a_pin_holds_the_checkpoint_that_it_takes(
     preset = preset_of(model_of(kind), slots=ONE, prefix_cache=NO_DISK)
     with running(preset, tmp_path) as driver:
         driver.answer(HEAD, 2, checkpoint_positions=(255,))
-        pinned = driver.engine.run_cache_command(PinPrefix("kept", HEAD)).result(timeout=60)
+        pinned = driver.engine.cache.pin("kept", HEAD).result(timeout=60)
         assert is_kept(prompt(25, seed=3))
-        (shown,) = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60).prefixes
+        (shown,) = driver.engine.cache.stats().result(timeout=60).prefixes
         assert (shown.name, shown.n_hits) == ("kept", 1)
-        driver.engine.run_cache_command(PinKnownPrefix("again", "kept")).result(timeout=60)
-        driver.engine.run_cache_command(UnpinPrefix("kept")).result(timeout=60)
+        driver.engine.cache.pin_known("again", "kept").result(timeout=60)
+        driver.engine.cache.unpin("kept").result(timeout=60)
         assert is_kept(prompt(25, seed=4))
 
 
@@ -154,7 +148,7 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
                 HEAD + prompt(60, seed=10 + n), 2, agent=f"agent-{n}", checkpoint_positions=(256,)
             )
         driver.answer(prompt(300, seed=8), 2)
-        driver.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
+        driver.engine.cache.reclaim(1).result(timeout=60)
         ask = driver.submit(HEAD + NEXT, 2)
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
@@ -163,14 +157,14 @@ def test_d10_a_learned_head_keeps_its_checkpoint(
 def test_d4_the_budget_is_a_share_of_the_memory(model_of: ModelOf, tmp_path: Path) -> None:
     preset = preset_of(model_of("tiny"), prefix_cache=NO_DISK)
     with running(preset, tmp_path, memory_bytes=64 * 2**30) as driver:
-        view = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60)
+        view = driver.engine.cache.stats().result(timeout=60)
         assert view.memory_budget == int(12.8 * 2**30)
 
 
 def test_d16_evicted_and_unaligned_are_told(small: Driver) -> None:
     small.answer(HEAD, 2, agent="a")
     small.answer(prompt(300, seed=2), 2, agent="b")
-    small.engine.run_cache_command(ClearCache()).result(timeout=60)
+    small.engine.cache.clear().result(timeout=60)
     assert reason(small, HEAD, agent="a") == "evicted"
     small.answer(prompt(300, seed=3), 2, agent="b")
     assert reason(small, HEAD + NEXT, agent="a") is None
@@ -217,8 +211,8 @@ def test_g10_a_branch_that_left_a_segment_on_disk_does_not_overwrite_it(
     with running(preset_of(model_of("tiny"), slots=slots), tmp_path) as driver:
         driver.answer(yours, agent="b")
         driver.catch_up()
-        driver.engine.run_cache_command(ClearCache()).result(timeout=60)
-        driver.engine.run_cache_command(ClearCache()).result(timeout=60)
+        driver.engine.cache.clear().result(timeout=60)
+        driver.engine.cache.clear().result(timeout=60)
         driver.answer(prompt(300, seed=3), agent="c")
         history = mine + NEXT
         ask = driver.submit(history, agent="a")

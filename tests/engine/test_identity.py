@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.errors import Damaged
-from mlxstack.core.kv_identity import Identity
+from mlxstack.core.model_info import Identity
 from mlxstack.core.preset import KVSpec, ModelSpec, Preset
 from mlxstack.engine.model.loader import load
 from mlxstack.store import kv_file_format

@@ -8,17 +8,15 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.commands import ClearCache, GetCacheStats, PinPrefix, ReclaimMemory
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefixCacheSpec, SlotSpec
 from mlxstack.core.status import PrefixView
-from mlxstack.engine import idle_wait
-from mlxstack.engine.kv import shared_prefixes
+from mlxstack.engine import core
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
-from mlxstack.policy import block_hash, kv_records
+from mlxstack.policy import block_hash, prefix_index, shared_prefixes
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -43,9 +41,7 @@ def teach(driver: Driver, head: tuple[int, ...], n: int = 4) -> None:
 
 
 def prefixes(driver: Driver) -> tuple[PrefixView, ...]:
-    found: tuple[PrefixView, ...] = (
-        driver.engine.run_cache_command(GetCacheStats()).result(timeout=60).prefixes
-    )
+    found: tuple[PrefixView, ...] = driver.engine.cache.stats().result(timeout=60).prefixes
     return found
 
 
@@ -57,10 +53,10 @@ def n_cached(driver: Driver, tokens: tuple[int, ...]) -> int:
 
 def test_d10_a_learned_head_that_was_evicted_is_guarded_when_it_is_back(one: Driver) -> None:
     teach(one, HEAD)
-    one.engine.run_cache_command(ClearCache()).result(timeout=60)
+    one.engine.cache.clear().result(timeout=60)
     one.answer(HEAD + prompt(60, seed=30), 2)
     one.answer(prompt(150, seed=61), 2)
-    one.engine.run_cache_command(ReclaimMemory(1)).result(timeout=60)
+    one.engine.cache.reclaim(1).result(timeout=60)
     assert n_cached(one, HEAD + prompt(60, seed=31)) == 256
 
 
@@ -80,7 +76,7 @@ def test_d10_a_head_that_is_forgotten_is_guarded_no_longer(
 def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> None:
     with running(preset_of(model_of("tiny"), slots=ONE_SLOT), tmp_path) as driver:
         driver.answer(HEAD, 2)
-        driver.engine.run_cache_command(PinPrefix("head", HEAD)).result(timeout=60)
+        driver.engine.cache.pin("head", HEAD).result(timeout=60)
         driver.catch_up()
         (head,) = prefixes(driver)
         assert head.places == ("memory", "disk")
@@ -88,7 +84,7 @@ def test_d14_a_prefix_says_where_it_lies(model_of: ModelOf, tmp_path: Path) -> N
 
 def test_d14_without_a_disk_a_prefix_lies_in_memory(one: Driver) -> None:
     one.answer(HEAD, 2)
-    one.engine.run_cache_command(PinPrefix("head", HEAD)).result(timeout=60)
+    one.engine.cache.pin("head", HEAD).result(timeout=60)
     assert [one.places for one in prefixes(one)] == [("memory",)]
 
 
@@ -100,7 +96,7 @@ def test_the_largest_context_is_counted(one: Driver) -> None:
 
 def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
     memory = PrefixCache("identity", NO_DISK, 1 << 30)
-    record = kv_records.SegmentMeta("key", None, 0, 4, 64)
+    record = prefix_index.SegmentMeta("key", None, 0, 4, 64)
     old, new = (PackedSegment(0, 4, (mx.zeros((2, 1, 4, 2)),), (0, 0)) for _ in range(2))
     memory.put(record, old, 0.0)
     memory.put(record, new, 1.0)
@@ -111,7 +107,7 @@ def test_arrays_that_were_replaced_are_not_held_any_more() -> None:
 def test_the_memory_checks_itself_when_nothing_is_to_be_done(
     one: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(idle_wait, "QUIET_S", 0.05)
+    monkeypatch.setattr(core, "QUIET_S", 0.05)
     caplog.set_level(logging.ERROR)
     teach(one, HEAD)
     time.sleep(0.5)

@@ -10,10 +10,9 @@ import pytest
 from mlxstack.core.errors import Damaged
 from mlxstack.core.ports import KVFileHeader
 from mlxstack.core.preset import KVSpec, ModelSpec
-from mlxstack.engine.kv.codec import SEGMENT, RecordMeta
-from mlxstack.engine.kv.restore_buffers import RestoreBuffers
+from mlxstack.engine.kv.segments import SEGMENT, RecordMeta
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.engine.kv.uninitialized_array import unfilled
+from mlxstack.engine.kv.slot_restore import RestoreBuffers, unfilled
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from tests.conftest import ModelOf

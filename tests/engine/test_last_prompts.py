@@ -26,7 +26,7 @@ def remember(driver: Driver, n_conversations: int) -> PrefixLookup:
     for number in range(n_conversations):
         tokens = tuple(range(number, number + N_TOKENS))
         ask = Request(f"ask-{number}", tokens, 1, display_name=f"chat-{number}")
-        driver.engine._do(lambda ask=ask: finding.remember(ask)).result(WAIT_S)
+        driver.engine._do(lambda _, ask=ask: finding.remember(ask)).result(WAIT_S)
     return finding
 
 

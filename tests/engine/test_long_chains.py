@@ -2,7 +2,7 @@
 
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.policy.kv_records import SegmentMeta
+from mlxstack.policy.prefix_index import SegmentMeta
 from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.policy.retention import PinnedPrefixName
 

@@ -468,10 +468,9 @@ def test_e19_fewer_run_at_once_when_contexts_are_long(model_of: ModelOf, tmp_pat
 
 
 def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> None:
-    from mlxstack.core.commands import GetCacheStats
 
     def learned() -> list[str]:
-        view = one.engine.run_cache_command(GetCacheStats()).result(timeout=60)
+        view = one.engine.cache.stats().result(timeout=60)
         return [p.name for p in view.prefixes if p.name.startswith("learned")]
 
     head = prompt(256, seed=1)
@@ -485,13 +484,12 @@ def test_d10_a_head_that_three_conversations_share_is_learned(one: Driver) -> No
 
 
 def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
-    from mlxstack.core.commands import GetCacheStats
 
     history = prompt(256, seed=1)
     for n in range(5):
         history += tuple(one.answer(history, 4)) + prompt(20, seed=n)
         one.answer(prompt(150, seed=50 + n), 2)
-    view = one.engine.run_cache_command(GetCacheStats()).result(timeout=60)
+    view = one.engine.cache.stats().result(timeout=60)
     assert not [p for p in view.prefixes if p.name.startswith("learned")]
 
 
@@ -499,7 +497,6 @@ def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
 def test_d10_a_learned_head_survives_a_restart(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
-    from mlxstack.core.commands import GetCacheStats, ListSharedPrefixes
 
     preset = preset_of(model_of(kind), slots=ONE_SLOT)
     head = prompt(256, seed=1)
@@ -509,37 +506,35 @@ def test_d10_a_learned_head_survives_a_restart(
             driver.answer(tokens, 2, agent=f"agent-{n}", checkpoint_positions=(256,))
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == (head,)
+        assert driver.engine.cache.shared_prefixes().result(timeout=60) == (head,)
         fourth = head + prompt(60, seed=77)
         ask = driver.submit(fourth, agent="agent-4", checkpoint_positions=(256,))
         driver.finish(ask)
         assert driver.seated(ask).n_cached == 256
         assert driver.tokens(ask) == driver.cold(fourth)
-        view = driver.engine.run_cache_command(GetCacheStats()).result(timeout=60)
+        view = driver.engine.cache.stats().result(timeout=60)
         assert [p for p in view.prefixes if p.name.startswith("learned-")]
 
 
 def test_d10_a_note_that_cannot_be_read_costs_nothing(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.commands import ListSharedPrefixes
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
         driver.engine._archive._note(b'[{"key": "zz", "tokens": [1]}]')
         driver.catch_up()
     with running(preset, tmp_path) as driver:
-        assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == ()
+        assert driver.engine.cache.shared_prefixes().result(timeout=60) == ()
         driver.answer(HEAD)
 
 
 def test_d10_the_heads_of_a_tenant_are_not_written_down(model_of: ModelOf, tmp_path: Path) -> None:
-    from mlxstack.core.commands import ListSharedPrefixes
 
     preset = preset_of(model_of("tiny"), slots=ONE_SLOT)
     with running(preset, tmp_path) as driver:
         for n in range(3):
             tokens = HEAD + prompt(60, seed=n)
             driver.answer(tokens, 2, agent=f"agent-{n}", salt="secret")
-        assert driver.engine.run_cache_command(ListSharedPrefixes()).result(timeout=60) == ()
+        assert driver.engine.cache.shared_prefixes().result(timeout=60) == ()
 
 
 def test_d23_parked_kv_of_a_tenant_is_not_found_by_another(one: Driver) -> None:

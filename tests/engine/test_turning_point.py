@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.commands import LocateAgentKV, PinPrefix
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import KVSpec, Preset, SlotSpec
 from mlxstack.policy.prefix_index_check import check_index
@@ -69,7 +68,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
     with running(preset, tmp_path) as driver:
         history = MINE + tuple(driver.answer(MINE, 8, agent="a"))
         driver.answer(OTHER, 8, agent="b")
-        (kept,) = driver.engine.run_cache_command(LocateAgentKV(("a",))).result(timeout=60)
+        (kept,) = driver.engine.cache.locate_agents(("a",)).result(timeout=60)
         assert kept.n_tokens >= 128
         assert returns(driver, history + NEXT[:20], agent="a") >= 128
         driver.answer(OTHER, 8, agent="b")
@@ -85,7 +84,7 @@ def test_a_conversation_before_the_turning_point_is_found_again(
 def test_a_prefix_before_the_turning_point_can_be_pinned(preset: Preset, tmp_path: Path) -> None:
     with running(preset, tmp_path) as driver:
         driver.answer(MINE, 1, checkpoint_positions=(len(MINE) - 1,))
-        pinned = driver.engine.run_cache_command(PinPrefix("mine", MINE)).result(timeout=60)
+        pinned = driver.engine.cache.pin("mine", MINE).result(timeout=60)
         assert pinned.n_tokens >= 128
         assert pinned.n_bytes > 0
         driver.answer(OTHER, 8)

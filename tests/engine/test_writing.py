@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxstack.core.commands import GetCacheStats, RestoreSlot, SaveSlot
+from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource
 from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
 from mlxstack.engine.kv import write_queue
@@ -110,10 +110,7 @@ def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
         for n in range(8):
             tokens = prompt(1300, seed=n)
             answer = driver.answer(tokens, 4, agent=f"{n}")
-            assert (
-                driver.engine.run_cache_command(GetCacheStats()).result(WAIT_S).memory_bytes
-                <= memory.budget + HELD
-            )
+            assert driver.engine.cache.stats().result(WAIT_S).memory_bytes <= memory.budget + HELD
         assert driver.cold(tokens, 4) == answer
         check_index(memory.index)
 

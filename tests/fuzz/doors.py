@@ -21,15 +21,14 @@ from mlxstack.api.dialects.native.prefix_cache import PrefixBody
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, CompletionBody
 from mlxstack.api.dialects.openai_embeddings.routes import EmbeddingsBody
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.core.commands import AgentKVLocation, CollectGarbage, LocateAgentKV
-from mlxstack.core.errors import Conflict
+from mlxstack.core.commands import AgentKVLocation, CollectGarbage
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body
-from tests.service.standin import FACTS, StandIn
+from tests.service.standin import FACTS, NoCache, StandIn
 
 DOORS: tuple[tuple[str, type[Struct]], ...] = (
     ("/v1/chat/completions", ChatBody),
@@ -63,16 +62,12 @@ SPOKEN = (
 FINE = frozenset({501, 503, 529})
 
 
-class Talker(StandIn):
-    """It has no memory, and says so."""
+class EmptyCache(NoCache):
+    """Locates every agent nowhere, and refuses all other calls."""
 
-    def run_cache_command(self, chore: Any) -> Future[Any]:
-        """Where agents are: nowhere."""
-        future: Future[Any] = Future()
-        if isinstance(chore, LocateAgentKV):
-            future.set_result(tuple(AgentKVLocation(agent) for agent in chore.agents))
-        else:
-            future.set_exception(Conflict("a stand-in has no memory"))
+    def locate_agents(self, agents: tuple[str, ...]) -> Future[tuple[AgentKVLocation, ...]]:
+        future: Future[tuple[AgentKVLocation, ...]] = Future()
+        future.set_result(tuple(AgentKVLocation(agent) for agent in agents))
         return future
 
 
@@ -81,7 +76,8 @@ class House:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        outbox, self.engine = EventDispatcher(), Talker(load_tokenizer(MODEL_DIR))
+        outbox, self.engine = EventDispatcher(), StandIn(load_tokenizer(MODEL_DIR))
+        self.engine.cache = EmptyCache()
         self.engine.deliver = outbox.deliver
         self.engine.loading.set_result(FACTS)
         preset = Preset(

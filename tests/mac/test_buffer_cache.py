@@ -8,10 +8,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxstack.core.commands import ReclaimMemory
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.preset import DiskSpec, KVSpec, ModelSpec, PrefillSpec, PrefixCacheSpec, SlotSpec
-from mlxstack.engine import buffer_cache, core, footprint, step
+from mlxstack.engine import core, device, step
 from mlxstack.engine.decode import batch
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
@@ -72,7 +71,7 @@ def test_cached_buffers_stay_within_the_workspace_of_one_chunk(
     )
     with running(preset, tmp_path) as driver:
         driver.cold(prompt(4500), 4)
-        workspace = max(*chunks.workspaces, buffer_cache.MIN_BOUND)
+        workspace = max(*chunks.workspaces, device.MIN_BOUND)
         assert len(chunks.cached) > 10
         assert max(chunks.cached) <= 1.25 * workspace
         assert mx.get_cache_memory() <= 1.25 * workspace
@@ -159,11 +158,11 @@ def test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight(
         driver.engine._turns.max_cached_bytes = -1
         asks = [driver.submit(prompt(300, seed=n), 30, use_cache=False) for n in range(3)]
         driver.until(asks[0], TokenSampled, 3)
-        driver.engine.run_cache_command(ReclaimMemory(MemoryPressure.HIGH)).result(60)
+        driver.engine.cache.reclaim(MemoryPressure.HIGH).result(60)
         for ask in asks:
             driver.finish(ask)
         assert [driver.tokens(ask) for ask in asks] == alone
-        footprint.active_bytes()
+        device.active_bytes()
     cleared = [at for at, call in enumerate(calls) if call[0] == "clear_cache"]
     assert len(cleared) > 30
     for at in cleared:

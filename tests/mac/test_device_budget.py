@@ -6,6 +6,8 @@ import mlx.core as mx
 import psutil
 import pytest
 
+from mlxstack.core.commands import EraseSlot
+from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import OutOfMemory, SetupError
 from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.host.memory_budget import (
@@ -125,6 +127,49 @@ def test_a_prompt_is_refused_while_the_device_is_full_and_served_later(
         assert driver.answer(prompt(2000), 4, slot=0) == cold
         driver.engine.cancel(running_one)
         driver.finish(running_one)
+
+
+def test_of_two_prompts_that_were_assigned_together_the_device_gets_what_fits(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, 512 * MIB)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
+    with running(preset, tmp_path) as driver:
+        slot_kv, prompts = driver.engine._turns.slot_kv, (prompt(3000), prompt(3000, seed=1))
+        cold = [driver.cold(tokens, 4) for tokens in prompts]
+        driver.engine.cache.clear().result(60)
+        for slot in range(2):
+            driver.engine.run_slot_command(EraseSlot(slot)).result(60)
+        slot_kv.array_limit = mx.get_active_memory() + 5000 * slot_kv.bytes_per_token
+        asks = [driver.submit(tokens, 4, slot=n) for n, tokens in enumerate(prompts)]
+        served = 0
+        for ask, alone in zip(asks, cold, strict=True):
+            try:
+                driver.finish(ask)
+            except OutOfMemory as error:
+                assert "the device has room for are in use" in str(error)
+            else:
+                served += 1
+                assert driver.tokens(ask) == alone
+        assert served == 1
+
+
+def test_an_answer_that_outgrows_the_device_fails_alone(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_working_set(monkeypatch, 512 * MIB)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=2, n_ctx=8192))
+    with running(preset, tmp_path) as driver:
+        slot_kv = driver.engine._turns.slot_kv
+        long = driver.submit(prompt(600), 6000, slot=0)
+        driver.until(long, TokenSampled, 500)
+        slot_kv.array_limit = mx.get_active_memory() + 400 * slot_kv.bytes_per_token
+        with pytest.raises(OutOfMemory, match="the device has room for are in use"):
+            driver.finish(long)
+        assert len(driver.tokens(long)) < 2500
+        assert driver.context(0) == ()
+        slot_kv.array_limit = 512 * MIB
+        assert driver.answer(prompt(90), 8, slot=0) == driver.cold(prompt(90), 8, slot=1)
 
 
 def test_parked_kv_gives_way_to_a_prompt_when_the_device_is_full(

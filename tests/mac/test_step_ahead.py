@@ -1,8 +1,5 @@
-"""The step-ahead path, which runs on GPUs only, forced on; key tests again, partly in bf16."""
+"""The step-ahead path, which runs on GPUs only, forced on."""
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,9 +21,6 @@ from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
 
 pytestmark = pytest.mark.mlx
-
-ROOT = Path(__file__).parents[2]
-LONGEST_S = 1800
 
 
 class Guide:
@@ -132,65 +126,3 @@ def test_no_step_stays_in_flight_when_the_last_row_has_left(
         while driver.engine._turns.batch.is_in_flight:
             assert time.monotonic() < end
             time.sleep(0.01)
-
-
-ENGINE = "tests/engine/test_"
-AGAIN = {
-    "float32": (
-        f"{ENGINE}batch_equals_alone.py::test_e3_together_equals_alone",
-        f"{ENGINE}batch_equals_alone.py::test_e1_joining_one_by_one_equals_alone",
-        f"{ENGINE}batch_equals_alone.py::test_z4_seeds_penalties_and_bias_stay_in_the_batch",
-        f"{ENGINE}serving.py::test_x31_a_short_side_request_does_not_destroy_the_long_branch",
-        f"{ENGINE}serving.py::test_e11_cancelled_while_decoding_frees_the_slot_within_two_steps",
-        f"{ENGINE}serving.py::test_d22_a_cancelled_prefill_keeps_what_it_computed",
-        f"{ENGINE}serving.py::test_a_request_that_raises_fails_alone",
-        f"{ENGINE}serving.py::test_a_broken_turn_fails_its_asks_and_the_engine_goes_on",
-        f"{ENGINE}serving.py::test_limits_end_an_answer",
-        f"{ENGINE}slot_files.py::"
-        "test_c4_c6_restart_and_another_slot_go_on_as_if_nothing_had_happened",
-        f"{ENGINE}slot_files.py::test_z9_ten_turns_with_a_save_after_each",
-        f"{ENGINE}slot_files.py::test_c11_a_busy_slot_is_saved_when_it_is_idle",
-        f"{ENGINE}ends.py::test_g10_a_drain_that_runs_out_loses_no_context",
-        f"{ENGINE}ends.py::test_a_broken_turn_leaves_idle_contexts_alone",
-        f"{ENGINE}ends.py::test_an_answer_ends_though_its_kv_cannot_be_kept",
-        f"{ENGINE}memory.py::test_g10_parked_and_resumed_goes_on_as_if_alone",
-        f"{ENGINE}memory.py::test_d3_two_agents_hold_a_shared_head_once",
-        f"{ENGINE}keeping.py",
-        "tests/api/test_agents.py::test_fork_goes_on_from_the_same_state",
-        "tests/api/test_agents.py::test_rewind_goes_back_to_a_message",
-        "tests/api/test_agents.py::test_e13_agents_run_side_by_side",
-    ),
-    "bfloat16": (
-        f"{ENGINE}batch_equals_alone.py::test_e3_together_equals_alone",
-        f"{ENGINE}batch_equals_alone.py::test_e1_joining_one_by_one_equals_alone",
-        f"{ENGINE}guided_rows.py",
-        f"{ENGINE}slot_files.py::"
-        "test_c4_c6_restart_and_another_slot_go_on_as_if_nothing_had_happened",
-        f"{ENGINE}memory.py::test_g10_parked_and_resumed_goes_on_as_if_alone",
-    ),
-}
-"""What depends on when a step is read: batches, joins, ends, cancels, forks, slot files, agents."""
-
-KINDS = {
-    "float32": "not demo and not mla and not later",
-    # A CPU multiplies matrices of experts in float32 only.
-    "bfloat16": "not demo and not hybrid and not sinks and not mla",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", sorted(AGAIN))
-def test_key_tests_pass_a_step_ahead(precision: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mac.step_ahead_plugin"]
-    command += ["-p", "no:cacheprovider", "-k", KINDS[precision], *AGAIN[precision]]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "MLX_STACK_TEST_AHEAD": precision},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout

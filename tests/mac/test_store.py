@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.core.commands import SaveSlot
 from mlxstack.core.errors import Conflict, NotFound
 from mlxstack.store import disk_io
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
+from tests.conftest import ModelOf
+from tests.engine.harness import preset_of, prompt, running
 from tests.store.blobs import manifest, small_blob
 
 FULL, BARRIER = 51, 85
@@ -94,16 +97,37 @@ def imitate(monkeypatch: pytest.MonkeyPatch, flushes: Flushes) -> Flushes:
     return flushes
 
 
-def test_a_file_costs_one_full_flush_after_a_barrier(tmp_path: Path, flushes: Flushes) -> None:
+def test_kv_files_cost_barriers_and_a_batch_of_them_one_full_flush(
+    tmp_path: Path, flushes: Flushes
+) -> None:
     vault, shelf = DiskKVStore(tmp_path / "kv"), SlotFileFolder(tmp_path / "slots")
     vault.write(small_blob("aa01", b"xx"))
     shelf.write("a.bin", manifest("aa01"))
     flushes.calls.clear()
-    vault.write(small_blob("aa02", b"yy"))
-    assert flushes.calls == [(BARRIER, "file"), (FULL, "folder")]
+    names = [f"aa{n:02}" for n in range(2, 12)]
+    for name in names:
+        vault.write(small_blob(name, b"yy"))
+    assert flushes.calls == 10 * [(BARRIER, "file"), (BARRIER, "folder")]
     flushes.calls.clear()
-    shelf.write("a.bin", manifest("aa01", "aa02"))
+    vault.flush()
+    assert flushes.calls == [(FULL, "folder")]
+    flushes.calls.clear()
+    shelf.write("a.bin", manifest("aa01", *names))
     assert flushes.calls == [(BARRIER, "file"), (FULL, "folder")]
+
+
+@pytest.mark.mlx
+def test_a_saved_slot_costs_two_full_flushes(
+    model_of: ModelOf, tmp_path: Path, flushes: Flushes
+) -> None:
+    with running(preset_of(model_of("tiny")), tmp_path) as driver:
+        driver.answer(prompt(700), 4, slot=0)
+        driver.catch_up()
+        flushes.calls.clear()
+        driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(60)
+        # One for its KV, which may lie on another volume, and one for the slot file.
+        assert [kind for command, kind in flushes.calls if command == FULL] == 2 * ["folder"]
+        assert (BARRIER, "file") in flushes.calls
 
 
 def test_a_volume_without_barriers_gets_full_flushes(
@@ -112,6 +136,9 @@ def test_a_volume_without_barriers_gets_full_flushes(
     flushes = imitate(monkeypatch, Flushes(unknown=BARRIER))
     SlotFileFolder(tmp_path).write("a.bin", manifest("aa01"))
     assert flushes.calls[-3:] == [(BARRIER, "file"), (FULL, "file"), (FULL, "folder")]
+    flushes.calls.clear()
+    DiskKVStore(tmp_path / "kv").write(small_blob("aa01", b"xx"))
+    assert flushes.calls[-2:] == [(BARRIER, "folder"), (FULL, "folder")]
 
 
 def test_a_system_without_barriers_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_an_embedding_model_stays_resident_too(
     calls: list[tuple[str, int]], model_of: ModelOf
 ) -> None:
     preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=ServiceKind.EMBEDDING)
-    engine = EmbeddingEngine(preset, lambda events: None)
+    engine = EmbeddingEngine(preset)
     engine.start().result(WAIT_S)
     assert calls[: len(SET)] == SET
     engine.stop(0).result(WAIT_S)
@@ -126,7 +126,7 @@ def test_streams_end_after_the_last_kernel_on_a_cpu(
             driver.answer(prompt(20), 4)
     else:
         preset = Preset(model=ModelSpec(id=str(model_of("tiny"))), kind=kind)
-        engine = EmbeddingEngine(preset, lambda events: None)
+        engine = EmbeddingEngine(preset)
         engine.start().result(WAIT_S)
         engine.stop(0).result(WAIT_S)
     assert made[-2:] == [("synchronize", 0), ("clear_streams", 0)]

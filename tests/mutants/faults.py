@@ -97,7 +97,7 @@ FAULTS = (
     ),
     Mutant(
         "what can never fit is refused", "engine/step.py",
-        "if ticket.n_bytes > self.slot_kv.memory.budget:", "if ticket.n_bytes < 0:",
+        "if queued.n_bytes > self.slot_kv.memory.budget:", "if queued.n_bytes < 0:",
         "tests/engine/test_memory.py::"
         "test_b18_a_prompt_that_can_never_fit_is_refused_with_the_numbers",
     ),
@@ -108,7 +108,7 @@ FAULTS = (
         "test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six",
     ),
     Mutant(
-        "a save ends when memory keeps no piece of it", "engine/kv/incremental_pack.py",
+        "a save ends when memory keeps no piece of it", "engine/kv/park.py",
         "if self._n_left == 0 or not", "if not",
         PACKING + "test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece",
     ),

@@ -116,7 +116,7 @@ LIMITS = (
         "test_below_the_least_temperature_sampling_is_greedy",
     ),
     Mutant(
-        "only a follow-up takes a used slot", "policy/slot_selection.py",
+        "only a follow-up takes a used slot", "policy/scheduler.py",
         "slack = min(SLACK, n_prompt // 4) if is_known else 0", "slack = SLACK",
         SLOTS + "test_b5_new_conversations_of_one_system_prompt_take_empty_slots",
     ),

@@ -122,7 +122,7 @@ DOORS_AND_FILES = (
         FUZZ + "test_json_deeper_than_can_be_read_is_400",
     ),
     Mutant(
-        "names of slot files are checked", "store/slot_filename.py",
+        "names of slot files are checked", "store/slot_files.py",
         "if reason := _objection(name):", 'if reason := "":',
         STORE + "test_shelf.py::test_c9_a_bad_name_is_refused_and_nothing_is_written",
     ),
@@ -229,7 +229,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "the name is synced before it is said", "store/atomic_write.py",
-        "        sync_directory(path.parent, disk)\n    except OSError as error:",
+        "        sync_directory(path.parent, flush)\n    except OSError as error:",
         "        pass\n    except OSError as error:", POWER,
     ),
     Mutant(
@@ -240,13 +240,13 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "an agent is forgotten at once", "store/atomic_write.py",
-        "        path.replace(doomed)\n        sync_directory(path.parent, disk)\n"
+        "        path.replace(doomed)\n        sync_directory(path.parent, disk.sync)\n"
         "        shutil.rmtree(doomed)\n",
         "        shutil.rmtree(path)\n", POWER,
     ),
     Mutant(
         "KV goes after the end of what names it is certain", "store/gc.py",
-        "            sync_directory(folder, disk)\n", "            pass\n", POWER,
+        "            sync_directory(folder, disk.sync)\n", "            pass\n", POWER,
     ),
     Mutant(
         "what is in use is not swept", "store/gc.py",

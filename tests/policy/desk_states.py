@@ -5,7 +5,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from mlxstack.core.request import Priority
-from mlxstack.policy.scheduler import Action, AssignSlot, RunSlotAction, SchedulerLimits, schedule
+from mlxstack.policy.scheduler import (
+    Action,
+    AssignSlot,
+    RunSlotAction,
+    SchedulerLimits,
+    SharedPrefillFn,
+    schedule,
+)
 from mlxstack.policy.scheduler_state import (
     QueuedRequest,
     SchedulerState,
@@ -17,7 +24,6 @@ from mlxstack.policy.scheduler_state import (
     initial_state,
     release_slot,
 )
-from mlxstack.policy.slot_selection import SharedPrefillFn
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 

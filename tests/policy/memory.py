@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from mlxstack.policy import block_hash, prefix_match
-from mlxstack.policy.kv_records import (
+from mlxstack.policy import block_hash, prefix_index
+from mlxstack.policy.prefix_index import (
     CheckpointCandidate,
     CheckpointMeta,
+    PrefixIndex,
     PrefixMatch,
     SegmentMeta,
     StorageTier,
 )
-from mlxstack.policy.prefix_index import PrefixIndex
 
 SIZE = 4
 SALT = b"test"
@@ -29,7 +29,7 @@ class Memory:
     def match(self, tokens: Sequence[int], cuts: Sequence[int] = ()) -> PrefixMatch:
         chain = self.chain(tokens)
         marks = [CheckpointCandidate(at, block_hash.hash_at(chain, tokens, at)) for at in cuts]
-        return prefix_match.match(self.index, chain.keys, marks)
+        return prefix_index.match(self.index, chain.keys, marks)
 
     def save(
         self,

@@ -12,7 +12,7 @@ from mlxstack.policy.eviction import (
     entries,
     plan,
 )
-from mlxstack.policy.kv_records import StorageTier
+from mlxstack.policy.prefix_index import StorageTier
 from mlxstack.policy.prefix_index_check import check_index, totals
 from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory

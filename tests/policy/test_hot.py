@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy import shared_prefix_detector
-from mlxstack.policy.shared_prefix_detector import SharedPrefix, SharedPrefixDetector
+from mlxstack.policy import shared_prefixes
+from mlxstack.policy.shared_prefixes import SharedPrefix, SharedPrefixDetector
 
 HEAD = [b"system", b"tools"]
 
@@ -48,10 +48,10 @@ def test_d10_heads_survive_a_restart_and_can_be_forgotten() -> None:
 
 def test_d10_memory_is_bounded() -> None:
     heads = SharedPrefixDetector(need=2)
-    for i in range(shared_prefix_detector.MAX_KEYS + 10):
+    for i in range(shared_prefixes.MAX_KEYS + 10):
         heads.observe("a", [b"%d" % i])
     assert heads.observe("b", [b"0"]) is None, "the oldest block was forgotten"
-    assert heads.observe("b", [b"%d" % (shared_prefix_detector.MAX_KEYS + 9)]) is not None
+    assert heads.observe("b", [b"%d" % (shared_prefixes.MAX_KEYS + 9)]) is not None
 
 
 prompts = st.lists(

@@ -5,10 +5,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mlxstack.policy import prefix_match
-from mlxstack.policy.common_prefix import common_prefix
-from mlxstack.policy.kv_records import KnownPrefix, SegmentMeta, StorageTier, end_of
-from mlxstack.policy.prefix_index import MAX_FORGOTTEN, PrefixIndex
+from mlxstack.policy import prefix_index
+from mlxstack.policy.prefix_index import (
+    MAX_FORGOTTEN,
+    KnownPrefix,
+    PrefixIndex,
+    SegmentMeta,
+    StorageTier,
+    common_prefix,
+    end_of,
+)
 from mlxstack.policy.prefix_index_check import check_index, totals
 from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import SIZE, Memory
@@ -58,17 +64,17 @@ def test_c3_a_trail_is_good_to_the_token() -> None:
     leaf = memory.save(HEAD)[-1]
     prompt = [*HEAD, 9]
     keys = memory.chain(prompt).keys
-    found = prefix_match.match(memory.index, keys, trail=KnownPrefix(leaf, n_common=10))
+    found = prefix_index.match(memory.index, keys, trail=KnownPrefix(leaf, n_common=10))
     assert (memory.match(prompt).covered, found.covered) == (8, 10)
-    assert prefix_match.match(memory.index, keys, trail=KnownPrefix("gone", 10)).covered == 8
-    assert prefix_match.match(memory.index, keys, trail=KnownPrefix(leaf, 99)).covered == 10
-    assert prefix_match.match(memory.index, keys, trail=KnownPrefix(leaf, 3)).covered == 8
+    assert prefix_index.match(memory.index, keys, trail=KnownPrefix("gone", 10)).covered == 8
+    assert prefix_index.match(memory.index, keys, trail=KnownPrefix(leaf, 99)).covered == 10
+    assert prefix_index.match(memory.index, keys, trail=KnownPrefix(leaf, 3)).covered == 8
 
 
 def test_a_trail_into_an_older_segment_stops_there() -> None:
     memory = Memory()
     path = memory.save(HEAD, longest=3)
-    found = prefix_match.match(memory.index, (), trail=KnownPrefix(path[-1], n_common=5))
+    found = prefix_index.match(memory.index, (), trail=KnownPrefix(path[-1], n_common=5))
     assert found.covered == 5
     assert [step.key for step in found.path] == path[:2]
 
@@ -147,9 +153,9 @@ def test_d16_an_evicted_prefix_is_remembered_for_a_while() -> None:
     keys = memory.chain(HEAD).keys
     memory.index.drop(path[0], StorageTier.MEMORY)
     assert memory.match(HEAD).covered == 0
-    assert prefix_match.was_known(memory.index, keys) == 8
+    assert prefix_index.was_known(memory.index, keys) == 8
     memory.save(HEAD)
-    assert prefix_match.was_known(memory.index, keys) == memory.match(HEAD).covered == 8
+    assert prefix_index.was_known(memory.index, keys) == memory.match(HEAD).covered == 8
 
 
 def test_d16_the_memory_of_evictions_is_bounded() -> None:
@@ -157,8 +163,8 @@ def test_d16_the_memory_of_evictions_is_bounded() -> None:
     for token in range(MAX_FORGOTTEN // 2 + 5):
         memory.index.drop(memory.save([token] * 8)[0], StorageTier.MEMORY)
     assert len(memory.index.forgotten) == MAX_FORGOTTEN
-    assert prefix_match.was_known(memory.index, memory.chain([0] * 8).keys) == 0
-    assert prefix_match.was_known(memory.index, memory.chain([9] * 8).keys) > 0
+    assert prefix_index.was_known(memory.index, memory.chain([0] * 8).keys) == 0
+    assert prefix_index.was_known(memory.index, memory.chain([9] * 8).keys) > 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.policy.mode_change import ServiceCondition, difference
+from mlxstack.cli.services.mode_switch import ServiceCondition, difference
 
 NAMES = st.sampled_from("abcdef")
 

@@ -1,6 +1,6 @@
 """Agents' claims, names, and the list of top prefixes."""
 
-from mlxstack.policy.kv_records import StorageTier
+from mlxstack.policy.prefix_index import StorageTier
 from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.policy.retention import PinnedPrefixName, Retention
 from tests.policy.memory import Memory

@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 from mlxstack.policy.chunked_prefill import (
     FINEST,
     PrefillPolicy,
+    RegressionSums,
+    ThroughputModel,
     chunk_size,
     next_to_prefill,
+    prefill_s,
     tokens_within_scores,
 )
 from mlxstack.policy.scheduler import SchedulerLimits, next_prefill_chunk
@@ -20,7 +23,6 @@ from mlxstack.policy.scheduler_state import (
     release_slot,
     skip,
 )
-from mlxstack.policy.throughput_model import RegressionSums, ThroughputModel, prefill_s
 from tests.policy.desk_states import desk_of, ticket, turn
 
 TPS = 1000.0

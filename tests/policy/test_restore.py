@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxstack.core.engine_events import CacheMiss, KVSource
-from mlxstack.policy.kv_records import FoundCheckpoint, PathStep, PrefixMatch
+from mlxstack.policy.prefix_index import FoundCheckpoint, PathStep, PrefixMatch
 from mlxstack.policy.reuse_plan import (
     COST,
     MissContext,

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
+from mlxstack.policy.chunked_prefill import ThroughputModel
 from mlxstack.policy.scheduler import (
     Expire,
     PrefillChunk,
     SchedulerLimits,
+    SharedPrefillFn,
     is_full,
     next_prefill_chunk,
     schedule,
@@ -25,8 +27,6 @@ from mlxstack.policy.scheduler_state import (
     release_slot,
     start_loading,
 )
-from mlxstack.policy.slot_selection import SharedPrefillFn
-from mlxstack.policy.throughput_model import ThroughputModel
 from tests.policy.desk_states import (
     HIGH,
     LOW,

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from mlxstack.core.request import Priority
 from mlxstack.policy import scheduler_state as desks
-from mlxstack.policy.chunked_prefill import FINEST
-from mlxstack.policy.request_queue import effective_priority
+from mlxstack.policy.chunked_prefill import FINEST, ThroughputModel, observe_prefill
 from mlxstack.policy.scheduler import (
     Action,
     AssignSlot,
     Expire,
     RunSlotAction,
     SchedulerLimits,
+    effective_priority,
     is_full,
     next_prefill_chunk,
     schedule,
@@ -34,7 +34,6 @@ from mlxstack.policy.scheduler_state import (
     SlotAction,
     SlotState,
 )
-from mlxstack.policy.throughput_model import ThroughputModel, observe_prefill
 from tests.policy.desk_states import heads_for, is_agents_turn, open_seats, put
 
 AGING = 0.1

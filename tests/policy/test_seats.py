@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxstack.policy.scheduler import SLACK, select_slot
 from mlxstack.policy.scheduler_state import (
     SchedulerState,
     SlotAction,
@@ -17,7 +18,6 @@ from mlxstack.policy.scheduler_state import (
     reset_slot,
     start_loading,
 )
-from mlxstack.policy.slot_selection import SLACK, select_slot
 from tests.policy.desk_states import desk_of, nothing, ticket, used
 
 NONE: frozenset[int] = frozenset()

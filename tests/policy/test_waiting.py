@@ -5,7 +5,7 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from mlxstack.core.request import Priority
-from mlxstack.policy.request_queue import (
+from mlxstack.policy.scheduler import (
     effective_priority,
     expired,
     retry_after,

@@ -7,7 +7,7 @@ was told to say.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxstack.core.commands import (
     CollectGarbage,
@@ -29,10 +29,12 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Busy, Conflict
-from mlxstack.core.kv_identity import Identity
-from mlxstack.core.model_info import ModelFacts
+from mlxstack.core.model_info import Identity, ModelFacts
 from mlxstack.core.request import Request
+from mlxstack.engine.admin import PrefixCacheAdmin
+from mlxstack.engine.step import EngineLoop
 
+T = TypeVar("T")
 Deliver = Callable[[tuple[Event, ...]], None]
 
 FACTS = ModelFacts(
@@ -48,11 +50,24 @@ FACTS = ModelFacts(
 )
 
 
+class NoCache(PrefixCacheAdmin):
+    """Refuses every call on the cache."""
+
+    def __init__(self) -> None:
+        super().__init__(self._refuse)
+
+    def _refuse(self, work: Callable[[EngineLoop], T]) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_exception(Conflict("a stand-in has no memory"))
+        return future
+
+
 class StandIn:
     """`script` are the tokens of every answer; None hangs before the first one."""
 
     def __init__(self, tokenizer: Any, script: Sequence[int] | None = ()) -> None:
         self.tokenizer = tokenizer
+        self.cache: PrefixCacheAdmin = NoCache()
         self.loading: Future[ModelFacts] = Future()
         self.script = script
         self.silent_s = 0.0

@@ -3,6 +3,10 @@
 What a medium holds after a cut is no more than POSIX promises: bytes of a file since its last
 sync may be missing or torn, and so may names in a folder since the folder's last sync, each by
 itself. Only what was synced is certain.
+
+A disk with barriers, as on a Mac, promises one thing more: what a barrier flushed is on the
+medium before any later change, and after the next sync of anything. How many barriers a cut
+leaves behind since then is open.
 """
 
 import os
@@ -31,10 +35,10 @@ class Op(Struct, frozen=True):
 class Recorder:
     """Hears of every name that changes, from Python itself, and of every byte, from a `Disk`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_barriers: bool = False) -> None:
         self.root = Path()
         self.ops: list[Op] = []
-        self.disk = _TellingDisk(self)
+        self.disk = _BarrierDisk(self) if has_barriers else _TellingDisk(self)
         self._is_on = False
         # A hook can never be taken away again.
         sys.addaudithook(self._hear)
@@ -87,6 +91,14 @@ class _TellingDisk(Disk):
         self._recorder.tell("sync", fd)
 
 
+class _BarrierDisk(_TellingDisk):
+    def barrier(self, fd: int) -> None:
+        self._recorder.tell("barrier", fd)
+
+    def complete_barriers(self, fd: int) -> None:
+        self.sync(fd)
+
+
 Inside = Callable[[object, int | None], str | None]
 
 
@@ -129,19 +141,28 @@ def _path_of(fd: int) -> str:
     return str(Path(f"/proc/self/fd/{fd}").readlink())
 
 
-class File(Struct):
-    """Bytes on the medium, and writes that may not be."""
+Names = dict[str, "File | Folder | None"]
 
-    synced: bytes = b""
-    pending: list[bytes] = field(default_factory=list)
+
+class Pending(Struct):
+    """A change after `since` barriers; barrier number `flushed_by` flushed it."""
+
+    change: Any
+    since: int
+    flushed_by: int | None = None
+
+
+class File(Struct):
+    """Writes to a file, in order."""
+
+    pending: list[Pending] = field(default_factory=list)
 
 
 class Folder(Struct):
-    """Names on the medium, names as the system sees them, and changes that may be missing."""
+    """Names as the system sees them, and the changes that led to them, in order."""
 
-    synced: dict[str, "File | Folder"] = field(default_factory=dict)
     seen: dict[str, "File | Folder"] = field(default_factory=dict)
-    pending: list[dict[str, "File | Folder | None"]] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
 
 
 Tree = dict[str, bytes | None]
@@ -149,11 +170,15 @@ Tree = dict[str, bytes | None]
 
 
 class Survival(Struct, frozen=True):
-    """Which of the changes that were not synced are on the medium all the same, in order."""
+    """Which of the changes that were not synced are on the medium all the same, in order.
+
+    `barriers` is the share of the barriers since the last sync that were completed.
+    """
 
     name: str
     names: Callable[[Sequence[Any]], Sequence[Any]]
     data: Callable[[Sequence[bytes]], Sequence[bytes]]
+    barriers: float = 1.0
 
 
 class Medium:
@@ -161,34 +186,53 @@ class Medium:
 
     def __init__(self) -> None:
         self._root = Folder()
+        self._n_barriers = 0
+        self._n_complete = 0
 
     def take(self, op: Op) -> None:
         """Do as the system does. What it would refuse changes nothing."""
-        if op.kind == "sync":
-            _sync(self._find(op.path))
+        if op.kind in {"sync", "barrier"}:
+            self._n_barriers += 1
+            found = self._find(op.path)
+            for pending in found.pending:
+                pending.flushed_by = pending.flushed_by or self._n_barriers
+            if op.kind == "sync":
+                self._n_complete = self._n_barriers
+                whole = (
+                    b"".join(pending.change for pending in found.pending)
+                    if isinstance(found, File)
+                    else dict(found.seen)
+                )
+                found.pending = [Pending(whole, 0, self._n_barriers)]
             return
         if op.kind == "write":
             found = self._find(op.path)
             assert isinstance(found, File), op
-            found.pending.append(op.data)
+            found.pending.append(Pending(op.data, self._n_barriers))
             return
         parent, name = self._parent(op.path)
         if op.kind == "rename":
             target, new = self._parent(op.to)
             assert target is parent, "a move between folders is not known here"
             if name in parent.seen:
-                _change(parent, {name: None, new: parent.seen[name]})
+                self._change(parent, {name: None, new: parent.seen[name]})
         elif op.kind == "unlink":
             if name in parent.seen:
-                _change(parent, {name: None})
+                self._change(parent, {name: None})
         elif name not in parent.seen:
-            _change(parent, {name: Folder() if op.kind == "mkdir" else File()})
+            self._change(parent, {name: Folder() if op.kind == "mkdir" else File()})
 
     def after(self, survival: Survival) -> Tree:
         """The files after a cut now."""
         tree: Tree = {}
-        _grow(tree, "", self._root, survival)
+        n_open = self._n_barriers - self._n_complete
+        n_done = self._n_complete + int(n_open * survival.barriers)
+        _grow(tree, "", self._root, survival, n_done)
         return tree
+
+    def _change(self, folder: Folder, names: Names) -> None:
+        folder.pending.append(Pending(names, self._n_barriers))
+        _apply(folder.seen, names)
 
     def _find(self, path: str) -> "File | Folder":
         found: File | Folder = self._root
@@ -204,17 +248,15 @@ class Medium:
         return found, name
 
 
-def _sync(found: File | Folder) -> None:
-    if isinstance(found, File):
-        found.synced += b"".join(found.pending)
-    else:
-        found.synced = dict(found.seen)
-    found.pending.clear()
-
-
-def _change(folder: Folder, names: dict[str, "File | Folder | None"]) -> None:
-    folder.pending.append(names)
-    _apply(folder.seen, names)
+def _left(pending: Sequence[Pending], n_done: int, choose: Callable[[Any], Any]) -> list[Any]:
+    """The changes that a cut leaves after `n_done` complete barriers."""
+    sure = [p.change for p in pending if p.flushed_by is not None and p.flushed_by <= n_done]
+    open_ = [
+        p.change
+        for p in pending
+        if (p.flushed_by is None or p.flushed_by > n_done) and p.since <= n_done
+    ]
+    return [*sure, *choose(open_)]
 
 
 def _apply(entries: dict[str, "File | Folder"], names: dict[str, "File | Folder | None"]) -> None:
@@ -225,16 +267,16 @@ def _apply(entries: dict[str, "File | Folder"], names: dict[str, "File | Folder 
             entries[name] = found
 
 
-def _grow(tree: Tree, path: str, found: File | Folder, survival: Survival) -> None:
+def _grow(tree: Tree, path: str, found: File | Folder, survival: Survival, n_done: int) -> None:
     if isinstance(found, File):
-        tree[path] = found.synced + b"".join(survival.data(found.pending))
+        tree[path] = b"".join(_left(found.pending, n_done, survival.data))
         return
     tree[path] = None
-    entries = dict(found.synced)
-    for names in survival.names(found.pending):
+    entries: dict[str, File | Folder] = {}
+    for names in _left(found.pending, n_done, survival.names):
         _apply(entries, names)
     for name, below in entries.items():
-        _grow(tree, f"{path}/{name}".lstrip("/"), below, survival)
+        _grow(tree, f"{path}/{name}".lstrip("/"), below, survival, n_done)
 
 
 def plant(tree: Tree, root: Path) -> None:

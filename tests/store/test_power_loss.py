@@ -37,7 +37,7 @@ from tests.store.power import (
     torn,
 )
 
-RECORDER = Recorder()
+RECORDERS = {"syncs": Recorder(), "barriers": Recorder(has_barriers=True)}
 View = dict[str, object]
 """Every slot file, history and saved context by its name; those that are not there are left out."""
 
@@ -126,11 +126,12 @@ def steps(rooms: Rooms) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "make room", lambda: bounded.make_room(1500, frozenset())
 
 
-@pytest.fixture(scope="module")
-def life() -> tuple[list[Op], list[Moment]]:
+@pytest.fixture(scope="module", params=sorted(RECORDERS))
+def life(request: pytest.FixtureRequest) -> tuple[list[Op], list[Moment]]:
     """The operations of a life and its moments. Nothing was done that was not recorded."""
-    with tempfile.TemporaryDirectory() as folder, RECORDER.watching(Path(folder)) as ops:
-        rooms = Rooms(Path(folder), RECORDER.disk)
+    recorder = RECORDERS[request.param]
+    with tempfile.TemporaryDirectory() as folder, recorder.watching(Path(folder)) as ops:
+        rooms = Rooms(Path(folder), recorder.disk)
         moments = [Moment(len(ops), "open", rooms.view())]
         for step, act in steps(rooms):
             act()
@@ -148,7 +149,8 @@ SURVIVALS = [
     Survival("names", everything, nothing),
     Survival("data", nothing, everything),
     Survival("torn", everything, torn),
-    *(Survival(f"chance {n}", some(Random(n)), some(Random(-n))) for n in range(1, 3)),
+    Survival("no barrier", everything, everything, 0.0),
+    *(Survival(f"chance {n}", some(Random(n)), some(Random(-n)), n / 3) for n in range(1, 3)),
 ]
 
 

@@ -19,8 +19,7 @@ from mlxstack.core.errors import (
 )
 from mlxstack.core.ports import Manifest, SlotFileStore
 from mlxstack.store.manifest_file import pack, unpack
-from mlxstack.store.slot_filename import check_filename
-from mlxstack.store.slot_files import SlotFileFolder
+from mlxstack.store.slot_files import SlotFileFolder, check_filename
 from tests.store.bad_disks import FullDisk, UnsyncableDisk
 from tests.store.blobs import MANIFESTS, manifest
 

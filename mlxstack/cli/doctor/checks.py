@@ -36,7 +36,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
         _packages(),
         _memory(),
         _descriptors(),
-        device(env),
+        device(env, home),
         ceiling(env),
         _blas(env),
         _home(home),

@@ -4,19 +4,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mlxstack.cli.doctor.result import CheckLevel, CheckResult
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import SetupError, StackError
+from mlxstack.host import presets
 from mlxstack.host.hardware import amount, for_mlx
+from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import VARIABLE, this_memory
+from mlxstack.service import plan_candidate
 
 LONGEST_S = 60.0
+WEIGHTS_SHARE = 0.9
+"""Share of the working set beyond which weights leave too little for KV and activations."""
 HALF_DOWNLOADS = "*/blobs/*.incomplete"
 
 
-def device(env: Mapping[str, str]) -> Iterator[CheckResult]:
+def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
     """What MLX says of itself, in a process of its own: where it crashes, `doctor` does not."""
     try:
         told = _ask_mlx(env)
@@ -33,6 +39,23 @@ def device(env: Mapping[str, str]) -> Iterator[CheckResult]:
         yield CheckResult(CheckLevel.WARN, "device", detail, remedy)
     else:
         yield CheckResult(CheckLevel.OK, "device", detail)
+    if told["limit_bytes"]:
+        yield from large_weights(home, told["limit_bytes"])
+
+
+def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
+    """Presets whose downloaded weights fill the GPU's working set of `limit_bytes`."""
+    for name in presets.listed(home):
+        with suppress(StackError):
+            candidate = plan_candidate.of_preset(presets.load(name, home).preset)
+            n_bytes = candidate.weights.n_bytes()
+            if candidate.is_measured and n_bytes > WEIGHTS_SHARE * limit_bytes:
+                detail = (
+                    f"{name}: {amount(n_bytes)} of weights are more than {WEIGHTS_SHARE:.0%} of "
+                    f"the {amount(limit_bytes)} that the GPU should hold"
+                )
+                remedy = "take fewer bits per weight, or a smaller model"
+                yield CheckResult(CheckLevel.WARN, "weights", detail, remedy)
 
 
 def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:

@@ -15,8 +15,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.host import preset_schema
 from mlxstack.host.yaml_source import dotted, read_yaml
-from mlxstack.policy.scheduler import SchedulerLimits
-from mlxstack.policy.scheduler_limits import limits_of
+from mlxstack.policy.scheduler import SchedulerLimits, limits_of
 from mlxstack.policy.simulation.report import Percentiles, SimulationReport
 from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
 from mlxstack.policy.simulation.workload import Workload, draw_agents

@@ -1,7 +1,8 @@
 """Switches to a mode: check everything, stop, start, and go back when a member fails."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
@@ -19,8 +20,33 @@ from mlxstack.host.modes import Active
 from mlxstack.host.presets import LoadedPreset, from_anywhere
 from mlxstack.host.service_state import ServiceSpec, read_json, write_json
 from mlxstack.policy.capacity import need
-from mlxstack.policy.mode_change import ModeChange, ServiceCondition, difference
 from mlxstack.service import plan_candidate
+
+
+class ServiceCondition(StrEnum):
+    """A service before the switch. STALE: it runs with other settings, or does not answer."""
+
+    RIGHT = "right"
+    STALE = "stale"
+
+
+class ModeChange(Struct, frozen=True):
+    """Names of services: first all of `stop` end, then `start` begin one after another."""
+
+    stop: tuple[str, ...]
+    start: tuple[str, ...]
+    keep: tuple[str, ...]
+
+
+def difference(running: Mapping[str, ServiceCondition], wanted: Sequence[str]) -> ModeChange:
+    """The least change from what runs to what is wanted, in the order of `wanted`."""
+    keep = tuple(name for name in wanted if running.get(name) is ServiceCondition.RIGHT)
+    return ModeChange(
+        stop=tuple(name for name in running if name not in keep),
+        start=tuple(name for name in wanted if name not in keep),
+        keep=keep,
+    )
+
 
 Say = Callable[[str], None]
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxstack.core.trial import BenchResult, Steps, TrialSamples
-from mlxstack.engine import buffer_cache
+from mlxstack.engine import device
 from mlxstack.engine.bench.contestants import FIRST, Ours, Theirs, filled
 from mlxstack.engine.model.loader import LoadedModel
 
@@ -73,7 +73,7 @@ def grown(build: Callable[[], Any]) -> tuple[Any, int]:
 def _active() -> int:
     gc.collect()
     mx.synchronize()
-    buffer_cache.release()
+    device.release()
     return int(mx.get_active_memory())
 
 

@@ -19,6 +19,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 from mlxstack.policy.draft_governor import (
     MOST_DRAFTED,
+    UNMEASURED,
     DraftOffer,
     WidthCosts,
     observe_width,
@@ -121,13 +122,13 @@ class Batch:
     needs the last tokens and is read at once.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: ModelRunner, costs: WidthCosts = UNMEASURED) -> None:
+        self.runner = runner
         self._in_flight: InFlightStep | None = None
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
         self.is_ahead = has_gpu()
-        self.costs = WidthCosts()
+        self.costs = costs
         self.n_calls = 0
         self.n_rows = 0
         self.n_drafts = 0
@@ -252,9 +253,9 @@ class Batch:
         """Logits (tokens, vocabulary) of one pass, and its tokens."""
         each = zip(rows, drafts, strict=True)
         plan = [SlotTokens(row.context.caches, row.tokens(draft)) for row, draft in each]
-        before = self._runner.n_calls
-        logits = self._runner.execute(plan)
-        self.n_calls += self._runner.n_calls - before
+        before = self.runner.n_calls
+        logits = self.runner.execute(plan)
+        self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
         return logits, logits.shape[0]
 

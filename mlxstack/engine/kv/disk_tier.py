@@ -1,7 +1,7 @@
-"""The disk side of the KV memory: writes segments once, reads them back, keeps slot files.
+"""Disk tier of the prefix cache: writes segments once, reads them back, saves slot files.
 
-Arrays are touched on the MLX thread only; files by a writer and a reader thread. What they have
-to say is posted back to the MLX thread.
+Arrays are touched on the MLX thread only; files by a writer and a reader thread, which post
+their results back to the MLX thread.
 """
 
 import logging
@@ -20,13 +20,13 @@ from mlxstack.core.ports import (
     Manifest,
     SlotFileStore,
 )
-from mlxstack.engine.kv.codec import parents_first, part_of, record_of
-from mlxstack.engine.kv.incremental_pack import IncrementalPack
-from mlxstack.engine.kv.park import ContextParker, IndexedContext
+from mlxstack.engine.kv.park import ContextParker, IncrementalPack, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
+from mlxstack.engine.kv.segments import parents_first, part_of, record_of
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_restore import RestoreRequest, RestoreSources, SlotRestore
 from mlxstack.engine.kv.write_queue import WriteQueue
+from mlxstack.policy.shared_prefixes import SharedPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,12 @@ class DiskTier:
         memory: PrefixCache,
         identity: str,
         post: CallSoon,
+        manifests: AgentManifestStore | None = None,
     ) -> None:
-        self.manifests: AgentManifestStore | None = None
-        self.parker = ContextParker(memory)
+        is_written = memory.spec.enabled and memory.spec.disk.enabled
+        shared = SharedPrefixes(memory.spec.block_size, self._note if is_written else None)
+        self.parker = ContextParker(memory, shared)
+        self._manifests = manifests
         self._store = store
         self._slot_files = slot_files
         self._memory = memory
@@ -56,9 +59,8 @@ class DiskTier:
         self._restoring = SlotRestore(sources, self._reader, post, self._anchor)
 
     def open(self) -> int:
-        """Take what earlier runs left on disk into the index; how many records."""
+        """Index the records of earlier runs on disk; how many."""
         self.parker.shared_prefixes.recall(self._store.noted(self._identity))
-        self.parker.shared_prefixes.keep = self._note
         now, n_known = time.monotonic(), 0
         for head in sorted(self._store.heads(self._identity), key=parents_first):
             try:
@@ -69,22 +71,26 @@ class DiskTier:
         return n_known
 
     def write(self, shelved: IndexedContext) -> None:
-        """Write in the background what of this lies in memory alone."""
+        """Write the part of this context in the background that lies in memory alone."""
         keys = (*shelved.segments, *shelved.checkpoints)
         self._writing.write([key for key in keys if not self._memory.is_on_disk(key)])
 
     def write_rest(self) -> None:
-        """Write in the background all that lies in memory alone."""
+        """Write all records in the background that lie in memory alone."""
         self._writing.write([key for key in self._memory.index.nodes if self._is_unwritten(key)])
 
     def is_foreign(self, agent: str) -> bool:
-        """Whether something of this agent is saved, but of other models only."""
-        known = self.manifests.identities(agent) if self.manifests else frozenset[str]()
+        """Whether this agent has saved KV, but of other models only."""
+        known = self._manifests.identities(agent) if self._manifests else frozenset[str]()
         return bool(known) and self._identity not in known
 
     def catch_up(self) -> None:
-        """Wait until nothing waits to be written."""
+        """Wait until all that waits to be written is durable."""
         self._writing.catch_up()
+        try:
+            self._store.flush()
+        except StackError as error:
+            log.warning("%s; a power cut may lose them", error)
 
     @property
     def n_written(self) -> int:
@@ -125,6 +131,7 @@ class DiskTier:
             n_written = sum(write.result() for write in writes)
             if self._missing(manifest):
                 raise StackError(f"{name} was not written: a part of its KV did not reach the disk")
+            self._store.flush()
             n_written += self._slot_files.write(name, manifest)
             took = 1000 * (time.perf_counter() - started)
             return SlotSaveResult(
@@ -134,31 +141,36 @@ class DiskTier:
         return self._writing.after(finish)
 
     def put(self, context: SlotContext, shelved: IndexedContext) -> None:
-        """Once all of it is written: see that it is there, and note it for the agent, if any.
+        """Once all of it is written: check it, and record it for the agent, if any.
 
-        What is not there any more is written again when the context is stored the next time.
+        Missing records are written again when the context is stored the next time.
         """
-        agent, manifests, manifest = context.agent, self.manifests, self._manifest(context, shelved)
+        agent, manifests, manifest = (
+            context.agent,
+            self._manifests,
+            self._manifest(context, shelved),
+        )
 
         def finish() -> None:
             if missing := self._missing(manifest):
                 self._post(partial(self._invalidate, missing))
                 raise StackError("a part of its KV did not reach the disk")
             if agent is not None and manifests is not None:
+                self._store.flush()
                 manifests.put(agent, manifest)
 
         noting = self._writing.after(finish)
         noting.add_done_callback(lambda done: _warn(agent, done.exception()))
 
     def restore(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
-        """Read a slot file and all it names, and make it the context; see `Restoring`."""
+        """Restore a slot file into the context; see `SlotRestore`."""
         self._slot_files.check(wanted.name)
         return self._restoring.start(wanted)
 
     def load(self, keys: Sequence[str], then: Callable[[], None]) -> None:
-        """Bring records from disk into memory, then call `then` on the MLX thread.
+        """Read records from disk into memory, then call `then` on the MLX thread.
 
-        What cannot be read is forgotten; `then` has to look again.
+        Records that cannot be read are invalidated; `then` has to look again.
         """
         self._memory.index.lock(keys)
         reading = self._reader.submit(self._read_all, keys)
@@ -191,9 +203,9 @@ class DiskTier:
         )
 
     def _missing(self, manifest: Manifest) -> list[str]:
-        """What it names that is not on disk.
+        """KV files of a manifest that are not on disk.
 
-        Asking is using: a sweep leaves the rest alone, and takes no head before its tail.
+        The check marks files as used, so that garbage collection keeps them.
         """
         keys = (*manifest.segments, *manifest.checkpoints)
         return [key for key in keys if not self._store.has(self._identity, key)]
@@ -215,9 +227,9 @@ class DiskTier:
         return self._memory.get(key) is None and not self._store.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
-        """Whether it has to be written: in memory, and not on disk or on its way.
+        """Whether it must be written: in memory, and not on disk or being written.
 
-        A file that the index does not know may continue what is gone: the vault looks at it.
+        A file that the index does not know may lack its parent: the store compares headers.
         """
         if self._writing.promised((key,)) or self._memory.get(key) is None:
             return False

@@ -1,23 +1,25 @@
-"""Puts contexts on the shelf and takes them down: parks, stores, resumes.
+"""Parking: packs contexts into the prefix cache, piece by piece, and restores them.
 
-Belongs to the MLX thread, like the memory it fills.
+Runs on the MLX thread. Long contexts are packed in steps, so that decoding never waits for all.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.segments import PackedSegment
-from mlxstack.engine.kv.shared_prefixes import SharedPrefixes
+from mlxstack.engine.kv.segments import PackedSegment, pieces
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, kv_records, prefix_match
+from mlxstack.policy import block_hash, prefix_index
 from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.kv_records import KnownPrefix, PathStep, PrefixMatch
+from mlxstack.policy.prefix_index import KnownPrefix, PathStep, PrefixMatch
 from mlxstack.policy.retention import PinnedPrefixName
 from mlxstack.policy.reuse_plan import ReusePlan
+from mlxstack.policy.shared_prefixes import SharedPrefixes
 
 Piece = tuple[int, int]
 
@@ -31,10 +33,10 @@ class IndexedContext(Struct, frozen=True):
 
 
 class ContextParker:
-    """`learning` knows what several conversations begin with; that is kept longer."""
+    """Parks and restores contexts; `shared_prefixes` are kept longer than others."""
 
-    def __init__(self, memory: PrefixCache) -> None:
-        self.shared_prefixes = SharedPrefixes(memory.spec.block_size)
+    def __init__(self, memory: PrefixCache, shared_prefixes: SharedPrefixes) -> None:
+        self.shared_prefixes = shared_prefixes
         self._memory = memory
 
     def park(self, context: SlotContext, now: float) -> IndexedContext:
@@ -49,9 +51,9 @@ class ContextParker:
         return shelved
 
     def _protect(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
-        """A head that several conversations began with is kept longer, though nobody named it.
+        """Retain shared prefixes that this context begins with.
 
-        Each time anew: what it was may have been evicted meanwhile.
+        Repeated for each context: the prefix may have been evicted since.
         """
         retention, heads = self._memory.retention, self.shared_prefixes.named
         known = {name.name: name for name in retention.names}
@@ -71,13 +73,13 @@ class ContextParker:
                 retention.pin(PinnedPrefixName(title, held, n_tokens, since, is_learned=True))
 
     def _recall(self, context: SlotContext, shelved: IndexedContext, now: float) -> None:
-        """What of the context lies on disk only comes to memory too, without reading it.
+        """Copy to memory the records of this context that lie on disk only, without a read.
 
-        Of a segment that the context left before its end, only the file has the rest.
+        Where the context left a segment before its end, only the file has the rest.
         """
-        for step in prefix_match.reach(self._memory.index, _last(shelved.segments), len(context)):
+        for step in prefix_index.reach(self._memory.index, _last(shelved.segments), len(context)):
             record = self._memory.index.nodes[step.key].record
-            assert isinstance(record, kv_records.SegmentMeta)
+            assert isinstance(record, prefix_index.SegmentMeta)
             if self._memory.get(step.key) is None and step.upto == record.end:
                 packed = segments.pack(context, record.start, record.end)
                 self._memory.put(record, packed, now)
@@ -96,7 +98,7 @@ class ContextParker:
         if leaf is None:
             return IndexedContext((), (), ())
         context.set_parent_segment(leaf)
-        path = prefix_match.reach(self._memory.index, leaf, len(context))
+        path = prefix_index.reach(self._memory.index, leaf, len(context))
         marks = [self._add_checkpoint(c, chain, context, path, now) for c in context.checkpoints]
         keys = [key for key, _ in marks]
         new += [key for key, is_new in marks if is_new]
@@ -104,7 +106,7 @@ class ContextParker:
         return IndexedContext(tuple(step.key for step in path), tuple(keys), tuple(new))
 
     def index_next(self, context: SlotContext, now: float) -> bool:
-        """One piece of what `shelve` would put into the index; False when at most one is left."""
+        """Index one piece for `index_context`; False when at most one is left."""
         chain = self._memory.chain_of(context)
         known = self._memory.match(chain, context.tokens, self._trail(context))
         pieces = segments.pieces(known.covered, len(context))
@@ -129,7 +131,7 @@ class ContextParker:
             [m for m in marks if isinstance(m, StateCheckpoint)],
         )
         context.take_over(fresh)
-        context.salt = request.salt
+        context.assign(request.salt, None)
         if plan.path:
             context.set_parent_segment(plan.path[-1].key)
         self._memory.index.touch(plan.keys, now)
@@ -148,7 +150,7 @@ class ContextParker:
             key = block_hash.segment_key(block_hash.hash_at(chain, context.tokens, end), start)
             packed = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]
-            record = kv_records.SegmentMeta(key, parent, start, end, packed.n_bytes, names)
+            record = prefix_index.SegmentMeta(key, parent, start, end, packed.n_bytes, names)
             self._memory.put(record, packed, now)
             new.append(key)
             parent = key
@@ -167,7 +169,7 @@ class ContextParker:
         if key in self._memory.index.nodes:
             return key, False
         parent = next(step.key for step in path if step.start < part.position <= step.upto)
-        record = kv_records.CheckpointMeta(key, parent, part.position, part.n_bytes, state)
+        record = prefix_index.CheckpointMeta(key, parent, part.position, part.n_bytes, state)
         self._memory.put(record, part, now)
         return key, True
 
@@ -182,3 +184,71 @@ class ContextParker:
 
 def _last(keys: Sequence[str]) -> str | None:
     return keys[-1] if keys else None
+
+
+REST = 2.0
+"""Beside a decoding slot each piece is followed by so many times its own time of rest."""
+
+End = Callable[[Exception | None], None]
+
+
+class IncrementalPack:
+    """Packs a context for `ContextParker.index_context`, one piece per step.
+
+    Full memory may evict a piece as soon as it is packed; then `index_context` packs the rest, so
+    that packing always ends.
+    """
+
+    def __init__(self, context: SlotContext, parker: ContextParker) -> None:
+        self._context = context
+        self._version = context.version
+        self._parker = parker
+        self._n_left = len(pieces(0, len(context)))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the context is still as it was."""
+        return self._context.version == self._version
+
+    def go_on(self) -> bool:
+        """Pack a piece; False when at most one is left, or the context has changed."""
+        if self._n_left == 0 or not self.is_current:
+            return False
+        self._n_left -= 1
+        return self._parker.index_next(self._context, time.monotonic())
+
+
+class BackgroundSteps:
+    """Runs long work in steps; `post` runs a function on the MLX thread between two steps.
+
+    While `is_decoding`, pauses between the steps bound the delay of tokens.
+    """
+
+    def __init__(self, post: CallSoon, is_decoding: Callable[[], bool]) -> None:
+        self._post = post
+        self._is_decoding = is_decoding
+
+    def run(self, step: Callable[[], bool], end: End) -> None:
+        """Take steps until one returns False, then call `end` with None or the error."""
+        began = time.perf_counter()
+        try:
+            is_more = step()
+        except Exception as error:
+            end(error)
+            return
+        if not is_more:
+            end(None)
+            return
+        now = time.perf_counter()
+        self._rest(now + REST * (now - began), lambda: self.run(step, end))
+
+    def _rest(self, due: float, go_on: Callable[[], None]) -> None:
+        """Continue in the first step after `due`, or in the next one while no slot decodes."""
+
+        def wake() -> None:
+            if self._is_decoding() and time.perf_counter() < due:
+                self._rest(due, go_on)
+            else:
+                go_on()
+
+        self._post(wake)

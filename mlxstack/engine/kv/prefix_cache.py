@@ -1,7 +1,6 @@
-"""The KV memory beside the live slots: what is parked, how it is found, what has to go.
+"""Prefix cache: KV arrays in memory beside the live slots, with index, retention, eviction.
 
-Belongs to the MLX thread. The policy's index knows which prefixes exist and where; this room
-keeps the arrays of those that lie in memory.
+Runs on the MLX thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,11 +8,16 @@ from collections.abc import Iterable, Sequence
 from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
-from mlxstack.policy import block_hash, eviction, kv_records, prefix_index_check, prefix_match
+from mlxstack.policy import block_hash, eviction, prefix_index, prefix_index_check
 from mlxstack.policy.block_hash import BlockHashes
 from mlxstack.policy.eviction import MemoryPressure
-from mlxstack.policy.kv_records import CheckpointCandidate, KnownPrefix, PrefixMatch, StorageTier
-from mlxstack.policy.prefix_index import PrefixIndex
+from mlxstack.policy.prefix_index import (
+    CheckpointCandidate,
+    KnownPrefix,
+    PrefixIndex,
+    PrefixMatch,
+    StorageTier,
+)
 from mlxstack.policy.retention import Retention
 from mlxstack.policy.reuse_plan import ReusePlan
 
@@ -22,9 +26,10 @@ SLACK = 0.05
 
 
 class PrefixCache:
-    """`budget` is bytes for live contexts, parked ones and pending writes together.
+    """Prefix cache: the arrays of all records in memory, and their index.
 
-    Contexts below the `turning_point` are not quantised yet (`Context.turning_point`).
+    `budget` is bytes for live contexts, parked ones and pending writes together. Contexts shorter
+    than `quantized_start` are not quantized yet.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class PrefixCache:
         return id(part) in self._held
 
     def put(
-        self, record: kv_records.Record, part: PackedSegment | StateCheckpoint, now: float
+        self, record: prefix_index.Record, part: PackedSegment | StateCheckpoint, now: float
     ) -> None:
         """The arrays of a record lie in memory now."""
         self.insert(record, StorageTier.MEMORY, now)
@@ -71,8 +76,8 @@ class PrefixCache:
         """These stay in memory, also when they are on disk."""
         self._transient.difference_update(keys)
 
-    def on_disk(self, record: kv_records.Record, now: float) -> None:
-        """A record exists on disk. One that was shelved only to be written leaves memory."""
+    def on_disk(self, record: prefix_index.Record, now: float) -> None:
+        """Mark a record as on disk. One that is only written through leaves memory."""
         self.insert(record, StorageTier.DISK, now)
         if record.key in self._transient:
             self._transient.discard(record.key)
@@ -103,7 +108,7 @@ class PrefixCache:
         return StorageTier.DISK in self.index.nodes[key].tiers
 
     def release(self, keys: Sequence[str]) -> int:
-        """These records, root first, leave memory unless somebody claims them; bytes freed."""
+        """Drop these records, root first, from memory unless an agent claims them; bytes freed."""
         before = self.index.memory_bytes
         for key in reversed(keys):
             if not self.index.nodes[key].agents:
@@ -137,16 +142,16 @@ class PrefixCache:
             self._held.discard(id(self._kept.pop(key)))
         if key not in self.index.nodes:
             self._transient.discard(key)
-            self._ends.get(kv_records.end_of(node.record), {}).pop(key, None)
+            self._ends.get(prefix_index.end_of(node.record), {}).pop(key, None)
 
     def match(
         self, chain: BlockHashes, tokens: Sequence[int], trail: KnownPrefix | None
     ) -> PrefixMatch:
-        """What the index knows of these tokens, to the token where something ends inside a block.
+        """Longest known prefix of these tokens, to the token where a segment ends in a block.
 
-        Whatever reaches past the last known block ends before the next one would be full.
+        A segment beyond the last known block ends before the next block would be full.
         """
-        found = prefix_match.match(self.index, chain.keys, trail=trail)
+        found = prefix_index.match(self.index, chain.keys, trail=trail)
         size, last = (
             self.spec.block_size,
             min(found.covered // self.spec.block_size, len(chain.keys)),
@@ -160,14 +165,14 @@ class PrefixCache:
             for key, start in self._ends[end].items():
                 if end > found.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
-        return prefix_match.match(self.index, chain.keys, cuts, trail)
+        return prefix_index.match(self.index, chain.keys, cuts, trail)
 
-    def insert(self, record: kv_records.Record, place: StorageTier, now: float) -> None:
+    def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""
         self.index.insert(record, place, now)
-        end = kv_records.end_of(record)
+        end = prefix_index.end_of(record)
         if end % self.spec.block_size:
-            start = record.start if isinstance(record, kv_records.SegmentMeta) else 0
+            start = record.start if isinstance(record, prefix_index.SegmentMeta) else 0
             self._ends.setdefault(end, {})[record.key] = start
 
     def check(self) -> None:
@@ -177,9 +182,9 @@ class PrefixCache:
         assert parked == set(self._kept), f"{len(parked ^ set(self._kept))} arrays are amiss"
 
     def chains(self, tokens: Sequence[int], tenant: str) -> tuple[BlockHashes, ...]:
-        """The block chains under which KV of these tokens is kept, for this tenant.
+        """Block hashes of these tokens for this tenant.
 
-        Where KV is quantised at a turning point, the second one is that of contexts before it.
+        Where KV is quantized from a position on, the second one is that of shorter contexts.
         """
         whole = block_hash.extend(self._root(tenant, self.quantized_start), tokens)
         if not self.quantized_start:
@@ -195,9 +200,9 @@ class PrefixCache:
         return context.chain
 
     def _root(self, tenant: str, n_tokens: int) -> BlockHashes:
-        """The chain of no tokens, for contexts of so many.
+        """Block hashes of no tokens, for contexts of `n_tokens`.
 
-        Those too short to be quantised yet are named apart: their KV is of another kind.
+        Contexts too short to be quantized have another root: their KV is of another kind.
         """
         identity = self._identity
         if n_tokens < self.quantized_start:

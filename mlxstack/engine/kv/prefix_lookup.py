@@ -1,8 +1,8 @@
-"""Finds what of a prompt need not be computed, and why it is not more."""
+"""Prefix lookup: how much of a prompt is cached, and why not more."""
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,13 +11,13 @@ from mlxstack.core.commands import AgentKVLocation
 from mlxstack.core.engine_events import CacheMiss, KVSource
 from mlxstack.core.request import Request
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.engine.kv.shared_prefixes import SharedPrefixes
 from mlxstack.engine.kv.slot_context import SlotContext
-from mlxstack.policy import block_hash, kv_records, prefix_match, reuse_plan
+from mlxstack.engine.request_state import RequestState
+from mlxstack.policy import block_hash, prefix_index, reuse_plan
 from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.common_prefix import common_prefix
-from mlxstack.policy.kv_records import StorageTier
+from mlxstack.policy.prefix_index import StorageTier, common_prefix
 from mlxstack.policy.reuse_plan import MissContext, RestorePoint, ReusePlan, ReuseSource
+from mlxstack.policy.shared_prefixes import SharedPrefixes
 
 MOST_AGENTS = 512
 MOST_PROMPT_BYTES = 64 << 20
@@ -30,7 +30,7 @@ KEY_BYTES = 80
 """A block key in a chain: 32 bytes, and what Python adds."""
 
 FIRST_WORDS = 48
-"""Tokens after the head by which a conversation without a name is told from another."""
+"""Tokens after the head that identify a conversation without a name."""
 
 SHOWN = 24
 """Tokens of the earlier prompt that explain a miss."""
@@ -51,9 +51,10 @@ class LastPrompt(Struct, frozen=True):
 
 
 class PrefixLookup:
-    """Belongs to the MLX thread. `learning` learns what several conversations begin with.
+    """Looks up reusable KV of prompts. Runs on the MLX thread.
 
-    `is_foreign` tells whether an agent has KV, but of other models only.
+    `shared_prefixes` observes every prompt. `is_foreign` tells whether an agent has KV, but of
+    other models only.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class PrefixLookup:
         return plan, _told(reuse_plan.explain_miss(plan, options, clues), before)
 
     def kept(self, tokens: Sequence[int], salt: str, template: SlotContext) -> ReusePlan:
-        """What a prompt that begins with these tokens would go on from, beside the slots."""
+        """Longest cached prefix of these tokens beside the slots."""
         chains = self._memory.chains(tokens, salt)
         return reuse_plan.plan(len(tokens) + 1, tuple(self._stored(tokens, chains, template)))
 
     def remember(self, request: Request) -> None:
-        """The prompt that has just been seated: heads are learned, the agent's next is compared."""
+        """Record the prompt of an assigned slot, for shared prefixes and the agent's next miss."""
         chains = self._chains(request)
         self._shared_prefixes.observe(_conversation(request, chains[0]), chains[0], request)
         name = request.agent or request.display_name
@@ -114,7 +115,7 @@ class PrefixLookup:
         nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
         return AgentKVLocation(
             agent=agent,
-            n_tokens=max((kv_records.end_of(node.record) for node in nodes), default=0),
+            n_tokens=max((prefix_index.end_of(node.record) for node in nodes), default=0),
             memory_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.MEMORY in n.tiers),
             disk_bytes=sum(n.record.n_bytes for n in nodes if StorageTier.DISK in n.tiers),
         )
@@ -133,10 +134,10 @@ class PrefixLookup:
         return (*(step.key for step in found.path), *(one.key for one in found.checkpoints))
 
     def sharing(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """Whose last prompt begins with what these records hold, the latest first. O(agents)."""
+        """Agents whose last prompt begins with these records, the latest first. O(agents)."""
         nodes = (self._memory.index.nodes.get(key) for key in keys)
         known = [node.record for node in nodes if node is not None]
-        held = [one for one in known if isinstance(one, kv_records.SegmentMeta) and one.blocks]
+        held = [one for one in known if isinstance(one, prefix_index.SegmentMeta) and one.blocks]
         if not held:
             return ()
         place, block = held[-1].end // self._memory.spec.block_size - 1, held[-1].blocks[-1]
@@ -156,7 +157,7 @@ class PrefixLookup:
         return len(self._prompts) > 1 and self.n_bytes > self._most_bytes
 
     def _chains(self, request: Request) -> tuple[BlockHashes, ...]:
-        """Hashed once for all that is asked about this ask."""
+        """Block hashes of a request, computed once."""
         if self._hashed is None or self._hashed[0] is not request:
             self._hashed = request, self._memory.chains(request.tokens, request.salt)
         return self._hashed[1]
@@ -164,7 +165,7 @@ class PrefixLookup:
     def _stored(
         self, tokens: Sequence[int], chains: Iterable[BlockHashes], template: SlotContext
     ) -> Iterable[ReuseSource]:
-        """What memory and disk offer; quantised KV is good from the turning point on only."""
+        """Reuse sources in memory and on disk; quantized KV only beyond `quantized_start`."""
         free_from = self._memory.quantized_start
         for chain in chains:
             found = self._memory.match(chain, tokens, None)
@@ -185,7 +186,7 @@ class PrefixLookup:
             is_foreign=is_new and self._is_foreign(name or ""),
             n_previous=len(before),
             n_common=common_prefix(before, request.tokens),
-            n_evicted=max(prefix_match.was_known(self._memory.index, c.keys) for c in chains),
+            n_evicted=max(prefix_index.was_known(self._memory.index, c.keys) for c in chains),
         )
 
     def _before(self, request: Request, slots: Sequence[SlotContext]) -> Sequence[int]:
@@ -197,7 +198,7 @@ class PrefixLookup:
         return max(live, key=lambda tokens: common_prefix(tokens, request.tokens), default=())
 
     def _last(self, request: Request) -> LastPrompt | None:
-        """The last prompt of who asks; where it differs is told to nobody under another salt."""
+        """Last prompt of the requesting agent; never disclosed under another salt."""
         last = self._prompts.get(request.agent or request.display_name or "")
         return last if last is not None and last.salt == request.salt else None
 
@@ -210,7 +211,7 @@ def _told(miss: CacheMiss | None, before: Sequence[int]) -> CacheMiss | None:
 
 
 def _conversation(request: Request, chain: BlockHashes) -> str:
-    """Who speaks: the agent, the client's hint, else how the prompt goes on after its head."""
+    """Conversation of a request: agent, session hint, else its tokens after the head."""
     head = request.checkpoint_positions[0] if request.checkpoint_positions else 0
     told = block_hash.hash_at(chain, request.tokens, min(len(request.tokens), head + FIRST_WORDS))
     return request.agent or request.session_hint or told.hex()
@@ -231,3 +232,53 @@ def _live(
         )
     states = [RestorePoint(c.position) for c in context.checkpoints]
     return reuse_plan.live(source, slot, n_common, [*states, RestorePoint(len(context))])
+
+
+class PrefixOverlapCache:
+    """Caches prefix comparisons; a changed context has another version."""
+
+    def __init__(
+        self, slots: Sequence[SlotContext], live: Mapping[str, RequestState], block: int
+    ) -> None:
+        self._slots = slots
+        self._live = live
+        self._block = block
+        self._promises: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[str, int, int], int] = {}
+
+    def shared(self, request_id: str, slot: int) -> int:
+        """First tokens of the prompt in the slot; 0 under another salt."""
+        request, context = self._live[request_id].request, self._slots[slot]
+        if request.salt != context.salt:
+            return 0
+        key = (request.id, slot, context.version)
+        if key not in self._known:
+            self._known[key] = common_prefix(context.tokens, request.tokens)
+        return self._known[key]
+
+    def promised(self, request_id: str, other_id: str) -> int:
+        """Prompt tokens that the prefill of the other request computes too, if worth a wait.
+
+        A context that can be cut is forked in whole blocks, any other one at its checkpoints.
+        """
+        request, other = self._live[request_id].request, self._live[other_id].request
+        if request.salt != other.salt or not (request.use_cache and other.use_cache):
+            return 0
+        key = (request.id, other.id)
+        if key not in self._promises:
+            n_common = common_prefix(request.tokens, other.tokens)
+            n_common = min(n_common, len(request.tokens) - 1, len(other.tokens) - 1)
+            if self._slots[0].is_sliceable:
+                position = n_common - n_common % self._block
+            else:
+                position = max(
+                    (cut for cut in other.checkpoint_positions if cut <= n_common), default=0
+                )
+            known = max(self.shared(request.id, i) for i in range(len(self._slots)))
+            self._promises[key] = position if position >= known + self._block else 0
+        return self._promises[key]
+
+    def forget(self, request_id: str) -> None:
+        """Drop the comparisons of a request that waits no longer."""
+        self._known = {key: n for key, n in self._known.items() if key[0] != request_id}
+        self._promises = {key: n for key, n in self._promises.items() if request_id != key[0]}

@@ -1,21 +1,25 @@
-"""KV of a stretch of tokens, packed for keeping: few arrays, evaluated, detached, addressable.
+"""Segments: packed KV of a token range, and the codec between segments and KV files.
 
 All sliceable layers of a segment are packed into one array per shape and dtype (two at most for
 ordinary models), because Metal limits the number of live buffers.
 """
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 from msgspec import Struct
 
-from mlxstack.core.ports import TensorBytes
+from mlxstack.core.errors import Damaged
+from mlxstack.core.ports import KVFile, KVFileHeader, Manifest, TensorBytes
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
-from mlxstack.policy.kv_records import CUT
+from mlxstack.policy import prefix_index
+from mlxstack.policy.prefix_index import CUT
 
 DTYPES = {
     mx.float32: "F32",
@@ -67,7 +71,7 @@ def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
 def whole(
     template: SlotContext, segments: Sequence[PackedSegment], n_tokens: int
 ) -> list[list[mx.array]]:
-    """What `Context.adopt` takes: for each sliceable layer, its parts of the first `n_tokens`.
+    """Arrays for `SlotContext.load`: per sliceable layer, those of the first `n_tokens`.
 
     Segments are ascending and may overlap: the next one's start ends the one before.
     """
@@ -89,7 +93,7 @@ def arrays_of(part: PackedSegment | StateCheckpoint) -> list[mx.array]:
 
 
 def layout_of(part: PackedSegment | StateCheckpoint) -> list[Any]:
-    """What is needed beside the arrays to put the part together again; plain JSON values."""
+    """Layout of the arrays of a segment, as plain JSON values."""
     if isinstance(part, PackedSegment):
         return list(part.order)
     return [[[a is not None for a in f.arrays], list(f.numbers)] for f in part.states]
@@ -135,3 +139,88 @@ def _unpack(segment: PackedSegment, n_tokens: int) -> list[mx.array]:
         taken[group] += 1
         parts.append(segment.groups[group][at : at + 1, :, :n_tokens])
     return parts
+
+
+SEGMENT = "segment"
+CHECKPOINT = "checkpoint"
+
+
+class RecordMeta(Struct, frozen=True):
+    """The `meta` of a KV file: its place in the index, and how its planes are to be unpacked.
+
+    `names` are hex: the block keys of a segment, or the one name of a checkpoint's tokens.
+    """
+
+    parent: str | None
+    names: tuple[str, ...]
+    layout: str
+
+
+def file_of(
+    record: prefix_index.Record, part: PackedSegment | StateCheckpoint, identity: str
+) -> KVFile:
+    """The file of a record. The planes look into the arrays; nothing is copied."""
+    if isinstance(part, PackedSegment):
+        assert isinstance(record, prefix_index.SegmentMeta)
+        names = tuple(name.hex() for name in record.blocks)
+        kind, start, end = SEGMENT, part.start, part.end
+    else:
+        assert isinstance(record, prefix_index.CheckpointMeta)
+        names = (record.state.hex(),)
+        kind, start, end = CHECKPOINT, 0, part.position
+    about = RecordMeta(record.parent, names, json.dumps(layout_of(part)))
+    planes = tuple(to_plane(array) for array in arrays_of(part))
+    return KVFile(record.key, kind, identity, start, end, planes, _text(about))
+
+
+def part_of(file: KVFile) -> PackedSegment | StateCheckpoint:
+    """The arrays of a file. Raises Damaged when its meta is not ours."""
+    layout = json.loads(meta_of(file.meta).layout)
+    arrays = [from_plane(plane) for plane in file.tensors]
+    if file.kind == SEGMENT:
+        return PackedSegment(file.start, file.end, tuple(arrays), tuple(layout))
+    return checkpoint(file.end, arrays, layout)
+
+
+def record_of(head: KVFileHeader) -> prefix_index.Record:
+    """The index record of a file, from its head alone. Raises Damaged."""
+    about = meta_of(head.meta)
+    names = tuple(bytes.fromhex(name) for name in about.names)
+    if head.kind == SEGMENT:
+        return prefix_index.SegmentMeta(
+            head.key, about.parent, head.start, head.end, head.n_bytes, names
+        )
+    if about.parent is None or len(names) != 1:
+        raise Damaged(f"the KV file {head.key} is a checkpoint of nothing")
+    return prefix_index.CheckpointMeta(head.key, about.parent, head.end, head.n_bytes, names[0])
+
+
+def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:
+    """Sorts files so that every parent comes before what continues it."""
+    return head.kind != SEGMENT, head.start, head.end
+
+
+def check_cover(name: str, manifest: Manifest, heads: Sequence[KVFileHeader]) -> None:
+    """Raises Damaged unless the segments follow each other from 0 to the last token.
+
+    Each one may begin before the end of the one before, which is used up to there.
+    """
+    at = 0
+    for head in heads:
+        if head.start > at:
+            raise Damaged(f"the slot file {name} has a gap at token {at}")
+        at = head.end
+    if at < len(manifest.tokens):
+        raise Damaged(f"the slot file {name} ends at token {at} of {len(manifest.tokens)}")
+
+
+def _text(about: RecordMeta) -> str:
+    return msgspec.json.encode(about).decode()
+
+
+def meta_of(meta: str) -> RecordMeta:
+    """Decode the meta field of a KV file. Raises Damaged."""
+    try:
+        return msgspec.json.decode(meta, type=RecordMeta)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"a KV file does not say what it holds: {error}") from None

@@ -11,12 +11,12 @@ from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.policy.block_hash import BlockHashes
-from mlxstack.policy.kv_records import KnownPrefix
+from mlxstack.policy.prefix_index import KnownPrefix
 
 MOST_CHECKPOINTS = 8
 
 COUNT_EVERY = 64
-"""Tokens after which the bytes are counted anew: walking through all layers is not free."""
+"""Tokens between two counts of the bytes: walking through all layers is not free."""
 
 
 class StateCheckpoint(Struct, frozen=True):
@@ -32,12 +32,11 @@ class StateCheckpoint(Struct, frozen=True):
 
 
 class SlotContext:
-    """Owned by one slot and changed by the MLX thread only.
+    """Live KV of one slot, changed by the MLX thread only.
 
     `tokens[i]` is the token whose KV stands at position i. `checkpoints` are ascending and lie
-    within `tokens`; a context whose layers are all sliceable needs none. `salt` is the tenant
-    whose tokens these are, `agent` the explicit agent who spoke last, `n_prompt` how many of
-    the tokens were its prompt.
+    within `tokens`; a context whose layers are all sliceable needs none. `salt` is the tenant of
+    these tokens, `agent` the last explicit agent, `n_prompt` the length of its prompt.
     """
 
     def __init__(self, maker: CacheFactory) -> None:
@@ -86,11 +85,15 @@ class SlotContext:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the live caches alone, counted anew every few tokens."""
+        """Bytes of the live caches alone, recounted every few tokens."""
         part = -(-len(self.tokens) // COUNT_EVERY)
         if self._counted is None or self._counted[0] != part:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self.leaves)
         return self._counted[1]
+
+    def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
+        """Set the tenant and agent of these tokens, and how many of them are a prompt."""
+        self.salt, self.agent, self.n_prompt = salt, agent, n_prompt
 
     def clear(self) -> None:
         """Forget everything."""
@@ -100,16 +103,14 @@ class SlotContext:
         self.chain = None
         self.version += 1
         self.checkpoints = []
-        self.salt = ""
-        self.agent = None
-        self.n_prompt = 0
+        self.assign("", None)
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
 
     @property
     def quantized_start(self) -> int:
-        """The position at which the KV is quantised; 0 if it never is, or from the start."""
+        """The position at which the KV is quantized; 0 if it never is, or from the start."""
         return self._maker.quantized_start
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -117,7 +118,7 @@ class SlotContext:
         self.tokens.extend(tokens)
         self.version += 1
         if self._is_prefilled or len(tokens) > 1:
-            # A window holds more than its size after a bite, until the next token.
+            # A window holds more than its size after a prefill chunk, until the next token.
             self._counted, self._is_prefilled = None, len(tokens) > 1
         self.quantize_if_due()
 
@@ -154,20 +155,20 @@ class SlotContext:
         self.version += 1
 
     def quantize_if_due(self) -> None:
-        """Quantise the KV once the preset's turning point is reached."""
+        """Quantize the KV once `quantized_start` is reached."""
         due = self._maker.quantized_start
         if due and not self.min_rewind and len(self.tokens) >= due:
             self.caches = self._maker.quantize(self.caches)
             self._counted = None
             self.evaluate()
             self._mark_min_rewind()
-            # The segments it had are of 16-bit KV: nothing quantised may continue them.
+            # The segments it had are of 16-bit KV: nothing quantized may continue them.
             self._leaf, self._n_anchored = None, 0
 
     def reserve(self, n_tokens: int) -> None:
-        """Make room for `n_tokens` in every layer that keeps them all and has some already.
+        """Reserve `n_tokens` in every layer that keeps all tokens and has some already.
 
-        Before the turning point only up to it: what follows is quantised, and smaller.
+        Below `quantized_start` only up to it: the rest is quantized, and smaller.
         """
         due = self.quantized_start
         most = min(n_tokens, due) if due and not self.min_rewind else n_tokens
@@ -236,9 +237,8 @@ class SlotContext:
     ) -> None:
         """Become the context of `tokens`: `parts[i]` are those of the i-th sliceable layer.
 
-        They have the room that `layers.with_room` says.
-
-        The last checkpoint must stand at the end when a layer is stateful.
+        They have the capacity of `cache_adapters.with_room`. The last checkpoint must stand at the
+        end when a layer is stateful.
         """
         self.clear()
         self.caches = self._maker.make(len(tokens))

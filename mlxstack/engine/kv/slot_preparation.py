@@ -13,13 +13,12 @@ from mlxstack.core.preset import Persist
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.kv.disk_tier import DiskTier
-from mlxstack.engine.kv.incremental_pack import BackgroundSteps
-from mlxstack.engine.kv.park import IndexedContext
+from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
-from mlxstack.engine.kv.shared_prefixes import SharedPrefixTokens
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.policy.reuse_plan import ReusePlan
+from mlxstack.policy.shared_prefixes import SharedPrefixTokens
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,11 @@ ROOM_EVERY = 16
 
 
 class SlotKVManager:
-    """The slots with the KV memory behind them. Belongs to the MLX thread."""
+    """KV of all slots: reuse, parking, memory admission. Runs on the MLX thread.
+
+    A token adds `bytes_per_token` to a live context. The device has room for `array_limit` bytes
+    of arrays; 0 without a limit.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,8 @@ class SlotKVManager:
         archive: DiskTier,
         pieces: BackgroundSteps,
         persist: Persist,
+        bytes_per_token: int,
+        array_limit: int = 0,
     ) -> None:
         self._pieces = pieces
         self._persist = persist
@@ -46,10 +51,8 @@ class SlotKVManager:
         self.archive = archive
         self._is_room_due = False
         self._idle: Sequence[int] = ()
-        self.bytes_per_token = 0
-        """Bytes that one token adds to a live context."""
-        self.array_limit = 0
-        """Bytes of all arrays of this process that the device has room for; 0: not known."""
+        self.bytes_per_token = bytes_per_token
+        self.array_limit = array_limit
 
     @property
     def live_bytes(self) -> int:
@@ -64,7 +67,7 @@ class SlotKVManager:
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
-        """What several conversations began with."""
+        """Prefixes that several conversations share."""
         return self._parker.shared_prefixes.learned
 
     def need(self, request: Request) -> int:
@@ -72,7 +75,7 @@ class SlotKVManager:
         return self.bytes_per_token * room_for(request)
 
     def too_big(self, request: Request) -> OutOfMemory:
-        """Why this ask cannot be served at all, with the numbers."""
+        """The refusal of a request that never fits the KV budget, with the numbers."""
         return OutOfMemory(
             f"a prompt of {len(request.tokens)} tokens needs {self.need(request)} bytes of KV, the "
             "whole "
@@ -83,11 +86,11 @@ class SlotKVManager:
     def plan(
         self, request: Request, slot: int, *, may_read: bool
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Where the prompt can go on from in this slot, and why not from further on."""
+        """Plan the reuse for this prompt in this slot, and explain the miss."""
         return self.lookup.find(request, self.slots, slot, may_read=may_read)
 
     def load(self, plan: ReusePlan, then: Callable[[], None]) -> bool:
-        """Whether parts of the plan have to be read from disk first; `then` is called after."""
+        """Whether parts of the plan must be read from disk first; `then` is called after."""
         missing = self.memory.missing(plan)
         if missing:
             nodes = self.memory.index.nodes
@@ -120,7 +123,7 @@ class SlotKVManager:
         elif plan.path:
             self._parker.restore_context(mine, request, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
-        mine.salt, mine.agent, mine.n_prompt = request.salt, request.agent, len(request.tokens)
+        mine.assign(request.salt, request.agent, len(request.tokens))
         self.lookup.remember(request)
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
@@ -139,14 +142,14 @@ class SlotKVManager:
             self._write(context, shelved)
 
     def end_request(self, slot: int) -> None:
-        """An ask has just ended in this slot; what its agent gained goes to disk if so wished."""
+        """Detach the context of a finished request; an agent's goes to disk if so configured."""
         self.slots[slot].detach()
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
 
     def maintain(self, turn: int, idle: Sequence[int]) -> None:
-        """Now and then: keep to the budget."""
+        """Enforce the KV budget every few steps."""
         self._idle = idle
         if self._is_room_due or turn % ROOM_EVERY == 0:
             self.make_room(idle)
@@ -177,8 +180,23 @@ class SlotKVManager:
         self.make_room(self._idle, more)
         self._refuse_beyond_device(more)
 
+    def admit_growth(self, context: SlotContext, n_bytes: int, idle: Sequence[int]) -> None:
+        """Make room on the device for a context to grow to `n_bytes`.
+
+        Parked KV goes first, then `idle` slots. Raises OutOfMemory when that is not enough.
+        """
+        more = n_bytes - context.cache_bytes
+        if not self.array_limit or more <= 0:
+            return
+        self.memory.make_room(self.live_bytes + max(more, self._shortage(more)))
+        for slot in idle:
+            if int(mx.get_active_memory()) + more <= self.array_limit:
+                break
+            self.flush_and_clear(self.slots[slot])
+        self._refuse_beyond_device(more)
+
     def _make_way(self, plan: ReusePlan, n_bytes: int) -> None:
-        """Room for so many bytes, which is not made of what the plan goes on from."""
+        """Make room for `n_bytes` without evicting the plan."""
         self.memory.index.lock(plan.keys)
         self.memory.make_room(self.live_bytes + max(n_bytes, self._shortage(n_bytes)))
         self.memory.index.unlock(plan.keys)
@@ -203,14 +221,14 @@ class SlotKVManager:
             )
 
     def flush_and_clear(self, context: SlotContext) -> None:
-        """Empty a slot whose context is to live on disk only."""
+        """Store a context on disk and empty its slot."""
         try:
             self.store(context)
         finally:
             context.clear()
 
     def park_all(self) -> FlushResult:
-        """Everything that may be on disk is on disk when this returns; slots stay as they are."""
+        """Write all contexts that may be on disk; slots stay as they are."""
         before = self.archive.n_written
         held = [context for context in self.slots if len(context)]
         for context in held:
@@ -227,7 +245,7 @@ class SlotKVManager:
             self._write(context, self._parker.index_context(context, time.monotonic()))
 
     def _store_in_pieces(self, context: SlotContext) -> None:
-        """As `store`, unless the context changes meanwhile: then whoever changes it stores it."""
+        """As `store`, unless the context changes meanwhile; its next user stores it then."""
         if not self._is_stored(context):
             return
         packing = self.archive.incremental_pack(context)

@@ -1,24 +1,170 @@
-"""Restores a slot file: looks at what it names, makes room, reads into it, checks, takes over.
+"""Slot restore: reads KV files directly into the buffers of new caches (zero-copy).
 
-Looking happens on the reader thread, reading on several, arrays are made on the MLX thread.
+Manifests are read on the reader thread, KV files on several threads; arrays are made on the MLX
+thread.
 """
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from io import BytesIO, RawIOBase
+from typing import Any, TypeVar
 
+import mlx.core as mx
 from msgspec import Struct
+from numpy.lib import format as npy
 
 from mlxstack.core.commands import SlotRestoreResult
 from mlxstack.core.errors import BadRequest, Damaged, NotFound
 from mlxstack.core.ports import KVFile, KVFileHeader, KVStore, Manifest, SlotFileStore
-from mlxstack.engine.kv.codec import check_cover, part_of
-from mlxstack.engine.kv.restore_buffers import RestoreBuffers
+from mlxstack.engine import device
+from mlxstack.engine.kv.segments import BY_NAME, check_cover, meta_of, part_of
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.model import cache_adapters
+
+
+class _Blank(RawIOBase):
+    """A file of one array in the npy format, of which only the header is there."""
+
+    def __init__(self, n_bytes: int) -> None:
+        header = BytesIO()
+        about = {"descr": "|u1", "fortran_order": False, "shape": (n_bytes,)}
+        npy.write_array_header_1_0(header, about)
+        self._header = header.getvalue()
+        self._at = 0
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._header[self._at : self._at + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(buffer)
+        return len(buffer)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset if whence == 0 else self._at + offset
+        return self._at
+
+
+def unfilled(n_bytes: int) -> mx.array:
+    """Evaluated bytes (n_bytes,) with whatever was in their memory before.
+
+    `mx.zeros` touches every page of fresh memory, which takes as long as reading a file into it.
+    MLX has no other array but a loaded one whose first writer is the caller.
+    """
+    blank: Any = _Blank(n_bytes)
+    with device.LOADING:
+        array = mx.load(blank, format="npy")
+        assert isinstance(array, mx.array)
+        mx.eval(array)
+        # The stream's thread lets go of the Python object last, which needs the GIL too.
+        mx.synchronize(mx.default_stream(mx.cpu))
+    return array
+
+
+Shape = tuple[str, tuple[int, ...]]
+
+
+class TensorBuffer(Struct, frozen=True):
+    """One part of one layer: `n_row` bytes for each token of each head.
+
+    `base` is uint8 of (heads * room * n_row); `view` are the same bytes.
+    """
+
+    dtype: str
+    heads: int
+    n_row: int
+    base: mx.array
+    view: memoryview
+
+
+class RestoreBuffers:
+    """Made and adopted on the MLX thread; meanwhile others fill the `rows` of each segment.
+
+    `heads` are those of the segments, ascending; each may begin before the end of the one before,
+    which is used up to there. Raises Damaged when they do not fit together.
+    """
+
+    def __init__(self, fresh: SlotContext, heads: Sequence[KVFileHeader], n_tokens: int) -> None:
+        self._fresh = fresh
+        self._heads = heads
+        self._n_tokens = n_tokens
+        self._room = cache_adapters.with_room(n_tokens)
+        self._order: list[int] = json.loads(meta_of(heads[0].meta).layout) if heads else []
+        self._buffers = [_buffer(shape, self._room) for shape in self._parts(heads[:1])]
+        for head in heads:
+            self._check(head)
+
+    def buffers(self, at: int) -> Iterator[memoryview]:
+        """Where the bytes of the planes of segment `at` belong, in the order of its file.
+
+        The last one also clears the room after its tokens.
+        """
+        head = self._heads[at]
+        ends = [*(later.start for later in self._heads[at + 1 : at + 2]), self._n_tokens]
+        for group in range(len(head.shapes)):
+            for buffer, which in zip(self._buffers, self._order, strict=True):
+                if which == group:
+                    yield from self._lines(buffer, head, min(ends[0], head.end))
+        if at == len(self._heads) - 1:
+            self._clear_room()
+
+    def load(self, tokens: Sequence[int], checkpoints: Sequence[StateCheckpoint]) -> SlotContext:
+        """The context, once all rows are filled."""
+        arrays = map(self._array, self._buffers)
+        sliceable = [leaf for leaf in self._fresh.leaves if cache_adapters.is_sliceable(leaf)]
+        parts = [[next(arrays) for _ in range(cache_adapters.n_parts(leaf))] for leaf in sliceable]
+        self._fresh.load(tokens, parts, checkpoints)
+        return self._fresh
+
+    def _parts(self, heads: Sequence[KVFileHeader]) -> Iterator[Shape]:
+        """The shape of every part, in the order of the layers."""
+        for head in heads:
+            for group in self._order:
+                yield head.shapes[group]
+
+    def _lines(self, buffer: TensorBuffer, head: KVFileHeader, end: int) -> Iterator[memoryview]:
+        n_used, n_all = (end - head.start) * buffer.n_row, (head.end - head.start) * buffer.n_row
+        for which in range(buffer.heads):
+            first = (which * self._room + head.start) * buffer.n_row
+            yield buffer.view[first : first + n_used]
+            if n_used < n_all:
+                # Read to the end of the file all the same, for its checksum.
+                yield memoryview(bytearray(n_all - n_used))
+
+    def _clear_room(self) -> None:
+        for buffer in self._buffers:
+            nothing = bytes((self._room - self._n_tokens) * buffer.n_row)
+            for which in range(buffer.heads):
+                end = (which + 1) * self._room * buffer.n_row
+                buffer.view[end - len(nothing) : end] = nothing
+
+    def _check(self, head: KVFileHeader) -> None:
+        """Every segment has the parts of the first one, for its own tokens."""
+        n_tokens = head.end - head.start
+        found = [
+            (kind, dims[1], dims[2], dims[3] * BY_NAME[kind].size) for kind, dims in head.shapes
+        ]
+        wanted = {
+            (which, (b.dtype, b.heads, n_tokens, b.n_row))
+            for which, b in zip(self._order, self._buffers, strict=True)
+        }
+        if json.loads(meta_of(head.meta).layout) != self._order or wanted != set(enumerate(found)):
+            raise Damaged(f"the KV file {head.key} does not continue the one before")
+
+    def _array(self, buffer: TensorBuffer) -> mx.array:
+        return buffer.base.view(BY_NAME[buffer.dtype]).reshape(1, buffer.heads, self._room, -1)
+
+
+def _buffer(shape: Shape, room: int) -> TensorBuffer:
+    dtype, (_, heads, _, dim) = shape
+    n_row = dim * BY_NAME[dtype].size
+    base = unfilled(heads * room * n_row)
+    flat: Any = base
+    return TensorBuffer(dtype, heads, n_row, base, memoryview(flat))
+
 
 T = TypeVar("T")
 
@@ -62,19 +208,22 @@ class RestoreSource(Struct, frozen=True):
 
 
 class SlotRestore:
-    """`post` runs a function on the MLX thread, soon; `took_over` is told what became what."""
+    """Restores slot files; `post` runs a function on the MLX thread.
+
+    `on_loaded` is called with every restored context.
+    """
 
     def __init__(
         self,
         sources: RestoreSources,
         reader: Executor,
         post: Callable[[Callable[[], None]], None],
-        took_over: Callable[[SlotContext, Manifest], None],
+        on_loaded: Callable[[SlotContext, Manifest], None],
     ) -> None:
         self._sources = sources
         self._reader = reader
         self._post = post
-        self._on_loaded = took_over
+        self._on_loaded = on_loaded
         self._queue: deque[Callable[[], None]] = deque()
 
     def start(self, wanted: RestoreRequest) -> "Future[SlotRestoreResult]":
@@ -117,8 +266,8 @@ class SlotRestore:
                 context.take_over(buffers.load(found.manifest.tokens, marks))
             else:
                 context.clear()
-            # Whoever restores it: only the tenant who saved it goes on with it.
-            context.n_prompt, context.salt = n_tokens, found.manifest.salt
+            # The salt is that of the tenant that saved it, not of the request that restores it.
+            context.assign(found.manifest.salt, None, n_tokens)
             self._on_loaded(context, found.manifest)
             n_bytes, took = found.manifest.n_bytes, 1000 * (time.perf_counter() - started)
             result.set_result(SlotRestoreResult(-1, wanted.name, n_tokens, n_bytes, took))
@@ -175,7 +324,7 @@ def _each(name: str, keys: Sequence[str], read: Callable[[str], T]) -> tuple[T, 
 
 @contextmanager
 def _as_one(name: str) -> Iterator[None]:
-    """A slot file whose KV is gone is damaged."""
+    """Report missing KV of a slot file as a damaged slot file."""
     try:
         yield
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""Brings records of the KV memory to disk, in order, as fast as the writer takes them."""
+"""Write queue: brings cache records to disk, in order, at the pace of the writer."""
 
 import logging
 import time
@@ -10,14 +10,71 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import Busy, StackError, describe_error
 from mlxstack.core.ports import CallSoon, KVStore
-from mlxstack.engine.futures import copy_outcome
-from mlxstack.engine.kv.codec import file_of
-from mlxstack.engine.kv.disk_collector import DiskCollector
 from mlxstack.engine.kv.prefix_cache import PrefixCache
-from mlxstack.policy import kv_records
+from mlxstack.engine.kv.segments import file_of
+from mlxstack.policy import prefix_index
 from mlxstack.store.background_writer import BackgroundWriter
+
+
+class DiskCollector:
+    """Makes room on disk and drops deleted records from the index. Runs on the MLX thread.
+
+    Files are touched on the writer thread; `post` runs a function on the MLX thread.
+    """
+
+    def __init__(
+        self,
+        memory: PrefixCache,
+        store: KVStore,
+        identity: str,
+        writer: BackgroundWriter,
+        post: CallSoon,
+    ) -> None:
+        self._memory = memory
+        self._store = store
+        self._identity = identity
+        self._writer = writer
+        self._post = post
+
+    def make_room(self, keys: Sequence[str]) -> "Future[GCResult]":
+        """Room for those of these that are still known. Raises Busy; the future DiskFull."""
+        nodes = self._memory.index.nodes
+        known = [key for key in keys if key in nodes]
+        n_bytes = sum(nodes[key].record.n_bytes for key in known)
+        in_use = self._in_use(known)
+        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
+
+    def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
+        """Collect garbage. Raises Busy; the future raises as `KVStore.sweep`."""
+        in_use = self._in_use(())
+        return self._forgetting(self._writer.submit(lambda: self._store.sweep(wanted, in_use)))
+
+    def _in_use(self, keys: Sequence[str]) -> frozenset[tuple[str, str]]:
+        """Records being read or written, or pinned, and all their ancestors."""
+        nodes = self._memory.index.nodes
+        busy = [k for k, node in nodes.items() if node.refs or node.is_writing or node.pins]
+        found: set[str] = set()
+        for key in (*keys, *busy):
+            above: str | None = key
+            while above is not None and above not in found:
+                found.add(above)
+                above = nodes[above].record.parent
+        return frozenset((self._identity, key) for key in found)
+
+    def _forgetting(self, sweeping: "Future[GCResult]") -> "Future[GCResult]":
+        sweeping.add_done_callback(lambda done: self._post(lambda: self._forget(done)))
+        return sweeping
+
+    def _forget(self, done: "Future[GCResult]") -> None:
+        if done.cancelled() or done.exception() is not None or done.result().is_dry:
+            return
+        for victim in done.result().victims:
+            if victim.ref is not None and victim.ref[0] == self._identity:
+                self._memory.invalidate(victim.ref[1])
+
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +82,16 @@ T = TypeVar("T")
 
 
 class PendingWrite(Struct, frozen=True):
-    """What the writer has not taken yet. `start` hands it over, or raises Busy."""
+    """A job that the writer has not accepted. `start` submits it, or raises Busy."""
 
     start: Callable[[], Future[Any]]
     future: Future[Any]
 
 
 class WriteQueue:
-    """Belongs to the MLX thread, on which `post` runs a function soon.
+    """Queue before the background writer. Runs on the MLX thread; `post` schedules on it.
 
-    The writer's bound is what it holds on to; the rest waits in memory, where it may be evicted.
+    The writer holds a bounded number of bytes; other records wait in memory, evictable.
     """
 
     def __init__(self, memory: PrefixCache, store: KVStore, identity: str, post: CallSoon) -> None:
@@ -98,7 +155,7 @@ class WriteQueue:
         return due.future
 
     def _submit_pending(self) -> None:
-        """Hand over what the writer takes. It says itself when it can take more."""
+        """Submit jobs until the writer is full; `_on_capacity` continues."""
         while self._due:
             due = self._due[0]
             try:
@@ -110,7 +167,7 @@ class WriteQueue:
             self._due.popleft()
 
     def _on_capacity(self) -> None:
-        """On the writer's thread: it can take more."""
+        """Writer thread: submit more."""
         if self._due:
             self._post(self._submit_pending)
 
@@ -150,5 +207,18 @@ class WriteQueue:
             self._told = ""
         elif str(error) != self._told:
             self._told = str(error)
-            end = kv_records.end_of(node.record)
+            end = prefix_index.end_of(node.record)
             log.warning("the KV of %d tokens was not written: %s", end, error)
+
+
+def copy_outcome(one: "Future[Any]", other: "Future[Any]") -> None:
+    """Copy the outcome of one future to another."""
+
+    def settle(done: "Future[Any]") -> None:
+        error = done.exception()
+        if error is not None:
+            other.set_exception(error)
+        else:
+            other.set_result(done.result())
+
+    one.add_done_callback(settle)

@@ -14,8 +14,7 @@ from mlx_lm import utils as mlx_utils
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.kv_identity import Identity
-from mlxstack.core.model_info import ModelFacts, SamplingDefaults
+from mlxstack.core.model_info import Identity, ModelFacts, SamplingDefaults
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu

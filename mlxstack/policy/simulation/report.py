@@ -1,4 +1,4 @@
-"""What a simulation found: who waited how long, by priority."""
+"""Report of a simulation: waiting times by priority."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from mlxstack.core.request import Priority
 
 
 class SimulatedRequest(Struct, frozen=True):
-    """One answered ask: seconds until it had a seat, and until its first token."""
+    """One served request: seconds until it had a slot, and until its first token."""
 
     priority: Priority
     waited_s: float
@@ -26,7 +26,7 @@ class Percentiles(Struct, frozen=True):
 
 
 class Waits(Struct, frozen=True):
-    """How the asks of one priority waited for a seat and for their first token."""
+    """Waiting times of one priority: until a slot, and until the first token."""
 
     priority: Priority
     n_asks: int
@@ -38,7 +38,7 @@ class SimulationReport(Struct, frozen=True):
     """A simulation of `span_s` seconds, during `busy_s` of which the machine worked.
 
     `longest_silence_s` is the longest time between two tokens of one answer. `n_refused` counts
-    attempts that met a full queue, `n_warm` asks that found their own seat again, `n_computed`
+    attempts that met a full queue, `n_warm` requests that found their own slot again, `n_computed`
     prompt tokens that no cache held.
     """
 

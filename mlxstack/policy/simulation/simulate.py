@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from mlxstack.policy import request_queue
-from mlxstack.policy import scheduler_state as desks
+from mlxstack.policy import scheduler, scheduler_state
+from mlxstack.policy.chunked_prefill import ThroughputModel, observe_decode, observe_prefill
 from mlxstack.policy.scheduler import (
     AssignSlot,
     PrefillChunk,
@@ -19,7 +19,6 @@ from mlxstack.policy.scheduler import (
 from mlxstack.policy.scheduler_state import QueuedRequest, SlotState
 from mlxstack.policy.simulation.report import SimulatedRequest, SimulationReport, report_of
 from mlxstack.policy.simulation.workload import PlannedRequest, SimulatedAgent
-from mlxstack.policy.throughput_model import ThroughputModel, observe_decode, observe_prefill
 
 
 class SimulatedMachine(Struct, frozen=True):
@@ -48,10 +47,10 @@ class SimulatedMachine(Struct, frozen=True):
 def simulate(
     agents: Iterable[SimulatedAgent], machine: SimulatedMachine, limits: SchedulerLimits
 ) -> SimulationReport:
-    """Let all agents ask until everyone was answered, and tell how long they waited.
+    """Run all requests of all agents, and report their waiting times.
 
-    Takes the turns of the engine: seat, choose a bite, decode, prefill. Refused asks come back
-    when they were told to.
+    Takes the steps of the engine: assign slots, choose a chunk, decode, prefill. Refused requests
+    are retried after the time that the refusal names.
     """
     play = _Simulation(agents, machine, limits)
     while play.has_work:
@@ -60,7 +59,7 @@ def simulate(
 
 
 class _SimulatedRequest:
-    """An ask under way. Times are simulated seconds."""
+    """A request under way. Times are simulated seconds."""
 
     def __init__(self, agent: SimulatedAgent, index: int, now: float) -> None:
         self.agent = agent
@@ -84,7 +83,7 @@ class _Simulation:
         self._machine = machine
         self._limits = limits
         self._now = 0.0
-        self._state = desks.initial_state(machine.n_slots)
+        self._state = scheduler_state.initial_state(machine.n_slots)
         self._speed = ThroughputModel()
         self._coming: list[tuple[float, str, _SimulatedRequest]] = []
         self._live: dict[str, _SimulatedRequest] = {}
@@ -138,16 +137,16 @@ class _Simulation:
         while self._coming and self._coming[0][0] <= self._now:
             at, _, live = heapq.heappop(self._coming)
             agent = live.agent
-            ticket = QueuedRequest(
+            queued = QueuedRequest(
                 live.id, live.plan.n_prompt, at, agent.priority, agent.pin, agent.name
             )
-            if is_full(self._state, ticket, self._now, self._limits):
-                again = self._now + request_queue.retry_after(self._state, self._ask_s)
+            if is_full(self._state, queued, self._now, self._limits):
+                again = self._now + scheduler.retry_after(self._state, self._ask_s)
                 heapq.heappush(self._coming, (again, live.id, live))
                 self._n_refused += 1
                 continue
             self._live[live.id] = live
-            self._state = desks.enqueue(self._state, ticket)
+            self._state = scheduler_state.enqueue(self._state, queued)
             self._is_settled = False
 
     def _slot(self) -> None:
@@ -173,12 +172,12 @@ class _Simulation:
         self._reach(live, slot, n_cached)
 
     def _reach(self, live: _SimulatedRequest, slot: int, position: int) -> None:
-        self._state = desks.advance(self._state, slot, position)
+        self._state = scheduler_state.advance(self._state, slot, position)
         if self._state.slot(slot).state is SlotState.RUNNING:
             self._rows[slot] = live
 
     def _n_uneventful(self) -> int:
-        """Steps until a row ends or somebody arrives."""
+        """Steps until a row ends or a request arrives."""
         n_left = min(row.n_left for row in self._rows.values())
         if not self._coming:
             return n_left
@@ -211,7 +210,7 @@ class _Simulation:
     def _end(self, live: _SimulatedRequest, slot: int) -> None:
         plan = live.plan
         del self._rows[slot], self._live[live.id]
-        self._state = desks.release_slot(
+        self._state = scheduler_state.release_slot(
             self._state, slot, plan.n_prompt + plan.n_answer, self._now
         )
         self._is_settled = False

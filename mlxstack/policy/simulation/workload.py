@@ -1,4 +1,4 @@
-"""Imagined agents and what they will ask for, drawn from samples that the caller supplies."""
+"""Synthetic workload: agents and their requests, drawn from samples of the caller."""
 
 import math
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from mlxstack.core.request import Priority
 
 
 class PlannedRequest(Struct, frozen=True):
-    """Asked `after_s` seconds after the agent's last answer ended.
+    """A request `after_s` seconds after the agent's last answer ended.
 
-    `n_cached` prompt tokens are found outside the agent's own seat (a shared head, parked, disk).
+    `n_cached` prompt tokens are found outside the agent's own slot (a shared head, parked, disk).
     """
 
     after_s: float
@@ -21,7 +21,7 @@ class PlannedRequest(Struct, frozen=True):
 
 
 class SimulatedAgent(Struct, frozen=True):
-    """One after another, an agent asks its `asks`; `pin` is the slot it insists on."""
+    """An agent with its `asks` in order; `pin` is the only slot it may get."""
 
     name: str
     requests: tuple[PlannedRequest, ...]
@@ -30,11 +30,11 @@ class SimulatedAgent(Struct, frozen=True):
 
 
 class Workload(Struct, frozen=True):
-    """Agents in general. Pairs are (least, most), evenly spread; counts are tokens.
+    """Parameters of agents. Pairs are (least, most), evenly spread; counts are tokens.
 
-    First asks arrive evenly over `span_s`; `pause_s` is the mean of an exponential. All prompts
-    share `n_head` tokens, then each ask adds `n_new`. `cached_share` of an agent's own history is
-    found again after it lost its seat. `low` and `high` are the shares of these priorities.
+    First requests arrive evenly over `span_s`; `pause_s` is the mean of an exponential. All prompts
+    share `n_head` tokens, then each request adds `n_new`. `cached_share` of an agent's own history
+    is found again after it lost its slot. `low` and `high` are the shares of these priorities.
     """
 
     n_agents: int = 1000

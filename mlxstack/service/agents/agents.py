@@ -10,14 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.commands import (
-    EvictAgentFromSlot,
-    LocateAgentKV,
-    PinAgent,
-    ReleaseAgentKV,
-    UnpinPrefix,
-    pin_of,
-)
+from mlxstack.core.commands import EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.request import Priority
@@ -189,7 +182,7 @@ async def record_turn(
         service.agent_store.reserve(agent, _history(service, agent, past))
     record = service.agent_registry.record(agent, is_explicit=True)
     if record.is_pinned:
-        service.engine.run_cache_command(PinAgent(agent))
+        service.generator.cache.pin_agent(agent)
 
 
 @asynccontextmanager
@@ -219,7 +212,9 @@ def _history(service: Service, agent: str, past: AgentHistory) -> History:
 
 async def _portraits(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
-    kept = await _tend(service, LocateAgentKV(tuple(record.name for record in records)))
+    kept = await asyncio.wrap_future(
+        service.cache.locate_agents(tuple(record.name for record in records))
+    )
     found = {one.agent: one for one in kept}
     drawn = views(records, snapshot, service.name, found, service.agent_store.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
@@ -241,23 +236,16 @@ async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:
         if slot.agent == agent:
             done: Any = await service.run_slot_command(EvictAgentFromSlot(slot.id, agent, is_kept))
             n_tokens += done.n_erased
-    await _tend(service, ReleaseAgentKV(agent, is_kept))
+    await service.change_cache(service.cache.release_agent(agent, is_kept=is_kept))
     return n_tokens
 
 
 async def _pin(service: Service, record: AgentRecord) -> None:
     if record.is_pinned:
-        await _tend(service, PinAgent(record.name))
+        await service.change_cache(service.cache.pin_agent(record.name))
     else:
         with suppress(NotFound):
-            await _tend(service, UnpinPrefix(pin_of(record.name)))
-
-
-async def _tend(service: Service, command: Any) -> Any:
-    service.require()
-    done = await asyncio.wrap_future(service.engine.run_cache_command(command))
-    service.n_tended += not isinstance(command, LocateAgentKV)
-    return done
+            await service.change_cache(service.cache.unpin(pin_of(record.name)))
 
 
 def _record(service: Service, agent: str) -> AgentRecord:

@@ -1,0 +1,138 @@
+"""Shared prefixes: detects heads that several conversations share, across restarts."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from mlxstack.core.request import Request
+from mlxstack.policy.block_hash import BlockHashes
+
+MAX_BLOCKS = 1024
+"""Blocks of a prompt that are watched; a head is rarely longer than 131,072 tokens."""
+
+MAX_KEYS = 65_536
+"""Blocks that are remembered; the least recently seen go first."""
+
+
+class SharedPrefix(Struct, frozen=True):
+    """A head that became hot: its last block's key, and how many blocks it has."""
+
+    key: bytes
+    n_blocks: int
+
+
+class SharedPrefixDetector:
+    """Counts conversations per prefix. Not thread-safe.
+
+    `need` different conversations make a prefix shared; shorter ones than `min_blocks` never are.
+    `known` are prefixes learned before a restart.
+    """
+
+    def __init__(
+        self, need: int = 3, min_blocks: int = 1, known: Iterable[SharedPrefix] = ()
+    ) -> None:
+        self._need = need
+        self._min_blocks = min_blocks
+        self._seen: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._hot = {head.key: head for head in known}
+
+    @property
+    def hot(self) -> tuple[SharedPrefix, ...]:
+        """All heads that became hot, oldest first."""
+        return tuple(self._hot.values())
+
+    def observe(self, conversation: str, keys: Sequence[bytes]) -> SharedPrefix | None:
+        """A prompt with these block keys arrived; the head it makes hot, if any. O(blocks).
+
+        The longest head that enough conversations share is reported, once.
+        """
+        n_shared = 0
+        for n_blocks, key in enumerate(keys[:MAX_BLOCKS], start=1):
+            if self._count(conversation, key) >= self._need:
+                n_shared = n_blocks
+        self._shrink()
+        if n_shared < self._min_blocks or keys[n_shared - 1] in self._hot:
+            return None
+        head = SharedPrefix(keys[n_shared - 1], n_shared)
+        self._hot[head.key] = head
+        return head
+
+    def forget(self, key: bytes) -> None:
+        """The head is no longer hot, and may become so again; unknown keys are ignored."""
+        self._hot.pop(key, None)
+        self._seen.pop(key, None)
+
+    def _count(self, conversation: str, key: bytes) -> int:
+        who = self._seen.setdefault(key, set())
+        self._seen.move_to_end(key)
+        if len(who) < self._need:
+            who.add(conversation)
+        return len(who)
+
+    def _shrink(self) -> None:
+        while len(self._seen) > MAX_KEYS:
+            self._seen.popitem(last=False)
+
+
+MOST_HEADS = 64
+"""Heads that are known at once; the first learned goes first."""
+
+
+class SharedPrefixTokens(Struct, frozen=True):
+    """A head: the key of its last block in hexadecimal, and its tokens."""
+
+    key: str
+    tokens: tuple[int, ...]
+
+
+class SharedPrefixes:
+    """Shared prefixes with their tokens; `save` gets a new note whenever one is learned.
+
+    Heads under a tenant's salt are protected like others, but written down nowhere.
+    """
+
+    def __init__(self, block_size: int, save: Callable[[bytes], None] | None = None) -> None:
+        self._save = save
+        self._block_size = block_size
+        self._heads = SharedPrefixDetector()
+        self._learned: dict[str, SharedPrefixTokens] = {}
+
+    @property
+    def named(self) -> dict[str, SharedPrefix]:
+        """All heads that are shared, by the names under which they are protected."""
+        return {f"learned-{head.key.hex()[:8]}": head for head in self._heads.hot}
+
+    @property
+    def learned(self) -> tuple[SharedPrefixTokens, ...]:
+        """Those of them that are remembered with their tokens."""
+        return tuple(self._learned.values())
+
+    def observe(self, conversation: str, chain: BlockHashes, request: Request) -> None:
+        """A prompt with this chain arrived, in this conversation."""
+        head = self._heads.observe(conversation, chain.keys)
+        if head is None:
+            return
+        if len(self._heads.hot) > MOST_HEADS:
+            self._forget(self._heads.hot[0])
+        if not request.salt:
+            tokens = request.tokens[: head.n_blocks * self._block_size]
+            self._learned[head.key.hex()] = SharedPrefixTokens(head.key.hex(), tokens)
+            if self._save is not None:
+                self._save(msgspec.json.encode(self.learned))
+
+    def recall(self, note: bytes | None) -> None:
+        """Restore what an earlier run learned; an unreadable note is ignored."""
+        try:
+            known = msgspec.json.decode(note or b"[]", type=tuple[SharedPrefixTokens, ...])
+            keys = [bytes.fromhex(one.key) for one in known]
+        except (msgspec.MsgspecError, ValueError):
+            return
+        self._learned = {one.key: one for one in known}
+        lengths = [len(one.tokens) // self._block_size for one in known]
+        self._heads = SharedPrefixDetector(known=map(SharedPrefix, keys, lengths))
+
+    def _forget(self, head: SharedPrefix) -> None:
+        self._heads.forget(head.key)
+        self._learned.pop(head.key.hex(), None)

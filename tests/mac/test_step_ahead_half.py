@@ -1,0 +1,24 @@
+"""Tests of batches, joins, ends, forks, slot files and agents again, a step ahead in bfloat16."""
+
+import pytest
+
+from tests.mac.step_ahead_run import run_ahead
+
+pytestmark = [pytest.mark.mlx, pytest.mark.slow]
+
+ENGINE = "tests/engine/test_"
+PATHS = (
+    f"{ENGINE}batch_equals_alone.py",
+    f"{ENGINE}conversations_and_slots.py",
+    f"{ENGINE}ends.py",
+    f"{ENGINE}guided_rows.py",
+    f"{ENGINE}keeping.py",
+    f"{ENGINE}memory.py::test_g10_parked_and_resumed_goes_on_as_if_alone",
+    f"{ENGINE}memory.py::test_d3_two_agents_hold_a_shared_head_once",
+    f"{ENGINE}serving.py",
+    f"{ENGINE}slot_files.py",
+)
+
+
+def test_the_engine_tests_pass_a_step_ahead_in_half_precision() -> None:
+    assert run_ahead("bfloat16", PATHS) > 60
