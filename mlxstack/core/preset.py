@@ -220,7 +220,7 @@ class Preset(Strict, frozen=True):
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)
-    speculation: Speculation = Speculation.AUTO
+    speculation: Speculation = Speculation.OFF
     prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)

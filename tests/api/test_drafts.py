@@ -1,11 +1,11 @@
 """Draft tokens are told where clients of OpenAI, llama-server and Prometheus look for them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from mlxstack.core.preset import Speculation
@@ -29,35 +29,45 @@ WANTED: dict[str, Any] = {
 }
 
 
-def test_accepted_and_rejected_tokens_are_told(http: httpx.Client) -> None:
-    before = drafted(http)
-    answer = chat(http, **WANTED)
+@pytest.fixture(scope="module")
+def drafting(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service that drafts."""
+    preset = tiny_preset(model_folder, speculation=Speculation.AUTO)
+    with running(preset, tmp_path_factory.mktemp("drafting")) as found:
+        yield found.url
+
+
+@pytest.fixture
+def auto(drafting: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=drafting, timeout=60) as client:
+        yield client
+
+
+def test_accepted_and_rejected_tokens_are_told(auto: httpx.Client) -> None:
+    before = drafted(auto)
+    answer = chat(auto, **WANTED)
     details = answer["usage"]["completion_tokens_details"]
     n_accepted = details["accepted_prediction_tokens"]
     n_drafted = n_accepted + details["rejected_prediction_tokens"]
     assert 0 < n_accepted < answer["usage"]["completion_tokens"]
     timings = answer["timings"]
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (n_drafted, n_accepted)
-    after = drafted(http)
+    after = drafted(auto)
     assert after[0] - before[0] == n_drafted
     assert after[1] - before[1] == n_accepted
     assert 0 < after[2] - before[2] <= n_drafted
 
 
-def test_a_stream_tells_them_at_its_end(http: httpx.Client) -> None:
+def test_a_stream_tells_them_at_its_end(auto: httpx.Client) -> None:
     body = chat_body("tell me", **WANTED, stream_options={"include_usage": True})
-    last = chunks(http, "/v1/chat/completions", body)[-1]
+    last = chunks(auto, "/v1/chat/completions", body)[-1]
     assert last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     assert last["timings"]["draft_n_accepted"] > 0
 
 
-def test_off_drafts_nothing_and_says_the_same(
-    http: httpx.Client, model_folder: Path, tmp_path: Path
-) -> None:
-    preset = replace(tiny_preset(model_folder), speculation=Speculation.OFF)
-    with running(preset, tmp_path) as off, httpx.Client(base_url=off.url, timeout=60) as other:
-        answers = [chat(client, **WANTED, temperature=1, seed=4) for client in (http, other)]
-        assert drafted(other) == (0, 0, 0)
+def test_off_drafts_nothing_and_says_the_same(auto: httpx.Client, http: httpx.Client) -> None:
+    answers = [chat(client, **WANTED, temperature=1, seed=4) for client in (auto, http)]
+    assert drafted(http) == (0, 0, 0)
     texts = [answer["choices"][0]["message"]["content"] for answer in answers]
     assert texts[0] == texts[1]
     assert "draft_n" in answers[0]["timings"]

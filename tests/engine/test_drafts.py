@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
-from mlx_lm.models.cache import ArraysCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, QuantizedKVCache, RotatingKVCache
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import FinishReason, TokenSampled
@@ -110,9 +110,17 @@ def test_after_a_rollback_kv_is_as_if_refused_tokens_had_never_been_fed(
         reference = stand.reference(tuple(context.tokens))
         for leaf, other in zip(context.leaves, reference.leaves, strict=True):
             for a, b in zip(stored(leaf), stored(other), strict=True):
-                assert mx.allclose(a, b, rtol=1e-3, atol=1e-3).item(), type(leaf)
+                assert mx.allclose(a, b, rtol=1e-3, atol=tolerance(leaf)).item(), type(leaf)
     if all(pattern and min(pattern) > 0 for pattern in patterns):
         assert batch.n_calls < N_TOKENS
+
+
+def tolerance(leaf: Any) -> float:
+    """Rounding may send a quantized number to the next step."""
+    if not isinstance(leaf, QuantizedKVCache):
+        return 1e-3
+    scales = [mx.abs(a[1]).max().item() for a in (leaf.keys, leaf.values)]
+    return 1.01 * max(scales)
 
 
 def stored(leaf: Any) -> list[mx.array]:
@@ -152,6 +160,7 @@ def pair(
     kv = PRECISIONS.get(request.param)
     model = Path("demo") if request.param == "demo" else model_of("tiny" if kv else request.param)
     preset = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
+    preset = replace(preset, speculation=Speculation.AUTO)
     without = replace(preset, speculation=Speculation.OFF)
     homes = [tmp_path_factory.mktemp("home") for _ in range(2)]
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
@@ -285,7 +294,7 @@ GUIDED = [
 def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
-    preset = preset_of(model_of(kind))
+    preset = preset_of(model_of(kind), speculation=Speculation.AUTO)
     with running(preset, tmp_path) as driver:
         batch = driver.engine._turns.batch
         expected = [driver.cold(p, 60, sampling=RULES[0]) for p in REPEATED[:3]]
