@@ -80,7 +80,7 @@ class Stand:
             sampler = Sampler(SamplingParams(), tokens, 0)
             batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
         answers: list[list[int]] = [[] for _ in prompts]
-        while any(row.n_left for row in batch.rows):
+        while batch.is_in_flight or any(row.n_left for row in batch.rows):
             for one in batch.step():
                 answers[one.row.slot].append(one.token)
         return answers, contexts, batch

@@ -146,7 +146,7 @@ def check_drafts(model: Any, maker: CacheFactory, check: BatchingCheck) -> None:
         drafter = ScriptedDrafter(tokens, alone[slot], PATTERNS[slot])
         sampler = Sampler(SamplingParams(), tokens, 0)
         batch.join(BatchRow(slot, context, sampler, tokens[-1], n_tokens, drafter))
-    while any(row.n_left for row in batch.rows):
+    while batch.is_in_flight or any(row.n_left for row in batch.rows):
         for one in batch.step():
             answers[one.row.slot].append(one.token)
             if len(answers[one.row.slot]) >= N_STEPS:
