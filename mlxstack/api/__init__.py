@@ -1,1 +1,1 @@
-"""Doors: the protocols by which clients speak to the service."""
+"""API dialects: the protocols that clients use."""

@@ -1,5 +1,6 @@
-"""Wires the doors: one Litestar application over one service."""
+"""Litestar application over one service: the routes of all API dialects."""
 
+from itertools import chain
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -10,55 +11,30 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
-from mlxstack.api.dialects.anthropic import routes as anthropic
-from mlxstack.api.dialects.llama_server import completion, health_and_props, slots, tokenize
 from mlxstack.api.dialects.llama_server.metrics import metrics_route
-from mlxstack.api.dialects.native import agent_turns, agents, events, model_swap, prefix_cache
-from mlxstack.api.dialects.openai_chat import routes
-from mlxstack.api.dialects.openai_completions import routes as openai_completions_routes
-from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings_routes
-from mlxstack.api.dialects.openai_models import routes as openai_models_routes
-from mlxstack.api.dialects.openai_responses import routes as responses
-from mlxstack.api.disconnect import has_left
 from mlxstack.api.openapi import with_openapi
-from mlxstack.api.request_id import name_response
+from mlxstack.api.registry import DIALECTS, dialect_of
+from mlxstack.api.run_generation import is_disconnect
 from mlxstack.service.service import Service
 
-ROUTES = (
-    *routes.ROUTES,
-    *openai_completions_routes.ROUTES,
-    *responses.ROUTES,
-    *openai_models_routes.ROUTES,
-    *openai_embeddings_routes.ROUTES,
-    *anthropic.ROUTES,
-    *health_and_props.ROUTES,
-    *events.ROUTES,
-    *slots.ROUTES,
-    *prefix_cache.ROUTES,
-    *agents.ROUTES,
-    *agent_turns.ROUTES,
-    *model_swap.ROUTES,
-    *tokenize.ROUTES,
-    *completion.ROUTES,
-)
-
-# nginx's status for a client that did not wait; nobody reads it.
+# nginx's status for a client that did not wait.
 CLIENT_LEFT = 499
 
 
 def create_app(service: Service) -> Litestar:
-    """Every door of the service. The service itself is started and stopped by its owner."""
+    """All routes of the service. The service itself is started and stopped by its owner."""
     server = service.preset.server
+    routes = chain(*(dialect.routes for dialect in DIALECTS), [metrics_route(service)])
     return Litestar(
-        route_handlers=[with_openapi(route) for route in (*ROUTES, metrics_route(service))],
+        route_handlers=[with_openapi(route) for route in routes],
         dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
         guards=[
             guards.host_guard(server),
-            guards.key_guard(server),
+            guards.key_guard(server, dialect_of),
             guards.loaded_guard(service),
         ],
         exception_handlers={Exception: _answer},
-        before_send=[name_response],
+        before_send=[guards.name_response],
         request_max_body_size=server.max_body_bytes,
         cors_config=guards.cors(server),
         openapi_config=_openapi(),
@@ -67,9 +43,15 @@ def create_app(service: Service) -> Litestar:
 
 
 def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:
-    if has_left(problem):
+    if is_disconnect(problem):
         return Response(None, status_code=CLIENT_LEFT)
-    return errors.exception_handler(request, problem)
+    error, dialect = errors.to_stack_error(problem), dialect_of(request.scope["path"])
+    return Response(
+        dialect.error_body(error, guards.request_id(request.scope)),
+        status_code=dialect.status(error),
+        headers=errors.headers(error),
+        media_type="application/json",
+    )
 
 
 def _openapi() -> OpenAPIConfig:

@@ -15,14 +15,16 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlxstack.api import errors
-from mlxstack.api.errors import Dialect, dialect
+from mlxstack.api.registry import dialect_of
 from mlxstack.core.errors import BadRequest, Busy, StackError
 
 log = logging.getLogger("mlxstack.serve")
 
 MOST_CONNECTIONS = 4096
-# The rest of the descriptors is for files, and for connections that are accepted but not counted.
+# The other descriptors are for files, and for accepted connections that are not counted yet.
 SHARE_OF_DESCRIPTORS = 0.75
+# A request whose path is not known yet is answered as OpenAI would.
+UNREAD = "/v1/"
 HEAD_S = 30.0
 BODY_S = 300.0
 REQUEST_TIMEOUT = 408
@@ -41,6 +43,8 @@ def connection_limit() -> int:
 class BoundedConnection(H11Protocol):
     """A connection with time limits for the head and the body of a request.
 
+    It is over h11: httptools would keep any data before a body, however long.
+
     When there are too many connections, the one that has waited longest for a request is closed
     for the new one; if all are busy, the new one gets a 503.
     """
@@ -53,7 +57,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
+        """True while no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,6 +86,13 @@ class BoundedConnection(H11Protocol):
         if not self.is_waiting:
             self._set_deadline()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 unless an answer has begun already."""
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def _set_deadline(self) -> None:
         """Start the time limit of the part that is missing, unless it runs already."""
         if self.transport.is_closing():
@@ -89,7 +100,7 @@ class BoundedConnection(H11Protocol):
         elif self.is_waiting:
             self._start_deadline(HEAD_S)
         elif self.conn.their_state is h11.SEND_BODY:
-            # The limit of the head is over with the head.
+            # The time limit of the head ends with the head.
             if self._deadline is not None and not self._is_of_body:
                 self._cancel_deadline()
             self._start_deadline(BODY_S)
@@ -116,7 +127,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
 
     def _close_longest_waiting(self) -> bool:
-        """Whether another connection was waiting for a request, and is closed now."""
+        """Close the other connection that has waited longest for a request, if any."""
         others = (
             one
             for one in self.connections
@@ -128,7 +139,7 @@ class BoundedConnection(H11Protocol):
         oldest = min(others, key=lambda one: one.waiting_since, default=None)
         if oldest is None:
             return False
-        # Its descriptor is free at the end of this turn of the loop, so it is not counted any more.
+        # Its descriptor is free after this iteration of the loop, so it no longer counts.
         self.connections.discard(oldest)
         oldest.transport.close()
         return True
@@ -138,9 +149,9 @@ class BoundedConnection(H11Protocol):
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
-        of = Dialect.OPENAI if self.is_waiting else dialect(self.scope["path"])
-        code = status or errors.status(error, of)
-        body = msgspec.json.encode(errors.body(error, of, ""))
+        dialect = dialect_of(UNREAD if self.is_waiting else self.scope["path"])
+        code = status or dialect.status(error)
+        body = msgspec.json.encode(dialect.error_body(error, ""))
         told = {
             "content-type": "application/json",
             "content-length": str(len(body)),

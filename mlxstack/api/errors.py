@@ -1,87 +1,47 @@
-"""One table from the errors of the house to the statuses and words of each dialect."""
+"""HTTP statuses of errors, and translation of foreign exceptions."""
 
 import logging
 import math
 import re
-from enum import Enum
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeVar
 
-from litestar import Request, Response
 from litestar.exceptions import HTTPException, SerializationException, ValidationException
 from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
-from msgspec import Struct
 
-from mlxstack.api.request_id import request_id
 from mlxstack.core import errors
+
+T = TypeVar("T")
+ErrorTable = Mapping[type[errors.StackError], T]
 
 log = logging.getLogger("mlxstack.api")
 
-
-class Dialect(Enum):
-    """Whose envelope an error wears."""
-
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
-    LLAMA = "llama"
-
-
-class ErrorFormat(Struct, frozen=True):
-    """How one class of errors looks on the wire. `overload` is Anthropic's own status."""
-
-    status: int
-    openai: str
-    code: str | None
-    anthropic: str
-    llama: str
-    overload: int | None = None
-
+STATUSES: ErrorTable[int] = {
+    errors.StackError: 500,
+    errors.BadRequest: 400,
+    errors.TooLong: 400,
+    errors.TooLarge: 413,
+    errors.Unsupported: 501,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.UnknownModel: 404,
+    errors.Conflict: 409,
+    errors.SlotTaken: 409,
+    errors.Busy: 503,
+    errors.OutOfMemory: 503,
+    errors.Loading: 503,
+    errors.Broken: 500,
+    errors.DiskFull: 507,
+    errors.Damaged: 400,
+    errors.UnknownVersion: 400,
+    errors.Unreadable: 400,
+    errors.SetupError: 500,
+}
 
 INVALID = "invalid_request_error"
 
-TABLE: dict[type[errors.StackError], ErrorFormat] = {
-    errors.StackError: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
-    errors.BadRequest: ErrorFormat(400, INVALID, None, INVALID, INVALID),
-    errors.TooLong: ErrorFormat(
-        400, INVALID, "context_length_exceeded", INVALID, "exceed_context_size_error"
-    ),
-    errors.TooLarge: ErrorFormat(413, INVALID, None, "request_too_large", INVALID),
-    errors.Unsupported: ErrorFormat(
-        501, "not_supported_error", None, INVALID, "not_supported_error", overload=400
-    ),
-    errors.Unauthorized: ErrorFormat(
-        401,
-        "authentication_error",
-        "invalid_api_key",
-        "authentication_error",
-        "authentication_error",
-    ),
-    errors.Forbidden: ErrorFormat(
-        403, "permission_error", None, "permission_error", "permission_error"
-    ),
-    errors.NotFound: ErrorFormat(404, INVALID, None, "not_found_error", "not_found_error"),
-    errors.UnknownModel: ErrorFormat(
-        404, INVALID, "model_not_found", "not_found_error", "not_found_error"
-    ),
-    errors.Conflict: ErrorFormat(409, INVALID, "conflict", INVALID, INVALID),
-    errors.SlotTaken: ErrorFormat(409, INVALID, "conflict", INVALID, INVALID),
-    errors.Busy: ErrorFormat(
-        503, "server_error", "overloaded", "overloaded_error", "unavailable_error", overload=529
-    ),
-    errors.OutOfMemory: ErrorFormat(
-        503, "server_error", "overloaded", "overloaded_error", "unavailable_error", overload=529
-    ),
-    errors.Loading: ErrorFormat(503, "server_error", None, "api_error", "unavailable_error"),
-    errors.Broken: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
-    errors.DiskFull: ErrorFormat(
-        507, "server_error", "insufficient_storage", "api_error", "insufficient_storage_error"
-    ),
-    errors.Damaged: ErrorFormat(400, INVALID, None, INVALID, INVALID),
-    errors.UnknownVersion: ErrorFormat(400, INVALID, None, INVALID, INVALID),
-    errors.Unreadable: ErrorFormat(400, INVALID, None, INVALID, INVALID),
-    errors.SetupError: ErrorFormat(500, "server_error", None, "api_error", "server_error"),
-}
-
-# Waiting can help with Busy and Loading; everything else above 499 will fail again.
+# A retry can help with Busy and Loading; everything else above 499 will fail again.
 LOADING_RETRY_S = 2
 
 TOO_LARGE = "the body is larger than server.max_body_bytes allows"
@@ -90,52 +50,30 @@ TOO_LARGE = "the body is larger than server.max_body_bytes allows"
 BODY = "data"
 MISSING = re.compile(r"Object missing required field `(.+)`")
 
-OPENAI_ALIASES = ("/chat/completions", "/responses", "/models")
+
+def nearest(table: ErrorTable[T], error: errors.StackError) -> T:
+    """Entry of the error's class, or of its nearest ancestor."""
+    return next(table[cls] for cls in type(error).__mro__ if cls in table)
 
 
-def row(error: errors.StackError) -> ErrorFormat:
-    """The row of the error's class, or of its nearest ancestor."""
-    return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
-
-
-def dialect(path: str) -> Dialect:
-    """Who speaks on this path."""
-    if path.startswith(("/v1/messages", "/v1/batch/messages")):
-        return Dialect.ANTHROPIC
-    if path.startswith("/v1/") or path.startswith(OPENAI_ALIASES):
-        return Dialect.OPENAI
-    return Dialect.LLAMA
-
-
-def status(error: errors.StackError, of: Dialect) -> int:
-    """The HTTP status in that dialect."""
-    found = row(error)
-    return (found.overload if of is Dialect.ANTHROPIC else None) or found.status
-
-
-def body(error: errors.StackError, of: Dialect, request: str) -> dict[str, Any]:
-    """The envelope, for a response as for an error inside a stream."""
-    match of:
-        case Dialect.ANTHROPIC:
-            inner = {"type": row(error).anthropic, "message": _words(error, of)}
-            return {"type": "error", "error": inner, "request_id": request}
-        case Dialect.OPENAI:
-            return {"error": _openai(error)}
-        case Dialect.LLAMA:
-            return {"error": _llama(error)}
+def context_sizes(error: errors.StackError) -> dict[str, int]:
+    """The sizes that llama-server adds to the error of a prompt that is too long."""
+    if isinstance(error, errors.TooLong):
+        return {"n_prompt_tokens": error.got, "n_ctx": error.limit}
+    return {}
 
 
 def headers(error: errors.StackError) -> dict[str, str]:
-    """When, and whether, to come again."""
+    """Headers that say when, and whether, to retry."""
     if isinstance(error, errors.Busy):
         return {"retry-after": str(max(1, math.ceil(error.retry_after)))}
     if isinstance(error, errors.Loading):
         return {"retry-after": str(LOADING_RETRY_S)}
-    return {"x-should-retry": "false"} if row(error).status >= 500 else {}
+    return {"x-should-retry": "false"} if nearest(STATUSES, error) >= 500 else {}
 
 
 def to_stack_error(problem: Exception) -> errors.StackError:
-    """What a framework's or a foreign exception means in our words."""
+    """Translate an exception of a framework or library into a StackError."""
     match problem:
         case errors.StackError():
             return problem
@@ -151,63 +89,6 @@ def to_stack_error(problem: Exception) -> errors.StackError:
     return errors.Broken(
         f"an unexpected {type(problem).__name__} inside the service; its log has the details"
     )
-
-
-def exception_handler(
-    request: Request[Any, Any, Any], problem: Exception
-) -> Response[dict[str, Any]]:
-    """The exception handler of every route: the envelope is chosen by the path."""
-    error, of = to_stack_error(problem), dialect(request.scope["path"])
-    return Response(
-        body(error, of, request_id(request.scope)),
-        status_code=status(error, of),
-        headers=headers(error),
-        media_type="application/json",
-    )
-
-
-def _openai(error: errors.StackError) -> dict[str, Any]:
-    return {
-        "message": _words(error, Dialect.OPENAI),
-        "type": row(error).openai,
-        "param": getattr(error, "param", None),
-        "code": row(error).code,
-        **_sizes(error),
-    }
-
-
-def _llama(error: errors.StackError) -> dict[str, Any]:
-    return {
-        "code": row(error).status,
-        "message": _words(error, Dialect.LLAMA),
-        "type": row(error).llama,
-        **_sizes(error),
-    }
-
-
-def _sizes(error: errors.StackError) -> dict[str, int]:
-    if isinstance(error, errors.TooLong):
-        return {"n_prompt_tokens": error.got, "n_ctx": error.limit}
-    return {}
-
-
-def _words(error: errors.StackError, of: Dialect) -> str:
-    """Clients look for these very words when a prompt is too long."""
-    if not isinstance(error, errors.TooLong):
-        return error.message
-    match of:
-        case Dialect.ANTHROPIC:
-            return f"prompt is too long: {error.got} tokens > {error.limit} maximum"
-        case Dialect.OPENAI:
-            return (
-                f"This model's maximum context length is {error.limit} tokens. "
-                f"However, your messages resulted in {error.got} tokens."
-            )
-        case Dialect.LLAMA:
-            return (
-                f"request ({error.got} tokens) exceeds the available context size "
-                f"({error.limit} tokens), try increasing it"
-            )
 
 
 def _validation(problem: ValidationException) -> errors.BadRequest:

@@ -1,25 +1,34 @@
-"""Who may come in: names of this machine against DNS rebinding, API keys, and a loaded model.
+"""Access control: host names against DNS rebinding, API keys and their scopes.
 
 Guards are coroutines because Litestar sends plain functions through a thread, each time.
 """
 
+import hashlib
 import ipaddress
 import re
+import secrets
 import socket
+import uuid
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from litestar.config.cors import CORSConfig
 from litestar.connection import ASGIConnection
+from litestar.datastructures import MutableScopeHeaders
 from litestar.handlers import BaseRouteHandler
-from litestar.types import Guard
+from litestar.types import Guard, Message, Scope
+from msgspec.structs import replace
 
-from mlxstack.api import api_key_scope
-from mlxstack.api.cache_headers import EXPOSED
-from mlxstack.api.errors import Dialect, dialect
+from mlxstack.api.dialect import Dialect
+from mlxstack.api.run_generation import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
+from mlxstack.core.request import Priority
+from mlxstack.policy.conversation_id import is_implicit
+from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
 # Route options: open without a key, answering before the model is loaded, concerning all agents.
@@ -29,20 +38,37 @@ OF_ALL = {"is_of_all": True}
 
 LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
 CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-"""Names of Docker and Podman for the machine that runs a container; no registry has `.internal`."""
+"""Docker's and Podman's names for the host of a container; no registry has `.internal`."""
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 
+DIGEST = "sha256:"
+BATCH = "/v1/batch/"
+
 Connection = ASGIConnection[Any, Any, Any, Any]
+DialectOf = Callable[[str], Dialect]
+
+
+def request_id(scope: Scope) -> str:
+    """`req_` and 32 hex digits, the same for the whole life of a request."""
+    state: dict[str, Any] = scope.setdefault("state", {})
+    return str(state.setdefault("request_id", f"req_{uuid.uuid4().hex}"))
+
+
+async def name_response(message: Message, scope: Scope) -> None:
+    """Adds `x-request-id` for OpenAI's clients and `request-id` for Anthropic's."""
+    if message["type"] == "http.response.start":
+        headers = MutableScopeHeaders.from_message(message)
+        headers["x-request-id"] = headers["request-id"] = request_id(scope)
 
 
 def host_check(server: ServerSpec) -> Callable[[Connection], None]:
-    """Refuses requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
+    """Refuse requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
 
-    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured
-    name, or, for peers in private networks, a name of this machine that no domain registry can
-    give away: see `_machine_names`. An Origin must be loopback, the Host itself, configured, or
-    an app's; a name of this machine is not enough, since DNS or mDNS of a hostile network could
-    give it to a page. The check raises Forbidden.
+    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured name,
+    or, for peers in private networks, a name of this machine that no domain registry can give away:
+    see `_machine_names`. An Origin must be loopback, the Host itself, configured, or an app's; a
+    name of this machine is not enough, since DNS or mDNS of a hostile network could give it to a
+    page. The check raises Forbidden.
     """
     known = re.compile(_names(server), re.IGNORECASE)
     machine_names = _machine_names(socket.gethostname())
@@ -66,23 +92,23 @@ def host_check(server: ServerSpec) -> Callable[[Connection], None]:
     return check
 
 
-def key_check(server: ServerSpec) -> Callable[[Connection], ApiKey | None]:
-    """Wants one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
+def key_check(server: ServerSpec, dialect_of: DialectOf) -> Callable[[Connection], ApiKey | None]:
+    """Require one of the configured keys, as `Authorization: Bearer` or `x-api-key`.
 
-    The check raises Unauthorized, or gives the key; None where none are configured.
+    The check raises Unauthorized, or returns the key; None where none are configured.
     """
-    known = [api_key_scope.as_key(key) for key in server.api_keys]
+    known = [as_key(key) for key in server.api_keys]
 
     def check(connection: Connection) -> ApiKey | None:
         if not known:
             return None
-        given = _key(connection)
+        given = _key(connection, dialect_of(connection.scope["path"]))
         if given is None:
             raise Unauthorized(
                 "an API key is needed: send it as `Authorization: Bearer` or `x-api-key`"
             )
         # All keys are compared, so that the time does not tell which one was close.
-        fitting = [key for key in known if api_key_scope.fits(key, given)]
+        fitting = [key for key in known if fits(key, given)]
         if not fitting:
             raise Unauthorized("Invalid API Key")
         return fitting[0]
@@ -100,27 +126,24 @@ def host_guard(server: ServerSpec) -> Guard:
     return guard
 
 
-def key_guard(server: ServerSpec) -> Guard:
-    """`key_check` for every route that is not public.
-
-    What the key gives its holder is left in the connection's state.
-    """
-    check = key_check(server)
+def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
+    """`key_check` for every route that is not public; the key stays in the connection's state."""
+    check = key_check(server, dialect_of)
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         if handler.opt.get("is_public"):
             return
         key = check(connection)
         if key is not None:
-            api_key_scope.attach_key(connection, key)
+            attach_key(connection, key)
             if handler.opt.get("is_of_all"):
-                api_key_scope.require_unscoped(key)
+                require_unscoped(key)
 
     return guard
 
 
 def loaded_guard(service: Service) -> Guard:
-    """Refuses everything but the early routes until the model is there."""
+    """Refuse all but the early routes until the model is loaded."""
 
     async def guard(_: Connection, handler: BaseRouteHandler) -> None:
         if not handler.opt.get("is_early"):
@@ -135,7 +158,7 @@ def cors(server: ServerSpec) -> CORSConfig:
         allow_origins=[],
         allow_origin_regex=rf"(?i:https?://(?:{_names(server)})(?::\d+)?)",
         allow_headers=["*"],
-        expose_headers=list(EXPOSED),
+        expose_headers=list(CACHE_HEADERS),
     )
 
 
@@ -152,7 +175,7 @@ def _machine_names(hostname: str) -> frozenset[str]:
 
 
 def _is_near(connection: Connection) -> bool:
-    """Whether the peer is on this machine, in a container, or in the local network."""
+    """True for a peer on this machine, in a container, or in the local network."""
     if connection.client is None:
         return True
     try:
@@ -164,12 +187,12 @@ def _is_near(connection: Connection) -> bool:
 
 
 def _bare(host: str) -> str:
-    """Without the port."""
+    """Host name without its port."""
     return re.sub(r":\d*$", "", host)
 
 
 def _is_address(host: str) -> bool:
-    """Python takes any text for the zone after a `%`; an address in a URL has none."""
+    """True for an IP address without a zone: Python takes any text after `%`."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -188,10 +211,117 @@ def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
     return bool(name) and (name == host or known.fullmatch(name) is not None)
 
 
-def _key(connection: Connection) -> str | None:
+def _key(connection: Connection, dialect: Dialect) -> str | None:
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else None
     header = connection.headers.get("x-api-key")
-    if dialect(connection.scope["path"]) is Dialect.ANTHROPIC:
-        return header or bearer
-    return bearer or header
+    return header or bearer if dialect.prefers_x_api_key else bearer or header
+
+
+def as_key(key: str | ApiKey) -> ApiKey:
+    """The key, with its digest instead of its text."""
+    found = ApiKey(key) if isinstance(key, str) else key
+    if found.key.startswith(DIGEST):
+        return replace(found, key=found.key.lower())
+    return replace(found, key=_digest(found.key))
+
+
+def fits(key: ApiKey, given: str) -> bool:
+    """Compare a given key with a configured one, in constant time."""
+    return secrets.compare_digest(_digest(given), key.key)
+
+
+def attach_key(connection: Connection, key: ApiKey) -> None:
+    """Keep the key with the connection. Raises Forbidden where the path names others' agents."""
+    connection.state.key = key
+    agent = connection.path_params.get("agent")
+    if isinstance(agent, str):
+        _check(key, agent)
+
+
+def apply_key_policy(options: GenerationOptions, connection: Connection) -> GenerationOptions:
+    """Set priority, salt and request id by endpoint, key and request.
+
+    Raises Forbidden for an agent that the key does not name.
+    """
+    key: ApiKey = connection.state.get("key") or ApiKey("")
+    if options.agent is not None:
+        _check(key, options.agent)
+    return replace(
+        options,
+        request=request_id(connection.scope),
+        priority=Priority.LOW if connection.scope["path"].startswith(BATCH) else _priority(key),
+        salt=salt_of(connection, options.salt),
+    )
+
+
+def salt_of(connection: Connection, own: str = "") -> str:
+    """Salt of a request's KV: the key's and its own as one, or none."""
+    key: ApiKey = connection.state.get("key") or ApiKey("")
+    return msgspec.json.encode((key.salt, own)).decode() if key.salt or own else ""
+
+
+def check_agent(connection: Connection, agent: str) -> None:
+    """Raises Forbidden for an agent that the key does not name."""
+    key: ApiKey | None = connection.state.get("key")
+    if key is not None:
+        _check(key, agent)
+
+
+def require_unscoped(key: ApiKey) -> None:
+    """Raises Forbidden when the key is only for some agents."""
+    if key.agents:
+        raise Forbidden(
+            "this path concerns all agents, and this API key speaks only as "
+            f"{', '.join(key.agents)}; use a key without agents (server.api_keys of the preset)"
+        )
+
+
+def is_unscoped(connection: Connection) -> bool:
+    """True for a key of all agents."""
+    key: ApiKey | None = connection.state.get("key")
+    return key is None or not key.agents
+
+
+def can_access(connection: Connection, agent: str) -> bool:
+    """True if the key names this agent."""
+    key: ApiKey | None = connection.state.get("key")
+    return key is None or _is_named(key, agent)
+
+
+def check_raise(connection: Connection, wanted: Priority | None) -> None:
+    """Raises Forbidden when a key would raise an agent's priority above its own tier."""
+    key: ApiKey | None = connection.state.get("key")
+    if key is not None and wanted is not None and wanted < _priority(key):
+        raise Forbidden(
+            f"a key of tier {key.tier} cannot give priority {wanted.name.lower()}; "
+            "use a key of that tier (server.api_keys of the preset)"
+        )
+
+
+def _check(key: ApiKey, agent: str) -> None:
+    if not _is_named(key, agent):
+        if is_implicit(agent):
+            raise Forbidden(
+                f"{agent!r} has the form of the names that conversations without one get, and "
+                "this API key is only for some agents; use a name of another form"
+            )
+        raise Forbidden(
+            f"this API key may not speak as {agent!r}, only as {', '.join(key.agents)} "
+            "(server.api_keys of the preset)"
+        )
+
+
+def _is_named(key: ApiKey, agent: str) -> bool:
+    """Match an agent against the key; conversations without a name match no key of some agents."""
+    return not key.agents or any(
+        fnmatchcase(agent, pattern) and not is_implicit(agent) for pattern in key.agents
+    )
+
+
+def _priority(key: ApiKey) -> Priority:
+    return Priority[key.tier.name]
+
+
+def _digest(key: str) -> str:
+    return DIGEST + hashlib.sha256(key.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What OpenAPI cannot read off a handler: streams beside whole answers, and our errors."""
+"""OpenAPI descriptions that handlers do not carry: streams and errors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ EVENTS = "text/event-stream"
 
 TEXT = Schema(type=OpenAPIType.STRING)
 EVENT = Schema(type=OpenAPIType.OBJECT, required=["data"], properties={"event": TEXT, "data": TEXT})
-# What the envelopes of all dialects have in common.
+# Fields that the envelopes of all dialects share.
 PROBLEM = Schema(
     type=OpenAPIType.OBJECT,
     required=["error"],
@@ -34,10 +34,10 @@ PROBLEM = Schema(
 
 @dataclass
 class ResponseDescription(Operation):
-    """An operation with the errors as they are sent, and with the stream where there is one."""
+    """Operation with its errors as they are sent, and with its stream."""
 
     def __post_init__(self) -> None:
-        """Corrects what Litestar assumed."""
+        """Correct Litestar's assumptions."""
         responses = self.responses or {}
         problem = {"application/json": OpenAPIMediaType(schema=PROBLEM)}
         for status in ("400", "default"):
@@ -51,11 +51,11 @@ class ResponseDescription(Operation):
 
 
 def response_spec(whole: Any) -> dict[int, ResponseSpec]:
-    """The shape of the whole answer; a stream carries pieces of the same."""
+    """Shape of the whole response; a stream carries pieces of the same."""
     return {200: ResponseSpec(data_container=whole, description=EITHER, generate_examples=False)}
 
 
 def with_openapi(handler: HTTPRouteHandler) -> HTTPRouteHandler:
-    """The handler, whose operation is described so."""
+    """Set the operation class of a handler."""
     handler.operation_class = ResponseDescription
     return handler

@@ -1,26 +1,66 @@
-"""From admitted requests to their response: whole unless the client leaves, or as a stream."""
+"""Runs admitted requests: to a whole response unless the client leaves, or to a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from litestar import Request, Response
+from litestar.di import NamedDependency
+from litestar.exceptions import InternalServerException
 from litestar.response import Stream
+from msgspec import structs
 
-from mlxstack.api.cache_headers import cache_headers
-from mlxstack.api.disconnect import cancel_on_disconnect
-from mlxstack.api.sse import BEAT_S, FIRST_S, streamed
-from mlxstack.service.generation import AdmittedRequest, stream_response
-from mlxstack.service.response_parts import CollectedResponse, ResponsePart, gather
+from mlxstack.api.streaming import (
+    BEAT_S,
+    FIRST_S,
+    NumberedParts,
+    Parts,
+    Renderer,
+    frames,
+    interleaved,
+    streamed,
+)
+from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.errors import BadRequest
+from mlxstack.core.request import Request as EngineRequest
+from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.generation import stream_response
+from mlxstack.service.response_parts import (
+    CollectedResponse,
+    GenerationStarted,
+    ResponsePart,
+    gather,
+)
 from mlxstack.service.service import Service
 from mlxstack.service.stats import saved_s
 
 T = TypeVar("T")
 
+# Parameters of handlers.
 AnyRequest = Request[Any, Any, Any]
-Parts = AsyncGenerator[ResponsePart, None]
-Frames = Callable[[ResponsePart, Parts], AsyncGenerator[bytes, None]]
+TheService = NamedDependency[Service]
+
+PREFIX = "x-mlx-stack-"
+CACHE_HEADERS = tuple(
+    PREFIX + name
+    for name in (
+        "cache-hit",
+        "cache-prefix-tokens",
+        "cache-new-tokens",
+        "ttft-saved-ms",
+        "cache-miss-reason",
+        "slot",
+        "agent",
+    )
+)
+
+# Litestar has no class of its own for a body that ends too early.
+INCOMPLETE_BODY = "client disconnected prematurely"
+
+
+class ClientDisconnected(Exception):
+    """The client left before its response was complete."""
 
 
 async def answer_whole(
@@ -29,30 +69,46 @@ async def answer_whole(
     orders: tuple[AdmittedRequest, ...],
     shape: Callable[[tuple[CollectedResponse, ...]], T],
 ) -> Response[T]:
-    """All replies at once; raises Gone when the client left, which cancels the work."""
+    """All replies at once. Raises ClientDisconnected, which cancels the work."""
     replies = await cancel_on_disconnect(request, _all(service, orders))
     first = replies[0]
     headers = cache_headers(orders[0].request, first.started, first.ended.work.saved_s)
     return Response(shape(replies), headers=headers, media_type="application/json")
 
 
-async def answer_stream(service: Service, order: AdmittedRequest, frames: Frames) -> Stream:
-    """Headers go out with the cache numbers if the ask is seated within a second."""
+async def answer_stream(
+    service: Service, groups: Sequence[Sequence[AdmittedRequest]], renderer: Renderer
+) -> Stream:
+    """Stream the replies, one group after the other, those of a group side by side.
+
+    Headers carry the cache numbers if the first request gets its slot within a second.
+    """
+    order = groups[0][0]
     parts = stream_response(service, order, FIRST_S, BEAT_S)
     first = await anext(parts)
     headers = cache_headers(order.request, first, saved_s(service.engine.snapshot(), first))
-    return streamed(frames(first, parts), headers)
+    return streamed(frames(first, _numbered(service, parts, groups), renderer), headers)
 
 
-def later(service: Service, orders: Iterable[AdmittedRequest]) -> list[Parts]:
-    """Replies that begin while another one streams already."""
-    return [stream_response(service, order, BEAT_S, BEAT_S) for order in orders]
+async def _numbered(
+    service: Service, begun: Parts, groups: Sequence[Sequence[AdmittedRequest]]
+) -> NumberedParts:
+    """Parts with the index of their reply; `begun` is the first reply."""
+    n_before = 0
+    for group in groups:
+        replies = [begun] if n_before == 0 else []
+        rest = group[len(replies) :]
+        replies += [stream_response(service, order, BEAT_S, BEAT_S) for order in rest]
+        async with aclosing(interleaved(replies)) as parts:
+            async for index, part in parts:
+                yield n_before + index, part
+        n_before += len(group)
 
 
 async def _all(
     service: Service, orders: tuple[AdmittedRequest, ...]
 ) -> tuple[CollectedResponse, ...]:
-    """One failed reply cancels the others and fails the answer."""
+    """One failed reply cancels the others and fails the response."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_one(service, order)) for order in orders]
@@ -64,3 +120,103 @@ async def _all(
 async def _one(service: Service, order: AdmittedRequest) -> CollectedResponse:
     async with aclosing(stream_response(service, order, BEAT_S, BEAT_S)) as parts:
         return await gather(parts)
+
+
+def n_choices(wanted: int | None, n_slots: int) -> int:
+    """Number of choices, one for each slot at most. Raises BadRequest."""
+    if wanted is None:
+        return 1
+    if not 1 <= wanted <= n_slots:
+        raise BadRequest(
+            f"n is {wanted}; it must be 1 to {n_slots}, the number of slots of this service", "n"
+        )
+    return wanted
+
+
+def check_all(n_prompts: int, n: int, service: Service) -> None:
+    """Raises BadRequest for more choices than one request may have.
+
+    They have to fit in the queue; as many as there are slots are always accepted.
+    """
+    most = max(service.preset.queue.max_waiting, service.preset.slots.count)
+    if n_prompts * n > most:
+        raise BadRequest(
+            f"{n_prompts} prompts with {n} choices each are {n_prompts * n} answers; "
+            f"one request may ask for {most} (queue.max_waiting of the preset)",
+            "prompt",
+        )
+
+
+def copies(order: AdmittedRequest, n: int) -> tuple[AdmittedRequest, ...]:
+    """The order, and others with other seeds; only the first is its agent's."""
+    return (order, *(_copy(order, i) for i in range(1, n)))
+
+
+def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
+    request = order.request
+    seed = request.sampling.seed
+    sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
+    copy = structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=sampling)
+    return structs.replace(order, request=copy)
+
+
+def cache_headers(request: EngineRequest, first: ResponsePart, saved_s: float) -> dict[str, str]:
+    """Response headers with the cache numbers, if the reply begins with its start."""
+    agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
+    if not isinstance(first, GenerationStarted):
+        return agent
+    miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}
+    return {
+        PREFIX + "cache-hit": "true" if first.n_cached else "false",
+        PREFIX + "cache-prefix-tokens": str(first.n_cached),
+        PREFIX + "cache-new-tokens": str(first.n_prompt - first.n_cached),
+        PREFIX + "ttft-saved-ms": str(round(saved_s * 1000)) if first.n_cached else "0",
+        PREFIX + "slot": str(first.slot),
+        **miss,
+        **agent,
+    }
+
+
+def _reason(miss: CacheMiss) -> str:
+    return miss.reason if miss.at is None else f"{miss.reason} at token {miss.at}"
+
+
+def _line(text: str) -> str:
+    """Header values are one line of Latin-1."""
+    return " ".join(text.split()).encode("latin-1", "replace").decode("latin-1")
+
+
+def is_disconnect(problem: Exception) -> bool:
+    """Tell whether the client left, while it sent its request or waited."""
+    is_incomplete = (
+        isinstance(problem, InternalServerException) and problem.detail == INCOMPLETE_BODY
+    )
+    return is_incomplete or isinstance(problem, ClientDisconnected)
+
+
+async def cancel_on_disconnect(request: AnyRequest, work: Coroutine[Any, Any, T]) -> T:
+    """Result of `work`, which a disconnect cancels. Raises ClientDisconnected."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(until_disconnect(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnected
+        return working.result()
+    finally:
+        await cancel(leaving)
+        await cancel(working)
+
+
+async def until_disconnect(receive: Callable[[], Awaitable[Any]]) -> Any:
+    """Drop messages of a client until it disconnects, and return that message."""
+    while (message := await receive())["type"] != "http.disconnect":
+        pass
+    return message
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task that is not done, and wait for its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -11,7 +11,6 @@ from collections.abc import Generator
 from math import ceil
 from pathlib import Path
 
-import h11
 import uvicorn
 
 from mlxstack.api.app import create_app
@@ -19,8 +18,8 @@ from mlxstack.api.connection import AcceptReporter, BoundedConnection
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.preset import Preset, ServerSpec
-from mlxstack.service.assemble import assemble
 from mlxstack.service.background_tasks import run_tasks
+from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import ANSWER_S, Service
 
 log = logging.getLogger("mlxstack.serve")
@@ -33,12 +32,12 @@ KEEP_ALIVE_S = 75
 # After the drain, requests need a moment to say why they ended: longer than the service gives
 # them before it ends them itself, or uvicorn would cut them off without a word.
 GRACE_S = ceil(ANSWER_S) + 3
-# A thread that is stuck in a template or a grammar does not keep the process from its exit.
+# A thread that is stuck in a template or a grammar does not delay the exit.
 EXIT_S = 2.0
-# Of a request before its body: the longest line of a client is a key, and the most are cookies.
+# Request head; its longest lines are keys and cookies.
 MAX_HEAD_BYTES = 64 * 1024
 
-# EX_CONFIG of sysexits.h: starting again would not help.
+# EX_CONFIG of sysexits.h: a restart would not help.
 CANNOT_START = 78
 
 
@@ -47,7 +46,7 @@ class UvicornServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves the signals to `run`."""
+        """Leave the signals to `run`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -57,21 +56,10 @@ class UvicornServer(uvicorn.Server):
             listener.listen(BACKLOG)
 
 
-class HttpProtocol(BoundedConnection):
-    """A connection. httptools would keep whatever comes before a body, however long it is."""
-
-    def send_400_response(self, msg: str) -> None:
-        """Who has an answer already gets no other, which could not be sent."""
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
-
-
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 0, or 78 when trying again would not help it to start.
+    """Serve until SIGTERM or SIGINT; returns 0, or 78 when a restart would not help.
 
-    `source` is the file of the preset; when the model is changed, it is rewritten.
+    `source` is the file of the preset; a change of the model rewrites it.
     """
     try:
         return asyncio.run(_run(preset, home, source))
@@ -119,12 +107,12 @@ async def serve(
     waiting = asyncio.create_task(leaving.wait())
     loading = asyncio.create_task(service.start())
     dying = asyncio.create_task(service.died.wait())
-    duties = asyncio.create_task(asyncio.sleep(0))
+    tasks = asyncio.create_task(asyncio.sleep(0))
     try:
         await asyncio.wait({loading, waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             log.info("%s is ready", (await loading).id)
-            duties = asyncio.create_task(run_tasks(service))
+            tasks = asyncio.create_task(run_tasks(service))
             ends = {waiting, serving, dying}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
@@ -135,7 +123,7 @@ async def serve(
         log.error("%s", error.message)
         return CANNOT_START if isinstance(error, SetupError) else 1
     finally:
-        duties.cancel()
+        tasks.cancel()
         server.should_exit = True
         waiting.cancel()
         dying.cancel()
@@ -150,7 +138,7 @@ def config(service: Service) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        http=HttpProtocol,
+        http=BoundedConnection,
         backlog=ACCEPTED_AT_ONCE,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,

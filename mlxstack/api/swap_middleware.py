@@ -1,4 +1,4 @@
-"""The waiting room: while the model is changed, requests wait, and streams hear heartbeats."""
+"""Swap gate middleware: requests wait, with heartbeats, while the model is changed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,13 +10,14 @@ from litestar.types import HTTPScope
 from msgspec import Struct
 
 from mlxstack.api import errors, guards
-from mlxstack.api.errors import Dialect, dialect
-from mlxstack.api.request_id import name_response, request_id
-from mlxstack.api.sse import BEAT_S, FIRST_S, HEADERS, keepalive
+from mlxstack.api.guards import name_response, request_id
+from mlxstack.api.registry import dialect_of
+from mlxstack.api.run_generation import cancel, until_disconnect
+from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS
 from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
 from mlxstack.service.service import Service
 
-# ASGI, seen from outside the framework.
+# ASGI types.
 Message = dict[str, Any]
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,26 +27,23 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CHANGES = "/v1/models/load"
 METHODS = frozenset({"POST", "DELETE"})
 
-PING = b'event: ping\ndata: {"type": "ping"}\n\n'
-# Codex only counts events, not comments; it ignores those of types that it does not know.
-RESPONSES_BEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
 
-
-class AskedDialect(Struct):
-    """What a request says of its answer."""
+class StreamField(Struct):
+    """The field of a body that asks for a stream."""
 
     stream: Any = None
 
 
 def swap_gate_middleware(service: Service, app: Any) -> App:
-    """The application behind the gate: all that changes something or generates passes it.
+    """Put the application behind the gate, for all requests that change or generate.
 
-    Before a closed one wait no strangers, no more than `queue.max_waiting`, and no body over
-    the limit. Whatever has no answer when the gate is interrupted gets the reason as its answer.
+    Before a closed gate wait only requests with a key, no more than `queue.max_waiting`, and no
+    body over the limit. Requests without an answer when the gate is interrupted get the reason as
+    theirs.
     """
-    visits: set[_WaitingRequest] = set()
+    waiting: set[_WaitingRequest] = set()
     server = service.preset.server
-    checks = (guards.host_check(server), guards.key_check(server))
+    checks = (guards.host_check(server), guards.key_check(server, dialect_of))
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS:
@@ -73,8 +71,8 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
         try:
             for check in checks:
                 check(ASGIConnection(cast(HTTPScope, scope)))
-            _check_room(len(visits), service.preset.queue.max_waiting)
-            await _WaitingRequest(service, scope, receive, response).wait(app, visits)
+            _check_room(len(waiting), service.preset.queue.max_waiting)
+            await _WaitingRequest(service, scope, receive, response).wait(app, waiting)
         except (Busy, Forbidden, TooLarge, Unauthorized) as error:
             await _refuse(scope, response.relay, error)
 
@@ -82,7 +80,7 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
 
 
 class _Response:
-    """The response of the application to one request: whether it has begun, and where it goes."""
+    """Response of the application to one request, and where it goes."""
 
     def __init__(self, send: Send) -> None:
         self.is_begun = False
@@ -100,7 +98,7 @@ def _check_room(n_waiting: int, limit: int) -> None:
 
 
 class _WaitingRequest:
-    """One request that came while the gate was closed."""
+    """Request that came while the gate was closed."""
 
     def __init__(
         self, service: Service, scope: Scope, receive: Receive, response: _Response
@@ -108,26 +106,27 @@ class _WaitingRequest:
         self._gate = service.gate
         self._max_bytes = service.preset.server.max_body_bytes
         self._scope = scope
+        self._dialect = dialect_of(scope["path"])
         self._receive = receive
         self._send = response.relay
         self._response = response
         response.relay = self._pass_on
-        self._heard: list[Message] = []
+        self._messages: list[Message] = []
         self._is_stream = False
         self._is_begun = False
         self._failed: Message | None = None
         self._failure = b""
 
-    async def wait(self, app: App, visits: "set[_WaitingRequest]") -> None:
-        """Until the gate opens, or the client leaves; one of `visits` until then."""
-        visits.add(self)
+    async def wait(self, app: App, waiting: "set[_WaitingRequest]") -> None:
+        """Wait until the gate opens or the client leaves, listed in `waiting` until then."""
+        waiting.add(self)
         try:
-            await self._hear()
-            await self._pass(app, visits)
+            await self._read_body()
+            await self._pass(app, waiting)
         finally:
-            visits.discard(self)
+            waiting.discard(self)
 
-    async def _pass(self, app: App, visits: "set[_WaitingRequest]") -> None:
+    async def _pass(self, app: App, waiting: "set[_WaitingRequest]") -> None:
         entering = asyncio.create_task(self._gate.enter())
         leaving = asyncio.create_task(self._left())
         try:
@@ -139,22 +138,22 @@ class _WaitingRequest:
                 if not (entering.done() or leaving.done()) and self._is_stream:
                     await self._send_heartbeat()
                 patience_s = BEAT_S if self._is_begun else FIRST_S
-            await _cancel(leaving)
+            await cancel(leaving)
             if entering.done():
-                visits.discard(self)
+                waiting.discard(self)
                 await app(self._scope, self._replay, self._response.send)
         finally:
-            await _cancel(leaving)
-            await _cancel(entering)
+            await cancel(leaving)
+            await cancel(entering)
             if not entering.cancelled():
                 self._gate.leave()
 
-    async def _hear(self) -> None:
-        """The whole body, to be heard again by the application. Raises TooLarge."""
+    async def _read_body(self) -> None:
+        """Read the whole body, to replay it to the application. Raises TooLarge."""
         body = bytearray()
-        while not self._heard or self._heard[-1].get("more_body"):
+        while not self._messages or self._messages[-1].get("more_body"):
             message = await self._receive()
-            self._heard.append(message)
+            self._messages.append(message)
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
@@ -163,14 +162,10 @@ class _WaitingRequest:
         self._is_stream = _wants_stream(body)
 
     async def _left(self) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self._heard.append(message)
-                return
+        self._messages.append(await until_disconnect(self._receive))
 
     async def _replay(self) -> Message:
-        return self._heard.pop(0) if self._heard else await self._receive()
+        return self._messages.pop(0) if self._messages else await self._receive()
 
     async def _send_heartbeat(self) -> None:
         if not self._is_begun:
@@ -179,16 +174,11 @@ class _WaitingRequest:
             headers = [(name.encode(), value.encode()) for name, value in told.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(
-            {"type": "http.response.body", "body": self._heartbeat_bytes(), "more_body": True}
+            {"type": "http.response.body", "body": self._dialect.heartbeat, "more_body": True}
         )
 
-    def _heartbeat_bytes(self) -> bytes:
-        if dialect(self._scope["path"]) is Dialect.ANTHROPIC:
-            return PING
-        return RESPONSES_BEAT if "responses" in self._scope["path"] else keepalive(0, 0)
-
     async def _pass_on(self, message: Message) -> None:
-        """What the application says, without the head that was sent already."""
+        """Send a message of the application, without a head that was sent already."""
         if not self._is_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -199,35 +189,30 @@ class _WaitingRequest:
             await self._complain(message)
 
     async def _complain(self, message: Message) -> None:
-        """A refusal that comes after the head has to be an event."""
+        """Send a refusal after the head as an event."""
         self._failure += bytes(message.get("body", b""))
         if not message.get("more_body"):
-            is_named = dialect(self._scope["path"]) is Dialect.ANTHROPIC
-            data = (b"event: error\n" if is_named else b"") + b"data: " + self._failure + b"\n\n"
+            event = self._dialect.error_event
+            head = f"event: {event}\n".encode() if event else b""
+            data = head + b"data: " + self._failure + b"\n\n"
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
 def _wants_stream(body: bytearray) -> bool:
     try:
-        return msgspec.json.decode(body, type=AskedDialect).stream is True
+        return msgspec.json.decode(body, type=StreamField).stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
 async def _refuse(scope: Any, send: Send, error: StackError) -> None:
-    """In the envelope of the door, which was not reached."""
-    of = dialect(scope["path"])
+    """Answer with an error in the dialect of the path."""
+    dialect = dialect_of(scope["path"])
     told = {"content-type": "application/json", **errors.headers(error)}
     headers = [(name.encode(), value.encode()) for name, value in told.items()]
-    status = errors.status(error, of)
+    status = dialect.status(error)
     start: Any = {"type": "http.response.start", "status": status, "headers": headers}
     await name_response(start, scope)
     await send(start)
-    body = msgspec.json.encode(errors.body(error, of, request_id(scope)))
+    body = msgspec.json.encode(dialect.error_body(error, request_id(scope)))
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _cancel(task: "asyncio.Task[None]") -> None:
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

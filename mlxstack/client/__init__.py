@@ -2,16 +2,17 @@
 
 from mlxstack.client.client import Client
 from mlxstack.client.errors import Unreachable
-from mlxstack.client.sse import FeedLost, ServerSentEvent
 from mlxstack.client.types import (
     CallUsage,
     ChatResponse,
     ClientChoice,
     ClientMessage,
+    FeedLost,
     GenerationSettings,
     HealthResponse,
     NextToken,
     PropsResponse,
+    ServerSentEvent,
     SlotErased,
     SlotResponse,
     SlotRestored,

@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+from httpx_sse import EventSource
 
 from mlxstack.client.errors import Unreachable, decode, error_of, message_of
-from mlxstack.client.sse import FeedLost, ServerSentEvent, events
 from mlxstack.client.types import (
     ChatResponse,
+    FeedLost,
     HealthResponse,
     PropsResponse,
+    ServerSentEvent,
     SlotErased,
     SlotResponse,
     SlotRestored,
@@ -28,10 +30,11 @@ RECONNECT_LONGEST_S = 5.0
 
 
 class Client:
-    """`url` as `http://127.0.0.1:7109`; `timeout_s` bounds the silence of any one answer.
+    """HTTP client of one service.
 
-    Methods raise Unreachable when nobody answers, and the service's own error (a StackError of
-    the kind its status stands for) otherwise.
+    `url` is like `http://127.0.0.1:7109`; `timeout_s` bounds the silence of any response. Methods
+    raise Unreachable when nothing answers there, and otherwise the service's own error (a
+    StackError of the kind that its status stands for).
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
@@ -54,7 +57,7 @@ class Client:
         await self._http.aclose()
 
     async def health(self) -> HealthResponse:
-        """Whether the service is ready; a service that says no does not raise."""
+        """GET /health; a service that is not ready does not raise."""
         answer = await self._send("GET", "/health")
         if answer.is_success:
             return HealthResponse(True, "ok")
@@ -114,7 +117,7 @@ class Client:
         asked = {"messages": messages, "stream": True, **options, **body}
         async with (
             self._stream("POST", "/v1/chat/completions", asked) as answer,
-            contextlib.aclosing(events(answer)) as stream,
+            contextlib.aclosing(_events(answer)) as stream,
         ):
             async for one in stream:
                 if one.data == b"[DONE]":
@@ -127,9 +130,9 @@ class Client:
     async def feed(
         self, path: str, silence_s: float = 30.0
     ) -> AsyncGenerator[ServerSentEvent | FeedLost, None]:
-        """Server-sent events for ever: after each break a `Lost`, then the next try.
+        """Server-sent events for ever: after each break a FeedLost, then the next try.
 
-        `silence_s` is how long a healthy feed may say nothing, not even a comment.
+        `silence_s` is the longest silence of a healthy feed, comments included.
         """
         delay = RECONNECT_FIRST_S
         while True:
@@ -137,7 +140,7 @@ class Client:
             try:
                 async with (
                     self._stream("GET", path, timeout_s=silence_s) as answer,
-                    contextlib.aclosing(events(answer)) as stream,
+                    contextlib.aclosing(_events(answer)) as stream,
                 ):
                     async for one in stream:
                         delay = RECONNECT_FIRST_S
@@ -191,3 +194,11 @@ class Client:
 
     def _unreachable(self, why: httpx.TransportError) -> Unreachable:
         return Unreachable(f"no answer from {self.url} ({str(why) or type(why).__name__})")
+
+
+async def _events(answer: httpx.Response) -> AsyncGenerator[ServerSentEvent, None]:
+    """Events of a stream, without comments (heartbeats)."""
+    async with contextlib.aclosing(EventSource(answer).aiter_sse()) as stream:
+        async for one in stream:
+            if one.data:
+                yield ServerSentEvent(one.event, one.data.encode())

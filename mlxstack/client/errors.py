@@ -1,4 +1,4 @@
-"""The service's errors, told apart by their HTTP status as the doors sent them."""
+"""Errors of a service, by HTTP status."""
 
 from typing import Any, TypeVar
 
@@ -38,11 +38,11 @@ KINDS: dict[int, type[StackError]] = {
 
 
 class Unreachable(ConnectionError):
-    """Nobody answers at this address."""
+    """Nothing answers at this address."""
 
 
 def error_of(answer: httpx.Response) -> StackError:
-    """The error that an unsuccessful answer stands for; Broken where nothing is nearer."""
+    """Error of an unsuccessful response; Broken where none is closer."""
     message = message_of(answer.content) or f"the service answered HTTP {answer.status_code}"
     if answer.status_code == 503 and message == "Loading model":
         return Loading("the model is still being loaded")
@@ -50,7 +50,7 @@ def error_of(answer: httpx.Response) -> StackError:
 
 
 def message_of(content: bytes) -> str | None:
-    """The message in an error body of any of our dialects; None when it is none."""
+    """Message in an error body of any dialect, or None."""
     try:
         body = msgspec.json.decode(content)
     except msgspec.DecodeError:
@@ -61,7 +61,7 @@ def message_of(content: bytes) -> str | None:
 
 
 def decode(content: bytes, kind: type[T]) -> T:
-    """The body as `kind`. Raises Broken when the service speaks another language."""
+    """Decode a body as `kind`. Raises Broken for an unexpected one."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.MsgspecError as why:

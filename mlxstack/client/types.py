@@ -1,4 +1,4 @@
-"""What a service answers, as frozen structs; keys that we do not use are ignored."""
+"""Responses of a service as frozen structs; keys without use here are ignored."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class HealthResponse(Struct, frozen=True):
-    """`is_ready` is HTTP 200; otherwise `message` says what is missing."""
+    """Health: `is_ready` is HTTP 200, otherwise `message` has the reason."""
 
     is_ready: bool
     message: str
@@ -20,9 +20,9 @@ class GenerationSettings(Struct, frozen=True):
 
 
 class PropsResponse(Struct, frozen=True):
-    """The part of GET /props that our own clients use; all the rest is in `props_raw`.
+    """Part of GET /props that our own clients use; `props_raw` has all of it.
 
-    `why_not_batching` says why running slots do not share a forward pass. MLX holds
+    `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
     `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers.
     """
 
@@ -39,7 +39,7 @@ class PropsResponse(Struct, frozen=True):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Conditions that an operator should know, in words."""
+        """Conditions that an operator should know, as sentences."""
         found = []
         if self.why_not_batching:
             found.append(f"decoding slot by slot: {self.why_not_batching}")
@@ -51,7 +51,7 @@ class PropsResponse(Struct, frozen=True):
 
 
 class NextToken(Struct, frozen=True):
-    """How far the running generation of a slot is."""
+    """Progress of the running generation of a slot."""
 
     n_decoded: int = 0
     n_remain: int = 0
@@ -143,3 +143,17 @@ class ChatResponse(Struct, frozen=True):
     choices: tuple[ClientChoice, ...] = ()
     usage: CallUsage | None = None
     timings: dict[str, float] | None = None
+
+
+class ServerSentEvent(Struct, frozen=True):
+    """One server-sent event of a feed."""
+
+    event: str
+    data: bytes
+
+
+class FeedLost(Struct, frozen=True):
+    """The feed broke off; the next try is in `retry_s` seconds."""
+
+    reason: str
+    retry_s: float

@@ -102,7 +102,7 @@ class SchedulerState(Struct, frozen=True):
 def idle_slots(state: SchedulerState) -> list[int]:
     """Slots that are idle but not empty, the longest unused first."""
     idle = [s for s in state.slots if s.state is SlotState.IDLE and s.n_tokens]
-    return [seat.id for seat in sorted(idle, key=lambda slot: slot.last_used)]
+    return [slot.id for slot in sorted(idle, key=lambda s: s.last_used)]
 
 
 def initial_state(n_slots: int) -> SchedulerState:

@@ -1,10 +1,12 @@
-"""What a service does by itself while it runs: warm prefixes, watch memory, log a summary."""
+"""Background tasks: warm prefixes, watch memory and disk, log a summary."""
 
 import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import msgspec
 
 from mlxstack.core.commands import CollectGarbage
 from mlxstack.core.conversation import Conversation
@@ -14,12 +16,12 @@ from mlxstack.host import memory_pressure
 from mlxstack.host.heap import trim_heap
 from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service import prefix_cache_admin
-from mlxstack.service.agents import history_codec
+from mlxstack.service.openai_messages import ChatMessageParam, read_messages
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.prompt import TokenizeOptions
 
-log = logging.getLogger("mlxstack.duties")
+log = logging.getLogger("mlxstack.tasks")
 
 LOOK_S = 5.0
 SWEEP_S = 600.0
@@ -30,7 +32,7 @@ REST_S = 10.0
 async def run_tasks(
     service: Service, level: Callable[[], PressureLevel] = memory_pressure.pressure_level
 ) -> None:
-    """Until cancelled. `level` tells how short of memory the computer is."""
+    """Run until cancelled. `level` is the memory pressure of the computer."""
     spec = service.preset.prefix_cache
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
@@ -46,7 +48,7 @@ async def run_tasks(
 
 
 async def warm_all(service: Service) -> None:
-    """Compute and pin the preset's prefixes, and learned heads; what cannot be is logged."""
+    """Compute and pin the preset's prefixes and learned ones; failures are logged."""
     for prefix in service.preset.prefix_cache.warm_prefixes:
         try:
             words = service.text_processor
@@ -63,7 +65,7 @@ async def warm_all(service: Service) -> None:
 
 
 async def summarise(service: Service, interval_s: float) -> None:
-    """One line of numbers every `interval_s` seconds. No text of anybody."""
+    """Log one line of numbers every `interval_s` seconds, without any text of requests."""
     await asyncio.sleep(interval_s)
     await _every(interval_s, "the summary", lambda: _tell(service))
 
@@ -80,16 +82,16 @@ async def _tell(service: Service) -> None:
 
 
 async def sample(service: Service, interval_s: float) -> None:
-    """Count what was done, so that the charts of a dashboard that comes later are not empty."""
+    """Sample the throughput, for the charts of dashboards that connect later."""
 
     async def count() -> None:
-        service.sample()
+        service.stats.sample(service.snapshot().counters)
 
     await _every(interval_s, "the count of tokens", count)
 
 
 async def return_memory(service: Service, interval_s: float) -> None:
-    """Give freed memory back to the system when requests have ended and none is under way."""
+    """Return freed memory to the system when no request is under way."""
     n_before = 0
 
     async def trim() -> None:
@@ -106,17 +108,17 @@ async def return_memory(service: Service, interval_s: float) -> None:
 async def watch_memory(
     service: Service, level: Callable[[], PressureLevel], interval_s: float
 ) -> None:
-    """When the computer runs short of memory, cold KV goes first, pinned KV never."""
+    """Reclaim cold KV under memory pressure, pinned KV never."""
     await _every(interval_s, "the relief of memory", lambda: _relieve(service, level))
 
 
 async def watch_disk(service: Service, interval_s: float) -> None:
-    """What is too old, or too much, leaves the disk; other processes write there too."""
+    """Delete KV that is too old or too much; other processes write there too."""
     await _every(interval_s, "the sweep of the disk", lambda: _sweep(service))
 
 
 async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[None]]) -> None:
-    """Again and again; a deed that fails is logged, and harms neither the next nor others."""
+    """Repeat an action; a failure is logged and stops nothing else."""
     while True:
         try:
             await action()
@@ -148,17 +150,20 @@ async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
     if prefix.tokens_file is not None:
         tokens = json.loads(await _read(prefix.tokens_file))
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
-            raise BadRequest(f"{prefix.tokens_file} is no JSON list of token ids")
+            raise BadRequest(f"{prefix.tokens_file} is not a JSON list of token ids")
         words.check(tokens, "tokens_file")
         return tuple(tokens)
     if prefix.text_file is not None:
         text = await _read(prefix.text_file)
         return await words.tokenize(text, TokenizeOptions(add_special=False))
-    messages = json.loads(await _read(prefix.messages_file or ""))
-    if not isinstance(messages, list):
-        raise BadRequest(f"{prefix.messages_file} is no JSON list of chat messages")
-    turns = tuple(history_codec.read(message) for message in messages)
-    prompt = await words.prompt(Conversation(turns, add_generation_prompt=False))
+    text = await _read(prefix.messages_file or "")
+    try:
+        sent = msgspec.json.decode(text, type=list[ChatMessageParam])
+    except msgspec.MsgspecError as error:
+        raise BadRequest(
+            f"{prefix.messages_file} is not a JSON list of chat messages: {error}"
+        ) from None
+    prompt = await words.prompt(Conversation(read_messages(sent), add_generation_prompt=False))
     return prompt.tokens
 
 

@@ -1,4 +1,4 @@
-"""From texts to vectors."""
+"""Embeds texts as vectors."""
 
 import asyncio
 from array import array
@@ -14,20 +14,20 @@ from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.prompt import TokenizeOptions
 
 MOST_TEXTS = 2048
-"""As OpenAI's."""
+"""Limit of OpenAI."""
 
 Text = str | Sequence[int]
 
 
 class EmbeddingResult(Struct, frozen=True):
-    """Vectors of length one, little-endian float32, and how many tokens they took."""
+    """Normalized vectors as little-endian float32, and the number of tokens."""
 
     vectors: tuple[bytes, ...]
     n_tokens: int
 
 
 async def embed(service: Service, texts: Sequence[Text], dimensions: int | None) -> EmbeddingResult:
-    """One vector per text; of the first `dimensions` numbers, made to length one again.
+    """One vector per text; `dimensions` truncates and normalizes again.
 
     Raises BadRequest and TooLong for what cannot be embedded, Unsupported on a chat model.
     """
@@ -45,12 +45,12 @@ async def embed(service: Service, texts: Sequence[Text], dimensions: int | None)
 
 
 def numbers(vector: bytes) -> list[float]:
-    """The vector as Python's numbers."""
+    """A vector as Python's numbers."""
     return array("f", vector).tolist()
 
 
 def shortened(vector: bytes, dimensions: int) -> bytes:
-    """The first numbers, made to length one again: how Matryoshka embeddings are cut."""
+    """First numbers of a vector, normalized again, as Matryoshka embeddings are cut."""
     kept = numbers(vector)[:dimensions]
     length = sqrt(sum(x * x for x in kept)) or 1.0
     return array("f", [x / length for x in kept]).tobytes()
@@ -59,7 +59,7 @@ def shortened(vector: bytes, dimensions: int) -> bytes:
 async def _vectors(
     service: Service, words: TextProcessor, texts: Sequence[Tokens]
 ) -> tuple[bytes, ...]:
-    """Batch by batch, so that other requests come between, and nothing is done for who left."""
+    """Batch by batch, so that other requests come between; cancellation skips the rest."""
     vectors: dict[int, bytes] = {}
     with service.sleep.request():
         for batch in batches([len(text) for text in texts]):

@@ -1,4 +1,4 @@
-"""Where engines and presets come from: what a service needs to change its model."""
+"""Assembles services, and makes the engines and presets that a model swap needs."""
 
 import logging
 import os
@@ -23,11 +23,13 @@ from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.model_files import read_config
 from mlxstack.host.preflight import BUILTIN_MODEL
 from mlxstack.service.agents.store import AgentStore
-from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
 from mlxstack.service.plan_candidate import Candidate
+from mlxstack.service.request_stream import EventDispatcher
+from mlxstack.service.service import Service, name_of
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
+from mlxstack.store.agent_locks import AgentLockFiles
 from mlxstack.store.atomic_write import write_atomic
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.disk_quota import QuotaKVStore
@@ -42,14 +44,17 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII
 
 
 class CheckedModel(Struct, frozen=True):
-    """A model that is here: its folder, and the bytes of its weights in memory, 0 if unknown."""
+    """Model on disk: its folder, and the bytes of its weights, 0 if unknown."""
 
     path: str
     n_bytes: int
 
 
 class EngineFactory:
-    """`source` is the file from which the worker is started again; what runs is written there."""
+    """Factory of engines.
+
+    `source` is the file from which the worker restarts; the running preset is written there.
+    """
 
     def __init__(
         self,
@@ -66,10 +71,11 @@ class EngineFactory:
         self._source = source
 
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
-        """An engine that is not started. Raises SetupError when a folder cannot be made."""
+        """New engine, not started. Raises SetupError when a folder cannot be made."""
         if preset.kind is ServiceKind.EMBEDDING:
             return EmbeddingEngine(preset)
-        self._agent_store.is_writing = preset.agents.persist is not Persist.NEVER
+        is_writing = preset.agents.persist is not Persist.NEVER
+        self._agent_store.serve(name_of(preset), is_writing=is_writing)
         slot_files = SlotFileFolder(slots_folder(preset, self._home))
         slot_folder_registry.note(self._store.root, slot_files.directory)
         store = QuotaKVStore(
@@ -85,7 +91,7 @@ class EngineFactory:
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
-        """The listed preset of this name, to be served where `running` is.
+        """Listed preset of this name, with the server settings of `running`.
 
         Raises BadRequest for a path, for an unknown name, and for a file that is no valid preset
         for chat. The refusal quotes nothing of the file: a client may not read it.
@@ -112,7 +118,7 @@ class EngineFactory:
         return _served_like(found, running)
 
     def handover(self, wanted: str, running: Preset) -> Preset:
-        """The resolved preset that a command of this user left in the home for the service.
+        """Resolved preset that a command of this user left in the home for the service.
 
         Raises BadRequest when there is none, or when it is not for chat.
         """
@@ -130,7 +136,7 @@ class EngineFactory:
         return _served_like(found, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
-        """The preset that runs, with another model: one of the hub, or its own.
+        """The running preset with another model: one of the hub, or its own.
 
         Raises BadRequest for a folder: a client chooses no files of this machine.
         """
@@ -139,7 +145,7 @@ class EngineFactory:
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> CheckedModel:
-        """Fetch what is not here yet; check that it is whole, fits, and has a template that ends.
+        """Download a model; check its files, its memory and its template.
 
         Raises SetupError.
         """
@@ -154,23 +160,23 @@ class EngineFactory:
         return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
 
     def mode(self, service: str) -> str:
-        """The mode that this computer was switched to, if this service belongs to it; else ""."""
+        """Mode of this computer, if this service belongs to it; else ""."""
         active = modes.active(Home(self._home))
         return active.name if active is not None and service in active.services else ""
 
     def keep(self, preset: Preset) -> None:
-        """A worker that is started again serves this preset."""
+        """Write the preset that a restarted worker serves."""
         if self._source is not None:
             write_atomic(self._source, [msgspec.json.encode(preset)], Disk())
 
     def active_bytes(self) -> int:
-        """What MLX holds in memory now."""
+        """Bytes that MLX holds now."""
         return device.active_bytes()
 
 
 def _served_like(preset: Preset, running: Preset) -> Preset:
     if preset.kind is not ServiceKind.CHAT:
-        raise BadRequest(f"the preset {preset.name} is no chat model", "preset")
+        raise BadRequest(f"the preset {preset.name} is not a chat model", "preset")
     return replace(preset, server=running.server)
 
 
@@ -186,7 +192,18 @@ def _refuse_folder(model: str) -> None:
 
 
 def slots_folder(preset: Preset, home: Path) -> Path:
-    """Where slot files go: the preset's own folder, or one under the home."""
+    """Folder of slot files: the preset's own, or one under the home."""
     if preset.slots.save_path is not None:
         return Path(preset.slots.save_path).expanduser()
     return home / "slots" / (preset.name or "default")
+
+
+def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
+    """Service that is not started yet; `source` is the file of its resolved preset.
+
+    Raises SetupError when a folder cannot be made.
+    """
+    folders = AgentFolders(home / "agents")
+    dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
+    engine_factory = EngineFactory(home, DiskKVStore(home / "kv"), dispatcher, agent_store, source)
+    return Service(preset, dispatcher, engine_factory.engine(preset), agent_store, engine_factory)

@@ -1,4 +1,4 @@
-"""The door that is closed while models are changed: requests wait before it."""
+"""Gate that holds requests back while the model is changed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,10 @@ from mlxstack.core.errors import StackError
 
 
 class SwapGate:
-    """Belongs to the event loop. `n_entered` requests passed; `n_inside` are not over yet."""
+    """Gate of requests, on the event loop.
+
+    `n_entered` requests passed; `n_inside` are not over yet.
+    """
 
     def __init__(self) -> None:
         self.n_inside = 0
@@ -21,27 +24,27 @@ class SwapGate:
 
     @property
     def is_closed(self) -> bool:
-        """Whether those who come have to wait."""
+        """True while requests have to wait."""
         return not self._opened.is_set()
 
     async def enter(self) -> None:
-        """Wait until it is open, and be inside."""
+        """Wait until it is open, and count the request as inside."""
         await self._opened.wait()
         self.n_inside += 1
         self.n_entered += 1
 
     def leave(self) -> None:
-        """One is no longer inside."""
+        """Count a request as over."""
         self.n_inside -= 1
         if not self.n_inside:
             self._emptied.set()
 
     def close(self) -> None:
-        """Nobody passes any more."""
+        """Let no more requests pass."""
         self._opened.clear()
 
     def open(self) -> None:
-        """All who wait may pass."""
+        """Let all waiting requests pass."""
         self._opened.set()
 
     @asynccontextmanager
@@ -60,7 +63,7 @@ class SwapGate:
             self._requests.discard(limit)
 
     def interrupt(self, reason: StackError) -> None:
-        """End every request that is inside or waits, whatever it waits for."""
+        """End every request that is inside or waits."""
         self._reason = reason
         now = asyncio.get_running_loop().time()
         for limit in self._requests:
@@ -68,7 +71,7 @@ class SwapGate:
                 limit.reschedule(now)
 
     async def emptied(self, patience_s: float) -> int:
-        """Wait until nobody is inside, so long at most; how many still are."""
+        """Wait up to `patience_s` until no request is inside; returns how many are."""
         self._emptied.clear()
         if self.n_inside:
             with suppress(TimeoutError):

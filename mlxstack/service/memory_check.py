@@ -1,4 +1,4 @@
-"""Whether a service fits into the memory of this computer, beside the others that run there."""
+"""Memory check: does a service fit next to those that run on this computer."""
 
 import os
 
@@ -22,14 +22,14 @@ BUDGET_KEY = "prefix_cache.memory_budget_pct"
 
 
 class MemoryUser(Struct, frozen=True):
-    """A service of ours that runs already, and the bytes that it may take."""
+    """Running service, and the bytes that it may take."""
 
     name: str
     n_bytes: int
 
 
 class MemoryRoom(Struct, frozen=True):
-    """The memory of this computer, and who has some of it already."""
+    """Memory of this computer, and the services that use it already."""
 
     memory: MemoryBudget
     others: tuple[MemoryUser, ...]
@@ -41,7 +41,7 @@ class MemoryRoom(Struct, frozen=True):
 
 
 def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryRoom:
-    """Beside the services that run, but for the one called `but` and for this process itself."""
+    """Memory next to all running services but `but` and this process itself."""
     running = [state for state in services.running(home) if state.plan.name != but]
     others = [state for state in running if not (state.worker and state.worker.pid == os.getpid())]
     return MemoryRoom(
@@ -50,9 +50,9 @@ def room_in(home: Home, memory: MemoryBudget, but: str | None = None) -> MemoryR
 
 
 def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) -> str | None:
-    """Raises SetupError with the sum and with what would fit, each key after `option`.
+    """Raises SetupError with the sum and with options that fit, each key after `option`.
 
-    Of a model whose caches are unknown only the weights are counted; then a word on why.
+    Of a model whose caches are unknown only the weights are counted; then the reason is returned.
     """
     unknown = None
     try:
@@ -70,7 +70,7 @@ def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) 
 
 
 def refuse_whole_windows(preset: Preset, load: ServiceLoad | None = None) -> None:
-    """Raises SetupError where `kv.swa_full` would cost something; the price, if `load` is known."""
+    """Raises SetupError where `kv.swa_full` would cost memory, with the amount if known."""
     if not preset.kv.swa_full:
         return
     price = "is not served"
@@ -90,7 +90,7 @@ def refuse_whole_windows(preset: Preset, load: ServiceLoad | None = None) -> Non
 
 
 def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:
-    """What of an option differs from `load`, each key with `before` before it."""
+    """Differences of an option from `load`, each key after `before`."""
     changes = [
         (key, new)
         for key, new, old in (
@@ -107,7 +107,7 @@ def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) ->
 
 
 def _breakdown(load: ServiceLoad, is_measured: bool) -> list[tuple[str, int, str]]:
-    """What takes how many bytes, and a word on each."""
+    """Parts of the load: name, bytes, explanation."""
     parts: MemoryNeed = need(load)
     n_slots, n_ctx, geometry = load.n_slots, load.n_ctx, load.geometry
     return [
@@ -137,7 +137,7 @@ def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str)
 
 
 def over_budget(load: ServiceLoad) -> str:
-    """By how much live KV exceeds the budget of the engine; "" where it does not."""
+    """Sentence on live KV over the engine's budget; "" where it fits."""
     budget, kv = load.budget, need(load).kv
     if budget is None or kv <= budget.n_bytes:
         return ""

@@ -1,4 +1,4 @@
-"""Changes the model while clients wait: drain, park, unload, load, warm; or all is as before."""
+"""Model swap while clients wait: drain, park, unload, load, warm; or back."""
 
 import asyncio
 import logging
@@ -16,14 +16,14 @@ from mlxstack.service.service import Change, Service, ServiceHealth, ended, name
 log = logging.getLogger("mlxstack.swap")
 
 STOP_S = 30.0
-"""Seconds in which a load that took too long may still come to its end, to make room."""
+"""Seconds in which a load that took too long may still end, to free its memory."""
 
 
 class SwapStep(Struct, frozen=True):
-    """What was done, in milliseconds and bytes.
+    """One step, with milliseconds and bytes.
 
     drain: `count` requests were finished. park: `count` contexts, bytes newly written. unload:
-    bytes that came back. load: bytes of the weights. warm: `count` prefixes.
+    bytes freed. load: bytes of the weights. warm: `count` prefixes.
     """
 
     name: str
@@ -33,7 +33,7 @@ class SwapStep(Struct, frozen=True):
 
 
 class SwapReport(Struct, frozen=True):
-    """A change of models. What MLX held: before the old model was loaded, and without it."""
+    """Report of a swap, with the bytes that MLX held before the load and after the unload."""
 
     before: str
     after: str
@@ -43,20 +43,20 @@ class SwapReport(Struct, frozen=True):
 
 
 async def prepare(service: Service, wanted: Preset) -> CheckedModel:
-    """Fetch and check the next model while this one answers. Raises SetupError."""
-    return await asyncio.to_thread(supply_of(service).check, wanted)
+    """Download and check the next model while this one answers. Raises SetupError."""
+    return await asyncio.to_thread(engine_factory_of(service).check, wanted)
 
 
 async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
-    """Serve `wanted` from now on. Requests that come meanwhile wait before the gate.
+    """Serve `wanted` from now on; new requests wait at the gate until then.
 
-    Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when
-    the model is not there, Conflict when another change is under way, and Broken when it could
-    not be loaded: then the old one answers again. Parking, unloading and loading may each take
-    `server.startup_timeout_s`. A load that goes on after that keeps its memory, so that no model
-    can be loaded beside it: the service gives up, to be started again with the old preset.
+    Those under way may take `drain_s` seconds, then they fail as Busy. Raises SetupError when the
+    model is not there, Conflict when another change is under way, and Broken when it could not be
+    loaded: then the old one answers again. Parking, unloading and loading may each take
+    `server.startup_timeout_s`. A load that goes on after that keeps its memory, so no other model
+    can be loaded: the service gives up, to be restarted with the old preset.
     """
-    engine_factory = supply_of(service)
+    engine_factory = engine_factory_of(service)
     service.require()
     _refuse_if_closed(service)
     await prepare(service, wanted)
@@ -69,8 +69,8 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
         service.gate.open()
 
 
-def supply_of(service: Service) -> EngineFactory:
-    """Raises Unsupported when this service has but one model."""
+def engine_factory_of(service: Service) -> EngineFactory:
+    """Engine factory of a service. Raises Unsupported without one."""
     if service.engine_factory is None:
         raise Unsupported("this service cannot change its model")
     return service.engine_factory
@@ -80,7 +80,7 @@ async def _change(
     service: Service, engine_factory: EngineFactory, wanted: Preset, drain_s: float
 ) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
-    held = service.bytes_before_load
+    held = service.stats.bytes_before_load
     _begin(service, wanted, "drain", drain_s + limit_s)
     steps = [await _drain(service, drain_s)]
     _begin(service, wanted, "park", limit_s)
@@ -93,7 +93,7 @@ async def _change(
     if failure := await _try(service, engine_factory, wanted):
         await _go_back(service, engine_factory, old, failure)
     load = SwapStep("load", _ms(began), service.facts.n_bytes)
-    # The engine of a warm-up that does not go on is found out by the watch over engines.
+    # A stuck engine is the watchdog's matter, so the warm-up has no limit.
     _begin(service, wanted, "warm", math.inf)
     steps += [unload, load, await _warm(service)]
     await _keep(service, engine_factory)
@@ -106,7 +106,7 @@ def _begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
 
 
 async def _keep(service: Service, engine_factory: EngineFactory) -> None:
-    """The change is done, and answers, also where it cannot be written down."""
+    """Write the preset; a failure does not undo the swap."""
     try:
         await asyncio.to_thread(engine_factory.keep, service.preset)
     except StackError as error:
@@ -122,7 +122,7 @@ async def _drain(service: Service, drain_s: float) -> SwapStep:
 
 
 async def _park(service: Service, limit_s: float) -> SwapStep:
-    """Raises Broken when it takes too long; nothing is unloaded by then."""
+    """Park all KV. Raises Broken when it takes too long, before anything is unloaded."""
     began = time.perf_counter()
     try:
         async with asyncio.timeout(limit_s):
@@ -138,7 +138,7 @@ async def _park(service: Service, limit_s: float) -> SwapStep:
 async def _unload(
     service: Service, engine_factory: EngineFactory, limit_s: float
 ) -> tuple[SwapStep, int]:
-    """The step, and what MLX still holds after it."""
+    """Unload the model; returns the step and the bytes that MLX still holds."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
     await service.unload_model(limit_s)
@@ -147,7 +147,7 @@ async def _unload(
 
 
 async def _try(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
-    """Load; "" or why it failed. Nothing keeps the failed model alive after this.
+    """Load a preset; returns "" or the reason of the failure, whose model is freed.
 
     Raises Broken, and gives the service up, when the load took too long and does not end.
     """
@@ -178,7 +178,7 @@ async def _try(service: Service, engine_factory: EngineFactory, preset: Preset) 
 async def _go_back(
     service: Service, engine_factory: EngineFactory, old: Preset, failure: str
 ) -> None:
-    """Raises Broken, whatever comes of it."""
+    """Load the old model again; always raises Broken."""
     wanted = service.name
     log.error("%s; going back to the model before", failure)
     if again := await _try(service, engine_factory, old):

@@ -1,4 +1,4 @@
-"""A preset, or a model alone, as the planner sees it: what it holds, and what that weighs."""
+"""Preset or model as the planner sees it: its weights, caches and load."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ SINGLE = 4
 
 
 class Candidate(Struct, frozen=True):
-    """`weights` are measured from their files, or estimated from the config."""
+    """Preset with its model; `weights` are measured, or estimated from the config."""
 
     preset: Preset
     files: ModelFiles
@@ -31,25 +31,25 @@ class Candidate(Struct, frozen=True):
 
     @property
     def architecture(self) -> str:
-        """The model type of the config."""
+        """Model type of the config."""
         return str(self.files.config.get("model_type", ""))
 
     @property
     def n_trained(self) -> int:
-        """Tokens of context that the model was trained for; 0 when its config is silent."""
+        """Context length of the training in tokens; 0 when the config has none."""
         config: dict[str, Any] = self.files.config
         text = config.get("text_config") or {}
         return int({**config, **text}.get("max_position_embeddings") or 0)
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
-        """The caches where half precision takes `half_bytes`. Raises Unsupported."""
+        """KV geometry for `half_bytes` per half-precision number. Raises Unsupported."""
         found = kv_geometry_by_model.geometry(self.files.config)
         if half_bytes == SINGLE:
             found = msgspec.structs.replace(found, element_bytes=SINGLE)
         return quantized(found, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
-        """What a service of this preset holds; its KV budget is a share of `total_bytes`.
+        """Load of a service of this preset; its KV budget is a share of `total_bytes`.
 
         Raises Unsupported.
         """
@@ -82,17 +82,20 @@ class Candidate(Struct, frozen=True):
 
 
 def excerpts() -> Path:
-    """The excerpts of published configs that come with the presets."""
+    """Folder of config excerpts that come with the presets."""
     return presets.builtin_folder() / "configs"
 
 
 def of_preset(preset: Preset) -> Candidate:
-    """Of a resolved preset. Raises SetupError or Unsupported."""
+    """Candidate of a resolved preset. Raises SetupError or Unsupported."""
     return _candidate(preset, model_files.find_model(preset.model, excerpts()))
 
 
 def named(wanted: str, home: Home, over: list[Override]) -> Candidate:
-    """Of a preset's name or file, a model folder, or a config.json. Raises SetupError."""
+    """Candidate of a preset's name or file, a model folder, or a config.json.
+
+    Raises SetupError.
+    """
     path = Path(wanted).expanduser()
     is_model = path.suffix == ".json" or (path / model_files.CONFIG).is_file()
     if not is_model:

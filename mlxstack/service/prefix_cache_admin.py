@@ -1,4 +1,4 @@
-"""Looks at the KV memory, names prefixes in it, warms them, clears it."""
+"""Administration of the prefix cache: statistics, pins, warming, clearing."""
 
 import asyncio
 import time
@@ -19,14 +19,14 @@ PATIENCE_S = 600.0
 
 
 async def look(service: Service, limit: int = 20) -> CacheView:
-    """The KV memory now, with the last misses."""
+    """Statistics of the prefix cache, with the last misses."""
     view = await asyncio.wrap_future(service.cache.stats(limit))
     misses = (request.miss for request in service.request_log.requests())
     return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
 
 
 class Prefix(Struct, frozen=True):
-    """Tokens made with `words`, the text tools of one model; their KV lies under `salt`."""
+    """Tokens of one model, made with its text processor `words`; their KV has a `salt`."""
 
     tokens: tuple[int, ...]
     words: TextProcessor
@@ -34,7 +34,7 @@ class Prefix(Struct, frozen=True):
 
 
 async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
-    """Compute what is not known of the prefix, then keep it under this name.
+    """Compute the missing part of a prefix, then pin it under this name.
 
     Raises BadRequest when it is shorter than a block, or does not fit a slot, and as `warm` does.
     """
@@ -52,13 +52,13 @@ async def pin(service: Service, name: str, prefix: Prefix) -> PinnedPrefix:
 
 
 async def pin_known(service: Service, name: str, key: str) -> PinnedPrefix:
-    """Keep a prefix that the cache holds under this name. Raises BadRequest, or NotFound."""
+    """Pin a cached prefix under this name. Raises BadRequest, or NotFound."""
     _check_name(name)
     return await service.change_cache(service.cache.pin_known(name, key))
 
 
 async def warm(service: Service, prefix: Prefix) -> None:
-    """Prefill a prefix, behind everybody else. Raises Busy when it is of another model."""
+    """Prefill a prefix at low priority. Raises Busy when it is of another model."""
     tokens = prefix.tokens
     request = Request(
         id=f"warm-{uuid.uuid4().hex}",
@@ -69,13 +69,13 @@ async def warm(service: Service, prefix: Prefix) -> None:
         salt=prefix.salt,
         arrived=time.monotonic(),
     )
-    with service.open(request, prefix.words) as ticket:
-        while not isinstance(await ticket.next(PATIENCE_S), RequestFinished):
+    with service.open(request, prefix.words) as events:
+        while not isinstance(await events.next(PATIENCE_S), RequestFinished):
             pass
 
 
 async def warm_learned(service: Service) -> int:
-    """Compute again what several conversations began with before the restart; how many heads."""
+    """Recompute the shared prefixes of the last run; returns their number."""
     words = service.text_processor
     heads = await asyncio.wrap_future(service.cache.shared_prefixes())
     fitting = [tokens for tokens in heads if len(tokens) < service.n_ctx]
@@ -86,17 +86,17 @@ async def warm_learned(service: Service) -> int:
 
 
 async def unpin(service: Service, name: str) -> None:
-    """Let go of a named prefix. Raises NotFound."""
+    """Unpin a named prefix. Raises NotFound."""
     await service.change_cache(service.cache.unpin(name))
 
 
 async def clear(service: Service) -> FreedBytes:
-    """Forget what is parked in memory and neither in use nor pinned."""
+    """Drop parked KV that is neither in use nor pinned."""
     return await service.change_cache(service.cache.clear())
 
 
 async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
-    """Delete stored KV by age and bytes, never what is in use. Raises BadRequest or Conflict."""
+    """Delete stored KV by age and bytes, except KV in use. Raises BadRequest or Conflict."""
     service.require()
     swept = await asyncio.wrap_future(service.generator.sweep(wanted))
     if not wanted.is_dry:
@@ -105,6 +105,6 @@ async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
 
 
 def _check_name(name: str) -> None:
-    """A prefix is let go of by a path that ends with its name."""
+    """Names of prefixes are steps of a path."""
     if name in {"", ".", ".."} or "/" in name:
-        raise BadRequest(f"{name!r} is no name for a prefix; use a name without /", "name")
+        raise BadRequest(f"{name!r} is not a valid prefix name; use a name without /", "name")

@@ -1,9 +1,9 @@
-"""Remembers the last requests and the last misses, for people who ask why."""
+"""Log of the last requests, with the reasons of their misses."""
 
 import json
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class LoggedRequest(Struct, frozen=True):
-    """A finished request; `at` is Unix seconds, the miss with its text if it had one."""
+    """Finished request; `at` is Unix seconds, `miss` has its text."""
 
     view: RequestView
     at: float
@@ -38,38 +38,39 @@ class LoggedRequest(Struct, frozen=True):
 
 
 class RequestLog:
-    """Fed with every event on the event loop; keeps the last requests, newest last.
+    """Last requests, newest last, fed with every event on the event loop.
 
-    `roster` keeps account of who made them.
+    `agent_registry` keeps the records of their agents.
     """
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._requests: dict[str, tuple[Request, Decode]] = {}
         self._slots: dict[str, SlotAssigned] = {}
         self._done: deque[LoggedRequest] = deque(maxlen=MOST_REQUESTS)
         self.agent_registry = AgentRegistry()
-        self.decode: Decode | None = None
 
-    def begin(self, request: Request) -> None:
-        """The ask was submitted."""
-        self._requests[request.id] = request
+    def begin(self, request: Request, decode: Decode) -> None:
+        """Note a submitted request, and the detokenizer of its model."""
+        self._requests[request.id] = request, decode
 
     def note(self, event: Event) -> None:
-        """An event happened."""
+        """Note an event."""
         if isinstance(event, SlotAssigned):
             self._slots[event.request] = event
         elif isinstance(event, RequestFinished | RequestFailed):
-            request = self._requests.pop(event.request, None)
+            begun = self._requests.pop(event.request, None)
             slot = self._slots.pop(event.request, None)
-            if request is not None:
-                entry = self._entry(request, slot, event)
+            if begun is not None:
+                request, decode = begun
+                miss = _miss(request, slot.miss, decode) if slot and slot.miss else None
+                entry = LoggedRequest(_view(request, slot, event), time.time(), miss)
                 self._done.append(entry)
-                told = replace(entry.view, miss=entry.miss)
-                self.agent_registry.note(told, entry.at, is_explicit=request.agent is not None)
-                _log(request, told)
+                view = replace(entry.view, miss=miss)
+                self.agent_registry.note(view, entry.at, is_explicit=request.agent is not None)
+                _log(request, view)
 
     def requests(self) -> tuple[RequestView, ...]:
-        """The last requests, the newest first."""
+        """Last requests, the newest first."""
         now = time.time()
         return tuple(
             replace(e.view, age_s=now - e.at, miss=_aged(e.miss, now - e.at))
@@ -77,52 +78,48 @@ class RequestLog:
         )
 
     def find(self, name: str) -> RequestView | None:
-        """The newest request with this id, or of this agent."""
+        """Newest request with this id, or of this agent."""
         return next((r for r in self.requests() if name in (r.id, r.agent)), None)
 
-    def _entry(
-        self, request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
-    ) -> LoggedRequest:
-        view = RequestView(
-            id=request.id,
-            agent=request.display_name,
-            n_prompt=len(request.tokens),
-            ended=end.reason.value if isinstance(end, RequestFinished) else "failed",
-        )
-        if isinstance(end, RequestFinished):
-            work = end.timings
-            view = replace(
-                view,
-                n_cached=work.n_cached,
-                n_generated=work.n_generated,
-                queued_s=work.queued_s,
-                prefill_s=work.prefill_s,
-                decode_s=work.decode_s,
-                ttft_s=work.ttft_s,
-                saved_s=work.saved_s,
-            )
-        if slot is None:
-            return LoggedRequest(view, time.time())
-        view = replace(view, slot=slot.slot, source=slot.source)
-        miss = None if slot.miss is None else self._miss(request, slot.miss)
-        return LoggedRequest(view, time.time(), miss)
 
-    def _miss(self, request: Request, miss: CacheMiss) -> MissView:
-        shown = MissView(
-            reason=miss.reason, at=miss.at, request=request.id, agent=request.display_name
+def _view(
+    request: Request, slot: SlotAssigned | None, end: RequestFinished | RequestFailed
+) -> RequestView:
+    view = RequestView(
+        id=request.id,
+        agent=request.display_name,
+        n_prompt=len(request.tokens),
+        ended=end.reason.value if isinstance(end, RequestFinished) else "failed",
+    )
+    if isinstance(end, RequestFinished):
+        timings = end.timings
+        view = replace(
+            view,
+            n_cached=timings.n_cached,
+            n_generated=timings.n_generated,
+            queued_s=timings.queued_s,
+            prefill_s=timings.prefill_s,
+            decode_s=timings.decode_s,
+            ttft_s=timings.ttft_s,
+            saved_s=timings.saved_s,
         )
-        if miss.at is None or self.decode is None:
-            return shown
-        return replace(
-            shown,
-            text_shared=self.decode(request.tokens[max(0, miss.at - AROUND) : miss.at]),
-            text_cached=self.decode(miss.instead),
-            text_sent=self.decode(request.tokens[miss.at : miss.at + AROUND]),
-        )
+    return view if slot is None else replace(view, slot=slot.slot, source=slot.source)
+
+
+def _miss(request: Request, miss: CacheMiss, decode: Decode) -> MissView:
+    view = MissView(reason=miss.reason, at=miss.at, request=request.id, agent=request.display_name)
+    if miss.at is None:
+        return view
+    return replace(
+        view,
+        text_shared=decode(request.tokens[max(0, miss.at - AROUND) : miss.at]),
+        text_cached=decode(miss.instead),
+        text_sent=decode(request.tokens[miss.at : miss.at + AROUND]),
+    )
 
 
 def _log(request: Request, view: RequestView) -> None:
-    """One line of `name=value`; nothing of what was said, and nobody's name unquoted."""
+    """Log one line of `name=value`, without any text of the request; names are quoted."""
     log.info(
         "request=%s id=%s agent=%s slot=%s priority=%s prompt=%d cached=%d generated=%d "
         "queued_ms=%.0f ttft_ms=%.0f decode_ms=%.0f ended=%s miss=%s",

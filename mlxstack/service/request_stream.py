@@ -1,6 +1,7 @@
-"""One ask on its way through the engine, and what the service needs of an engine."""
+"""Event streams of requests, from the MLX thread to the event loop."""
 
 import asyncio
+import logging
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -14,8 +15,10 @@ from mlxstack.core.commands import (
 )
 from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished
 from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.errors import StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.request import Request
+from mlxstack.service.request_log import Decode, RequestLog
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -53,7 +56,7 @@ class Embedder(Engine, Protocol):
 
 
 class RequestStream:
-    """One ask under way: its events in order."""
+    """Events of one request, in order."""
 
     def __init__(
         self, request: Request, queue: asyncio.Queue[Event], engine: GenerationEngine
@@ -65,13 +68,13 @@ class RequestStream:
         self._engine = engine
 
     def cancel(self) -> None:
-        """The engine shall stop; its last event still comes. Nothing, once it is over."""
+        """Cancel the request; its last event still comes."""
         if not self.is_over and not self._is_cancelled:
             self._is_cancelled = True
             self._engine.cancel(self.request.id)
 
     async def next(self, patience_s: float) -> Event | None:
-        """The next event, or None after `patience_s` of silence. Raises what failed the ask."""
+        """Next event, or None after `patience_s` of silence. Raises the request's error."""
         event = await self._within(patience_s)
         if isinstance(event, RequestFailed):
             self.is_over = True
@@ -86,3 +89,52 @@ class RequestStream:
             async with asyncio.timeout(patience_s):
                 return await self._queue.get()
         return None
+
+
+log = logging.getLogger(__name__)
+
+
+class EventDispatcher:
+    """Dispatches events to requests, with one wake-up of the loop per engine step."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self.request_log = RequestLog()
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the loop that receives the events."""
+        self._loop = loop
+
+    def deliver(self, events: tuple[Event, ...]) -> None:
+        """Called on the MLX thread; events of closed requests are dropped."""
+        if self._loop is None:
+            return
+        # A loop that has closed has no waiters left.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fan_out, events)
+
+    def open(self, request: Request, decode: Decode) -> asyncio.Queue[Event]:
+        """Queue of one request."""
+        self.request_log.begin(request, decode)
+        self._queues[request.id] = asyncio.Queue()
+        return self._queues[request.id]
+
+    def close(self, request: str) -> None:
+        """Drop the queue of a request."""
+        self._queues.pop(request, None)
+
+    def fail_all(self, error: StackError) -> int:
+        """Fail every open request; returns their number."""
+        self._fan_out(tuple(RequestFailed(request, error) for request in self._queues))
+        return len(self._queues)
+
+    def _fan_out(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            try:
+                self.request_log.note(event)
+            except Exception:  # an account that was not kept must not cost an answer
+                log.exception("an event of %s was not noted", event.request)
+            queue = self._queues.get(event.request)
+            if queue is not None:
+                queue.put_nowait(event)

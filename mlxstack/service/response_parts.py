@@ -1,4 +1,4 @@
-"""The parts of a reply, in the order in which they happen, for every dialect to render."""
+"""Parts of a reply in order, for every dialect to render."""
 
 from collections.abc import AsyncIterable
 from enum import StrEnum
@@ -10,7 +10,7 @@ from mlxstack.core.engine_events import CacheMiss, KVSource, RequestTimings
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A chosen token; its logprob and the best (token, logprob) pairs only when asked for."""
+    """Sampled token; logprob and best (token, logprob) pairs only on request."""
 
     token: int
     logprob: float | None = None
@@ -18,7 +18,7 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class GenerationStarted(Struct, frozen=True):
-    """The ask sits in `slot`, and `n_cached` of its `n_prompt` tokens need not be computed."""
+    """Request has its `slot`; `n_cached` of its `n_prompt` tokens are reused."""
 
     slot: int
     n_prompt: int
@@ -28,7 +28,7 @@ class GenerationStarted(Struct, frozen=True):
 
 
 class PrefillProgressed(Struct, frozen=True):
-    """`n_done` of `n_prompt` tokens are in the KV cache, `elapsed_ms` after the seat was taken."""
+    """`n_done` of `n_prompt` tokens are computed, `elapsed_ms` after the slot was assigned."""
 
     n_done: int
     n_prompt: int
@@ -37,28 +37,24 @@ class PrefillProgressed(Struct, frozen=True):
 
 
 class KeepAlive(Struct, frozen=True):
-    """Nothing happened for a while; a dialect sends its heartbeat."""
+    """Silence for a while; a dialect sends its heartbeat."""
 
     n_done: int
     n_prompt: int
 
 
 class ReasoningPart(Struct, frozen=True):
-    """A stretch of thinking."""
-
     text: str
     notes: tuple[TokenLogprob, ...] = ()
 
 
 class ContentPart(Struct, frozen=True):
-    """A stretch of the answer."""
-
     text: str
     notes: tuple[TokenLogprob, ...] = ()
 
 
 class ToolCallPart(Struct, frozen=True):
-    """A complete tool call."""
+    """Complete tool call."""
 
     id: str
     name: str
@@ -66,7 +62,7 @@ class ToolCallPart(Struct, frozen=True):
 
 
 class FinishCause(StrEnum):
-    """Why the reply ended. WORD is a stop string of the request."""
+    """Cause of the end. WORD is a stop string of the request."""
 
     EOS = "eos"
     WORD = "word"
@@ -75,9 +71,10 @@ class FinishCause(StrEnum):
 
 
 class GenerationFinished(Struct, frozen=True):
-    """The last part. `word` is the stop string that was met; `notes` are left-over tokens.
+    """Last part.
 
-    `n_unparsed` counts tool calls that made no sense and became text.
+    `stop_string` is the one that matched; `notes` are left-over tokens. `n_unparsed` counts tool
+    calls that could not be parsed and were returned as text.
     """
 
     ending: FinishCause
@@ -94,7 +91,7 @@ ResponsePart = GenerationStarted | PrefillProgressed | KeepAlive | SpokenPart | 
 
 
 class CollectedResponse(Struct, frozen=True):
-    """A whole reply: sorted by kind, and as `spoken` in the order in which it was said."""
+    """Whole reply: sorted by kind, and in order as `spoken`."""
 
     started: GenerationStarted
     ended: GenerationFinished
@@ -106,7 +103,7 @@ class CollectedResponse(Struct, frozen=True):
 
 
 async def gather(parts: AsyncIterable[ResponsePart]) -> CollectedResponse:
-    """The whole reply, once its last part has come."""
+    """Collect the whole reply."""
     started: GenerationStarted | None = None
     spoken: list[SpokenPart] = []
     async for part in parts:

@@ -1,9 +1,8 @@
-"""Owns the engine: its start and stop, its health, and the asks on their way through it."""
+"""Service over one engine: start and stop, health, requests under way."""
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -12,30 +11,35 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from mlxstack.core.commands import SlotCommand, SlotCommandResult, SlotRestoreResult, SlotSaveResult
-from mlxstack.core.engine_events import SlotAssigned
-from mlxstack.core.engine_snapshot import Counters, Snapshot
-from mlxstack.core.errors import Broken, Busy, Loading, SetupError, StackError, Unsupported
+from mlxstack.core.commands import SlotCommand, SlotCommandResult
+from mlxstack.core.engine_snapshot import Snapshot
+from mlxstack.core.errors import (
+    BadRequest,
+    Broken,
+    Busy,
+    Loading,
+    SetupError,
+    StackError,
+    Unsupported,
+)
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import PARKING_S, Preset
 from mlxstack.core.request import Request
-from mlxstack.core.status import ThroughputSample
 from mlxstack.host.sleep import SleepAssertion, caffeinate
-from mlxstack.service.agents import accounts
 from mlxstack.service.agents.locks import AgentLocks
-from mlxstack.service.agents.registry import AgentRegistry
+from mlxstack.service.agents.registry import AgentRegistry, restore_agents
 from mlxstack.service.agents.store import AgentStore
-from mlxstack.service.event_dispatcher import EventDispatcher
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.request_log import RequestLog
 from mlxstack.service.request_stream import (
     Embedder,
     Engine,
+    EventDispatcher,
     GenerationEngine,
     RequestStream,
 )
+from mlxstack.service.stats import ServiceStats
 from mlxstack.service.text_processor import CHANGED, TextProcessor
 
 if TYPE_CHECKING:
@@ -47,9 +51,9 @@ log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
 
 STALLED_S = 10.0
-"""So long without a turn, with work to do, and the service does not call itself healthy."""
+"""Seconds without a step, with work to do, until the service reports itself stalled."""
 GIVE_UP_S = 120.0
-"""So long, and everybody who waits is told."""
+"""Seconds without a step until all waiting requests fail."""
 WATCH_S = 1.0
 NO_GENERATION = "This server has an embedding model: it has no slots and generates no text"
 NO_EMBEDDINGS = (
@@ -58,13 +62,11 @@ NO_EMBEDDINGS = (
 )
 LEAVING = "the service is shutting down; try again when it is back"
 ANSWER_S = 2.0
-"""Seconds in which requests that have failed tell their clients so."""
-MOST_SAMPLES = 301
-"""Five minutes, at one per second."""
+"""Seconds for failed requests to send their errors."""
 
 
 class ServiceHealth(StrEnum):
-    """How the service is."""
+    """Health of the service."""
 
     LOADING = "loading"
     OK = "ok"
@@ -75,7 +77,7 @@ class ServiceHealth(StrEnum):
 
 
 class Change(Struct, frozen=True):
-    """A change of models under way: the next model, and the step that began at `since`.
+    """Model swap under way: the next model, and the step that began at `since`.
 
     `since` is monotonic; a step that takes more than `limit_s` seconds is stuck.
     """
@@ -87,7 +89,7 @@ class Change(Struct, frozen=True):
 
     @property
     def trouble(self) -> str:
-        """What is wrong with a step that is stuck; empty while it is not."""
+        """Problem of a step that is stuck; empty while it is not."""
         spent_s = time.monotonic() - self.since
         if spent_s <= self.limit_s:
             return ""
@@ -97,22 +99,13 @@ class Change(Struct, frozen=True):
         )
 
 
-class SlotIOBytes(Struct, frozen=True):
-    """Bytes that saving slots wrote anew, and restoring them read."""
-
-    n_saved: int = 0
-    n_restored: int = 0
-
-
 class Service:
-    """The one engine of this process, seen from asyncio.
+    """The one engine of this process, as asyncio code uses it.
 
-    `n_tended` counts changes of the KV memory by hand, for those who watch it. `n_unparsed`
-    counts tool calls of all replies that made no sense. `library` keeps what
-    explicit agents said, by default only while the process lives; without a `supply` the model
-    cannot be changed. `bytes_before_load` is what MLX held when the model was loaded. `died` is set
-    when there is no engine left that could answer; `trouble` says why. `is_engine_left` tells
-    after `stop` that the engine's thread still computes: such a process has to exit at once.
+    `agent_store` keeps the histories of explicit agents; without an `engine_factory` the model
+    cannot be changed. `died` is set when no engine is left that could answer; `trouble` is the
+    reason. `is_engine_left` after `stop`: the engine's thread still computes, and the process has
+    to exit at once.
     """
 
     def __init__(
@@ -125,24 +118,16 @@ class Service:
     ) -> None:
         self.preset = preset
         self.engine = engine
-        self.started_at = time.time()
-        self.last_in_slot: dict[int, Request] = {}
-        self.n_unparsed = 0
-        self.slot_io_bytes = SlotIOBytes()
-        self.n_tended = 0
+        self.stats = ServiceStats()
         self.agent_store = agent_store or AgentStore(None)
-        self.agent_store.model = self.name
         self.engine_factory = engine_factory
-        self.lines = AgentLocks()
+        self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
-        self.bytes_before_load = 0
         self.is_engine_left = False
         self.died = asyncio.Event()
         self.trouble = ""
-        self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
-        self._past = Counters()
         self._dispatcher = dispatcher
         self._facts: ModelFacts | None = None
         self._words: TextProcessor | None = None
@@ -151,23 +136,22 @@ class Service:
 
     @property
     def name(self) -> str:
-        """What the model is called on the wire: the preset's alias, or its model's id."""
+        """Model name in the API: the preset's alias, or its model's id."""
         return name_of(self.preset)
 
     @property
     def request_log(self) -> RequestLog:
-        """The last requests and misses."""
+        """Last requests and misses."""
         return self._dispatcher.request_log
 
     @property
     def agent_registry(self) -> AgentRegistry:
-        """The agents of this service."""
+        """Records of the agents."""
         return self._dispatcher.request_log.agent_registry
 
     def snapshot(self) -> Snapshot:
-        """The engine's, with the counters of the engines before it."""
-        now = self.engine.snapshot()
-        return replace(now, counters=self._past.plus(now.counters))
+        """Snapshot of the engine, with the counters of the engines before it."""
+        return self.stats.total(self.engine.snapshot())
 
     @property
     def generator(self) -> GenerationEngine:
@@ -197,14 +181,14 @@ class Service:
 
     @property
     def facts(self) -> ModelFacts:
-        """Raises Loading until the model is there, Broken when it never will be."""
+        """Facts of the model. Raises Loading until it is loaded, Broken if that failed."""
         self.require()
         assert self._facts is not None
         return self._facts
 
     @property
     def text_processor(self) -> TextProcessor:
-        """The text tools of the loaded model. Raises as `facts` does."""
+        """Text processor of the loaded model. Raises as `facts` does."""
         self.require()
         assert self._words is not None
         return self._words
@@ -219,9 +203,9 @@ class Service:
         return self._health
 
     async def start(self) -> ModelFacts:
-        """Load the model on the MLX thread. Raises what made the load fail."""
+        """Load the model on the MLX thread. Raises the error of a failed load."""
         self._dispatcher.bind(asyncio.get_running_loop())
-        await asyncio.to_thread(accounts.load, self.agent_store, self.agent_registry)
+        await asyncio.to_thread(restore_agents, self.agent_store, self.agent_registry)
         try:
             return await self._begin()
         except StackError as error:
@@ -229,9 +213,9 @@ class Service:
             raise
 
     async def unload_model(self, limit_s: float) -> None:
-        """End the engine, and let go of everything that came from its model.
+        """End the engine, and drop everything that came from its model.
 
-        One that does not end within `limit_s` is given up: raises Broken.
+        Raises Broken for one that does not end within `limit_s`.
         """
         self._health = ServiceHealth.SWAPPING
         if self._watch is not None:
@@ -244,24 +228,23 @@ class Service:
         self._dispatcher.fail_all(gone)
         if self._words is not None:
             self._words.close(gone)
-        self._facts = self._words = self.request_log.decode = None
-        self.last_in_slot.clear()
+        self._facts = self._words = None
+        self.stats.forget_slots()
 
     async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
-        """Serve this preset by this engine from now on. Raises what made the load fail."""
-        self._past = self._past.plus(self.engine.snapshot().counters)
+        """Serve a preset by another engine. Raises the error of a failed load."""
+        self.stats.add_engine(self.engine.snapshot().counters)
         self.preset, self.engine = preset, engine
-        self.agent_store.model = self.name
         return await self._begin()
 
     def give_up(self, why: str) -> None:
-        """There is no engine any more, and none to be had."""
+        """Mark the service as broken: no engine is left."""
         self._health, self.trouble = ServiceHealth.BROKEN, why
         self._fail_all(why)
         self.died.set()
 
     async def _begin(self) -> ModelFacts:
-        """Raises StackError, whatever it was that went wrong."""
+        """Load the model. Raises StackError, whatever failed."""
         try:
             return await self._load()
         except StackError:
@@ -273,24 +256,23 @@ class Service:
 
     async def _load(self) -> ModelFacts:
         if self.engine_factory is not None:
-            self.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
+            self.stats.bytes_before_load = await asyncio.to_thread(self.engine_factory.active_bytes)
         # A caller that is cancelled does not cancel the load: its thread sets the future.
         facts = await asyncio.shield(asyncio.wrap_future(self.engine.start()))
         words = await asyncio.to_thread(
             TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
         )
         self._facts, self._words = facts, words
-        self.request_log.decode = words.decode
         if self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
             self._health = ServiceHealth.OK
         self._watch = asyncio.create_task(self._watch_engine())
         return facts
 
     async def stop(self, drain_s: float) -> None:
-        """Let running asks finish for `drain_s` seconds, refuse the others, end the engine.
+        """Finish requests for up to `drain_s` seconds, refuse new ones, end the engine.
 
-        Requests end with the drain, also while a step of the engine takes longer. The engine
-        has PARKING_S more to end its step and park. One that is still loading, or stuck, is left
+        Requests end with the drain, also while a step of the engine takes longer. The engine has
+        PARKING_S more to end its step and park. One that is still loading, or stuck, is left
         behind: its thread is a daemon.
         """
         was_loading = self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING)
@@ -307,7 +289,7 @@ class Service:
         self.sleep.close()
 
     async def _end_requests(self, reason: StackError) -> None:
-        """Fail those that wait for the engine, then whatever else has not ended."""
+        """Fail the requests that wait for the engine, then all others."""
         self._dispatcher.fail_all(reason)
         if self._words is not None:
             self._words.close(reason)
@@ -316,52 +298,42 @@ class Service:
 
     @contextmanager
     def open(self, request: Request, words: TextProcessor) -> Iterator[RequestStream]:
-        """Submit an ask made with `words`; leaving before its end cancels it.
+        """Submit a request made with `words`; leaving before its end cancels it.
 
         Raises as `require_model` does.
         """
         self.require_model(words)
         engine = self.generator
-        ticket = RequestStream(request, self._dispatcher.open(request), engine)
-        line = self.lines.asking(request.agent) if request.agent is not None else nullcontext()
-        with line, self.sleep.request():
+        stream = RequestStream(request, self._dispatcher.open(request, words.decode), engine)
+        lock = (
+            self.agent_locks.asking(request.agent) if request.agent is not None else nullcontext()
+        )
+        with lock, self.sleep.request():
             try:
                 engine.submit(request)
-                yield ticket
+                yield stream
             finally:
                 self._dispatcher.close(request.id)
-                ticket.cancel()
+                stream.cancel()
 
-    async def run_slot_command(self, act: SlotCommand) -> SlotCommandResult:
-        """Save, restore or erase, once the slot is idle."""
+    async def run_slot_command(self, command: SlotCommand) -> SlotCommandResult:
+        """Save, restore, erase or evict, once the slot is idle.
+
+        Raises BadRequest for a bad slot or name, NotFound, Damaged or Conflict for a file that
+        cannot be restored; the slot then stays as it is.
+        """
         self.require()
-        done = await asyncio.wrap_future(self.generator.run_slot_command(act))
-        if isinstance(done, SlotSaveResult):
-            self.slot_io_bytes = replace(
-                self.slot_io_bytes, n_saved=self.slot_io_bytes.n_saved + done.n_written
-            )
-        elif isinstance(done, SlotRestoreResult):
-            self.slot_io_bytes = replace(
-                self.slot_io_bytes, n_restored=self.slot_io_bytes.n_restored + done.n_read
-            )
+        if not 0 <= command.slot < self.preset.slots.count:
+            raise BadRequest("Invalid slot ID", "id_slot")
+        done = await asyncio.wrap_future(self.generator.run_slot_command(command))
+        self.stats.note_slot_io(done)
         return done
 
     async def change_cache(self, change: Future[T]) -> T:
         """Wait for a change of the prefix cache by hand, and count it."""
         done = await asyncio.wrap_future(change)
-        self.n_tended += 1
+        self.stats.n_cache_changes += 1
         return done
-
-    def remember(self, seated: SlotAssigned, request: Request) -> None:
-        """Keep what a slot was last asked, for people who look at it."""
-        self.last_in_slot[seated.slot] = request
-
-    def sample(self) -> None:
-        """Keep what was done so far, for those who come later and ask for the last minutes."""
-        now = self.snapshot().counters
-        self.samples.append(
-            ThroughputSample(time.time(), now.n_prompt_tokens, now.n_generated_tokens)
-        )
 
     def require(self) -> None:
         """Raises Loading until the model is there, Broken when it never will be."""
@@ -376,13 +348,13 @@ class Service:
                 raise Loading(LEAVING)
 
     def require_model(self, words: TextProcessor) -> None:
-        """Raise Busy when tokens made with `words` are of a model that is served no more."""
+        """Raise Busy when `words` is of a model that is no longer served."""
         self.require()
         if words is not self._words:
             raise Busy(CHANGED)
 
     async def _watch_engine(self) -> None:
-        """A dead or stuck engine fails everyone who waits for it, loudly."""
+        """Watchdog: a dead or stuck engine fails all waiting requests."""
         while self.engine.is_alive():
             if (silent := self.engine.stalled_s()) > GIVE_UP_S:
                 self._fail_all(f"the engine has not finished a turn for {silent:.0f} s")
@@ -397,18 +369,18 @@ class Service:
 
 
 async def ended(engine: Engine, limit_s: float) -> bool:
-    """End an engine without a drain; whether it ended within `limit_s` seconds."""
+    """End an engine without a drain; True if it ended within `limit_s` seconds."""
     stopping = asyncio.wrap_future(engine.stop(0.0))
     await asyncio.wait({stopping}, timeout=limit_s)
     return stopping.done()
 
 
 def name_of(preset: Preset) -> str:
-    """The name of a preset's model on the wire: its alias, or its id."""
+    """Model name of a preset in the API: its alias, or its id."""
     return preset.model.alias or plain(preset.model.id)
 
 
 def plain(model: str) -> str:
-    """A hub id as it is, a folder by its last name."""
+    """Hub id as it is, a folder by its last name."""
     is_folder = model.startswith(("/", "./", "../", "~"))
     return PurePath(model).name if is_folder else model

@@ -1,36 +1,92 @@
-"""Numbers about the service, taken from the engine's latest snapshot."""
+"""Counters of a service, and rates computed from them."""
+
+import time
+from collections import deque
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from mlxstack.core.commands import SlotCommandResult, SlotRestoreResult, SlotSaveResult
+from mlxstack.core.engine_events import SlotAssigned
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
 from mlxstack.core.request import Request
+from mlxstack.core.status import ThroughputSample
 from mlxstack.service.response_parts import GenerationStarted, ResponsePart
-from mlxstack.service.service import Service
 
 START = Counters()
 BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
+MOST_SAMPLES = 301
+"""Five minutes, at one per second."""
 
 
 class SlotStatus(Struct, frozen=True):
-    """A slot as the engine sees it, and the last ask that sat in it."""
+    """A slot as the engine sees it, and the last request in it."""
 
     view: SlotView
     last: Request | None
 
     @property
     def is_processing(self) -> bool:
-        """Whether somebody is being served in it."""
+        """True while a request is served in it."""
         return self.view.state in BUSY
 
 
-def slots(service: Service) -> tuple[SlotStatus, ...]:
-    """All slots, in the order of their ids."""
-    views = service.engine.snapshot().slots
-    return tuple(SlotStatus(view, service.last_in_slot.get(view.id)) for view in views)
+class ServiceStats:
+    """Counters that outlive the engines of a service; the service owns them.
+
+    `n_saved_bytes` were newly written by saving slots, `n_restored_bytes` read by restoring them.
+    `n_cache_changes` are changes of the prefix cache by hand, `n_unparsed_calls` tool calls that
+    could not be parsed and were returned as text. `bytes_before_load` is what MLX held when the
+    model was loaded.
+    """
+
+    def __init__(self) -> None:
+        self.started_at = time.time()
+        self.n_saved_bytes = 0
+        self.n_restored_bytes = 0
+        self.n_cache_changes = 0
+        self.n_unparsed_calls = 0
+        self.bytes_before_load = 0
+        self.samples: deque[ThroughputSample] = deque(maxlen=MOST_SAMPLES)
+        self.last_in_slot: dict[int, Request] = {}
+        self._past = Counters()
+
+    def add_engine(self, last: Counters) -> None:
+        """Keep the counters of an engine that has ended, and forget its slots."""
+        self._past = self._past.plus(last)
+
+    def forget_slots(self) -> None:
+        """Forget the requests in the slots of an engine that is gone."""
+        self.last_in_slot.clear()
+
+    def total(self, now: Snapshot) -> Snapshot:
+        """The snapshot, with the counters of the engines before."""
+        return replace(now, counters=self._past.plus(now.counters))
+
+    def note_slot(self, assigned: SlotAssigned, request: Request) -> None:
+        """Remember the last request of a slot."""
+        self.last_in_slot[assigned.slot] = request
+
+    def note_slot_io(self, done: SlotCommandResult) -> None:
+        """Count the bytes of a save or a restore."""
+        if isinstance(done, SlotSaveResult):
+            self.n_saved_bytes += done.n_written
+        elif isinstance(done, SlotRestoreResult):
+            self.n_restored_bytes += done.n_read
+
+    def sample(self, now: Counters) -> None:
+        """Add a sample of the throughput, for dashboards that connect later."""
+        self.samples.append(
+            ThroughputSample(time.time(), now.n_prompt_tokens, now.n_generated_tokens)
+        )
+
+    def slots(self, now: Snapshot) -> tuple[SlotStatus, ...]:
+        """All slots, in the order of their ids."""
+        return tuple(SlotStatus(view, self.last_in_slot.get(view.id)) for view in now.slots)
 
 
 def n_processing(snapshot: Snapshot) -> int:
-    """How many slots serve somebody."""
+    """Number of slots with a request under way."""
     return sum(view.state in BUSY for view in snapshot.slots)
 
 

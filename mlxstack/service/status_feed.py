@@ -1,4 +1,4 @@
-"""Draws what a watcher of this service sees now."""
+"""Status frames of a service for dashboards."""
 
 import time
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ REST_S = 15.0
 def frame_of(
     service: Service, memory: CacheView | None = None, kept: Mapping[str, AgentKVLocation] = NOWHERE
 ) -> StatusFrame:
-    """Cheap, and possible at any time, also while the model loads or after it broke.
+    """Status frame; cheap, and possible at any time, also while the model loads.
 
-    `memory` and `kept` are the latest answers of the KV memory.
+    `memory` and `kept` are the latest statistics of the prefix cache.
     """
     snapshot = service.snapshot()
     age_s = time.monotonic() - snapshot.at if snapshot.at else 0.0
@@ -47,16 +47,17 @@ def frame_of(
 
 
 def _agents(service: Service, kept: Mapping[str, AgentKVLocation]) -> tuple[AgentView, ...]:
-    """The last used ones, with few turns each: a frame is sent several times per second."""
+    """Last used agents, with few turns: a frame is sent several times per second."""
     records, snapshot = service.agent_registry.latest[:MOST_AGENTS], service.snapshot()
     found = views(records, snapshot, service.name, kept, service.agent_store.stored)
     return tuple(replace(view, turns=view.turns[-MOST_TURNS:]) for view in found)
 
 
 class StatusFeed:
-    """What one watcher sees. The KV memory is looked at rarely: that takes a turn of the engine.
+    """Status frames for one watcher.
 
-    Nothing waits for the answer, so that a stuck engine is seen as stuck.
+    The prefix cache is read rarely, since that takes a step of the engine. Nothing waits for it, so
+    a stuck engine shows as stuck.
     """
 
     def __init__(self, service: Service) -> None:
@@ -70,14 +71,14 @@ class StatusFeed:
         self._mode = ""
 
     def frame(self) -> StatusFrame:
-        """The frame of now, with the latest answer of the KV memory; the first tells the past."""
+        """Current frame, with the latest cache statistics; the first also has the past."""
         self._take()
         frame = frame_of(self._service, self._memory, self._kept)
         if self._mode:
             frame = replace(frame, service=replace(frame.service, mode=self._mode))
         if not self._has_past:
             self._has_past = True
-            frame = replace(frame, past=tuple(self._service.samples))
+            frame = replace(frame, past=tuple(self._service.stats.samples))
         if self._coming is None and self._is_due(time.monotonic()):
             self._look_up_mode()
             self._begin_look(tuple(agent.id for agent in frame.agents or ()))
@@ -98,14 +99,14 @@ class StatusFeed:
         self._coming = None
 
     def _look_up_mode(self) -> None:
-        """It is a file of the home, changed by the command that switches."""
+        """Read the mode, a file of the home that `mlx-stack mode` changes."""
         engine_factory = self._service.engine_factory
         self._mode = (
             engine_factory.mode(self._service.preset.name) if engine_factory is not None else ""
         )
 
     def _is_due(self, now: float) -> bool:
-        done = self._service.snapshot().counters, self._service.n_tended
+        done = self._service.snapshot().counters, self._service.stats.n_cache_changes
         pause_s = REST_S if done == self._done else LOOK_S
         if self._service.health is not ServiceHealth.OK or now < self._asked_at + pause_s:
             return False
@@ -127,7 +128,7 @@ def _facts(service: Service) -> ServiceFacts:
         preset=preset.name,
         version=__version__,
         health=health.value,
-        uptime_s=time.time() - service.started_at,
+        uptime_s=time.time() - service.stats.started_at,
         n_ctx=service.n_ctx,
         max_waiting=preset.queue.max_waiting,
         budget_bytes=service.snapshot().kv_budget_bytes,

@@ -1,4 +1,4 @@
-"""The text tools of the loaded model, off the event loop where they take long."""
+"""Text processing of the loaded model, in threads where it takes long."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ N_COMPILERS = 2
 
 
 class TextProcessor:
-    """Prompts, tokens and pieces of one model. Everything may be called from the event loop."""
+    """Prompts, tokens and pieces of one model, callable from the event loop."""
 
     def __init__(self, tokenizer: Any, preset: Preset, n_vocab: int) -> None:
         self.tokenizer = tokenizer
@@ -42,7 +42,7 @@ class TextProcessor:
         self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
-        """The prompt of a conversation. Raises BadRequest in the words of the template."""
+        """Prompt of a conversation. Raises BadRequest with the template's message."""
         return await self._run(lambda: self.maker.make(conversation, scope))
 
     async def text(self, conversation: Conversation) -> str:
@@ -50,11 +50,11 @@ class TextProcessor:
         return await self._run(lambda: self.maker.text(conversation))
 
     async def read(self, convert: Callable[[], T]) -> T:
-        """The result of `convert`, which takes long for a large body."""
+        """Run `convert`, which takes long for a large body."""
         return await self._run(convert)
 
     async def raw(self, prompt: str | Sequence[int | str]) -> Prompt:
-        """The prompt of a text, or of tokens and texts in a row. Raises as `check` does."""
+        """Prompt of a text, or of tokens and texts in a row. Raises as `check` does."""
         if isinstance(prompt, str):
             return await self._run(lambda: self.maker.plain(prompt))
         if len(prompt) > self._n_ctx:
@@ -68,11 +68,11 @@ class TextProcessor:
         return await self._run(lambda: self.maker.tokenize(text, spelling))
 
     async def shape_rules(self, shape: ResponseConstraint) -> LLMatcher | None:
-        """The rules of a shape; None if this tokenizer cannot be guided. Raises BadRequest."""
+        """Matcher of a response format; None without one. Raises BadRequest."""
         return await self._compile(lambda: grammars(shape), shape.param)
 
     async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
-        """The same for tool calls."""
+        """Matcher of tool calls; None without one."""
         return await self._compile(lambda: call_grammars(calls), "tools")
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
@@ -80,7 +80,7 @@ class TextProcessor:
         return await self._run(lambda: self.decode(tokens))
 
     async def pieces(self, tokens: Sequence[int]) -> list[str | list[int]]:
-        """What each token stands for."""
+        """Piece of each token."""
         return await self._run(lambda: [self.maker.piece(token) for token in tokens])
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -88,11 +88,11 @@ class TextProcessor:
         return self.maker.detokenize(tokens)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that one token stands for."""
+        """Bytes of one token."""
         return self.maker.pieces.of(token)
 
     def check(self, tokens: Sequence[int], param: str) -> None:
-        """Raises TooLong for more tokens than a slot holds, BadRequest for one of no vocabulary."""
+        """Raises TooLong for too many tokens, BadRequest for one outside the vocabulary."""
         if len(tokens) > self._n_ctx:
             raise TooLong(len(tokens), self._n_ctx)
         for token in tokens:
@@ -126,12 +126,12 @@ class TextProcessor:
 
     @property
     def chat_template(self) -> str:
-        """The template as the model's makers wrote it."""
+        """Template as the model's authors wrote it."""
         return str(getattr(self.tokenizer, "chat_template", None) or "")
 
     @property
     def edges(self) -> tuple[str, str]:
-        """The texts of the tokens that begin and end a text, "" where there is none."""
+        """Texts of the BOS and EOS tokens, "" where there is none."""
         return (
             str(getattr(self.tokenizer, "bos_token", None) or ""),
             str(getattr(self.tokenizer, "eos_token", None) or ""),

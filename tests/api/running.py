@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 from mlxstack.api.server import UvicornServer, bind, config, serve
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.assemble import assemble
-from mlxstack.service.event_dispatcher import EventDispatcher
+from mlxstack.service.engine_factory import assemble
+from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests import models
 from tests.service.standin import StandIn

@@ -145,7 +145,7 @@ def test_priority_and_pin(http: httpx.Client, bob: str, live: Running) -> None:
     turn(http, bob, user("more"))
     names = {p["name"] for p in http.get("/cache?limit=100").json()["prefixes"]}
     assert f"agent:{bob}" in names
-    assert live.service.last_in_slot[shown["slot"]].priority == 0
+    assert live.service.stats.last_in_slot[shown["slot"]].priority == 0
     assert http.post(f"/v1/agents/{bob}", json={"is_pinned": False}).json()["is_pinned"] is False
     names = {p["name"] for p in http.get("/cache?limit=100").json()["prefixes"]}
     assert f"agent:{bob}" not in names
@@ -163,7 +163,7 @@ def test_e12_turns_of_one_agent_follow_one_another(live: Running, http: httpx.Cl
             )
             for _ in range(2000):
                 await asyncio.sleep(0.001)
-                if live.service.lines.is_busy("eve"):
+                if live.service.agent_locks.is_busy("eve"):
                     break
             refused = await client.post(
                 "/v1/agents/eve/generate", json={**body, "append": [user("no")]}
@@ -440,7 +440,7 @@ def test_g3_a_short_conversation_comes_back_too(model_folder: Path, tmp_path: Pa
 def test_x_9_a_client_that_leaves_leaves_no_trace(
     http: httpx.Client, live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxstack.api.dialects.native.agent_turns.FIRST_S", 0.05)
+    monkeypatch.setattr("mlxstack.api.dialects.native.agents.FIRST_S", 0.05)
     turn(http, "gus", RULES, user("hello"))
     cancelled = live.service.engine.snapshot().counters.n_cancelled
     body = {"append": [user("long")], "max_tokens": 800, "ignore_eos": True, "stream": True}
@@ -449,15 +449,15 @@ def test_x_9_a_client_that_leaves_leaves_no_trace(
         lines = answer.iter_lines()
         next(lines)
         # Held here, or the lines would forget a lock that is never released.
-        lock = live.service.lines._locks["gus"]
+        lock = live.service.agent_locks._locks["gus"]
         queued = {"append": [user("next")], "max_tokens": 4, "queue": True, "stream": True}
         with http.stream("POST", "/v1/agents/gus/generate", json=queued) as waiting:
             heartbeats = waiting.iter_lines()
             assert next(heartbeats).startswith("data: ")
-            assert live.service.lines.is_busy("gus") and lock.locked()
+            assert live.service.agent_locks.is_busy("gus") and lock.locked()
     end = time.monotonic() + 60
     while (
-        live.service.lines.is_busy("gus")
+        live.service.agent_locks.is_busy("gus")
         or lock.locked()
         or live.service.engine.snapshot().counters.n_cancelled == cancelled
     ):

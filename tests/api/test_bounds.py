@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlxstack.api.common_fields import (
+from mlxstack.api.request_fields import (
     LONGEST_STOP,
     MOST_BIASES,
     MOST_CALLS,

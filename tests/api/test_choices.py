@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from mlxstack.api.parallel_sampling import interleaved
+from mlxstack.api.streaming import interleaved
 from mlxstack.core.errors import Broken
 from mlxstack.service.response_parts import ContentPart, ResponsePart
 from tests.api.running import Running

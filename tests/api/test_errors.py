@@ -8,7 +8,12 @@ import openai
 import pytest
 
 from mlxstack.api import errors as table
-from mlxstack.api.errors import Dialect, body, dialect, headers, status
+from mlxstack.api.dialect import Dialect
+from mlxstack.api.dialects.anthropic.routes import DIALECT as ANTHROPIC
+from mlxstack.api.dialects.llama_server.routes import DIALECT as LLAMA
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
+from mlxstack.api.errors import headers
+from mlxstack.api.registry import dialect_of
 from mlxstack.core import errors
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -22,7 +27,7 @@ def family(root: type[errors.StackError]) -> Iterator[type[errors.StackError]]:
 
 
 def test_every_error_has_a_row_of_its_own() -> None:
-    assert set(family(errors.StackError)) == set(table.TABLE)
+    assert set(family(errors.StackError)) == set(table.STATUSES)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +47,9 @@ def test_every_error_has_a_row_of_its_own() -> None:
 def test_statuses(
     error: errors.StackError, openai_status: int, anthropic_status: int, llama_type: str
 ) -> None:
-    assert status(error, Dialect.OPENAI) == openai_status
-    assert status(error, Dialect.ANTHROPIC) == anthropic_status
-    assert body(error, Dialect.LLAMA, "")["error"]["type"] == llama_type
+    assert OPENAI.status(error) == openai_status
+    assert ANTHROPIC.status(error) == anthropic_status
+    assert LLAMA.error_body(error, "")["error"]["type"] == llama_type
 
 
 def test_x23_headers_say_when_to_come_again() -> None:
@@ -58,22 +63,22 @@ def test_x23_headers_say_when_to_come_again() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/v1/messages", Dialect.ANTHROPIC),
-        ("/v1/messages/count_tokens", Dialect.ANTHROPIC),
-        ("/v1/responses", Dialect.OPENAI),
-        ("/chat/completions", Dialect.OPENAI),
-        ("/v1/models/a/b", Dialect.OPENAI),
-        ("/completions", Dialect.LLAMA),
-        ("/slots/0", Dialect.LLAMA),
-        ("/nope", Dialect.LLAMA),
+        ("/v1/messages", ANTHROPIC),
+        ("/v1/messages/count_tokens", ANTHROPIC),
+        ("/v1/responses", OPENAI),
+        ("/chat/completions", OPENAI),
+        ("/v1/models/a/b", OPENAI),
+        ("/completions", LLAMA),
+        ("/slots/0", LLAMA),
+        ("/nope", LLAMA),
     ],
 )
 def test_dialects_by_path(path: str, expected: Dialect) -> None:
-    assert dialect(path) is expected
+    assert dialect_of(path).error_body is expected.error_body
 
 
 def test_anthropic_envelope() -> None:
-    assert body(errors.TooLong(9, 8), Dialect.ANTHROPIC, "req_1") == {
+    assert ANTHROPIC.error_body(errors.TooLong(9, 8), "req_1") == {
         "type": "error",
         "error": {
             "type": "invalid_request_error",

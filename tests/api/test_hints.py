@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.session_hints import MAX_CHARS, hint
+from mlxstack.api.request_fields import MAX_CHARS, hint
 from mlxstack.policy.conversation_id import ConversationNamer, is_implicit
 
 UUID = "666f79cf-f11b-4765-854a-1165bd7cdb94"

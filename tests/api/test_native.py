@@ -247,7 +247,7 @@ def test_d11_h8_a_summary_line_comes_at_every_interval(
 ) -> None:
     spec = PrefixCacheSpec(metrics=MetricsSpec(log_interval=0.2))
     preset = tiny_preset(model_folder, prefix_cache=spec)
-    with caplog.at_level(logging.INFO, "mlxstack.duties"), running(preset, tmp_path):
+    with caplog.at_level(logging.INFO, "mlxstack.tasks"), running(preset, tmp_path):
         time.sleep(1.1)
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("requests=")]
     assert 3 <= len(lines) <= 6

@@ -132,9 +132,9 @@ def test_g5_g6_g7_d16_there_and_back_again(http: httpx.Client) -> None:
 @pytest.mark.parametrize("wanted", ["broken", "mute"])
 def test_g8_g9_a_failed_load_goes_back(http: httpx.Client, here: Running, wanted: str) -> None:
     before = turn(http, "ann", RULES, user("hello"))
-    held = here.service.bytes_before_load
+    held = here.service.stats.bytes_before_load
     broken = http.post("/v1/models/load", json={"preset": wanted})
-    assert here.service.bytes_before_load <= held * 1.05 + 0.05 * here.service.facts.n_bytes
+    assert here.service.stats.bytes_before_load <= held * 1.05 + 0.05 * here.service.facts.n_bytes
     assert broken.status_code == 500 and "model-a answers again" in broken.text
     after = turn(http, "ann", user("still there"))
     assert after["model"] == before["model"] == "model-a"

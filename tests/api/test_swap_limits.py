@@ -18,7 +18,7 @@ from mlxstack.core.preset import ServerSpec, SlotSpec
 from mlxstack.engine import template_check
 from mlxstack.service import model_swap
 from mlxstack.service import service as services
-from mlxstack.service.assemble import assemble
+from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import Service
 from tests import models
 from tests.api.running import TINY, tiny_preset

@@ -113,7 +113,7 @@ async def test_one_duty_that_fails_ends_no_other(
     looks: list[int] = []
 
     def level() -> PressureLevel:
-        looks.append(len(service.samples))
+        looks.append(len(service.stats.samples))
         raise OSError("no such file")
 
     doing = asyncio.create_task(background_tasks.run_tasks(service, level))

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.service.generation import admit, stream_response
+from mlxstack.service.admission import admit
+from mlxstack.service.generation import stream_response
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.response_parts import ContentPart, KeepAlive, ResponsePart, ToolCallPart
 from tests.api.running import Running

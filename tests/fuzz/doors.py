@@ -12,19 +12,25 @@ from msgspec import Struct
 
 from mlxstack.api.app import create_app
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
-from mlxstack.api.dialects.llama_server.completion import LlamaCompletionBody
+from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
 from mlxstack.api.dialects.llama_server.slots import FileBody
 from mlxstack.api.dialects.llama_server.tokenize import DetokenizeBody, TokenizeBody
-from mlxstack.api.dialects.native.agent_turns import GenerateBody
-from mlxstack.api.dialects.native.agents import ChangeBody, CreateBody, ForkBody, RewindBody
+from mlxstack.api.dialects.native.agents import (
+    ChangeBody,
+    CreateBody,
+    ForkBody,
+    GenerateBody,
+    RewindBody,
+)
 from mlxstack.api.dialects.native.prefix_cache import PrefixBody
-from mlxstack.api.dialects.openai_chat.request_schema import ChatBody, CompletionBody
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_embeddings.routes import EmbeddingsBody
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.core.commands import AgentKVLocation, CollectGarbage
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.service.event_dispatcher import EventDispatcher
+from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service
 from tests.fuzz.dice import Dice
 from tests.fuzz.spelling import body

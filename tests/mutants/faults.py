@@ -34,7 +34,7 @@ FAULTS = (
         "tests/service/test_service.py::test_a_dead_or_stuck_engine_fails_who_waits",
     ),
     Mutant(
-        "who is cancelled waits for his thread", "service/threads.py",
+        "who is cancelled waits for his thread", "service/agents/store.py",
         "            cancelled = error\n", "            raise\n",
         "tests/service/test_threads.py::test_a_cancelled_caller_waits_for_the_end",
     ),
@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Mutant(
         "one of two turns at once is refused", "service/agents/turns.py",
-        "with service.lines.joined(agent):", "with service.lines.joined(\"\"):",
+        "with service.agent_locks.joined(agent):", "with service.agent_locks.joined(\"\"):",
         "tests/api/test_lines.py::test_of_two_turns_at_once_one_is_refused",
     ),
     Mutant(
@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Mutant(
         "a restored slot is still its tenant's", "engine/kv/slot_restore.py",
-        "n_tokens, found.manifest.salt", 'n_tokens, ""',
+        "context.assign(found.manifest.salt, None", 'context.assign("", None',
         SLOTS + "test_d23_a_restored_slot_is_still_its_tenants",
     ),
     Mutant(

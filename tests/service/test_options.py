@@ -8,14 +8,8 @@ from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.core.model_info import SamplingDefaults
 from mlxstack.core.preset import SamplingSpec
 from mlxstack.core.request import SamplingParams
-from mlxstack.service.generation_options import (
-    GenerationOptions,
-    SamplingOverrides,
-    ServiceBounds,
-    check,
-    room,
-    sampling,
-)
+from mlxstack.service.admission import check, room, sampling
+from mlxstack.service.generation_options import GenerationOptions, SamplingOverrides, ServiceBounds
 
 N_CTX = 512
 NOTHING = (SamplingSpec(), SamplingDefaults(), N_CTX)

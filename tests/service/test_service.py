@@ -15,9 +15,10 @@ from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
 from mlxstack.policy.conversation_id import user_turn_digests
 from mlxstack.service import service as services
-from mlxstack.service.event_dispatcher import EventDispatcher
-from mlxstack.service.generation import admit, admit_text, stream_response
+from mlxstack.service.admission import admit, admit_text
+from mlxstack.service.generation import stream_response
 from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.response_parts import (
     CollectedResponse,
     FinishCause,
@@ -86,7 +87,7 @@ async def test_parts_come_in_order(pair: Pair) -> None:
     assert answer.content == "good day"
     assert answer.ended.ending is FinishCause.EOS
     assert [note.token for note in answer.notes] == list(pair[1].script or ())
-    assert pair[0].last_in_slot[0].id == "a-1"
+    assert pair[0].stats.last_in_slot[0].id == "a-1"
 
 
 async def test_thoughts_are_told_apart_and_counted(pair: Pair) -> None:
@@ -274,7 +275,7 @@ async def test_outbox_wakes_the_loop_once_per_turn() -> None:
     def body() -> tuple[int, int]:
         outbox, loop = EventDispatcher(), Counting()
         outbox.bind(loop)
-        queues = [outbox.open(Request(name, (1, 2), 1)) for name in "abc"]
+        queues = [outbox.open(Request(name, (1, 2), 1), str) for name in "abc"]
         events = tuple(TokenSampled(name, 1) for name in "abcz")
         before = loop.n_woken
         outbox.deliver(events)

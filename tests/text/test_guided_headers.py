@@ -6,7 +6,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.service import constraints
+from mlxstack.service import admission
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text import harmony as form
@@ -20,8 +20,10 @@ BASH = Tool("bash", "Run a command.")
 async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> GrammarConstraint:
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await words.prompt(conversation)
-    opening = constraints.ConstraintInputs(conversation, prompt, ())
-    guide = await constraints.guide(words, GenerationOptions("a-1", response_format=CITY), opening)
+    opening = admission.ConstraintInputs(conversation, prompt, ())
+    guide = await admission.output_constraint(
+        words, GenerationOptions("a-1", response_format=CITY), opening
+    )
     assert guide is not None
     return guide
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason, RequestFinished, RequestTimings, TokenSampled
 from mlxstack.core.request import Request
-from mlxstack.service.agents import history_codec
-from mlxstack.service.response_assembler import ParseConfig, ResponseAssembler
+from mlxstack.service import openai_messages
+from mlxstack.service.admission import ParseConfig
+from mlxstack.service.generation import ResponseAssembler
 from mlxstack.service.response_parts import ContentPart, ReasoningPart, ToolCallPart
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.prompt import Prompt, PromptMaker
@@ -63,7 +64,7 @@ class Chat:
         events = [*(TokenSampled("a", token) for token in [*tokens, min(eos)])]
         parts = [part for event in events for part in ear.on_event(event)]
         parts += ear.on_event(RequestFinished("a", FinishReason.EOS, RequestTimings()))
-        return history_codec.answer(
+        return openai_messages.assistant_message(
             p for p in parts if isinstance(p, ReasoningPart | ContentPart | ToolCallPart)
         )
 

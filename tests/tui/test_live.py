@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 from mlxstack.client import Client, ServerSentEvent
 from mlxstack.core.preset import ServerSpec
 from mlxstack.core.status import StatusFrame, WindowSums
-from mlxstack.service.service import MOST_SAMPLES
+from mlxstack.service.stats import MOST_SAMPLES
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.deeds import ActionTarget
 from mlxstack.tui.feed import LiveFeed
@@ -189,7 +189,7 @@ def said(app: Dashboard, words: str) -> bool:
 
 async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Running) -> None:
     await talk(live.url, max_tokens=40)
-    samples, counters = live.service.samples, live.service.snapshot().counters
+    samples, counters = live.service.stats.samples, live.service.snapshot().counters
     n_generated = counters.n_generated_tokens
     async with asyncio.timeout(20):
         while samples[-1].n_generated < n_generated or len(samples) < 3:  # noqa: ASYNC110
@@ -208,8 +208,8 @@ async def test_whoever_attaches_late_sees_charts_that_are_not_empty(live: Runnin
 async def test_the_past_is_bounded_and_only_the_first_frame_has_it(live: Running) -> None:
     service, _ = standing(ServerSpec(port=0))
     for _ in range(3 * MOST_SAMPLES):
-        service.sample()
-    assert len(service.samples) == MOST_SAMPLES
+        service.stats.sample(service.snapshot().counters)
+    assert len(service.stats.samples) == MOST_SAMPLES
     frames = []
     async with Client(live.url) as client:
         async for message in client.feed("/events"):

@@ -17,7 +17,7 @@ def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
     """Make a new API key; the preset gets only its digest, so keep the key where it is used."""
     import secrets
 
-    from mlxstack.api.api_key_scope import as_key
+    from mlxstack.api.guards import as_key
     from mlxstack.core import preset
 
     known = [one.value for one in preset.Tier]

@@ -1,4 +1,4 @@
-"""Explicit agents: create, look at, fork, rewind, forget them; keep what they said."""
+"""Explicit agents: create, inspect, fork, rewind, evict, delete; record their turns."""
 
 import asyncio
 import logging
@@ -15,32 +15,30 @@ from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
-from mlxstack.service import agent_locks
-from mlxstack.service.agents import history_codec
-from mlxstack.service.agents.accounts import facts_about, facts_of
-from mlxstack.service.agents.registry import AgentRecord, views
+from mlxstack.service import openai_messages
+from mlxstack.service.agents.registry import AgentRecord, facts_about, facts_of, views
+from mlxstack.service.agents.store import in_thread
 from mlxstack.service.response_parts import SpokenPart
 from mlxstack.service.service import Service
-from mlxstack.service.threads import in_thread
 from mlxstack.store.agent_history import History
 
 log = logging.getLogger("mlxstack.agents")
 
 MOST_AGENTS = 10_000
-"""Explicit agents stay until they are deleted; each is a folder, and a line of every list."""
+"""Limit of explicit agents, which stay until they are deleted."""
 
 
 class AgentHistory(Struct, frozen=True):
-    """What an agent said and heard so far, and the tools it had."""
+    """Messages and tools of an agent."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
 
 
 class AgentDetails(Struct, frozen=True):
-    """An agent as people see it, and the bytes of its KV for the model that is served.
+    """An agent, and the bytes of its KV for the served model.
 
-    Live, parked and stored bytes may be the same KV in several places; others may share them.
+    Live, parked and stored bytes may be the same KV in several places; other agents may share them.
     """
 
     view: AgentView
@@ -51,7 +49,7 @@ class AgentDetails(Struct, frozen=True):
 
 
 class AgentChanges(Struct, frozen=True):
-    """Changes to an agent; None leaves as it is."""
+    """Changes of an agent; None keeps a value."""
 
     priority: Priority | None = None
     is_pinned: bool | None = None
@@ -69,16 +67,16 @@ def check_room(service: Service, agent: str) -> None:
 
 async def everyone(service: Service) -> tuple[AgentDetails, ...]:
     """All agents, those without an explicit name too, the last used first."""
-    return await _portraits(service, service.agent_registry.latest)
+    return await _details(service, service.agent_registry.latest)
 
 
 async def one(service: Service, agent: str) -> AgentDetails:
-    """Raises NotFound."""
-    return (await _portraits(service, (_record(service, agent),)))[0]
+    """One agent. Raises NotFound."""
+    return (await _details(service, (_record(service, agent),)))[0]
 
 
 async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetails:
-    """An agent with this past. Raises Conflict when there is one of this id."""
+    """Create an agent with this history. Raises Conflict when the id is taken."""
     check_room(service, agent)
     async with _editing(service, agent):
         if await asyncio.to_thread(service.agent_store.has, agent):
@@ -89,17 +87,17 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
 
 
 async def past(service: Service, agent: str) -> AgentHistory:
-    """The history. Raises NotFound, or Conflict when its file is damaged."""
+    """History of an agent. Raises NotFound, or Conflict when its file is damaged."""
     try:
         found = await asyncio.to_thread(service.agent_store.read, agent)
-        messages = tuple(history_codec.read(message) for message in found.messages)
+        messages = tuple(openai_messages.read_stored(message) for message in found.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
     return AgentHistory(messages, facts_of(found).tools)
 
 
 async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDetails:
-    """Priority and pin, from the next request on, also while it answers. Raises NotFound."""
+    """Change priority and pin, from the next request on. Raises NotFound."""
     record = _record(service, agent)
     if wanted.priority is not None:
         record.priority = wanted.priority
@@ -107,13 +105,13 @@ async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDet
         record.is_pinned = wanted.is_pinned
         await _pin(service, record)
     if record.is_explicit:
-        async with agent_locks.writing(service, agent):
+        async with service.agent_locks.writing(agent):
             await _replace(service, agent, await past(service, agent))
     return await one(service, agent)
 
 
 async def fork(service: Service, agent: str, other: str) -> AgentDetails:
-    """`other` goes on from where `agent` is; nothing but names and words is copied.
+    """Create `other` with the history of `agent`; no KV is copied.
 
     Raises NotFound, or Conflict when there is an `other` or the history is damaged.
     """
@@ -141,20 +139,20 @@ async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
 
 
 async def evict(service: Service, agent: str) -> int:
-    """Free its slot and memory; what is on disk stays, and brings it back. Tokens that left."""
-    async with service.lines.acting(agent):
+    """Free slot and memory of an agent; its KV on disk stays. Returns the tokens evicted."""
+    async with service.agent_locks.acting(agent):
         _record(service, agent)
         return await _vacate(service, agent, is_kept=True)
 
 
 async def delete(service: Service, agent: str) -> None:
-    """Forget it: history, KV, account. Raises NotFound, or Conflict when it is busy."""
+    """Delete history, KV and record. Raises NotFound, or Conflict when it is busy."""
     async with _editing(service, agent):
         record = _record(service, agent)
         record.is_pinned = False
         await _pin(service, record)
         await _vacate(service, agent, is_kept=False)
-        async with agent_locks.writing(service, agent):
+        async with service.agent_locks.writing(agent):
             with suppress(NotFound):
                 await in_thread(service.agent_store.remove, agent)
         service.agent_registry.forget(agent)
@@ -163,13 +161,13 @@ async def delete(service: Service, agent: str) -> None:
 async def record_turn(
     service: Service, agent: str, conversation: Conversation, spoken: Sequence[SpokenPart]
 ) -> None:
-    """A turn is over: what was said is in the history before the client sees the end of it.
+    """Store a finished turn, before the client receives its end.
 
-    A disk that refuses costs a line in the log, not the answer; the history is kept in memory
-    until one of the next turns writes it.
+    A disk that refuses costs a line in the log, not the answer; the history is kept in memory until
+    one of the next turns writes it.
     """
     messages = conversation.messages
-    reply = history_codec.answer(spoken)
+    reply = openai_messages.assistant_message(spoken)
     if conversation.continue_final and messages:
         begun = messages[-1]
         reply = replace(reply, text=begun.text + reply.text)
@@ -187,15 +185,15 @@ async def record_turn(
 
 @asynccontextmanager
 async def _editing(service: Service, agent: str) -> AsyncIterator[None]:
-    """Nothing else changes the history meanwhile. Raises Conflict when the agent is busy."""
-    async with service.lines.acting(agent):
-        with await agent_locks.turn_now(service, agent):
+    """Lock the history against other changes. Raises Conflict when the agent is busy."""
+    async with service.agent_locks.acting(agent):
+        with await service.agent_locks.lock_turn_now(agent):
             yield
 
 
 async def _write(service: Service, agent: str, past: AgentHistory) -> None:
-    """Replace the history, after those that were to be written before."""
-    async with agent_locks.writing(service, agent):
+    """Replace the history, after earlier writes."""
+    async with service.agent_locks.writing(agent):
         await _replace(service, agent, past)
 
 
@@ -206,11 +204,11 @@ async def _replace(service: Service, agent: str, past: AgentHistory) -> None:
 def _history(service: Service, agent: str, past: AgentHistory) -> History:
     record = service.agent_registry.record(agent, is_explicit=True)
     facts = facts_about(record, past.tools)
-    messages = tuple(history_codec.written(message) for message in past.messages)
+    messages = tuple(openai_messages.write_message(message) for message in past.messages)
     return History(messages, msgspec.to_builtins(facts))
 
 
-async def _portraits(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
+async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[AgentDetails, ...]:
     snapshot = service.engine.snapshot()
     kept = await asyncio.wrap_future(
         service.cache.locate_agents(tuple(record.name for record in records))

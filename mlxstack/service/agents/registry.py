@@ -1,27 +1,31 @@
-"""Keeps account of every agent of this service: requests, tokens, time saved, latest turns."""
+"""Records of all agents of a service: requests, tokens, time saved, last turns."""
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import AgentKVLocation
-from mlxstack.core.conversation import Conversation
-from mlxstack.core.engine_snapshot import RequestPhase, SlotView, Snapshot
+from mlxstack.core.conversation import Conversation, Tool
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
+from mlxstack.core.errors import StackError
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentKVView, AgentView, MissView, RequestView, TurnView
 from mlxstack.policy.conversation_id import ConversationNamer, user_turn_digests
-from mlxstack.service.agents.store import StoredKV
+from mlxstack.service.agents.store import AgentStore, StoredKV
+from mlxstack.service.stats import BUSY
+from mlxstack.store.agent_history import History
 
 MOST_AGENTS = 1000
 MOST_TURNS = 50
-BUSY = frozenset({RequestPhase.PREFILLING, RequestPhase.RUNNING})
 
 
 class AgentSums(Struct, frozen=True):
-    """What all requests of an agent came to; `n_tokens` after the latest one."""
+    """Sums over all requests of an agent; `n_tokens` after the latest one."""
 
     n_requests: int = 0
     n_prompt: int = 0
@@ -39,7 +43,7 @@ class AgentTurn(Struct, frozen=True):
 
 
 class AgentRecord:
-    """One agent."""
+    """Record of one agent."""
 
     def __init__(self, name: str, *, is_explicit: bool) -> None:
         self.name = name
@@ -53,7 +57,7 @@ class AgentRecord:
         self.turns: deque[AgentTurn] = deque(maxlen=MOST_TURNS)
 
     def count(self, view: RequestView, at: float) -> None:
-        """A request of this agent has ended."""
+        """Add a finished request."""
         sums = self.sums
         self.sums = AgentSums(
             n_requests=sums.n_requests + 1,
@@ -77,22 +81,25 @@ class AgentRecord:
 
 
 class AgentRegistry:
-    """Fed on the event loop; the least recently used go first, without a folder or a pin."""
+    """Agent records, filled on the event loop.
+
+    The least recently used go first, unless they are explicit or pinned.
+    """
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, AgentRecord] = OrderedDict()
         self._names = ConversationNamer()
 
     def name(self, conversation: Conversation, hint: str | None, salt: str) -> str:
-        """What people see of a conversation that belongs to no explicit agent."""
+        """Name of a conversation without an explicit agent."""
         return self._names.name(user_turn_digests(conversation, salt), hint)
 
     def known_name(self, conversation: Conversation, hint: str | None, salt: str) -> str | None:
-        """The name that `name` would give again, None for a new conversation."""
+        """The name that `name` would return again, None for a new conversation."""
         return self._names.find(user_turn_digests(conversation, salt), hint)
 
     def record(self, name: str, *, is_explicit: bool) -> AgentRecord:
-        """The account of an agent, opened when it is not known yet."""
+        """Record of an agent, created if it is new."""
         record = self._records.get(name)
         if record is None:
             self._make_room()
@@ -101,15 +108,15 @@ class AgentRegistry:
         return record
 
     def find(self, name: str) -> AgentRecord | None:
-        """The account of an agent, if there is one."""
+        """Record of an agent, if there is one."""
         return self._records.get(name)
 
     def forget(self, name: str) -> None:
-        """There is no such agent any more."""
+        """Drop the record of an agent."""
         self._records.pop(name, None)
 
     def note(self, view: RequestView, at: float, *, is_explicit: bool) -> None:
-        """A request has ended; one that never ran is no turn."""
+        """Add a finished request to its agent; one that never had a slot is no turn."""
         if view.agent is None or view.slot is None:
             return
         self.record(view.agent, is_explicit=is_explicit).count(view, at)
@@ -117,18 +124,18 @@ class AgentRegistry:
 
     @property
     def n_agents(self) -> int:
-        """How many accounts there are."""
+        """Number of records."""
         return len(self._records)
 
     @property
     def latest(self) -> tuple[AgentRecord, ...]:
-        """All accounts, the last used first."""
+        """All records, the last used first."""
         return tuple(sorted(self._records.values(), key=lambda one: -one.used_at))
 
     def _make_room(self) -> None:
-        """Before the new one comes: among those who stay it would be the first to go.
+        """Drop the oldest record before a new one comes.
 
-        A pin without its account could not be found to be let go of.
+        A pin without its record could not be found to be removed.
         """
         if len(self._records) < MOST_AGENTS:
             return
@@ -145,9 +152,9 @@ def views(
     kept: Mapping[str, AgentKVLocation],
     stored: Callable[[str], Iterable[StoredKV]],
 ) -> tuple[AgentView, ...]:
-    """The agents as people see them.
+    """Agents as the API shows them.
 
-    `kept` is where each lies beside the slots, `stored` what of it was saved for any model.
+    `kept` is the place of each outside the slots, `stored` its saved KV of any model.
     """
     slots = _slots(snapshot)
     now = time.time()
@@ -168,7 +175,7 @@ def views(
 
 
 def _slots(snapshot: Snapshot) -> dict[str, SlotView]:
-    """The slot of every live agent: where it works, else where it was last."""
+    """Slot of every live agent: a busy one, else the last one."""
     held = [slot for slot in snapshot.slots if slot.agent and slot.n_tokens]
     ranked = sorted(held, key=lambda slot: (slot.state in BUSY, -slot.idle_s))
     return {slot.agent: slot for slot in ranked if slot.agent}
@@ -204,7 +211,7 @@ def _view(
 def _states(
     slot: SlotView | None, model: str, kept: AgentKVLocation, stored: Iterable[StoredKV]
 ) -> tuple[AgentKVView, ...]:
-    """The state for the model that is served first, then those of other models on disk."""
+    """State of the served model first, then those of other models on disk."""
     found = {s.model: AgentKVView(s.model, s.n_tokens, s.n_bytes, "disk") for s in stored}
     if slot is not None:
         found[model] = AgentKVView(model, slot.n_tokens, slot.n_bytes, "live")
@@ -213,3 +220,44 @@ def _states(
     elif kept.disk_bytes:
         found[model] = AgentKVView(model, kept.n_tokens, kept.disk_bytes, "disk")
     return tuple(sorted(found.values(), key=lambda state: state.model != model))
+
+
+log = logging.getLogger("mlxstack.agents")
+
+
+class AgentFacts(Struct, frozen=True):
+    """Fields of history.json other than messages; `used_at` is Unix seconds."""
+
+    priority: Priority = Priority.NORMAL
+    is_pinned: bool = False
+    sums: AgentSums = AgentSums()
+    used_at: float = 0.0
+    tools: tuple[Tool, ...] = ()
+
+
+def restore_agents(agent_store: AgentStore, agent_registry: AgentRegistry) -> None:
+    """Restore all records at startup; a damaged history is logged, its agent known."""
+    agent_store.survey()
+    for agent in agent_store.agents():
+        record = agent_registry.record(agent, is_explicit=True)
+        try:
+            facts = facts_of(agent_store.read(agent))
+        except StackError as error:
+            log.warning("%s", error)
+            continue
+        record.priority, record.is_pinned = facts.priority, facts.is_pinned
+        record.sums, record.used_at = facts.sums, facts.used_at
+
+
+def facts_about(record: AgentRecord, tools: tuple[Tool, ...]) -> AgentFacts:
+    """Facts of a record."""
+    return AgentFacts(record.priority, record.is_pinned, record.sums, record.used_at, tools)
+
+
+def facts_of(history: History) -> AgentFacts:
+    """Facts of a history, defaults where they cannot be read."""
+    try:
+        return msgspec.convert(history.facts, AgentFacts)
+    except msgspec.ValidationError as error:
+        log.warning("the facts of a stored history are ignored: %s", error)
+        return AgentFacts()

@@ -1,8 +1,11 @@
-"""Keeps what explicit agents said, and knows what is saved of them for which model."""
+"""Store of agent histories, and of the saved KV of each model."""
 
+import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
+from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -10,16 +13,16 @@ from msgspec.structs import replace
 from mlxstack.core.errors import Conflict, NotFound, StackError
 from mlxstack.core.ports import Manifest
 from mlxstack.store.agent_history import AgentFolders, History
-from mlxstack.store.agent_locks import AgentLock, AgentLockFiles
+from mlxstack.store.agent_locks import AgentLockFiles
 
 log = logging.getLogger("mlxstack.agents")
 
 MOST_GONE = 1000
-"""Names of forgotten agents; more than there are writes that can still wait for the disk."""
+"""Most names of deleted agents, more than writes that can still be pending."""
 
 
 class StoredKV(Struct, frozen=True):
-    """What of an agent is on disk for one model."""
+    """Saved KV of an agent for one model."""
 
     model: str
     n_tokens: int
@@ -27,19 +30,15 @@ class StoredKV(Struct, frozen=True):
 
 
 class AgentStore:
-    """Callable from any thread. Without folders, and for agents that are never written, it
-    keeps histories as long as the process lives. `model` is what the served one is called.
-    `locks` keep the other services of a home from changing a history meanwhile."""
+    """Histories of agents; callable from any thread.
 
-    def __init__(
-        self,
-        folders: AgentFolders | None,
-        locks: AgentLockFiles | None = None,
-        *,
-        is_writing: bool = True,
-    ) -> None:
-        self.is_writing = is_writing and folders is not None
-        self.model = ""
+    Without folders, and where `serve` says so, histories last as long as the process. `locks`
+    keep other services of a home from changing a history at the same time.
+    """
+
+    def __init__(self, folders: AgentFolders | None, locks: AgentLockFiles | None = None) -> None:
+        self._is_writing = folders is not None
+        self._model = ""
         self._folders = folders
         self._locks = locks
         self._loose: dict[str, History] = {}
@@ -47,20 +46,14 @@ class AgentStore:
         self._keeping = Lock()
         self._stored: dict[str, dict[str, StoredKV]] = {}
 
-    def lock_turn(self, agent: str) -> AgentLock | None:
-        """As `AgentLocks.turn`; a history that only this process knows needs no lock."""
-        locks = self._shared_locks
-        return AgentLock() if locks is None else locks.turn(agent)
+    def serve(self, model: str, *, is_writing: bool) -> None:
+        """Set the name of the served model, and whether its agents are written."""
+        self._model, self._is_writing = model, is_writing and self._folders is not None
 
-    def lock_request(self, agent: str) -> AgentLock | None:
-        """As `AgentLocks.request`, in the same way."""
-        locks = self._shared_locks
-        return AgentLock() if locks is None else locks.request(agent)
-
-    def lock_history(self, agent: str) -> AgentLock | None:
-        """As `AgentLocks.history`, in the same way."""
-        locks = self._shared_locks
-        return AgentLock() if locks is None else locks.history(agent)
+    @property
+    def locks(self) -> AgentLockFiles | None:
+        """Lock files of the agents; a history that only this process knows needs none."""
+        return self._locks if self._is_writing else None
 
     def agents(self) -> tuple[str, ...]:
         """The ids of all agents with a history, sorted."""
@@ -68,11 +61,11 @@ class AgentStore:
         return tuple(sorted({*written, *self._loose}))
 
     def has(self, agent: str) -> bool:
-        """Whether there is a history of this agent, sound or not. Raises Unreadable."""
+        """True if there is a history, readable or damaged. Raises Unreadable."""
         return agent in self._loose or (self._folders is not None and self._folders.has(agent))
 
     def read(self, agent: str) -> History:
-        """Raises NotFound or Damaged."""
+        """History of an agent. Raises NotFound or Damaged."""
         loose = self._loose.get(agent)
         if loose is not None:
             return loose
@@ -82,7 +75,7 @@ class AgentStore:
 
     def write(self, agent: str, history: History) -> None:
         """Replace the history, durably where it may be written. Raises StackError."""
-        if self._folders is None or not self.is_writing:
+        if self._folders is None or not self._is_writing:
             self._loose[agent] = history
             return
         self._folders.write(agent, history)
@@ -90,11 +83,11 @@ class AgentStore:
         self._gone.pop(agent, None)
 
     def reserve(self, agent: str, history: History) -> None:
-        """Keep what the disk refused, until a later one is written or the process ends."""
+        """Keep in memory a history that the disk refused, until a later write."""
         self._loose[agent] = history
 
     def remove(self, agent: str) -> None:
-        """Forget the history and what names its KV. Raises NotFound or StackError."""
+        """Delete the history and the manifests of its KV. Raises NotFound or StackError."""
         is_loose = self._loose.pop(agent, None) is not None
         with self._keeping:
             self._gone[agent] = None
@@ -109,26 +102,26 @@ class AgentStore:
                     raise
 
     def put(self, agent: str, manifest: Manifest) -> None:
-        """What is saved of an agent, for the model of the manifest. Raises StackError."""
-        if self._folders is None or not self.is_writing:
+        """Write the manifest of an agent's KV for one model. Raises StackError."""
+        if self._folders is None or not self._is_writing:
             return
-        named = replace(manifest, model=manifest.model or self.model)
+        named = replace(manifest, model=manifest.model or self._model)
         with self._keeping:
-            # What was still to be written when an agent was forgotten does not bring it back.
+            # A write that was pending when its agent was deleted does not restore it.
             if agent not in self._gone:
                 self._folders.write_manifest(agent, manifest.identity, named)
                 self._note(agent, named)
 
     def stored(self, agent: str) -> tuple[StoredKV, ...]:
-        """What of it is on disk, a line per model."""
+        """Saved KV of an agent, one entry per model."""
         return tuple(self._stored.get(agent, {}).values())
 
     def identities(self, agent: str) -> frozenset[str]:
-        """Of which models something of this agent is on disk."""
+        """Identities of the models with saved KV of this agent."""
         return frozenset(self._stored.get(agent, ()))
 
     def survey(self) -> None:
-        """Look at what earlier runs saved; a damaged manifest is named in the log and ignored."""
+        """Read the manifests of earlier runs; a damaged one is logged and ignored."""
         if self._folders is None:
             return
         try:
@@ -143,7 +136,7 @@ class AgentStore:
                 log.warning("%s; its next request starts cold if its KV is not found", error)
 
     def look_again(self) -> None:
-        """After a sweep: what it took is not told any more."""
+        """Forget the manifests that a garbage collection deleted."""
         if self._folders is None:
             return
         with self._keeping, suppress(StackError):
@@ -152,9 +145,9 @@ class AgentStore:
                 self._stored[agent] = {m: one for m, one in stored.items() if (agent, m) in there}
 
     def copy(self, agent: str, other: str) -> None:
-        """`other` begins with what is saved of `agent`: names only, no KV.
+        """Copy history and manifests of `agent` to `other`, without KV.
 
-        Raises Conflict when there is an `other`, NotFound when there is no `agent`.
+        Raises Conflict when there is an `other`, NotFound when `agent` is unknown.
         """
         if self.has(other):
             raise Conflict(f"there is an agent {other} already; delete it or choose another id")
@@ -166,10 +159,28 @@ class AgentStore:
                 with suppress(StackError):
                     self.put(other, self._folders.peek_manifest(agent, file.model))
 
-    @property
-    def _shared_locks(self) -> AgentLockFiles | None:
-        return self._locks if self.is_writing else None
-
     def _note(self, agent: str, manifest: Manifest) -> None:
         shown = StoredKV(manifest.model, len(manifest.tokens), manifest.n_bytes)
         self._stored.setdefault(agent, {})[manifest.identity] = shown
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`asyncio.to_thread`, but a cancelled caller waits until the work is done.
+
+    No thread can be cancelled: its late write would overwrite a newer one.
+    """
+    working = asyncio.create_task(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait({working})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        working.exception()
+        raise cancelled
+    return working.result()

@@ -1,7 +1,7 @@
-"""Generates for an agent whose history the server keeps, one request after another."""
+"""Turns of agents whose history the server keeps, one after another."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 
 from msgspec import Struct
@@ -9,19 +9,20 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import Conflict, NotFound
-from mlxstack.service import agent_locks
+from mlxstack.service.admission import AdmittedRequest, admit
 from mlxstack.service.agents import agents
 from mlxstack.service.agents.agents import AgentHistory
-from mlxstack.service.generation import AdmittedRequest, admit, stream_response
+from mlxstack.service.generation import stream_response
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.response_parts import KeepAlive, ResponsePart
 from mlxstack.service.service import Service
 
 
 class AgentTurnRequest(Struct, frozen=True):
-    """`conversation` is the whole one, or what `is_added` to the stored one.
+    """Next turn of an agent.
 
-    `is_patient` waits in line instead of being refused.
+    `conversation` is the whole one, or its addition (`is_added`) to the stored one. `is_patient`
+    waits in line instead of being refused.
     """
 
     conversation: Conversation
@@ -30,33 +31,39 @@ class AgentTurnRequest(Struct, frozen=True):
     is_patient: bool = False
 
 
-async def order(service: Service, agent: str, wish: AgentTurnRequest) -> AdmittedRequest:
-    """The admitted request, when it is the agent's turn. Raises as `admit` and `agents.past` do."""
-    conversation = wish.conversation
-    if wish.is_added:
+async def order(service: Service, agent: str, turn: AgentTurnRequest) -> AdmittedRequest:
+    """Admit the turn. Raises as `admit` and `agents.past` do."""
+    conversation = turn.conversation
+    if turn.is_added:
         before = await _past(service, agent)
         conversation = replace(
             conversation,
             messages=(*before.messages, *conversation.messages),
             tools=conversation.tools or before.tools,
         )
-    return await admit(service, conversation, replace(wish.options, agent=agent))
+    return await admit(service, conversation, replace(turn.options, agent=agent))
 
 
 async def parts(
-    service: Service, agent: str, wish: AgentTurnRequest, first_s: float, beat_s: float
-) -> AsyncGenerator[AdmittedRequest | ResponsePart, None]:
-    """The order as soon as it is the agent's turn, and then the reply; Quiet while it waits.
+    service: Service,
+    agent: str,
+    turn: AgentTurnRequest,
+    first_s: float,
+    beat_s: float,
+    on_admitted: Callable[[AdmittedRequest], None],
+) -> AsyncGenerator[ResponsePart, None]:
+    """Parts of the reply once it is the agent's turn, KeepAlive while it waits.
 
-    Raises Conflict when the agent is busy and the wish is not patient.
+    Calls `on_admitted` between them. Raises Conflict when the agent is busy and the request is
+    not patient.
     """
-    if service.lines.is_busy(agent) and not wish.is_patient:
+    if service.agent_locks.is_busy(agent) and not turn.is_patient:
         raise Conflict(
             f"agent {agent} is answering already; wait for the end, or send `queue: true`"
         )
     words = service.text_processor
-    with service.lines.joined(agent):
-        entering = asyncio.create_task(_enter(service, agent, wish))
+    with service.agent_locks.joined(agent):
+        entering = asyncio.create_task(_enter(service, agent, turn))
         try:
             patience_s = first_s
             while not (await asyncio.wait({entering}, timeout=patience_s))[0]:
@@ -64,8 +71,8 @@ async def parts(
                 patience_s = beat_s
             entering.result()
             service.require_model(words)
-            admitted = await order(service, agent, wish)
-            yield admitted
+            admitted = await order(service, agent, turn)
+            on_admitted(admitted)
             async with aclosing(stream_response(service, admitted, first_s, beat_s)) as rest:
                 async for part in rest:
                     yield part
@@ -75,22 +82,23 @@ async def parts(
                 entering.result().close()
 
 
-async def _enter(service: Service, agent: str, wish: AgentTurnRequest) -> ExitStack:
-    """Wait for the agent's turn, in this process and then among the services of its home.
+async def _enter(service: Service, agent: str, turn: AgentTurnRequest) -> ExitStack:
+    """Wait for the agent's turn, in this process, then among the services of its home.
 
     Closing the result ends the turn. Raises Conflict when another service has the turn and the
-    wish is not patient.
+    request is not patient.
     """
     with ExitStack() as held:
-        lock = await service.lines.enter(agent)
+        lock = await service.agent_locks.enter(agent)
         held.callback(lock.release)
-        acquire = agent_locks.turn if wish.is_patient else agent_locks.turn_now
-        held.enter_context(await acquire(service, agent))
+        locks = service.agent_locks
+        acquire = locks.lock_turn if turn.is_patient else locks.lock_turn_now
+        held.enter_context(await acquire(agent))
         return held.pop_all()
 
 
 async def _past(service: Service, agent: str) -> AgentHistory:
-    """Whoever is not known yet has no past."""
+    """History of an agent; a new one has none."""
     try:
         return await agents.past(service, agent)
     except NotFound:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.dialects.anthropic.content_blocks import KINDS
 from mlxstack.api.dialects.anthropic.request_schema import MessageParam, MessagesBody, ToolParam
-from mlxstack.api.dialects.anthropic.to_conversation import conversation
+from mlxstack.api.dialects.anthropic.to_conversation import KINDS, conversation
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest
 

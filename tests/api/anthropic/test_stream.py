@@ -6,8 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.dialects.anthropic.response_schema import message
-from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, _frame
+from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, message
 from mlxstack.core.engine_events import RequestTimings
 from mlxstack.service.response_parts import (
     CollectedResponse,
@@ -37,7 +36,7 @@ QUIET = st.builds(KeepAlive, st.just(1), st.just(2))
 def said(*parts: ResponsePart) -> list[dict[str, Any]]:
     """The events of these parts, read back from their bytes."""
     stream = MessageStream(NAMES)
-    frames = [_frame(event) for part in parts for event in stream.render(part)]
+    frames = [frame for part in parts for frame in stream.render(0, part)]
     return events(b"".join(frames).decode())
 
 
@@ -58,7 +57,7 @@ def test_a30_any_reply_streams_in_order_and_adds_up(
     spoken = tuple(part for part in parts if not isinstance(part, KeepAlive))
     calls = tuple(part for part in spoken if isinstance(part, ToolCallPart))
     reply = CollectedResponse(started=started, ended=ended, calls=calls, spoken=spoken)
-    whole = message(reply, "msg_1", "m")
+    whole = message(reply, NAMES)
     assert blocks(found) == json.loads(json.dumps([_plain(block) for block in whole.content]))
     last = found[-2]
     assert last["delta"]["stop_reason"] == whole.stop_reason

@@ -7,11 +7,15 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxstack.api.dialects.openai_responses.encrypted_reasoning import decode, encode
-from mlxstack.api.dialects.openai_responses.input_items import READERS
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.to_conversation import conversation, tool_choice_mode
-from mlxstack.api.dialects.openai_responses.tool_names import toolbox
+from mlxstack.api.dialects.openai_responses.to_conversation import (
+    READERS,
+    conversation,
+    decode_reasoning,
+    encode_reasoning,
+    tool_choice_mode,
+    toolbox,
+)
 from mlxstack.core.conversation import Role
 from mlxstack.core.errors import BadRequest
 
@@ -82,10 +86,10 @@ def test_any_tool_choice_is_read_or_refused(choice: Any) -> None:
 
 @given(thoughts=st.text())
 def test_sealed_thoughts_open_again(thoughts: str) -> None:
-    assert decode(encode(thoughts)) == thoughts
+    assert decode_reasoning(encode_reasoning(thoughts)) == thoughts
 
 
 @given(foreign=st.text() | st.text().map("mlx-stack:".__add__))
 def test_foreign_seals_stay_closed(foreign: str) -> None:
-    assert decode(None) == ""
-    assert isinstance(decode(foreign), str)
+    assert decode_reasoning(None) == ""
+    assert isinstance(decode_reasoning(foreign), str)

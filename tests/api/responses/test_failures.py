@@ -1,5 +1,6 @@
 """Streams that are slow, cut or broken: a client always learns, the service stays well."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ import httpx
 import openai
 import pytest
 
-from mlxstack.api import sse
+from mlxstack.api import streaming
 from mlxstack.api.dialects.openai_responses.response_schema import Response
 from mlxstack.api.dialects.openai_responses.stream import ResponseStream
-from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
+from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames
+from mlxstack.api.errors import to_stack_error
 from mlxstack.core.errors import (
     BadRequest,
     Broken,
@@ -65,7 +67,7 @@ def test_x20_x21_the_heartbeat_is_an_event(
         assert text.count("event: response.in_progress") >= 4
         assert ": keepalive" not in text
         break
-    assert sse.BEAT_S == 10.0
+    assert streaming.BEAT_S == 10.0
     end = time.monotonic() + 5
     while not engine.cancelled and time.monotonic() < end:
         time.sleep(0.01)
@@ -117,16 +119,16 @@ def test_failures_make_codex_wait_or_give_up(
         begun, ToolNames(), scripted.live.service.text_processor, is_sealed=False
     )
     opened = list(telling.opening())
-    last = telling.broke(problem)
-    assert last.sequence_number == len(opened)
+    name, _, data = telling.failure(to_stack_error(problem)).partition(b"\n")
+    assert name == b"event: response.failed"
+    last = data.removeprefix(b"data: ")
+    assert json.loads(last)["sequence_number"] == len(opened)
     assert telling.response.error is not None
     assert telling.response.error.code == code
     assert words in telling.response.error.message
     assert "secret" not in telling.response.error.message
     if code != "context_length_exceeded":  # OpenAI itself only has it outside of streams
-        KINDS["response.failed"].model_validate_json(
-            sse.frame(last).removeprefix(b"data: "), strict=True
-        )
+        KINDS["response.failed"].model_validate_json(last, strict=True)
 
 
 def test_e18_a_full_queue_is_503_before_the_stream(scripted: Scripted) -> None:

@@ -6,10 +6,8 @@ import openai
 import pytest
 from msgspec import structs
 
-from mlxstack.api.dialects.openai_responses.input_items import messages
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.to_conversation import conversation
-from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
+from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, conversation, messages
 from tests.api.responses.checking import PLAIN, whole
 from tests.api.responses.conftest import Scripted
 

@@ -1,12 +1,87 @@
-"""The request bodies of the Anthropic door, read leniently."""
+"""Request bodies of the Messages API, read leniently."""
 
 from typing import Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from mlxstack.api.common_fields import Fields
+from mlxstack.api.request_fields import Fields
 
 Content = str | list[dict[str, Any]]
+
+
+class TextInput(Struct, tag="text"):
+    text: str
+
+
+class ImageInput(Struct, tag="image"):
+    """Image, which a text model cannot read."""
+
+
+class DocumentInput(Struct, tag="document"):
+    """Document; its text can be read when the source carries it."""
+
+    source: dict[str, Any] = field(default_factory=dict)
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResult(Struct, tag="search_result"):
+    """Search result of the client."""
+
+    content: list[dict[str, Any]] = field(default_factory=list)
+    title: str | None = None
+    source: str | None = None
+
+
+class ThinkingInput(Struct, tag="thinking"):
+    """Reasoning of the assistant; its signature is ignored."""
+
+    thinking: str = ""
+
+
+class ToolUse(Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: Any = None
+
+
+class ToolResult(Struct, tag="tool_result"):
+    tool_use_id: str
+    content: Content | None = None
+    is_error: bool | None = None
+
+
+class ToolReference(Struct, tag="tool_reference"):
+    """Tool that a search among deferred ones returned."""
+
+    tool_name: str
+
+
+class ToolAddition(Struct, tag="tool_addition"):
+    """Tool that is available from here on, by name or by definition."""
+
+    tool: dict[str, Any]
+
+
+class ToolRemoval(Struct, tag="tool_removal"):
+    """Tool that is unavailable from here on."""
+
+    tool: dict[str, Any]
+
+
+Block = (
+    TextInput
+    | ImageInput
+    | DocumentInput
+    | SearchResult
+    | ThinkingInput
+    | ToolUse
+    | ToolResult
+    | ToolReference
+    | ToolAddition
+    | ToolRemoval
+)
+KINDS = frozenset(str(kind.__struct_config__.tag) for kind in Block.__args__)
 
 
 class MessageParam(Struct):
@@ -27,7 +102,7 @@ class ToolParam(Struct):
 
 
 class ToolChoice(Struct):
-    """Whether a tool may, must or must not be called."""
+    """Tool choice: auto, any, a named tool, or none."""
 
     type: str
     name: str | None = None
@@ -35,21 +110,21 @@ class ToolChoice(Struct):
 
 
 class ThinkingConfig(Struct):
-    """Whether to think first, and for how many tokens at most."""
+    """Thinking mode, and the most tokens of it."""
 
     type: str
     budget_tokens: int | None = None
 
 
 class Format(Struct):
-    """The schema of a structured answer."""
+    """JSON schema of a structured output."""
 
     type: str | None = None
     schema: dict[str, Any] | None = None
 
 
 class OutputConfig(Struct):
-    """How hard to think, and in which shape to answer."""
+    """Reasoning effort and output format."""
 
     effort: str | None = None
     format: Format | None = None

@@ -1,6 +1,5 @@
-"""The routes of Anthropic's dialect."""
+"""Routes of the Messages API."""
 
-from typing import Any
 from uuid import uuid4
 
 from litestar import Response, post
@@ -8,27 +7,28 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from msgspec import structs
 
-from mlxstack.api import common_fields
-from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.anthropic import tools
+from mlxstack.api import request_fields
+from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
-from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount, message
-from mlxstack.api.dialects.anthropic.stream import ResponseIds, frames
+from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount, error_body
+from mlxstack.api.dialects.anthropic.stream import HEARTBEAT, MessageStream, ResponseIds, message
 from mlxstack.api.dialects.anthropic.to_conversation import (
     conversation,
     require_answerable,
     response_format,
+    tool_choice_mode,
 )
-from mlxstack.api.model_names import resolve_model
+from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.request_id import request_id
-from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
-from mlxstack.service.generation import admit
+from mlxstack.core.errors import Busy, OutOfMemory, Unsupported
+from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
-# For callers who forget a limit that the protocol requires.
+# Limit of requests that lack the one that the protocol requires.
 MAX_TOKENS = 4096
 
 
@@ -47,15 +47,15 @@ async def messages(
     order = await admit(service, found, _options(service, data, found, request))
     names = ResponseIds(order.request.id, model, request_id(request.scope))
     if data.stream:
-        return await answer_stream(service, order, lambda first, rest: frames(first, rest, names))
+        return await answer_stream(service, [[order]], MessageStream(names))
     return await answer_whole(
-        request, service, (order,), lambda replies: message(replies[0], names.engine_request, model)
+        request, service, (order,), lambda replies: message(replies[0], names)
     )
 
 
 @post("/v1/messages/count_tokens", status_code=200)
 async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> TokenCount:
-    """How long the prompt of these messages is; the engine is not asked."""
+    """Count the prompt tokens of these messages; the engine is not involved."""
     resolve_model(service, data.model)
     found = await service.text_processor.read(lambda: conversation(data))
     prompt = await service.text_processor.prompt(found)
@@ -65,15 +65,15 @@ async def count_tokens(data: JSONBody[MessagesBody], service: TheService) -> Tok
 def _options(
     service: Service, body: MessagesBody, found: Conversation, request: AnyRequest
 ) -> GenerationOptions:
-    """Anthropic's own fields over those that all doors share."""
-    options = common_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
+    """Generation options, with the fields that only Anthropic has."""
+    options = request_fields.options(body, f"msg_{uuid4().hex[:24]}", None, request)
     default = service.preset.sampling.max_tokens or MAX_TOKENS
     wanted = body.tool_choice
     return structs.replace(
         options,
         max_tokens=default if options.max_tokens is None else options.max_tokens,
-        stop=common_fields.stops(body.stop_sequences, "stop_sequences"),
-        tool_choice=tools.choice(wanted, found.tools),
+        stop=request_fields.stops(body.stop_sequences, "stop_sequences"),
+        tool_choice=tool_choice_mode(wanted, found.tools),
         forced_tool=wanted.name if wanted and wanted.type == "tool" else None,
         response_format=response_format(body),
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
@@ -82,4 +82,12 @@ def _options(
     )
 
 
-ROUTES: list[Any] = [messages, count_tokens]
+DIALECT = Dialect(
+    routes=(messages, count_tokens),
+    prefixes=("/v1/messages", "/v1/batch/messages"),
+    error_body=error_body,
+    heartbeat=HEARTBEAT,
+    error_event="error",
+    statuses={Unsupported: 400, Busy: 529, OutOfMemory: 529},
+    prefers_x_api_key=True,
+)

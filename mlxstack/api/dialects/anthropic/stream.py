@@ -1,14 +1,13 @@
-"""The events of a streamed answer: one block open at a time, indices without gaps."""
+"""Renders messages, whole and as a stream: one open block, indices without gaps."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
 
-from mlxstack.api import sse
+from mlxstack.api import streaming
 from mlxstack.api.dialects.anthropic.response_schema import (
-    SIGNATURE,
+    AnthropicUsage,
     Block,
     BlockDelta,
     BlockStart,
@@ -17,24 +16,25 @@ from mlxstack.api.dialects.anthropic.response_schema import (
     Event,
     InputJSONDelta,
     MessageDelta,
+    MessageResponse,
     MessageStart,
     MessageStop,
     Ping,
     SignatureDelta,
+    StopReason,
     TextBlock,
     TextBlockDelta,
     ThinkingBlock,
     ThinkingDelta,
     ToolUseBlock,
-    opening,
-    reason_of,
-    usage,
+    error_body,
 )
-from mlxstack.api.errors import Dialect, to_stack_error
-from mlxstack.api.errors import body as error_body
-from mlxstack.api.run_generation import Parts
+from mlxstack.core.engine_events import RequestTimings
+from mlxstack.core.errors import StackError
 from mlxstack.service.response_parts import (
+    CollectedResponse,
     ContentPart,
+    FinishCause,
     GenerationFinished,
     GenerationStarted,
     KeepAlive,
@@ -43,34 +43,29 @@ from mlxstack.service.response_parts import (
     ToolCallPart,
 )
 
+# Clients must receive one and send it back; it is not verified.
+SIGNATURE = "bWx4LXN0YWNr"
+
+STOP_REASONS = {
+    FinishCause.EOS: "end_turn",
+    FinishCause.WORD: "stop_sequence",
+    FinishCause.LENGTH: "max_tokens",
+    FinishCause.CONTEXT: "model_context_window_exceeded",
+}
+
+HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
+
 
 class ResponseIds(Struct, frozen=True):
-    """What an answer is called: its own id, its model, and the request it belongs to."""
+    """Names of a response: its own id, its model, and its request id."""
 
     engine_request: str
     model: str
     request: str
 
 
-async def frames(
-    first: ResponsePart, rest: Parts, names: ResponseIds
-) -> AsyncGenerator[bytes, None]:
-    """The stream, up to message_stop, or to the error that ended it."""
-    stream = MessageStream(names)
-    async with aclosing(rest):
-        try:
-            for event in stream.render(first):
-                yield _frame(event)
-            async for part in rest:
-                for event in stream.render(part):
-                    yield _frame(event)
-        except Exception as problem:
-            body = error_body(to_stack_error(problem), Dialect.ANTHROPIC, names.request)
-            yield sse.frame(body, "error")
-
-
-class MessageStream:
-    """Turns the parts of one reply into events."""
+class MessageStream(streaming.Renderer):
+    """Renders the parts of one reply as events."""
 
     def __init__(self, names: ResponseIds) -> None:
         self._names = names
@@ -78,11 +73,17 @@ class MessageStream:
         self._n_blocks = 0
         self._has_calls = False
 
-    def render(self, part: ResponsePart) -> Iterator[Event]:
-        """The events of one part; before the answer begins there can only be pings (X-21)."""
+    def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
+        return map(_frame, self._events(part))
+
+    def failure(self, error: StackError) -> bytes:
+        return streaming.frame(error_body(error, self._names.request), "error")
+
+    def _events(self, part: ResponsePart) -> Iterator[Event]:
+        """Events of one part; before the start of the message only pings."""
         match part:
             case GenerationStarted():
-                yield MessageStart(opening(part, self._names.engine_request, self._names.model))
+                yield MessageStart(_begun(part, self._names))
             case KeepAlive():
                 yield Ping()
             case ReasoningPart():
@@ -101,7 +102,7 @@ class MessageStream:
         yield BlockDelta(self._index, delta)
 
     def _call(self, called: ToolCallPart) -> Iterator[Event]:
-        """The arguments come at once, since they are only understood as a whole (A-30)."""
+        """Send all arguments at once, since only whole arguments can be parsed."""
         self._has_calls = True
         yield from self._close()
         yield from self._start(ToolUseBlock(called.id, called.name, {}))
@@ -110,7 +111,7 @@ class MessageStream:
         yield from self._close()
 
     def _end(self, ended: GenerationFinished) -> Iterator[Event]:
-        """Even an empty answer has a block (A-22u)."""
+        """Close the message; even an empty one has a block."""
         yield from self._close()
         if self._n_blocks == 0:
             yield from self._start(TextBlock(""))
@@ -137,4 +138,62 @@ class MessageStream:
 
 
 def _frame(event: Event) -> bytes:
-    return sse.frame(event, str(event.__struct_config__.tag))
+    return streaming.frame(event, str(event.__struct_config__.tag))
+
+
+def message(reply: CollectedResponse, names: ResponseIds) -> MessageResponse:
+    """Whole message."""
+    content = _blocks(reply)
+    reason = reason_of(reply.ended, bool(reply.calls))
+    return MessageResponse(
+        id=names.engine_request,
+        model=names.model,
+        content=content or (TextBlock(""),),
+        usage=usage(reply.ended.work),
+        stop_reason=reason.stop_reason,
+        stop_sequence=reason.stop_sequence,
+    )
+
+
+def _begun(started: GenerationStarted, names: ResponseIds) -> MessageResponse:
+    """Message at its start; Anthropic counts one output token from there."""
+    work = RequestTimings(n_prompt=started.n_prompt, n_cached=started.n_cached, n_generated=1)
+    return MessageResponse(
+        id=names.engine_request, model=names.model, content=(), usage=usage(work)
+    )
+
+
+def usage(work: RequestTimings) -> AnthropicUsage:
+    """Token counts; reused tokens were read from the cache, and writing to it is free."""
+    return AnthropicUsage(
+        input_tokens=work.n_prompt - work.n_cached,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=work.n_cached,
+        output_tokens=work.n_generated,
+    )
+
+
+def reason_of(ended: GenerationFinished, has_calls: bool) -> StopReason:
+    """Stop reason; a complete tool call needs its result, whatever ended the reply."""
+    if has_calls:
+        return StopReason("tool_use", None)
+    return StopReason(STOP_REASONS[ended.ending], ended.stop_string)
+
+
+def _blocks(reply: CollectedResponse) -> tuple[Block, ...]:
+    """Blocks of a reply in order, neighbors of one kind as one block."""
+    blocks: list[Block] = []
+    for part in reply.spoken:
+        last = blocks[-1] if blocks else None
+        match part, last:
+            case ReasoningPart(), ThinkingBlock():
+                blocks[-1] = ThinkingBlock(last.thinking + part.text, SIGNATURE)
+            case ReasoningPart(), _:
+                blocks.append(ThinkingBlock(part.text, SIGNATURE))
+            case ContentPart(), TextBlock():
+                blocks[-1] = TextBlock(last.text + part.text)
+            case ContentPart(), _:
+                blocks.append(TextBlock(part.text))
+            case ToolCallPart(), _:
+                blocks.append(ToolUseBlock(part.id, part.name, part.arguments))
+    return tuple(blocks)

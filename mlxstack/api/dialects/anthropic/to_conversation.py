@@ -1,32 +1,42 @@
-"""From Anthropic's body to the conversation that it means."""
+"""Converts a body of the Messages API to a conversation."""
 
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mlxstack.api import common_fields
-from mlxstack.api.dialects.anthropic import tools
-from mlxstack.api.dialects.anthropic.content_blocks import (
+import msgspec
+
+from mlxstack.api import request_fields
+from mlxstack.api.dialects.anthropic.request_schema import (
+    KINDS,
     Block,
+    Content,
+    DocumentInput,
+    ImageInput,
+    MessageParam,
+    MessagesBody,
+    SearchResult,
     TextInput,
     ThinkingInput,
     ToolAddition,
+    ToolChoice,
+    ToolParam,
     ToolReference,
     ToolRemoval,
     ToolResult,
     ToolUse,
-    read,
-    require_readable,
-    words,
 )
-from mlxstack.api.dialects.anthropic.request_schema import Content, MessageParam, MessagesBody
-from mlxstack.api.json_instruction import asked_json
-from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
+from mlxstack.api.request_fields import json_instruction
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.service.generation_options import ToolChoiceMode
 from mlxstack.text.grammar.response_format import ResponseConstraint
 from mlxstack.text.normalize_messages import (
     Definitions,
     drop_billing,
     error_text,
     parse_arguments,
+    removal_note,
     result_text,
     user_message,
 )
@@ -39,17 +49,17 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "m
 
 
 def conversation(body: MessagesBody) -> Conversation:
-    """Raises BadRequest with the path of the field that cannot work.
+    """Conversation of a body. Raises BadRequest with the path of the field.
 
-    A last turn of the assistant is to be continued (A-14), unless there is no text in it.
+    A last message of the assistant is continued, unless it has no text.
     """
     if not body.messages:
         raise BadRequest("messages: at least one message is needed", "messages")
-    common_fields.bound(len(body.messages), common_fields.MOST_MESSAGES, "messages", "messages")
-    n_blocks = common_fields.n_parts(turn.content for turn in body.messages)
-    common_fields.bound(n_blocks, common_fields.MOST_PARTS, "messages", "content blocks")
-    common_fields.bound(len(body.tools or ()), common_fields.MOST_TOOLS, "tools", "tools")
-    declared = tools.declared(body)
+    request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
+    n_blocks = request_fields.n_parts(turn.content for turn in body.messages)
+    request_fields.bound(n_blocks, request_fields.MOST_PARTS, "messages", "content blocks")
+    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
+    declared = declared_tools(body)
     known = Definitions(declared)
     messages = [*_system(body.system), *_messages(body.messages, known)]
     if messages and _is_empty_answer(messages[-1]):
@@ -69,7 +79,7 @@ def conversation(body: MessagesBody) -> Conversation:
 
 
 def require_answerable(found: Conversation) -> None:
-    """Raises BadRequest for a last turn that calls a tool: its result has to follow (A-14)."""
+    """Raises BadRequest for a last message that calls a tool: its result has to follow."""
     if found.messages[-1].tool_calls:
         raise BadRequest(
             "messages: the last message calls a tool; a user message with its tool_result "
@@ -83,7 +93,7 @@ def _is_empty_answer(message: Message) -> bool:
 
 
 def _system(content: Content | None) -> tuple[Message, ...]:
-    """Blocks simply follow each other, without billing headers (C-1, C-3)."""
+    """System prompt: blocks joined, without billing headers."""
     text = "".join(drop_billing(words(block)) for block in read(content, "system"))
     return (Message(Role.SYSTEM, text),) if text else ()
 
@@ -111,7 +121,7 @@ def _messages(turns: list[MessageParam], known: Definitions) -> list[Message]:
 
 
 def _user(blocks: tuple[Block, ...], known: Definitions, at: str) -> tuple[Message, ...]:
-    """Tool results first (A-10); a turn without anything is still a turn."""
+    """Messages of a user turn, tool results first; an empty turn is still a turn."""
     results = [
         _result(block, known, f"{at}[{i}]")
         for i, block in enumerate(blocks)
@@ -136,7 +146,7 @@ def _assistant(blocks: tuple[Block, ...]) -> Message:
 
 
 def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message, ...]:
-    """Stays where it is (A-12); tools that come and go are told in words (A-21)."""
+    """System message in its place; added and removed tools are described in text."""
     text = "\n".join(line for block in blocks if (line := _instruction(block, known)))
     return (Message(Role.SYSTEM, text),) if text else ()
 
@@ -144,14 +154,14 @@ def _late_system(blocks: tuple[Block, ...], known: Definitions) -> tuple[Message
 def _instruction(block: Block, known: Definitions) -> str:
     match block:
         case ToolAddition():
-            return tools.addition(block, known)
+            return _addition(block, known)
         case ToolRemoval():
-            return tools.removal(block)
+            return _removal(block)
     return words(block)
 
 
 def _result(result: ToolResult, known: Definitions, at: str) -> Message:
-    """Found tools are described in place (A-20); a failure is told in words (A-11)."""
+    """Tool result; found tools are described in place, a failure becomes text."""
     parts: list[dict[str, Any]] = []
     for block in read(result.content, f"{at}.content"):
         if isinstance(block, ToolReference):
@@ -178,7 +188,7 @@ def _template(body: MessagesBody) -> dict[str, Any]:
 
 
 def response_format(body: MessagesBody) -> ResponseConstraint | None:
-    """What the answer must look like."""
+    """Output constraint of a body."""
     wanted = (body.output_config and body.output_config.format) or body.output_format
     if wanted is None or wanted.type != "json_schema":
         return None
@@ -187,4 +197,173 @@ def response_format(body: MessagesBody) -> ResponseConstraint | None:
 
 def _format(body: MessagesBody) -> tuple[Message, ...]:
     wanted = response_format(body)
-    return () if wanted is None else (asked_json(wanted.schema),)
+    return () if wanted is None else (json_instruction(wanted.schema),)
+
+
+FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+
+
+def read(content: Content | None, at: str) -> tuple[Block, ...]:
+    """Blocks of a `content` field at the path `at`; a string is one text.
+
+    Unknown kinds become their text, empty if they have none. Raises BadRequest with the path of a
+    field that has the wrong type.
+    """
+    if isinstance(content, str):
+        return (TextInput(content),) if content else ()
+    return tuple(_read(content or [], at))
+
+
+def words(block: Block) -> str:
+    """Text of a block; "" for calls, results and reasoning."""
+    match block:
+        case TextInput():
+            return block.text
+        case ImageInput():
+            return "[image omitted]"
+        case DocumentInput():
+            return _document(block)
+        case SearchResult():
+            return "\n".join([*_lines(block.title, block.source), *_texts(block.content)])
+    return ""
+
+
+def require_readable(block: Block) -> None:
+    """Raises Unsupported for an image, or for a document without text."""
+    kind = block.__struct_config__.tag
+    if isinstance(block, ImageInput) or (
+        isinstance(block, DocumentInput) and _inside(block) is None
+    ):
+        raise Unsupported(f"{kind} input is not supported by this model; send text")
+
+
+def _read(content: list[dict[str, Any]], at: str) -> Iterator[Block]:
+    for i, raw in enumerate(content):
+        kind = raw.get("type")
+        if not isinstance(kind, str):
+            path = f"{at}[{i}].type"
+            raise BadRequest(f"{path}: Field required", path)
+        yield _typed(raw, f"{at}[{i}]") if kind in KINDS else TextInput(_text(raw))
+
+
+def _typed(raw: dict[str, Any], at: str) -> Block:
+    try:
+        block: Block = msgspec.convert(raw, Block)
+    except msgspec.ValidationError as error:
+        fault = FAULT.fullmatch(str(error))
+        assert fault is not None
+        path = at + (fault["path"] or "")
+        raise BadRequest(f"{path}: {fault['what']}", path) from None
+    return block
+
+
+def _document(document: DocumentInput) -> str:
+    inside = _inside(document)
+    if inside is None:
+        return "[document omitted]"
+    return "\n".join(_lines(document.title, document.context, inside))
+
+
+def _inside(document: DocumentInput) -> str | None:
+    """Text of a document, None if its source carries none."""
+    source = document.source
+    match source.get("type"), source.get("data"), source.get("content"):
+        case "text", str(data), _:
+            return data
+        case "content", _, str(content):
+            return content
+        case "content", _, list(content):
+            return "\n".join(_texts(content))
+    return None
+
+
+def _texts(parts: list[Any]) -> list[str]:
+    return [text for part in parts if isinstance(part, dict) and (text := _text(part))]
+
+
+def _text(raw: dict[str, Any]) -> str:
+    found = raw.get("text", raw.get("content"))
+    return found if isinstance(found, str) else ""
+
+
+def _lines(*lines: str | None) -> list[str]:
+    return [line for line in lines if line]
+
+
+CHOICES = {
+    "auto": ToolChoiceMode.AUTO,
+    "any": ToolChoiceMode.REQUIRED,
+    "tool": ToolChoiceMode.REQUIRED,
+    "none": ToolChoiceMode.NONE,
+}
+
+
+def declared_tools(body: MessagesBody) -> tuple[Tool, ...]:
+    """All tools in order; those added later count as deferred."""
+    head = [
+        _tool(spec, f"tools[{i}]", bool(spec.defer_loading))
+        for i, spec in enumerate(body.tools or ())
+        if not _is_foreign(spec)
+    ]
+    names = {tool.name for tool in head}
+    return (*head, *(tool for tool in _joining(body) if tool.name not in names))
+
+
+def tool_choice_mode(wanted: ToolChoice | None, tools: Iterable[Tool]) -> ToolChoiceMode:
+    """Tool choice of a request. Raises BadRequest."""
+    if wanted is None:
+        return ToolChoiceMode.AUTO
+    found = CHOICES.get(wanted.type)
+    if found is None:
+        raise BadRequest(
+            f"tool_choice.type is {wanted.type!r}; known are {', '.join(CHOICES)}",
+            "tool_choice.type",
+        )
+    if wanted.type == "tool" and wanted.name not in {tool.name for tool in tools}:
+        raise BadRequest(f"tool_choice.name: no tool is named {wanted.name!r}", "tool_choice.name")
+    return found
+
+
+def _addition(block: ToolAddition, tools: Definitions) -> str:
+    """Text in place of a tool addition."""
+    name = _name(block.tool) or _name(block.tool.get("definition"))
+    return tools.text([name]) if name else ""
+
+
+def _removal(block: ToolRemoval) -> str:
+    """Text in place of a tool removal."""
+    name = _name(block.tool)
+    return removal_note(name) if name else ""
+
+
+def _joining(body: MessagesBody) -> Iterator[Tool]:
+    for i, turn in enumerate(body.messages):
+        if turn.role != "system":
+            continue
+        for block in read(turn.content, f"messages[{i}].content"):
+            definition = block.tool.get("definition") if isinstance(block, ToolAddition) else None
+            if isinstance(definition, dict) and _name(definition):
+                yield _defined(definition, f"messages[{i}].content")
+
+
+def _defined(definition: dict[str, Any], at: str) -> Tool:
+    try:
+        return _tool(msgspec.convert(definition, ToolParam), at, is_deferred=True)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{at}: the definition of a tool cannot be read: {error}", at) from None
+
+
+def _tool(spec: ToolParam, at: str, is_deferred: bool) -> Tool:
+    if not spec.name:
+        raise BadRequest(f"{at}.name: Field required", f"{at}.name")
+    return Tool(spec.name, spec.description or "", spec.input_schema or {}, is_deferred)
+
+
+def _is_foreign(spec: ToolParam) -> bool:
+    """True for a tool that a vendor's server would run."""
+    return spec.type not in (None, "custom") and spec.input_schema is None
+
+
+def _name(tool: Any) -> str:
+    name = tool.get("name") if isinstance(tool, dict) else None
+    return name if isinstance(name, str) else ""

@@ -1,34 +1,33 @@
-"""Is it well, and what is it: health and properties."""
+"""Health and properties of the service."""
 
 from typing import Any
 
 from litestar import Response, get, head, post
 
 from mlxstack import __version__
-from mlxstack.api import api_key_scope
-from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.llama_server.sampling_params import params
-from mlxstack.api.guards import EARLY
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.dialects.llama_server.response_schema import params
+from mlxstack.api.guards import EARLY, is_unscoped
+from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.errors import Loading, Unsupported
-from mlxstack.service.generation_options import SamplingOverrides, sampling
+from mlxstack.service.admission import sampling
+from mlxstack.service.generation_options import SamplingOverrides
 from mlxstack.service.service import Service, ServiceHealth
 
 
 @get("/", opt=EARLY)
 async def root(service: TheService) -> dict[str, str]:
-    """Who answers here."""
+    """Name, version and status of the service."""
     return {"name": "mlx-stack", "version": __version__, "status": service.health.value}
 
 
 @head(["/", "/api/hello"], opt=EARLY)
 async def probe() -> None:
-    """Clients look whether somebody is there."""
+    """Reachability probe of clients."""
 
 
 @get(["/health", "/v1/health"], opt=EARLY)
 async def health(service: TheService) -> dict[str, str]:
-    """200 only when requests would be served, now or when the change of models is over."""
+    """200 when requests are served now, or after a model swap that is under way."""
     match service.health:
         case ServiceHealth.OK:
             return {"status": "ok"}
@@ -54,7 +53,7 @@ def _swapping(service: Service) -> dict[str, str]:
 
 @get("/props")
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
-    """What llama-server's /props tells, and how this engine decodes."""
+    """Properties as llama-server reports them, and the way this engine decodes."""
     snapshot, words, facts = service.engine.snapshot(), service.text_processor, service.facts
     defaults = sampling(SamplingOverrides(), service.preset.sampling, facts.defaults, service.n_ctx)
     limit = service.preset.sampling.max_tokens or -1
@@ -63,8 +62,8 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "total_slots": service.preset.slots.count,
         "model_alias": service.name,
         "model_ftype": f"KV {service.preset.kv.bits} bit",
-        # A path of this machine: not for a key of some agents.
-        "model_path": facts.path if api_key_scope.is_unscoped(request) else "",
+        # Keys of some agents do not see a path of this machine.
+        "model_path": facts.path if is_unscoped(request) else "",
         "modalities": {"vision": False, "video": False, "audio": False},
         "media_marker": "<__media__>",
         "endpoint_slots": True,
@@ -93,7 +92,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
 
 @post("/props", status_code=200)
 async def set_props() -> Response[None]:
-    """Properties come from the preset."""
+    """Refuse changes: properties come from the preset."""
     raise Unsupported("This server does not support changing global properties; edit the preset")
 
 

@@ -21,7 +21,7 @@ Numbers = tuple[tuple[str, str, float], ...]
 
 
 def llama_counters(now: Counters) -> Numbers:
-    """(name, what it counts, value) as llama-server has them."""
+    """Counters of llama-server: (name, help, value)."""
     return (
         (
             "prompt_tokens_total",
@@ -44,7 +44,7 @@ def llama_counters(now: Counters) -> Numbers:
 
 
 def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
-    """Rates since the last scrape, and who is busy."""
+    """Gauges of llama-server: rates since the last scrape, requests, slots."""
     now = snapshot.counters
     calls = now.n_decode_calls or 1
     return (
@@ -58,11 +58,11 @@ def llama_gauges(snapshot: Snapshot, before: Counters) -> Numbers:
 
 
 def own_counters(now: Counters, service: Service) -> Numbers:
-    """Totals that llama-server does not have."""
+    """Counters that llama-server does not have."""
     return (
         ("evictions", "Pieces of KV that left memory or disk", now.n_evicted),
-        ("saved_bytes", "Bytes newly written by saving slots", service.slot_io_bytes.n_saved),
-        ("restored_bytes", "Bytes read by restoring slots", service.slot_io_bytes.n_restored),
+        ("saved_bytes", "Bytes newly written by saving slots", service.stats.n_saved_bytes),
+        ("restored_bytes", "Bytes read by restoring slots", service.stats.n_restored_bytes),
         ("model_calls", "Forward passes of the model", now.n_model_calls),
         ("decode_rows", "Rows in all decode calls", now.n_decode_rows),
         ("requests", "Requests that reached the engine", now.n_asks),
@@ -74,12 +74,16 @@ def own_counters(now: Counters, service: Service) -> Numbers:
         ),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
-        ("unparsed_calls", "Tool calls that made no sense and became text", service.n_unparsed),
+        (
+            "unparsed_calls",
+            "Tool calls that made no sense and became text",
+            service.stats.n_unparsed_calls,
+        ),
     )
 
 
 def own_gauges(snapshot: Snapshot) -> Numbers:
-    """The present."""
+    """Gauges that llama-server does not have."""
     return (
         ("slots", "Slots", len(snapshot.slots)),
         ("active_memory_bytes", "Memory that MLX holds", snapshot.active_bytes),
@@ -89,7 +93,7 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
 
 
 class Metrics(Collector):
-    """Reads the engine's counters whenever somebody scrapes."""
+    """Collector that reads the engine's counters at each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -111,7 +115,7 @@ def metrics_route(service: Service) -> Any:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Metrics(service))
     is_on = service.preset.prefix_cache.metrics.enabled
-    headers = {"process-start-time-unix": str(int(service.started_at))}
+    headers = {"process-start-time-unix": str(int(service.stats.started_at))}
 
     @get("/metrics", media_type=MEDIA_TYPE, name="metrics", opt=OF_ALL)
     async def metrics() -> Response[bytes]:

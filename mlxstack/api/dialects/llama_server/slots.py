@@ -1,4 +1,4 @@
-"""The slots as llama-server shows them, and what can be done to them."""
+"""Slots as llama-server shows them, and the slot actions."""
 
 import re
 from typing import Any
@@ -8,15 +8,20 @@ from litestar import get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
-from mlxstack.api.api_key_scope import can_access, is_unscoped
-from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.llama_server.sampling_params import of_ask
-from mlxstack.api.disconnect import cancel_on_disconnect
-from mlxstack.api.guards import OF_ALL
-from mlxstack.api.run_generation import AnyRequest
-from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.api.dialects.llama_server.response_schema import request_params
+from mlxstack.api.guards import OF_ALL, can_access, is_unscoped
+from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
+from mlxstack.core.commands import (
+    EraseSlot,
+    RestoreSlot,
+    SaveSlot,
+    SlotCommand,
+    SlotCommandResult,
+    SlotEraseResult,
+    SlotRestoreResult,
+    SlotSaveResult,
+)
 from mlxstack.core.errors import BadRequest, Busy
-from mlxstack.service import slot_actions as acts
 from mlxstack.service import stats
 
 OPEN = ("id", "n_ctx", "speculative", "is_processing")
@@ -34,7 +39,7 @@ async def list_slots(
     request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
     """All slots; 503 when asked to fail and none is idle."""
-    found = stats.slots(service)
+    found = service.stats.slots(service.engine.snapshot())
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
         raise Busy("no slot available")
     return [_seen(request, _slot(slot)) for slot in found]
@@ -51,36 +56,44 @@ async def act_on_slot(
     idle.
     """
     number = _number(slot)
+    command: SlotCommand
     match action:
         case "save":
-            wanted = SaveSlot(number, await _filename(request))
-            saved = await cancel_on_disconnect(request, acts.save(service, wanted))
-            return {
-                "id_slot": saved.slot,
-                "filename": saved.name,
-                "n_saved": saved.n_saved,
-                "n_written": saved.n_written,
-                "n_bytes": saved.n_bytes,
-                "timings": {"save_ms": saved.save_ms},
-            }
+            command = SaveSlot(number, await _filename(request))
         case "restore":
-            named = RestoreSlot(number, await _filename(request))
-            done = await cancel_on_disconnect(request, acts.restore(service, named))
-            return {
-                "id_slot": done.slot,
-                "filename": done.name,
-                "n_restored": done.n_restored,
-                "n_read": done.n_read,
-                "timings": {"restore_ms": done.restore_ms},
-            }
+            command = RestoreSlot(number, await _filename(request))
         case "erase":
-            erased = await cancel_on_disconnect(request, acts.erase(service, EraseSlot(number)))
-            return {"id_slot": erased.slot, "n_erased": erased.n_erased}
-    raise BadRequest("Invalid action", "action")
+            command = EraseSlot(number)
+        case _:
+            raise BadRequest("Invalid action", "action")
+    return _done(await cancel_on_disconnect(request, service.run_slot_command(command)))
+
+
+def _done(result: SlotCommandResult) -> dict[str, Any]:
+    match result:
+        case SlotSaveResult():
+            return {
+                "id_slot": result.slot,
+                "filename": result.name,
+                "n_saved": result.n_saved,
+                "n_written": result.n_written,
+                "n_bytes": result.n_bytes,
+                "timings": {"save_ms": result.save_ms},
+            }
+        case SlotRestoreResult():
+            return {
+                "id_slot": result.slot,
+                "filename": result.name,
+                "n_restored": result.n_restored,
+                "n_read": result.n_read,
+                "timings": {"restore_ms": result.restore_ms},
+            }
+        case SlotEraseResult():
+            return {"id_slot": result.slot, "n_erased": result.n_erased}
 
 
 def _seen(request: AnyRequest, slot: dict[str, Any]) -> dict[str, Any]:
-    """Of the slots of others, a key of some agents sees only whether they are busy."""
+    """Hide the slots of other agents but for their state from a key of some agents."""
     agent = slot["agent"]
     if is_unscoped(request) or (agent is not None and can_access(request, agent)):
         return slot
@@ -115,14 +128,14 @@ def _slot(slot: stats.SlotStatus) -> dict[str, Any]:
 
 
 def _last(slot: stats.SlotStatus) -> dict[str, Any]:
-    """What llama-server adds once a slot has been used."""
+    """Fields that llama-server adds once a slot has been used."""
     view = slot.view
     return {
         "id_task": _task(view.request),
         "n_prompt_tokens": view.n_tokens,
         "n_prompt_tokens_processed": max(0, view.n_done - view.n_cached),
         "n_prompt_tokens_cache": view.n_cached,
-        "params": of_ask(slot.last) if slot.last else {},
+        "params": request_params(slot.last) if slot.last else {},
         "next_token": [
             {
                 "has_next_token": slot.is_processing,

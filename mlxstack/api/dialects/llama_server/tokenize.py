@@ -1,4 +1,4 @@
-"""Words to tokens and back, for people who look into the cache."""
+"""Tokenizer and chat template routes."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Struct
 
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.run_generation import TheService
 from mlxstack.text.prompt import TokenizeOptions
 
 
 class TokenizeBody(Struct):
-    """`content` is text, or a mix of texts and token ids."""
+    """POST /tokenize; `content` is text, or a mix of texts and token ids."""
 
     content: str | list[str | int] | None = None
     add_special: bool | None = None
@@ -22,14 +22,14 @@ class TokenizeBody(Struct):
 
 
 class DetokenizeBody(Struct):
-    """Token ids."""
+    """POST /detokenize."""
 
     tokens: list[int] | None = None
 
 
 @post("/tokenize", status_code=200)
 async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[str, Any]:
-    """The token ids, with their pieces if asked for."""
+    """Tokenize text, with the piece of each token on request."""
     words = service.text_processor
     parts = [data.content] if isinstance(data.content, str) else data.content or []
     tokens: list[int] = []
@@ -47,7 +47,7 @@ async def tokenize(service: TheService, data: JSONBody[TokenizeBody]) -> dict[st
 
 @post("/detokenize", status_code=200)
 async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dict[str, str]:
-    """The text."""
+    """Convert tokens to text."""
     tokens = data.tokens or []
     service.text_processor.check(tokens, "tokens")
     return {"content": await service.text_processor.detokenize(tokens)}
@@ -55,7 +55,7 @@ async def detokenize(service: TheService, data: JSONBody[DetokenizeBody]) -> dic
 
 @post("/apply-template", status_code=200)
 async def apply_template(service: TheService, data: JSONBody[ChatBody]) -> dict[str, str]:
-    """The prompt that a chat body would become."""
+    """Render a chat body to its prompt."""
     words = service.text_processor
     return {
         "prompt": await words.text(await words.read(lambda: to_conversation.conversation(data)))

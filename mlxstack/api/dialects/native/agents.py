@@ -1,34 +1,52 @@
-"""Agents by name: create, list, fork, rewind, evict, forget them, and read what they said."""
+"""Agents by name: create, list, fork, rewind, evict, delete, history, next turn."""
 
 import uuid
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from litestar import delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
-from msgspec import Struct
+from litestar.response import Stream
+from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
-from mlxstack.api.api_key_scope import can_access, check_agent, check_raise, is_unscoped
-from mlxstack.api.common_fields import AGENT_ID, AGENT_WORDS
-from mlxstack.api.dependencies import TheService
-from mlxstack.api.dialects.openai_chat import to_conversation
+from mlxstack.api import request_fields
+from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
-    ChatMessageParam,
     ChatToolParam,
 )
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
+from mlxstack.api.dialects.openai_chat.routes import options, stream_config
+from mlxstack.api.guards import can_access, check_agent, check_raise, is_unscoped
+from mlxstack.api.openapi import response_spec
+from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
+from mlxstack.api.run_generation import (
+    PREFIX,
+    AnyRequest,
+    TheService,
+    cache_headers,
+    cancel_on_disconnect,
+)
+from mlxstack.api.streaming import BEAT_S, FIRST_S, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
-from mlxstack.service.agents import agents, history_codec
+from mlxstack.service import openai_messages
+from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.agents import agents, turns
 from mlxstack.service.agents.agents import AgentChanges, AgentDetails, AgentHistory
+from mlxstack.service.agents.turns import AgentTurnRequest
+from mlxstack.service.openai_messages import ChatMessageParam
+from mlxstack.service.response_parts import gather
+from mlxstack.service.service import Service
+from mlxstack.service.stats import saved_s
 
 NO = (None, "", "0", "false")
 
 
 class CreateBody(Struct):
-    """Without an id, one is made up; `messages` are what the agent has said and heard before."""
+    """POST /v1/agents; without an id one is generated, `messages` are the history so far."""
 
     id: str | None = None
     messages: list[ChatMessageParam] | None = None
@@ -43,20 +61,20 @@ class ChangeBody(Struct):
 
 
 class ForkBody(Struct):
-    """The id of the new agent."""
+    """POST /v1/agents/{id}/fork; `id` is that of the new agent."""
 
     id: str
 
 
 class RewindBody(Struct):
-    """How many messages are to stay."""
+    """POST /v1/agents/{id}/rewind; the number of messages that stay."""
 
     n_messages: int
 
 
 @get("/v1/agents")
 async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any]:
-    """Everybody that the key may speak as, the last used first."""
+    """All agents that the key allows, the last used first."""
     found = await agents.everyone(service)
     seen = [shown(request, one) for one in found if can_access(request, one.view.id)]
     return {"object": "list", "data": seen}
@@ -66,7 +84,7 @@ async def list_agents(request: AnyRequest, service: TheService) -> dict[str, Any
 async def create_agent(
     request: AnyRequest, service: TheService, data: JSONBody[CreateBody]
 ) -> dict[str, Any]:
-    """Open an agent, with a past if it has one; 409 when there is one of this id."""
+    """Create an agent, with a history if given; 409 when the id is taken."""
     agent = checked(data.id if data.id is not None else f"agent-{uuid.uuid4().hex[:12]}", "id")
     check_agent(request, agent)
     past = AgentHistory()
@@ -81,7 +99,7 @@ async def create_agent(
 async def show_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str]
 ) -> dict[str, Any]:
-    """Where it is, what it cost, and what its last turns were."""
+    """Place, cost and last turns of an agent."""
     return shown(request, await agents.one(service, agent))
 
 
@@ -89,7 +107,7 @@ async def show_agent(
 async def change_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ChangeBody]
 ) -> dict[str, Any]:
-    """Its priority, and whether its KV stays in memory whatever happens."""
+    """Change priority, or pin the agent's KV in memory."""
     wanted = AgentChanges(_priority(data.priority), data.is_pinned)
     check_raise(request, wanted.priority)
     return shown(request, await agents.change(service, agent, wanted))
@@ -99,7 +117,7 @@ async def change_agent(
 async def delete_agent(
     service: TheService, agent: FromPath[str], evict_only: FromQuery[str | None] = None
 ) -> dict[str, Any]:
-    """Forget it; with `?evict_only=1` only free its slot and memory."""
+    """Delete an agent; with `?evict_only=1` only free its slot and memory."""
     if evict_only in NO:
         await agents.delete(service, agent)
         return {"id": agent, "object": "agent", "deleted": True}
@@ -111,7 +129,7 @@ async def delete_agent(
 async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, Any]:
     """All messages, as a chat request would send them."""
     past = await agents.past(service, agent)
-    messages = [history_codec.written(message) for message in past.messages]
+    messages = [openai_messages.write_message(message) for message in past.messages]
     return {"id": agent, "object": "agent.history", "messages": messages}
 
 
@@ -119,7 +137,7 @@ async def show_history(service: TheService, agent: FromPath[str]) -> dict[str, A
 async def fork_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[ForkBody]
 ) -> dict[str, Any]:
-    """A new agent that goes on from here."""
+    """Fork a new agent from this one."""
     check_agent(request, checked(data.id, "id"))
     return shown(request, await agents.fork(service, agent, data.id))
 
@@ -128,35 +146,35 @@ async def fork_agent(
 async def rewind_agent(
     request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[RewindBody]
 ) -> dict[str, Any]:
-    """Go back to an earlier message."""
+    """Rewind the history to an earlier message."""
     return shown(request, await agents.rewind(service, agent, data.n_messages))
 
 
 def checked(agent: str, param: str) -> str:
-    """The id. Raises BadRequest when it is none."""
+    """Validate an agent id. Raises BadRequest."""
     if not AGENT_ID.fullmatch(agent):
         raise BadRequest(f"{param} {AGENT_WORDS}", param)
     return agent
 
 
-def shown(request: AnyRequest, portrait: AgentDetails) -> dict[str, Any]:
-    """An agent as an object: the fields of `core.frame.AgentView`, and some sums.
+def shown(request: AnyRequest, details: AgentDetails) -> dict[str, Any]:
+    """Agent as an object: the fields of `core.status.AgentView`, and some sums.
 
-    What the cache held instead may be of another agent: a key of some agents does not read it.
+    The diverging cached text may be another agent's: a key of some agents does not read it.
     """
-    view = portrait.view
+    view = details.view
     if view.miss is not None and not is_unscoped(request):
         view = replace(view, miss=replace(view.miss, text_cached=""))
     found: dict[str, Any] = msgspec.to_builtins(view)
     return found | {
         "object": "agent",
         "priority": view.priority.name.lower(),
-        "is_explicit": portrait.is_explicit,
+        "is_explicit": details.is_explicit,
         "cached_share": view.n_cached / view.n_prompt if view.n_prompt else 0.0,
         "bytes": {
-            "live": portrait.live_bytes,
-            "parked": portrait.parked_bytes,
-            "disk": portrait.disk_bytes,
+            "live": details.live_bytes,
+            "parked": details.parked_bytes,
+            "disk": details.disk_bytes,
         },
     }
 
@@ -168,6 +186,91 @@ def _priority(name: str | None) -> Priority | None:
     return None if name is None else known[name]
 
 
+class GenerateBody(ChatBody, kw_only=True):
+    """POST /v1/agents/{id}/generate: `messages`, or `append` to the stored history.
+
+    `queue` waits for the agent's turn instead of a 409.
+    """
+
+    messages: list[ChatMessageParam] = field(default_factory=list)
+    append: list[ChatMessageParam] | None = None
+    queue: bool | None = None
+
+
+class AgentNote(Struct, frozen=True):
+    """Agent of a completion; `n_tokens` is the length of its context now."""
+
+    id: str
+    n_tokens: int
+    cached_tokens: int
+
+
+class AgentCompletion(ChatCompletion, frozen=True, kw_only=True):
+    """Chat completion with its agent."""
+
+    agent: AgentNote
+
+
+@post("/v1/agents/{agent:str}/generate", status_code=200, responses=response_spec(AgentCompletion))
+async def generate_for_agent(
+    request: AnyRequest, service: TheService, agent: FromPath[str], data: JSONBody[GenerateBody]
+) -> Response[AgentCompletion] | Stream:
+    """Generate the next turn; 409 while the agent is busy, unless queue is true."""
+    model = resolve_model(service, data.model)
+    agent = checked(agent, "agent")
+    turn = await service.text_processor.read(lambda: _turn_request(agent, data, request))
+    wants = stream_config(data, turn.options.id, model)
+    if data.stream:
+        return await _stream(service, agent, turn, wants)
+    return await cancel_on_disconnect(request, _whole(service, agent, turn, wants))
+
+
+async def _whole(
+    service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
+) -> Response[AgentCompletion]:
+    orders: list[AdmittedRequest] = []
+    parts = turns.parts(service, agent, turn, BEAT_S, BEAT_S, orders.append)
+    async with aclosing(parts):
+        reply = await gather(parts)
+    work = reply.ended.work
+    completion = stream.whole((reply,), wants, orders[0].words)
+    note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
+    headers = cache_headers(orders[0].request, reply.started, work.saved_s)
+    return Response(
+        AgentCompletion(**structs.asdict(completion), agent=note),
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+async def _stream(
+    service: Service, agent: str, turn: AgentTurnRequest, wants: stream.StreamConfig
+) -> Stream:
+    """Errors within the first second come before the headers."""
+    orders: list[AdmittedRequest] = []
+    words = service.text_processor
+    parts = turns.parts(service, agent, turn, FIRST_S, BEAT_S, orders.append)
+    first = await anext(parts)
+    headers = {PREFIX + "agent": agent}
+    if orders:
+        headers = cache_headers(orders[0].request, first, saved_s(service.engine.snapshot(), first))
+    renderer = stream.ChatRenderer(wants, words)
+    return streamed(frames(first, interleaved([parts]), renderer), headers)
+
+
+def _turn_request(agent: str, body: GenerateBody, request: AnyRequest) -> AgentTurnRequest:
+    if bool(body.messages) == bool(body.append):
+        raise BadRequest("give either messages (all of them) or append (what is new)", "messages")
+    request_fields.only_one(body.n)
+    whole = structs.replace(body, messages=body.append) if body.append else body
+    return AgentTurnRequest(
+        conversation=to_conversation.conversation(whole),
+        options=structs.replace(options(body, request), agent=agent),
+        is_added=bool(body.append),
+        is_patient=bool(body.queue),
+    )
+
+
 ROUTES: list[Any] = [
     list_agents,
     create_agent,
@@ -177,4 +280,5 @@ ROUTES: list[Any] = [
     show_history,
     fork_agent,
     rewind_agent,
+    generate_for_agent,
 ]

@@ -1,4 +1,4 @@
-"""The feed of a watcher: what the service looks like, a few times per second."""
+"""Status feed: the state of the service, a few times per second."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,15 +7,15 @@ from typing import Any
 from litestar import get
 from litestar.response import Stream
 
-from mlxstack.api import sse
-from mlxstack.api.dependencies import TheService
+from mlxstack.api import streaming
 from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import TheService
 from mlxstack.core.status import StatusFrame
 from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.service.status_feed import StatusFeed
 
 TICK_S = 0.5
-# A service that rests is drawn once in so many ticks; the others carry a comment.
+# An idle service sends one frame in REST_TICKS ticks, and comments in the others.
 REST_TICKS = 2
 PING = b": ping\n\n"
 
@@ -23,23 +23,23 @@ PING = b": ping\n\n"
 @get("/events", opt={"is_early": True, **OF_ALL})
 async def events(service: TheService) -> Stream:
     """Server-sent events named `frame`, until the service stops; also while it loads."""
-    return sse.streamed(frames(service, TICK_S), {})
+    return streaming.streamed(frames(service, TICK_S), {})
 
 
 async def frames(service: Service, tick_s: float) -> AsyncGenerator[bytes, None]:
-    """A frame per tick while something changes, and a comment between the rare ones else."""
+    """One frame per tick while something changes, otherwise comments between rare ones."""
     status_feed = StatusFeed(service)
     before, n_still = None, 0
     while service.health is not ServiceHealth.STOPPING:
         frame = status_feed.frame()
         n_still = n_still + 1 if _seen(frame) == before else 0
-        yield PING if n_still % REST_TICKS else sse.frame(frame, "frame")
+        yield PING if n_still % REST_TICKS else streaming.frame(frame, "frame")
         before = _seen(frame)
         await asyncio.sleep(tick_s)
 
 
 def _seen(frame: StatusFrame) -> tuple[Any, ...]:
-    """What changes when something happens, and not by waiting or by looking alone."""
+    """Fields that change with events, and not with time alone."""
     snapshot = frame.snapshot
     slots = tuple((slot.state, slot.n_tokens, slot.n_decoded) for slot in snapshot.slots)
     cache = frame.cache

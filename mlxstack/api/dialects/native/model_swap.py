@@ -1,4 +1,4 @@
-"""Change the model of a running service."""
+"""Route that changes the model of a running service."""
 
 import asyncio
 from typing import Any
@@ -7,8 +7,8 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Struct
 
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.guards import OF_ALL
+from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
 from mlxstack.service import model_swap
@@ -19,11 +19,12 @@ DRAIN_S = 30.0
 
 
 class LoadBody(Struct):
-    """One of three. `preset` is the name of a listed preset, never a path. `model` is a hub id.
+    """POST /v1/models/load: one of preset, model and handover.
 
-    With `model` only the model of the running preset is replaced. `handover` is the id of a preset
-    that `mlx-stack swap FILE` wrote into the service's home, which only its owner can do.
-    `prepare` fetches and checks it while the old one answers, and changes nothing.
+    `preset` is the name of a listed preset, never a path. `model` is a hub id; with it only the
+    model of the running preset is replaced. `handover` is the id of a preset that `mlx-stack swap
+    FILE` wrote into the service's home, which only its owner can do. `prepare` fetches and checks
+    it while the old one answers, and changes nothing.
     """
 
     preset: str | None = None
@@ -35,7 +36,7 @@ class LoadBody(Struct):
 
 @post("/v1/models/load", status_code=200, opt=OF_ALL)
 async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
-    """Drain, park, unload, load, warm; requests that come meanwhile wait."""
+    """Drain, park, unload, load, warm; other requests wait in the meantime."""
     wanted = await _wanted(service, data)
     try:
         if data.prepare:
@@ -43,32 +44,32 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
             return {"object": "model.prepared", "path": checked.path, "n_bytes": checked.n_bytes}
         if data.drain_s < 0:
             raise BadRequest(f"drain_s is {data.drain_s}; it must be 0 or more", "drain_s")
-        # A client that leaves does not leave the service without a model.
+        # A disconnect of the client does not interrupt the swap.
         changing = asyncio.create_task(model_swap.swap(service, wanted, data.drain_s))
         return shown(await asyncio.shield(changing))
     except SetupError as error:
         raise BadRequest(error.message, "model" if data.model else "preset") from error
 
 
-def shown(timeline: SwapReport) -> dict[str, Any]:
-    """The timeline as an object."""
+def shown(report: SwapReport) -> dict[str, Any]:
+    """Swap report as an object."""
     return {
         "object": "model.loaded",
-        "before": timeline.before,
-        "model": timeline.after,
+        "before": report.before,
+        "model": report.after,
         "steps": [
             {"name": step.name, "ms": step.ms, "n_bytes": step.n_bytes, "count": step.count}
-            for step in timeline.steps
+            for step in report.steps
         ],
         "active_bytes": {
-            "before_load": timeline.bytes_before_load,
-            "after_unload": timeline.bytes_after_unload,
+            "before_load": report.bytes_before_load,
+            "after_unload": report.bytes_after_unload,
         },
     }
 
 
 async def _wanted(service: Service, data: LoadBody) -> Preset:
-    engine_factory = model_swap.supply_of(service)
+    engine_factory = model_swap.engine_factory_of(service)
     given = [x for x in (data.preset, data.model, data.handover) if x is not None]
     if len(given) != 1:
         raise BadRequest("give either a preset or a model", "preset")

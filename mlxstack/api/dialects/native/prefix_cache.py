@@ -1,4 +1,4 @@
-"""The KV memory through the door: look at it, name and warm prefixes, clear it, ask why."""
+"""Prefix cache routes: statistics, named prefixes, warming, clearing, misses."""
 
 from typing import Any
 
@@ -6,20 +6,18 @@ from litestar import delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
-from mlxstack.api.api_key_scope import salt_of
-from mlxstack.api.dependencies import TheService
 from mlxstack.api.dialects.openai_chat import to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
-    ChatMessageParam,
     ChatToolParam,
 )
-from mlxstack.api.guards import OF_ALL
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.guards import OF_ALL, salt_of
+from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.commands import CollectGarbage, GCResult
 from mlxstack.core.errors import BadRequest, NotFound
 from mlxstack.core.status import CacheView, RequestView
 from mlxstack.service import prefix_cache_admin
+from mlxstack.service.openai_messages import ChatMessageParam
 from mlxstack.service.prefix_cache_admin import Prefix
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
@@ -27,9 +25,9 @@ from mlxstack.text.prompt import TokenizeOptions
 
 
 class PrefixBody(Struct):
-    """A prefix by one of its forms; `messages` as in a chat request, tools included.
+    """A prefix in one of its forms; `messages` as in a chat request, tools included.
 
-    `id` is that of a prefix that the cache holds, as GET /cache tells it.
+    `id` is that of a cached prefix, as in GET /cache.
     """
 
     name: str = ""
@@ -54,7 +52,7 @@ async def list_requests(service: TheService) -> tuple[RequestView, ...]:
 
 @get("/requests/{name:str}", opt=OF_ALL)
 async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
-    """The newest request with this id, or of this agent: what was reused, and why not more."""
+    """Newest request with this id or of this agent, with the reason of its miss."""
     found = service.request_log.find(name)
     if found is None:
         raise NotFound(f"no request and no agent of the last ones is called {name}")
@@ -65,7 +63,7 @@ async def show_request(service: TheService, name: FromPath[str]) -> RequestView:
 async def register_prefix(
     request: AnyRequest, service: TheService, data: JSONBody[PrefixBody]
 ) -> dict[str, Any]:
-    """Compute a prefix, or take one that the cache holds, and keep it under a name."""
+    """Compute a prefix, or take a cached one, and pin it under a name."""
     if data.id is not None:
         _refuse_content(data)
         pinned = await prefix_cache_admin.pin_known(service, data.name, data.id)
@@ -78,7 +76,7 @@ async def register_prefix(
 
 @delete("/cache/prefixes/{name:str}", status_code=200, opt=OF_ALL)
 async def release_prefix(service: TheService, name: FromPath[str]) -> dict[str, str]:
-    """Let go of a named prefix."""
+    """Unpin a named prefix."""
     await prefix_cache_admin.unpin(service, name)
     return {"name": name}
 
@@ -95,13 +93,13 @@ async def warm_prefix(
 
 @post("/cache/clear", status_code=200, opt=OF_ALL)
 async def clear_cache(service: TheService) -> dict[str, int]:
-    """Forget what is parked in memory and neither in use nor pinned."""
+    """Drop parked KV that is neither in use nor pinned."""
     return {"n_bytes": (await prefix_cache_admin.clear(service)).n_bytes}
 
 
 @post("/cache/gc", status_code=200, opt=OF_ALL)
 async def sweep_disk(service: TheService, data: JSONBody[CollectGarbage]) -> GCResult:
-    """Delete stored KV, and with scope "all" saved contexts, by age and bytes."""
+    """Delete stored KV, with scope "all" also saved contexts, by age and bytes."""
     return await prefix_cache_admin.sweep(service, data)
 
 

@@ -1,69 +1,39 @@
-"""The request bodies of the OpenAI doors, read leniently."""
+"""Request bodies of chat completions, read leniently."""
 
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.common_fields import Fields, Prompts
-from mlxstack.api.dialects.openai_chat.message_content import Content
-
-
-class FunctionParam(Struct):
-    """The function of a call in the history; arguments usually are JSON in a string."""
-
-    name: str = ""
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCallParam(Struct):
-    """A call that the assistant made earlier."""
-
-    id: str | None = None
-    function: FunctionParam | None = None
-
-
-class ChatMessageParam(Struct):
-    """One message. `function` is the legacy role of `tool`."""
-
-    role: str
-    content: Content = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCallParam] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
+from mlxstack.api.request_fields import Fields
+from mlxstack.service.openai_messages import ChatMessageParam
 
 
 class FunctionSpec(Struct):
-    """A function that may be called."""
-
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class ChatToolParam(Struct):
-    """Tools of other types than `function` are skipped."""
+    """A tool; those of other types than `function` are skipped."""
 
     type: str = "function"
     function: FunctionSpec | None = None
 
 
 class StreamOptions(Struct):
-    """What a stream shall carry beside the reply."""
+    """Additional chunks of a stream."""
 
     include_usage: bool | None = None
 
 
 class JsonSchema(Struct):
-    """The schema of a structured answer."""
-
     name: str | None = None
     schema: dict[str, Any] | None = None
 
 
 class ResponseFormat(Struct):
-    """`schema` beside `json_object` is llama-server's form."""
+    """Output format; `schema` next to `json_object` is llama-server's form."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -71,7 +41,7 @@ class ResponseFormat(Struct):
 
 
 class ChatBody(Fields, kw_only=True):
-    """POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions."""
 
     limits: ClassVar[tuple[str, ...]] = ("n_predict", "max_completion_tokens", "max_tokens")
     messages: list[ChatMessageParam]
@@ -88,14 +58,3 @@ class ChatBody(Fields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_progress: bool | None = None
-
-
-class CompletionBody(Fields, kw_only=True):
-    """POST /v1/completions."""
-
-    prompt: Prompts
-    stream_options: StreamOptions | None = None
-    logprobs: int | bool | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None

@@ -1,18 +1,35 @@
-"""The shapes of chat completions, whole and in chunks."""
+"""Response bodies of chat completions, whole and in chunks."""
 
-import msgspec
+from typing import Any
+
 from msgspec import UNSET, Struct, UnsetType
 
 from mlxstack import __version__
-from mlxstack.api.logprobs import Logprobs
-from mlxstack.api.usage import OpenAIUsage, Timings
-from mlxstack.service.response_parts import FinishCause, GenerationFinished, ToolCallPart
+from mlxstack.api.errors import INVALID, ErrorTable, context_sizes, nearest
+from mlxstack.api.response_fields import Logprobs, OpenAIUsage, Timings
+from mlxstack.core import errors
 
 FINGERPRINT = f"mlx-stack-{__version__}"
 
+# `type` and `code` of an error.
+ERROR_TYPES: ErrorTable[tuple[str, str | None]] = {
+    errors.StackError: ("server_error", None),
+    errors.BadRequest: (INVALID, None),
+    errors.TooLong: (INVALID, "context_length_exceeded"),
+    errors.Unsupported: ("not_supported_error", None),
+    errors.Unauthorized: ("authentication_error", "invalid_api_key"),
+    errors.Forbidden: ("permission_error", None),
+    errors.NotFound: (INVALID, None),
+    errors.UnknownModel: (INVALID, "model_not_found"),
+    errors.Conflict: (INVALID, "conflict"),
+    errors.Busy: ("server_error", "overloaded"),
+    errors.DiskFull: ("server_error", "insufficient_storage"),
+    errors.Damaged: (INVALID, None),
+}
+
 
 class PromptProgress(Struct, frozen=True):
-    """llama-server's `prompt_progress`."""
+    """Progress of the prompt, as llama-server sends it."""
 
     total: int
     cache: int
@@ -21,14 +38,14 @@ class PromptProgress(Struct, frozen=True):
 
 
 class FunctionCall(Struct, frozen=True):
-    """`name` only in the first delta of a call."""
+    """Function of a call; `name` only in its first delta."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ChatToolCall(Struct, frozen=True):
-    """A call, or a delta of one; `index` only in deltas, `id` and `type` only in the first."""
+    """Tool call or a delta of one; `index` only in deltas, `id` and `type` in the first."""
 
     function: FunctionCall
     index: int | UnsetType = UNSET
@@ -37,8 +54,6 @@ class ChatToolCall(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """What the assistant said."""
-
     content: str | None
     role: str = "assistant"
     reasoning_content: str | UnsetType = UNSET
@@ -46,8 +61,6 @@ class ChatMessage(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """What came anew."""
-
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -55,8 +68,6 @@ class Delta(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """One whole choice."""
-
     message: ChatMessage
     finish_reason: str
     index: int = 0
@@ -64,8 +75,6 @@ class ChatChoice(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """One choice's news."""
-
     delta: Delta
     finish_reason: str | None = None
     index: int = 0
@@ -73,7 +82,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True):
-    """The answer to a request that does not stream."""
+    """Response to a request that does not stream."""
 
     id: str
     created: int
@@ -86,7 +95,7 @@ class ChatCompletion(Struct, frozen=True):
 
 
 class Chunk(Struct, frozen=True):
-    """One frame of a stream."""
+    """Chunk of a stream."""
 
     id: str
     created: int
@@ -99,28 +108,22 @@ class Chunk(Struct, frozen=True):
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 
-def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
-    """`tool_calls` when any call was made, even if text followed."""
-    if has_calls:
-        return "tool_calls"
-    return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"
-
-
-def whole_call(called: ToolCallPart) -> ChatToolCall:
-    """A call of a whole answer."""
-    return ChatToolCall(
-        function=FunctionCall(arguments=_json(called), name=called.name),
-        id=called.id,
-        type="function",
-    )
-
-
-def call_deltas(called: ToolCallPart, index: int) -> tuple[Delta, Delta]:
-    """The first names the call, the second brings its arguments."""
-    head = ChatToolCall(FunctionCall("", called.name), index=index, id=called.id, type="function")
-    rest = ChatToolCall(FunctionCall(_json(called)), index=index)
-    return Delta(tool_calls=(head,)), Delta(tool_calls=(rest,))
-
-
-def _json(called: ToolCallPart) -> str:
-    return msgspec.json.encode(called.arguments).decode()
+def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
+    """Error envelope, of a response as of an event inside a stream."""
+    kind, code = nearest(ERROR_TYPES, error)
+    message = error.message
+    if isinstance(error, errors.TooLong):
+        # Clients match this exact text.
+        message = (
+            f"This model's maximum context length is {error.limit} tokens. "
+            f"However, your messages resulted in {error.got} tokens."
+        )
+    return {
+        "error": {
+            "message": message,
+            "type": kind,
+            "param": getattr(error, "param", None),
+            "code": code,
+            **context_sizes(error),
+        }
+    }

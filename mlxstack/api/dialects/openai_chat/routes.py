@@ -1,6 +1,5 @@
-"""The routes of chat completions."""
+"""Routes of chat completions."""
 
-from typing import Any
 from uuid import uuid4
 
 from litestar import Response, post
@@ -8,17 +7,24 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from msgspec import structs
 
-from mlxstack.api import common_fields
-from mlxstack.api.dependencies import TheService
+from mlxstack.api import request_fields
+from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion
-from mlxstack.api.model_names import resolve_model
+from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, error_body
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.parallel_sampling import copies, n_choices
-from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole, later
+from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer_stream,
+    answer_whole,
+    copies,
+    n_choices,
+)
+from mlxstack.api.streaming import KEEPALIVE
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation import admit
+from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
 
 
@@ -35,31 +41,25 @@ async def chat_completions(
     n = n_choices(data.n, service.preset.slots.count)
     conversation = await service.text_processor.read(lambda: to_conversation.conversation(data))
     order = await admit(service, conversation, options(data, request))
-    wants = _wants(data, order.request.id, model)
+    wants = stream_config(data, order.request.id, model)
     words, orders = order.words, copies(order, n)
     if data.stream:
-        return await answer_stream(
-            service,
-            order,
-            lambda first, rest: stream.frames(
-                first, [rest, *later(service, orders[1:])], wants, words
-            ),
-        )
+        return await answer_stream(service, [orders], stream.ChatRenderer(wants, words, n))
     return await answer_whole(
         request, service, orders, lambda replies: stream.whole(replies, wants, words)
     )
 
 
 def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
-    """What a chat body wants beside its words. Raises BadRequest."""
+    """Generation options of a chat body. Raises BadRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
     n_top = (
-        common_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+        request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
         if body.logprobs
         else None
     )
-    found = common_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
+    found = request_fields.options(body, f"chatcmpl-{uuid4().hex}", n_top, request)
     return structs.replace(
         found,
         tool_choice=to_conversation.tool_choice_mode(body.tool_choice),
@@ -70,7 +70,8 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
     )
 
 
-def _wants(body: ChatBody, request: str, model: str) -> stream.StreamConfig:
+def stream_config(body: ChatBody, request: str, model: str) -> stream.StreamConfig:
+    """Content and names of a stream."""
     return stream.StreamConfig(
         id=request,
         model=model,
@@ -79,4 +80,9 @@ def _wants(body: ChatBody, request: str, model: str) -> stream.StreamConfig:
     )
 
 
-ROUTES: list[Any] = [chat_completions]
+DIALECT = Dialect(
+    routes=(chat_completions,),
+    prefixes=("/v1/", "/chat/completions"),
+    error_body=error_body,
+    heartbeat=KEEPALIVE,
+)

@@ -1,34 +1,31 @@
-"""Chat completions: the whole answer, or its stream."""
+"""Renders chat completions, whole and as a stream."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec import UNSET, Struct, structs
 
-from mlxstack.api import sse
+from mlxstack.api import streaming
 from mlxstack.api.dialects.openai_chat.response_schema import (
     FINGERPRINT,
     ChatChoice,
     ChatCompletion,
     ChatMessage,
+    ChatToolCall,
     Chunk,
     ChunkChoice,
     Delta,
+    FunctionCall,
     PromptProgress,
-    call_deltas,
-    finish_reason,
-    whole_call,
+    error_body,
 )
-from mlxstack.api.errors import Dialect, to_stack_error
-from mlxstack.api.errors import body as error_body
-from mlxstack.api.logprobs import logprobs
-from mlxstack.api.parallel_sampling import interleaved
-from mlxstack.api.run_generation import Parts
-from mlxstack.api.usage import Stopwatch, timings, usage
+from mlxstack.api.response_fields import Stopwatch, logprobs, timings, usage
+from mlxstack.core.errors import StackError
 from mlxstack.service.response_parts import (
     CollectedResponse,
     ContentPart,
+    FinishCause,
     GenerationFinished,
     KeepAlive,
     PrefillProgressed,
@@ -41,7 +38,7 @@ from mlxstack.service.text_processor import TextProcessor
 
 
 class StreamConfig(Struct, frozen=True):
-    """What the stream shall carry, and under which names."""
+    """Names and optional content of a stream."""
 
     id: str
     model: str
@@ -52,7 +49,7 @@ class StreamConfig(Struct, frozen=True):
 def whole(
     replies: Sequence[CollectedResponse], wants: StreamConfig, words: TextProcessor
 ) -> ChatCompletion:
-    """The answer to a request that does not stream, with one choice for each reply."""
+    """Response to a request that does not stream, with one choice per reply."""
     ended = [reply.ended for reply in replies]
     return ChatCompletion(
         id=wants.id,
@@ -79,32 +76,31 @@ def _choice(index: int, reply: CollectedResponse, words: TextProcessor) -> ChatC
     )
 
 
-async def frames(
-    first: ResponsePart, replies: Sequence[Parts], wants: StreamConfig, words: TextProcessor
-) -> AsyncGenerator[bytes, None]:
-    """The stream, from the role to [DONE], or to the error that ended it.
+class ChatRenderer(streaming.Renderer):
+    """Renders the choices of one streamed answer, one reply each."""
 
-    `first` is the first part of the first reply; each reply is a choice.
-    """
-    streams = [ChatStream(i, wants, words) for i in range(len(replies))]
-    async with aclosing(interleaved(replies)) as parts:
-        try:
-            for stream in streams:
-                yield stream.opening()
-            for data in streams[0].render(first):
-                yield data
-            async for index, part in parts:
-                for data in streams[index].render(part):
-                    yield data
-            if wants.has_usage:
-                yield streams[0].closing([stream.ended for stream in streams if stream.ended])
-            yield sse.DONE
-        except Exception as problem:
-            yield sse.frame(error_body(to_stack_error(problem), Dialect.OPENAI, wants.id))
+    def __init__(self, wants: StreamConfig, words: TextProcessor, n_choices: int = 1) -> None:
+        self._wants = wants
+        self._choices = [ChatStream(i, wants, words) for i in range(n_choices)]
+
+    def opening(self) -> Iterator[bytes]:
+        return (choice.opening() for choice in self._choices)
+
+    def render(self, index: int, part: ResponsePart) -> Iterator[bytes]:
+        return self._choices[index].render(part)
+
+    def closing(self) -> Iterator[bytes]:
+        if self._wants.has_usage:
+            ended = [choice.ended for choice in self._choices if choice.ended]
+            yield self._choices[0].closing(ended)
+        yield streaming.DONE
+
+    def failure(self, error: StackError) -> bytes:
+        return streaming.frame(error_body(error, self._wants.id))
 
 
 class ChatStream:
-    """Turns the parts of one choice into frames, counting the calls."""
+    """Renders the parts of one choice as chunks, counting its tool calls."""
 
     def __init__(self, index: int, wants: StreamConfig, words: TextProcessor) -> None:
         self.ended: GenerationFinished | None = None
@@ -116,15 +112,15 @@ class ChatStream:
         self._n_calls = 0
 
     def opening(self) -> bytes:
-        """The frame that says who speaks."""
-        return sse.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
+        """First chunk, with the role."""
+        return streaming.frame(self._chunk(self._choice(Delta(role="assistant", content=""))))
 
     def render(self, part: ResponsePart) -> Iterator[bytes]:
-        """The frames of one part; none for parts that this request did not ask for."""
-        self._watch.hear(part)
+        """Chunks of one part; none for parts that the request did not ask for."""
+        self._watch.count(part)
         match part:
             case KeepAlive():
-                yield sse.keepalive(part.n_done, part.n_prompt)
+                yield streaming.keepalive(part.n_done, part.n_prompt)
             case PrefillProgressed():
                 yield self._progress(part)
             case ReasoningPart():
@@ -140,15 +136,15 @@ class ChatStream:
                 yield self._end(part)
 
     def closing(self, ended: Sequence[GenerationFinished]) -> bytes:
-        """The frame that tells what all choices cost."""
+        """Last chunk, with the usage of all choices."""
         spent, total = timings(ended[0].work), usage(ended, len(ended))
-        return sse.frame(structs.replace(self._chunk(), usage=total, timings=spent))
+        return streaming.frame(structs.replace(self._chunk(), usage=total, timings=spent))
 
     def _say(self, delta: Delta, notes: tuple[TokenLogprob, ...] = ()) -> bytes:
         chunk = self._chunk(self._choice(delta, notes))
         if self._wants.has_pace:
             chunk = structs.replace(chunk, timings=self._watch.timings())
-        return sse.frame(chunk)
+        return streaming.frame(chunk)
 
     def _choice(
         self, delta: Delta, notes: tuple[TokenLogprob, ...] = (), reason: str | None = None
@@ -163,7 +159,7 @@ class ChatStream:
     def _progress(self, part: PrefillProgressed) -> bytes:
         progress = PromptProgress(part.n_prompt, part.n_cached, part.n_done, part.elapsed_ms)
         choice = self._choice(Delta(role="assistant", content=None))
-        return sse.frame(structs.replace(self._chunk(choice), prompt_progress=progress))
+        return streaming.frame(structs.replace(self._chunk(choice), prompt_progress=progress))
 
     def _end(self, ended: GenerationFinished) -> bytes:
         """The timings come last: here, unless the usage still follows."""
@@ -171,7 +167,7 @@ class ChatStream:
         last = self._chunk(self._choice(Delta(), ended.notes, reason))
         if not self._wants.has_usage:
             last = structs.replace(last, timings=timings(ended.work))
-        return sse.frame(last)
+        return streaming.frame(last)
 
     def _chunk(self, *choices: ChunkChoice) -> Chunk:
         return Chunk(
@@ -181,3 +177,30 @@ class ChatStream:
             system_fingerprint=FINGERPRINT,
             choices=choices,
         )
+
+
+def finish_reason(ended: GenerationFinished, has_calls: bool) -> str:
+    """`tool_calls` when any call was made, even if text followed."""
+    if has_calls:
+        return "tool_calls"
+    return "length" if ended.ending in (FinishCause.LENGTH, FinishCause.CONTEXT) else "stop"
+
+
+def whole_call(called: ToolCallPart) -> ChatToolCall:
+    """Tool call of a whole response."""
+    return ChatToolCall(
+        function=FunctionCall(arguments=_json(called), name=called.name),
+        id=called.id,
+        type="function",
+    )
+
+
+def call_deltas(called: ToolCallPart, index: int) -> tuple[Delta, Delta]:
+    """Two deltas: the first names the call, the second has its arguments."""
+    head = ChatToolCall(FunctionCall("", called.name), index=index, id=called.id, type="function")
+    rest = ChatToolCall(FunctionCall(_json(called)), index=index)
+    return Delta(tool_calls=(head,)), Delta(tool_calls=(rest,))
+
+
+def _json(called: ToolCallPart) -> str:
+    return msgspec.json.encode(called.arguments).decode()

@@ -1,48 +1,29 @@
-"""From OpenAI's chat body to the conversation that it means."""
+"""Converts a chat body to a conversation."""
 
-import uuid
-from collections.abc import Callable
 from typing import Any
 
-from mlxstack.api import common_fields
-from mlxstack.api.dialects.openai_chat.message_content import (
-    Content,
-    read_history,
-    read_latest_user,
-    read_system,
-)
+from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat.request_schema import (
     ChatBody,
-    ChatMessageParam,
     ChatToolParam,
     ResponseFormat,
-    ToolCallParam,
 )
-from mlxstack.api.json_instruction import asked_json
-from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.api.request_fields import json_instruction
+from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
+from mlxstack.service.openai_messages import read_messages
 from mlxstack.text.grammar.response_format import ResponseConstraint
-from mlxstack.text.normalize_messages import parse_arguments
-
-ROLES = {
-    "system": Role.SYSTEM,
-    "developer": Role.SYSTEM,
-    "user": Role.USER,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-    "function": Role.TOOL,
-}
 
 
 def conversation(body: ChatBody) -> Conversation:
-    """Raises BadRequest with the path of the field that cannot work."""
+    """Conversation of a body. Raises BadRequest with the path of the field."""
     if not body.messages:
         raise BadRequest("messages is empty; at least one message is needed", "messages")
     _bound(body)
     thinking, template = effort(body.chat_template_kwargs, body.reasoning_effort)
     return Conversation(
-        messages=(*_messages(body.messages), *_format(body)),
+        messages=(*read_messages(body.messages), *_format(body)),
         tools=_tools(body.tools),
         thinking=thinking,
         template=template,
@@ -53,16 +34,16 @@ def conversation(body: ChatBody) -> Conversation:
 
 def _bound(body: ChatBody) -> None:
     """Raises BadRequest for more than any context holds."""
-    common_fields.bound(len(body.messages), common_fields.MOST_MESSAGES, "messages", "messages")
-    n_parts = common_fields.n_parts(turn.content for turn in body.messages)
-    common_fields.bound(n_parts, common_fields.MOST_PARTS, "messages", "parts of contents")
+    request_fields.bound(len(body.messages), request_fields.MOST_MESSAGES, "messages", "messages")
+    n_parts = request_fields.n_parts(turn.content for turn in body.messages)
+    request_fields.bound(n_parts, request_fields.MOST_PARTS, "messages", "parts of contents")
     n_calls = sum(len(turn.tool_calls or ()) for turn in body.messages)
-    common_fields.bound(n_calls, common_fields.MOST_CALLS, "messages", "tool calls")
-    common_fields.bound(len(body.tools or ()), common_fields.MOST_TOOLS, "tools", "tools")
+    request_fields.bound(n_calls, request_fields.MOST_CALLS, "messages", "tool calls")
+    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
-    """Whether there must be a call. Raises BadRequest."""
+    """Tool choice of a request. Raises BadRequest."""
     match choice:
         case None | "auto":
             return ToolChoiceMode.AUTO
@@ -79,7 +60,7 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
 
 
 def forced_tool(body: ChatBody) -> str | None:
-    """The one function that must be called."""
+    """Name of the function that must be called."""
     choice = body.tool_choice
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -87,7 +68,7 @@ def forced_tool(body: ChatBody) -> str | None:
 
 
 def response_format(body: ChatBody) -> ResponseConstraint | None:
-    """What the answer must look like."""
+    """Output constraint of a body."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -98,47 +79,13 @@ def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     return wanted.json_schema.schema if wanted.json_schema else wanted.schema
 
 
-def _messages(turns: list[ChatMessageParam]) -> tuple[Message, ...]:
-    """Only what the user asks last can be refused for not being text."""
-    last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=-1)
-    return tuple(
-        _message(turn, f"messages[{i}]", read_latest_user if i == last else read_history)
-        for i, turn in enumerate(turns)
-    )
-
-
-def _message(turn: ChatMessageParam, at: str, read: Callable[[Content, str], str]) -> Message:
-    role = ROLES.get(turn.role)
-    if role is None:
-        raise BadRequest(f"{at}.role is {turn.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
-    reasoning = turn.reasoning if turn.reasoning_content is None else turn.reasoning_content
-    return Message(
-        role=role,
-        text=(read_system if role is Role.SYSTEM else read)(turn.content, f"{at}.content"),
-        reasoning=reasoning,
-        tool_calls=tuple(_call(call) for call in turn.tool_calls or ()),
-        tool_call_id=turn.tool_call_id,
-        name=turn.name,
-    )
-
-
-def _call(call: ToolCallParam) -> ToolCall:
-    function = call.function
-    name, arguments = (function.name, function.arguments) if function else ("", None)
-    return ToolCall(
-        id=call.id or f"call_{uuid.uuid4().hex[:24]}",
-        name=name,
-        arguments=parse_arguments(arguments),
-    )
-
-
 def _tools(specs: list[ChatToolParam] | None) -> tuple[Tool, ...]:
     functions = [spec.function for spec in specs or () if spec.function is not None]
     return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
 
 
 def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | None, dict[str, Any]]:
-    """Thinking, and variables of the template: `kwargs` win over the `wanted` effort."""
+    """Thinking and template variables; `kwargs` win over the `wanted` effort."""
     template = dict(kwargs or {})
     thinking = template.pop("enable_thinking", None)
     if thinking is not None and not isinstance(thinking, bool):
@@ -151,7 +98,7 @@ def effort(kwargs: dict[str, Any] | None, wanted: str | None) -> tuple[bool | No
 
 
 def _format(body: ChatBody) -> tuple[Message, ...]:
-    """A wish for JSON becomes a last instruction."""
+    """A JSON format adds a last instruction."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return ()
@@ -160,4 +107,4 @@ def _format(body: ChatBody) -> tuple[Message, ...]:
             f"response_format.type is {wanted.type!r}; known are text, json_object, json_schema",
             "response_format.type",
         )
-    return (asked_json(_schema(wanted)),)
+    return (json_instruction(_schema(wanted)),)

@@ -1,16 +1,15 @@
-"""Embeddings, in OpenAI's shape and in llama-server's."""
+"""Embedding routes, in OpenAI's and in llama-server's format."""
 
 from base64 import b64encode
 from typing import Any, Literal
 
 from litestar import post
 from litestar.params import JSONBody
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from mlxstack.api.dependencies import TheService
-from mlxstack.api.disconnect import cancel_on_disconnect
-from mlxstack.api.model_names import resolve_model
-from mlxstack.api.run_generation import AnyRequest
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
+from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.embedding import EmbeddingResult, embed, numbers
 
@@ -18,7 +17,7 @@ Inputs = str | list[str | int | list[int]]
 
 
 class EmbeddingsBody(Struct):
-    """Unknown fields are ignored. OpenAI's SDK asks for base64 unless told otherwise."""
+    """Unknown fields are ignored. OpenAI's SDK requests base64 by default."""
 
     input: Inputs
     model: str | None = None
@@ -27,7 +26,7 @@ class EmbeddingsBody(Struct):
 
 
 class LlamaEmbeddingBody(Struct):
-    """llama-server's own; `content` is what it calls the input, and "input" means the same."""
+    """Body of llama-server; `content` and `input` mean the same."""
 
     content: Inputs | None = None
     input: Inputs | None = None
@@ -42,14 +41,12 @@ class Embedding(Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingUsage(Struct, frozen=True):
-    """Tokens."""
-
     prompt_tokens: int
     total_tokens: int
 
 
 class Embeddings(Struct, frozen=True, kw_only=True):
-    """All of them, in the order of the input."""
+    """Vectors in the order of the input."""
 
     object: str = "list"
     model: str
@@ -61,7 +58,7 @@ class Embeddings(Struct, frozen=True, kw_only=True):
 async def embeddings(
     request: AnyRequest, data: JSONBody[EmbeddingsBody], service: TheService
 ) -> Embeddings:
-    """One vector of length one for each text."""
+    """Embed each text as one normalized vector."""
     model = resolve_model(service, data.model)
     found = await cancel_on_disconnect(request, embed(service, _texts(data.input), data.dimensions))
     is_text = data.encoding_format == "base64"
@@ -79,7 +76,7 @@ async def embeddings(
 async def native_embedding(
     request: AnyRequest, data: JSONBody[LlamaEmbeddingBody], service: TheService
 ) -> tuple[dict[str, Any], ...]:
-    """llama-server's shape: a list, and in it a list of vectors for each text."""
+    """Embed texts, with llama-server's response: a list of vectors per text."""
     given = data.input if data.content is None else data.content
     if given is None:
         raise BadRequest("content is missing: a text, or a list of texts", "content")
@@ -104,4 +101,4 @@ def _texts(given: Inputs) -> list[str | list[int]]:
     return [tokens] if tokens else texts
 
 
-ROUTES: list[Any] = [embeddings, native_embedding]
+DIALECT = structs.replace(OPENAI, routes=(embeddings, native_embedding), prefixes=())

@@ -1,15 +1,15 @@
-"""The models this service answers for, in a shape that OpenAI's, Anthropic's and llama's read."""
+"""Model list, in fields that clients of OpenAI, Anthropic and llama-server read."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from litestar import get
 from litestar.params import FromPath
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from mlxstack.api.dependencies import TheService
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.guards import PUBLIC
-from mlxstack.api.model_names import names
+from mlxstack.api.request_fields import names
+from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import UnknownModel
 from mlxstack.service.service import Service
 
@@ -25,8 +25,6 @@ class ModelMeta(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """One name under which the model answers."""
-
     id: str
     created: int
     created_at: str
@@ -43,7 +41,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class LlamaModel(Struct, frozen=True):
-    """llama-server's own list beside `data`."""
+    """Element of llama-server's own list, next to `data`."""
 
     name: str
     model: str
@@ -54,8 +52,6 @@ class LlamaModel(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """All of them."""
-
     data: tuple[ModelCard, ...]
     models: tuple[LlamaModel, ...]
     first_id: str
@@ -66,7 +62,7 @@ class Models(Struct, frozen=True):
 
 @get(["/v1/models", "/models"], opt=PUBLIC)
 async def list_models(service: TheService) -> Models:
-    """Every name of the one model."""
+    """List every name of the one model."""
     found = tuple(_model(service, name) for name in names(service))
     return Models(
         data=found,
@@ -78,7 +74,7 @@ async def list_models(service: TheService) -> Models:
 
 @get(["/v1/models/{name:path}", "/models/{name:path}"], opt=PUBLIC)
 async def get_model(service: TheService, name: FromPath[str]) -> ModelCard:
-    """One name; it may contain slashes."""
+    """Model by name, which may contain slashes."""
     wanted = name.removeprefix("/")
     if wanted not in names(service):
         raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
@@ -89,8 +85,8 @@ def _model(service: Service, name: str) -> ModelCard:
     facts, n_ctx = service.facts, service.n_ctx
     return ModelCard(
         id=name,
-        created=int(service.started_at),
-        created_at=datetime.fromtimestamp(int(service.started_at), UTC).isoformat(),
+        created=int(service.stats.started_at),
+        created_at=datetime.fromtimestamp(int(service.stats.started_at), UTC).isoformat(),
         display_name=name,
         max_input_tokens=n_ctx,
         max_tokens=n_ctx,
@@ -99,4 +95,4 @@ def _model(service: Service, name: str) -> ModelCard:
     )
 
 
-ROUTES: list[Any] = [list_models, get_model]
+DIALECT = structs.replace(OPENAI, routes=(list_models, get_model), prefixes=("/models",))

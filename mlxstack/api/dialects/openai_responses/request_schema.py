@@ -1,11 +1,11 @@
-"""The request body of the Responses door and its items, read leniently."""
+"""Request body and input items of the Responses API, read leniently."""
 
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.common_fields import Fields
-from mlxstack.api.dialects.openai_chat.message_content import Content
+from mlxstack.api.request_fields import Fields
+from mlxstack.service.openai_messages import Content
 
 Item = dict[str, Any]
 
@@ -32,15 +32,11 @@ class ResponsesBody(Fields, kw_only=True):
 
 
 class MessageInput(Struct):
-    """What somebody said."""
-
     role: str
     content: Content = None
 
 
 class FunctionCallInput(Struct):
-    """A call that the assistant made earlier."""
-
     call_id: str
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -48,7 +44,7 @@ class FunctionCallInput(Struct):
 
 
 class CustomCallInput(Struct):
-    """A call whose argument is free text."""
+    """Earlier call of a custom tool, whose argument is free text."""
 
     call_id: str
     name: str
@@ -57,7 +53,7 @@ class CustomCallInput(Struct):
 
 
 class ShellCallItem(Struct):
-    """A command that the assistant wanted to be run."""
+    """Earlier shell command of the assistant."""
 
     action: dict[str, Any]
     call_id: str | None = None
@@ -65,22 +61,20 @@ class ShellCallItem(Struct):
 
 
 class OutputItem(Struct):
-    """What came of a call."""
-
     output: Content = None
     call_id: str | None = None
     id: str | None = None
 
 
 class ReasoningInput(Struct):
-    """What the assistant thought; only content that can be read counts."""
+    """Reasoning of the assistant; only readable content counts."""
 
     content: list[Item] | None = None
     encrypted_content: str | None = None
 
 
 class ResponsesToolParam(Struct):
-    """A tool of any type; `tools` are those of a namespace."""
+    """Tool of any type; `tools` are those of a namespace."""
 
     type: str = "function"
     name: str = ""

@@ -1,26 +1,21 @@
-"""The shapes of a response and of its items."""
+"""Response bodies, output items and stream events of the Responses API."""
 
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mlxstack.api.logprobs import SampledLogprob
-from mlxstack.api.usage import CachedTokens, ReasoningTokens, Timings
-from mlxstack.core.engine_events import RequestTimings
-from mlxstack.service.response_parts import GenerationFinished
+from mlxstack.api.response_fields import CachedTokens, ReasoningTokens, SampledLogprob, Timings
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputTokensDetails(CachedTokens, frozen=True):
-    """How much of the input came from the caches; writing to them costs nothing here."""
+    """Input tokens that came from the cache; writing to it is free."""
 
     cache_write_tokens: int = 0
 
 
 class ResponsesUsage(Struct, frozen=True):
-    """Token counts, in the names of this dialect."""
-
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -29,22 +24,16 @@ class ResponsesUsage(Struct, frozen=True):
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):
-    """Words of a message."""
-
     text: str
     annotations: tuple[str, ...] = ()
     logprobs: tuple[SampledLogprob, ...] = ()
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
-    """Thoughts in plain text."""
-
     text: str
 
 
 class MessageItem(Struct, frozen=True, tag="message"):
-    """What the assistant said."""
-
     id: str
     status: Status
     content: tuple[OutputText, ...] = ()
@@ -52,7 +41,7 @@ class MessageItem(Struct, frozen=True, tag="message"):
 
 
 class ReasoningItem(Struct, frozen=True, tag="reasoning"):
-    """What the assistant thought; there is no summary beside the thoughts themselves."""
+    """Reasoning of the assistant, without a summary."""
 
     id: str
     status: Status
@@ -62,7 +51,7 @@ class ReasoningItem(Struct, frozen=True, tag="reasoning"):
 
 
 class FunctionCallItem(Struct, frozen=True, tag="function_call"):
-    """A call of a function. `call_id` comes back with its output (R-1)."""
+    """Function call. Its `call_id` comes back with the output."""
 
     id: str
     call_id: str
@@ -73,7 +62,7 @@ class FunctionCallItem(Struct, frozen=True, tag="function_call"):
 
 
 class CustomCallItem(Struct, frozen=True, tag="custom_tool_call"):
-    """A call whose argument is free text."""
+    """Call of a custom tool, whose argument is free text."""
 
     id: str
     call_id: str
@@ -87,20 +76,16 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why a response ended early."""
-
     reason: str = "max_output_tokens"
 
 
 class Failure(Struct, frozen=True):
-    """Why a response could not be finished."""
-
     code: str
     message: str
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """A response, whole or under way; much of it repeats what the request said."""
+    """Response, whole or under way; many fields repeat the request."""
 
     id: str
     object: str = "response"
@@ -131,13 +116,105 @@ class Response(Struct, frozen=True, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-def usage(ended: GenerationFinished) -> ResponsesUsage:
-    """What one response cost."""
-    work: RequestTimings = ended.work
-    return ResponsesUsage(
-        input_tokens=work.n_prompt,
-        input_tokens_details=InputTokensDetails(work.n_cached),
-        output_tokens=work.n_generated,
-        output_tokens_details=ReasoningTokens(ended.n_reasoning),
-        total_tokens=work.n_prompt + work.n_generated,
-    )
+class ResponsesEvent(Struct, kw_only=True, tag_field="type"):
+    """Stream event; `sequence_number` is set when the event is sent."""
+
+    sequence_number: int = 0
+
+
+class Created(ResponsesEvent, tag="response.created"):
+    """First event."""
+
+    response: Response
+
+
+class InProgress(ResponsesEvent, tag="response.in_progress"):
+    """Second event, and the heartbeat."""
+
+    response: Response
+
+
+class Completed(ResponsesEvent, tag="response.completed"):
+    """Last event of a complete response."""
+
+    response: Response
+
+
+class IncompleteEvent(ResponsesEvent, tag="response.incomplete"):
+    """Last event of a response that was cut off."""
+
+    response: Response
+
+
+class FailedEvent(ResponsesEvent, tag="response.failed"):
+    """Last event of a response that failed."""
+
+    response: Response
+
+
+class ItemAdded(ResponsesEvent, tag="response.output_item.added"):
+    output_index: int
+    item: OutputItem
+
+
+class ItemDone(ResponsesEvent, tag="response.output_item.done"):
+    output_index: int
+    item: OutputItem
+
+
+class InItem(ResponsesEvent):
+    """Event inside an item."""
+
+    item_id: str
+    output_index: int
+
+
+class InContent(InItem, kw_only=True):
+    """Event inside the one content part of an item."""
+
+    content_index: int = 0
+
+
+class PartAdded(InContent, kw_only=True, tag="response.content_part.added"):
+    part: OutputText
+
+
+class PartDone(InContent, kw_only=True, tag="response.content_part.done"):
+    part: OutputText
+
+
+class OutputTextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
+    delta: str
+    logprobs: tuple[SampledLogprob, ...] = ()
+
+
+class TextDone(InContent, kw_only=True, tag="response.output_text.done"):
+    text: str
+    logprobs: tuple[SampledLogprob, ...] = ()
+
+
+class ReasoningDelta(InContent, kw_only=True, tag="response.reasoning_text.delta"):
+    delta: str
+
+
+class ReasoningDone(InContent, kw_only=True, tag="response.reasoning_text.done"):
+    text: str
+
+
+class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):
+    """All arguments of a call."""
+
+    delta: str
+
+
+class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
+    name: str
+    arguments: str
+
+
+class CustomInputDelta(InItem, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class InputDone(InItem, tag="response.custom_tool_call_input.done"):
+    input: str

@@ -1,7 +1,6 @@
-"""The routes of the Responses dialect."""
+"""Routes of the Responses API."""
 
 import time
-from typing import Any
 from uuid import uuid4
 
 from litestar import Response as HttpResponse
@@ -10,19 +9,19 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 from msgspec import Struct, structs
 
-from mlxstack.api import common_fields
-from mlxstack.api.dependencies import TheService
+from mlxstack.api import request_fields
+from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
-from mlxstack.api.dialects.openai_responses.stream import ResponseStream, frames, whole
-from mlxstack.api.dialects.openai_responses.tool_names import ToolNames, toolbox
-from mlxstack.api.model_names import resolve_model
+from mlxstack.api.dialects.openai_responses.stream import HEARTBEAT, ResponseStream, whole
+from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.openapi import response_spec
-from mlxstack.api.run_generation import AnyRequest, answer_stream, answer_whole
+from mlxstack.api.request_fields import resolve_model
+from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
 from mlxstack.core.errors import BadRequest
-from mlxstack.service.generation import AdmittedRequest, admit
+from mlxstack.service.admission import AdmittedRequest, admit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
@@ -31,8 +30,6 @@ SEALED = "reasoning.encrypted_content"
 
 
 class InputTokens(Struct, frozen=True):
-    """How many tokens an input has."""
-
     input_tokens: int
     object: str = "response.input_tokens"
 
@@ -51,17 +48,17 @@ async def responses(
         lambda: to_conversation.conversation(data, box)
     )
     order = await _admit(service, conversation, _options(data, request, box))
-    telling = ResponseStream(
+    renderer = ResponseStream(
         _response(data, order, model), box, order.words, is_sealed=SEALED in (data.include or ())
     )
     if data.stream:
-        return await answer_stream(service, order, lambda first, rest: frames(first, rest, telling))
-    return await answer_whole(request, service, (order,), lambda made: whole(made[0], telling))
+        return await answer_stream(service, [[order]], renderer)
+    return await answer_whole(request, service, (order,), lambda made: whole(made[0], renderer))
 
 
 @post(["/v1/responses/input_tokens", "/responses/input_tokens"], status_code=200)
 async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> InputTokens:
-    """Count what the same body would send to the model."""
+    """Count the prompt tokens of a body."""
     resolve_model(service, data.model)
     box = toolbox(data.tools)
     prompt = await service.text_processor.prompt(
@@ -73,7 +70,7 @@ async def input_tokens(data: JSONBody[ResponsesBody], service: TheService) -> In
 async def _admit(
     service: Service, conversation: Conversation, options: GenerationOptions
 ) -> AdmittedRequest:
-    """Here the messages are called `input`."""
+    """Errors name the field `input` instead of `messages`."""
     try:
         return await admit(service, conversation, options)
     except BadRequest as error:
@@ -84,8 +81,8 @@ async def _admit(
 
 def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> GenerationOptions:
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    n_top = common_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
-    found = common_fields.options(
+    n_top = request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+    found = request_fields.options(
         body, f"resp_{uuid4().hex}", n_top if wants_logprobs else None, request
     )
     return structs.replace(
@@ -98,7 +95,7 @@ def _options(body: ResponsesBody, request: AnyRequest, box: ToolNames) -> Genera
 
 
 def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Response:
-    """The response before anything was said."""
+    """Response before its first output item."""
     reasoning = body.reasoning or {}
     return Response(
         id=order.request.id,
@@ -119,4 +116,9 @@ def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Respon
     )
 
 
-ROUTES: list[Any] = [responses, input_tokens]
+DIALECT = structs.replace(
+    OPENAI,
+    routes=(responses, input_tokens),
+    prefixes=("/v1/responses", "/responses", "/v1/batch/responses"),
+    heartbeat=HEARTBEAT,
+)

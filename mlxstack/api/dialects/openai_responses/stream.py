@@ -1,32 +1,40 @@
-"""Tells a reply as the events of a response, and keeps the response that they add up to."""
+"""Renders responses as events, and accumulates the whole response."""
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator
+from uuid import uuid4
 
-from msgspec import structs
+import msgspec
+from msgspec import UNSET, structs
 
-from mlxstack.api.dialects.openai_responses import events
-from mlxstack.api.dialects.openai_responses.events import ResponsesEvent, frame
-from mlxstack.api.dialects.openai_responses.output_items import (
-    MessageItemStream,
-    ReasoningItemStream,
-    Stretch,
-    call,
-)
+from mlxstack.api import streaming
+from mlxstack.api.dialects.openai_responses import response_schema as events
 from mlxstack.api.dialects.openai_responses.response_schema import (
+    CustomCallItem,
     Failure,
+    FunctionCallItem,
     IncompleteDetails,
+    InputTokensDetails,
+    MessageItem,
     OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
     Response,
+    ResponsesEvent,
+    ResponsesUsage,
     Status,
-    usage,
 )
-from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
-from mlxstack.api.errors import LOADING_RETRY_S, to_stack_error
-from mlxstack.api.logprobs import SampledLogprob, logprobs
-from mlxstack.api.run_generation import Parts
-from mlxstack.api.usage import timings
+from mlxstack.api.dialects.openai_responses.to_conversation import (
+    INPUT,
+    ClientTool,
+    ToolKind,
+    ToolNames,
+    encode_reasoning,
+)
+from mlxstack.api.errors import LOADING_RETRY_S
+from mlxstack.api.response_fields import ReasoningTokens, SampledLogprob, logprobs, timings
+from mlxstack.core.engine_events import RequestTimings
 from mlxstack.core.errors import BadRequest, Busy, Loading, StackError, TooLong
 from mlxstack.service.response_parts import (
     CollectedResponse,
@@ -44,8 +52,127 @@ from mlxstack.service.text_processor import TextProcessor
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
-class ResponseStream:
-    """One response under way. `is_sealed`: thoughts also go out as `encrypted_content`."""
+# Codex only counts events, not comments; it ignores those of types that it does not know.
+HEARTBEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
+
+
+class MessageItemStream:
+    """Message item of the stream."""
+
+    def __init__(self, index: int) -> None:
+        self._id, self._index = f"msg_{uuid4().hex}", index
+        self._texts: list[str] = []
+        self._logprobs: list[SampledLogprob] = []
+
+    def begin(self) -> Iterator[ResponsesEvent]:
+        """Start of the item and of its one part, both empty."""
+        item = MessageItem(self._id, "in_progress")
+        yield events.ItemAdded(output_index=self._index, item=item)
+        part = OutputText("")
+        yield events.PartAdded(item_id=self._id, output_index=self._index, part=part)
+
+    def add(self, text: str, logprobs: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
+        """Event of new text."""
+        self._texts.append(text)
+        self._logprobs += logprobs
+        yield events.OutputTextDelta(
+            item_id=self._id, output_index=self._index, delta=text, logprobs=logprobs
+        )
+
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
+        """Events with the whole text, which the protocol repeats three times."""
+        item = self.item(status)
+        part = item.content[0]
+        yield events.TextDone(
+            item_id=self._id, output_index=self._index, text=part.text, logprobs=part.logprobs
+        )
+        yield events.PartDone(item_id=self._id, output_index=self._index, part=part)
+        yield events.ItemDone(output_index=self._index, item=item)
+
+    def item(self, status: Status) -> MessageItem:
+        """Message so far."""
+        text = OutputText("".join(self._texts), logprobs=tuple(self._logprobs))
+        return MessageItem(self._id, status, (text,))
+
+
+class ReasoningItemStream:
+    """Reasoning item of the stream, before the answer or between calls."""
+
+    def __init__(self, index: int, *, is_sealed: bool) -> None:
+        self._id, self._index = f"rs_{uuid4().hex}", index
+        self._is_sealed = is_sealed
+        self._texts: list[str] = []
+
+    def begin(self) -> Iterator[ResponsesEvent]:
+        """Start of the empty item."""
+        item = ReasoningItem(self._id, "in_progress")
+        yield events.ItemAdded(output_index=self._index, item=item)
+
+    def add(self, text: str, _: tuple[SampledLogprob, ...]) -> Iterator[ResponsesEvent]:
+        """Event of new reasoning."""
+        self._texts.append(text)
+        yield events.ReasoningDelta(item_id=self._id, output_index=self._index, delta=text)
+
+    def end(self, status: Status) -> Iterator[ResponsesEvent]:
+        """Events with the whole reasoning."""
+        item = self.item(status)
+        yield events.ReasoningDone(
+            item_id=self._id, output_index=self._index, text=item.content[0].text
+        )
+        yield events.ItemDone(output_index=self._index, item=item)
+
+    def item(self, status: Status) -> ReasoningItem:
+        """Reasoning so far."""
+        text = "".join(self._texts)
+        return ReasoningItem(
+            id=self._id,
+            status=status,
+            content=(ReasoningText(text),),
+            encrypted_content=encode_reasoning(text) if self._is_sealed else None,
+        )
+
+
+OutputItemStream = MessageItemStream | ReasoningItemStream
+
+
+def call(
+    called: ToolCallPart, offer: ClientTool, index: int
+) -> tuple[list[ResponsesEvent], OutputItem]:
+    """Events of a complete tool call, and its item."""
+    namespace = offer.namespace or UNSET
+    text = msgspec.json.encode(called.arguments).decode()
+    item: OutputItem
+    if offer.kind is ToolKind.CUSTOM:
+        given = called.arguments.get(INPUT)
+        text = given if isinstance(given, str) else text
+        item = CustomCallItem(
+            f"ctc_{uuid4().hex}", called.id, offer.name, "in_progress", "", namespace
+        )
+        done: OutputItem = structs.replace(item, status="completed", input=text)
+        content: list[ResponsesEvent] = [
+            events.CustomInputDelta(item_id=item.id, output_index=index, delta=text),
+            events.InputDone(item_id=item.id, output_index=index, input=text),
+        ]
+    else:
+        item = FunctionCallItem(
+            f"fc_{uuid4().hex}", called.id, offer.name, "in_progress", "", namespace
+        )
+        done = structs.replace(item, status="completed", arguments=text)
+        content = [
+            events.ArgumentsDelta(item_id=item.id, output_index=index, delta=text),
+            events.ArgumentsDone(
+                item_id=item.id, output_index=index, name=offer.name, arguments=text
+            ),
+        ]
+    begin = events.ItemAdded(output_index=index, item=item)
+    return [begin, *content, events.ItemDone(output_index=index, item=done)], done
+
+
+class ResponseStream(streaming.Renderer):
+    """Renderer of one response.
+
+    `is_sealed` adds `encrypted_content` to reasoning items.
+    """
 
     def __init__(
         self, response: Response, box: ToolNames, words: TextProcessor, *, is_sealed: bool
@@ -54,33 +181,28 @@ class ResponseStream:
         self._box = box
         self._words = words
         self._is_sealed = is_sealed
-        self._open: Stretch | None = None
+        self._open: OutputItemStream | None = None
         self._n_events = 0
 
-    def opening(self) -> Iterator[ResponsesEvent]:
-        """The first two events."""
-        return self._number(
+    def opening(self) -> Iterator[bytes]:
+        return self._numbered(
             [events.Created(response=self.response), events.InProgress(response=self.response)]
         )
 
-    def on_part(self, part: ResponsePart) -> Iterator[ResponsesEvent]:
-        """The events of one part; none for parts that this dialect does not tell."""
-        return self._number(self._told(part))
+    def render(self, _: int, part: ResponsePart) -> Iterator[bytes]:
+        return self._numbered(self.on_part(part))
 
-    def broke(self, problem: Exception) -> ResponsesEvent:
-        """The last event of a response that cannot go on."""
-        failure = _failure(to_stack_error(problem))
-        self.response = structs.replace(self.response, status="failed", error=failure)
-        (last,) = self._number([events.FailedEvent(response=self.response)])
-        return last
+    def failure(self, error: StackError) -> bytes:
+        self.response = structs.replace(self.response, status="failed", error=_failure(error))
+        return next(self._numbered([events.FailedEvent(response=self.response)]))
 
-    def _number(self, told: Iterable[ResponsesEvent]) -> Iterator[ResponsesEvent]:
-        for event in told:
+    def _numbered(self, found: Iterable[ResponsesEvent]) -> Iterator[bytes]:
+        for event in found:
             event.sequence_number = self._n_events
             self._n_events += 1
-            yield event
+            yield streaming.frame(event, str(type(event).__struct_config__.tag))
 
-    def _told(self, part: ResponsePart) -> Iterator[ResponsesEvent]:
+    def on_part(self, part: ResponsePart) -> Iterator[ResponsesEvent]:
         match part:
             case KeepAlive():
                 yield events.InProgress(response=self.response)
@@ -94,7 +216,7 @@ class ResponseStream:
                 yield from self._end(part)
 
     def _say(
-        self, kind: type[Stretch], text: str, noted: tuple[SampledLogprob, ...]
+        self, kind: type[OutputItemStream], text: str, noted: tuple[SampledLogprob, ...]
     ) -> Iterator[ResponsesEvent]:
         if not isinstance(self._open, kind):
             yield from self._close("completed")
@@ -102,7 +224,7 @@ class ResponseStream:
         assert self._open is not None
         yield from self._open.add(text, noted)
 
-    def _begin(self, kind: type[Stretch]) -> Iterator[ResponsesEvent]:
+    def _begin(self, kind: type[OutputItemStream]) -> Iterator[ResponsesEvent]:
         index = len(self.response.output)
         is_message = kind is MessageItemStream
         self._open = (
@@ -128,7 +250,7 @@ class ResponseStream:
         self.response = structs.replace(self.response, output=(*self.response.output, item))
 
     def _end(self, ended: GenerationFinished) -> Iterator[ResponsesEvent]:
-        """A response that ended well always has words or a call: clients loop for want of any."""
+        """A complete response has a message or a call: without one, clients loop."""
         is_cut = ended.ending in CUT
         yield from self._close("incomplete" if is_cut else "completed")
         if not is_cut and all(item.id.startswith("rs_") for item in self.response.output):
@@ -150,33 +272,16 @@ class ResponseStream:
         return found.content if found else ()
 
 
-def whole(reply: CollectedResponse, telling: ResponseStream) -> Response:
-    """The response that the same events would have built (R-3)."""
+def whole(reply: CollectedResponse, renderer: ResponseStream) -> Response:
+    """Response that the same events would have built."""
     for part in (*reply.spoken, reply.ended):
-        for _ in telling.on_part(part):
+        for _ in renderer.on_part(part):
             pass
-    return telling.response
-
-
-async def frames(
-    first: ResponsePart, rest: Parts, telling: ResponseStream
-) -> AsyncGenerator[bytes, None]:
-    """The stream, to the event that ends it; there is no [DONE]."""
-    async with aclosing(rest):
-        try:
-            for event in telling.opening():
-                yield frame(event)
-            for event in telling.on_part(first):
-                yield frame(event)
-            async for part in rest:
-                for event in telling.on_part(part):
-                    yield frame(event)
-        except Exception as problem:
-            yield frame(telling.broke(problem))
+    return renderer.response
 
 
 def _failure(error: StackError) -> Failure:
-    """Codex waits and tries again after `rate_limit_exceeded`, and gives up on the first two."""
+    """Codex retries after `rate_limit_exceeded`, and gives up on the first two."""
     match error:
         case TooLong():
             return Failure("context_length_exceeded", error.message)
@@ -190,6 +295,18 @@ def _failure(error: StackError) -> Failure:
 
 
 def _later(error: StackError, seconds: float) -> Failure:
-    """With the words in which clients look for the time to wait."""
+    """Failure with the sentence in which clients look for the time to wait."""
     message = f"{error.message.rstrip('.')}. Please try again in {seconds:g}s."
     return Failure("rate_limit_exceeded", message)
+
+
+def usage(ended: GenerationFinished) -> ResponsesUsage:
+    """Token counts of one response."""
+    work: RequestTimings = ended.work
+    return ResponsesUsage(
+        input_tokens=work.n_prompt,
+        input_tokens_details=InputTokensDetails(work.n_cached),
+        output_tokens=work.n_generated,
+        output_tokens_details=ReasoningTokens(ended.n_reasoning),
+        total_tokens=work.n_prompt + work.n_generated,
+    )

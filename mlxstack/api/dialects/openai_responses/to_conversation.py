@@ -1,35 +1,166 @@
-"""From a Responses body to the conversation that it means, and to how it is to be answered."""
+"""Converts a body of the Responses API to a conversation and generation options."""
 
-from typing import Any
+import base64
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from itertools import chain, groupby
+from typing import Any, TypeVar
 
-from mlxstack.api import common_fields
-from mlxstack.api.dialects.openai_chat.message_content import read_system
+import msgspec
+from msgspec import Struct, structs
+
+from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat.to_conversation import effort
-from mlxstack.api.dialects.openai_responses.input_items import messages
-from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
-from mlxstack.api.dialects.openai_responses.tool_names import ToolNames
-from mlxstack.api.json_instruction import asked_json
-from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.api.dialects.openai_responses.request_schema import (
+    CustomCallInput,
+    FunctionCallInput,
+    Item,
+    MessageInput,
+    OutputItem,
+    ReasoningInput,
+    ResponsesBody,
+    ResponsesToolParam,
+    ShellCallItem,
+)
+from mlxstack.api.request_fields import json_instruction
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
+from mlxstack.service.openai_messages import (
+    read_history,
+    read_latest_user,
+    read_system,
+)
 from mlxstack.text.grammar.response_format import ResponseConstraint
+from mlxstack.text.normalize_messages import parse_arguments
 
-# What only a server that stores responses could do.
+# The one argument of a custom tool, which takes free text.
+INPUT = "input"
+
+
+class ToolKind(StrEnum):
+    """Kind of a tool call in the output."""
+
+    FUNCTION = "function"
+    CUSTOM = "custom"
+
+
+class ClientTool(Struct, frozen=True):
+    """Tool by its name in the client."""
+
+    name: str
+    kind: ToolKind = ToolKind.FUNCTION
+    namespace: str | None = None
+
+
+class ToolNames(Struct, frozen=True):
+    """Tools by their names in the prompt, where namespaces are flat, and in the client.
+
+    `tools` are those of the prompt, `offers` the client's by their names in the prompt.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    offers: dict[str, ClientTool] = {}
+
+    def offer(self, called: str) -> ClientTool:
+        """Client's tool for a name that the model has called.
+
+        Models that saw a namespace elsewhere may write it in front of the name.
+        """
+        found = self.offers.get(called)
+        if found is not None:
+            return found
+        for offer in self.offers.values():
+            if called in (f"{offer.namespace}.{offer.name}", f"{offer.namespace}__{offer.name}"):
+                return offer
+        return ClientTool(called)
+
+    def spoken(self, name: str, namespace: str | None) -> str:
+        """Name in the prompt of a tool of the client."""
+        for spoken, offer in self.offers.items():
+            if (offer.name, offer.namespace) == (name, namespace):
+                return spoken
+        return name
+
+
+def toolbox(sent: list[Item] | None) -> ToolNames:
+    """Functions, custom tools and those of namespaces; tools of vendors are left out.
+
+    A name that is taken gets its namespace in front. Raises BadRequest.
+    """
+    tools: list[Tool] = []
+    offers: dict[str, ClientTool] = {}
+    for offer, spec in _offered(sent or [], "tools", None):
+        name = offer.name
+        if name in offers and offer.namespace:
+            name = f"{offer.namespace}__{offer.name}"
+        if name not in offers:
+            offers[name] = offer
+            tools.append(_tool(name, offer.kind, spec))
+    return ToolNames(tuple(tools), offers)
+
+
+def _offered(
+    sent: list[Any], at: str, namespace: str | None
+) -> Iterator[tuple[ClientTool, ResponsesToolParam]]:
+    for i, raw in enumerate(sent):
+        spec = _spec(raw, f"{at}[{i}]")
+        match spec.type:
+            case "function" | "custom" if spec.name:
+                yield ClientTool(spec.name, ToolKind(spec.type), namespace), spec
+            case "function" | "custom" | "namespace" if not spec.name:
+                raise BadRequest(f"{at}[{i}].name: Field required", f"{at}[{i}].name")
+            case "namespace":
+                yield from _offered(spec.tools or [], f"{at}[{i}].tools", spec.name)
+
+
+def _spec(raw: Any, at: str) -> ResponsesToolParam:
+    try:
+        return msgspec.convert(raw, ResponsesToolParam)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{at}: {error}", at) from None
+
+
+def _tool(name: str, kind: ToolKind, spec: ResponsesToolParam) -> Tool:
+    if kind is ToolKind.CUSTOM:
+        return Tool(name, _free_form(spec), _FREE_TEXT)
+    parameters = spec.parameters if isinstance(spec.parameters, dict) else {}
+    return Tool(name, spec.description or "", parameters)
+
+
+_FREE_TEXT: dict[str, Any] = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string", "description": "The whole input, as plain text"}},
+    "required": [INPUT],
+}
+
+
+def _free_form(spec: ResponsesToolParam) -> str:
+    """Description, with the grammar of the input."""
+    form = spec.format or {}
+    lines = [spec.description or ""]
+    if definition := form.get("definition"):
+        lines.append(f"The input follows this {form.get('syntax', '')} grammar:\n{definition}")
+    return "\n\n".join(line for line in lines if line)
+
+
+# Fields that need a server that stores responses.
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
 
 
 def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
-    """Raises BadRequest with the path of the field that cannot work."""
+    """Conversation of a body. Raises BadRequest with the path of the field."""
     for name in STATEFUL:
         if getattr(body, name):
             raise BadRequest(
                 f"{name} is not supported: no responses are stored here; send the whole input", name
             )
-    n_items = common_fields.n_parts([body.input])
-    common_fields.bound(
-        n_items, common_fields.MOST_MESSAGES + common_fields.MOST_CALLS, "input", "items"
+    n_items = request_fields.n_parts([body.input])
+    request_fields.bound(
+        n_items, request_fields.MOST_MESSAGES + request_fields.MOST_CALLS, "input", "items"
     )
-    common_fields.bound(len(body.tools or ()), common_fields.MOST_TOOLS, "tools", "tools")
+    request_fields.bound(len(body.tools or ()), request_fields.MOST_TOOLS, "tools", "tools")
     said = (*_instructions(body), *_input(body, box), *_format(body))
     if not said:
         raise BadRequest("input is empty; at least one message is needed", "input")
@@ -41,7 +172,7 @@ def conversation(body: ResponsesBody, box: ToolNames) -> Conversation:
 
 
 def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
-    """Whether there must be a call. Raises BadRequest."""
+    """Tool choice of a request. Raises BadRequest."""
     match choice:
         case None | "auto":
             return ToolChoiceMode.AUTO
@@ -59,7 +190,7 @@ def tool_choice_mode(choice: str | dict[str, Any] | None) -> ToolChoiceMode:
 
 
 def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | None:
-    """The one tool that must be called, by its name in the prompt."""
+    """Name in the prompt of the tool that must be called."""
     match choice:
         case {"type": "function" | "custom", "name": str(name), **more}:
             namespace = more.get("namespace")
@@ -68,7 +199,7 @@ def forced_tool(choice: str | dict[str, Any] | None, box: ToolNames) -> str | No
 
 
 def response_format(body: ResponsesBody) -> ResponseConstraint | None:
-    """What the answer must look like."""
+    """Output constraint of a body."""
     match (body.text or {}).get("format"):
         case {"type": "json_schema" | "json_object", "schema": dict(schema)}:
             return ResponseConstraint(schema, param="text.format")
@@ -78,7 +209,7 @@ def response_format(body: ResponsesBody) -> ResponseConstraint | None:
 
 
 def _instructions(body: ResponsesBody) -> tuple[Message, ...]:
-    """As the first system message; given as items, they are read as such."""
+    """Instructions as the first system message, or as the items that they are."""
     given = body.instructions
     if isinstance(given, list):
         return messages(given, ToolNames())
@@ -92,7 +223,7 @@ def _input(body: ResponsesBody, box: ToolNames) -> tuple[Message, ...]:
 
 
 def _format(body: ResponsesBody) -> tuple[Message, ...]:
-    """A wish for JSON becomes a last instruction."""
+    """A JSON format adds a last instruction."""
     wanted = (body.text or {}).get("format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     match kind:
@@ -101,8 +232,157 @@ def _format(body: ResponsesBody) -> tuple[Message, ...]:
         case "json_object" | "json_schema":
             assert isinstance(wanted, dict)
             schema = wanted.get("schema")
-            return (asked_json(schema if isinstance(schema, dict) else None),)
+            return (json_instruction(schema if isinstance(schema, dict) else None),)
     raise BadRequest(
         f"text.format.type is {kind!r}; known are text, json_object, json_schema",
         "text.format.type",
     )
+
+
+T = TypeVar("T")
+Reader = Callable[[Item, str, ToolNames], Message]
+
+ROLES = {
+    "developer": Role.SYSTEM,
+    "system": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+JOINT = "\n\n"
+
+
+def messages(items: list[Item], box: ToolNames) -> tuple[Message, ...]:
+    """Messages of input items; other types are left out. Raises BadRequest.
+
+    Reasoning, text and calls of the assistant without another message between them are one turn.
+    """
+    last = max((i for i, item in enumerate(items) if _is_asked(item)), default=-1)
+    read: list[Message] = []
+    for i, item in enumerate(items):
+        reader = _new_question if i == last else READERS.get(_type(item, f"input[{i}]"))
+        if reader is not None:
+            read.append(reader(item, f"input[{i}]", box))
+    return tuple(_turns(read))
+
+
+def _type(item: Item, at: str) -> str:
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if not isinstance(kind, str):
+        raise BadRequest(f"{at}.type must name the type of the item", f"{at}.type")
+    return kind
+
+
+def _is_asked(item: Item) -> bool:
+    return item.get("type") in (None, "message") and item.get("role") == "user"
+
+
+def _as(kind: type[T], item: Item, at: str) -> T:
+    try:
+        return msgspec.convert(item, kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{at}: {error}", at) from None
+
+
+def _new_question(item: Item, at: str, _: ToolNames) -> Message:
+    content = _as(MessageInput, item, at).content
+    return Message(Role.USER, read_latest_user(content, f"{at}.content"))
+
+
+def _message(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(MessageInput, item, at)
+    role = ROLES.get(sent.role)
+    if role is None:
+        raise BadRequest(f"{at}.role is {sent.role!r}; known are {', '.join(ROLES)}", f"{at}.role")
+    read = read_system if role is Role.SYSTEM else read_history
+    return Message(role, read(sent.content, f"{at}.content"))
+
+
+def _reasoning(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(ReasoningInput, item, at)
+    content: list[str | Item] = [*(sent.content or ())]
+    thoughts = read_history(content, f"{at}.content") or decode_reasoning(sent.encrypted_content)
+    return Message(Role.ASSISTANT, reasoning=thoughts or None)
+
+
+def _function_call(item: Item, at: str, box: ToolNames) -> Message:
+    sent = _as(FunctionCallInput, item, at)
+    name = box.spoken(sent.name, sent.namespace)
+    return _calling(ToolCall(sent.call_id, name, parse_arguments(sent.arguments)))
+
+
+def _custom_call(item: Item, at: str, box: ToolNames) -> Message:
+    sent = _as(CustomCallInput, item, at)
+    name = box.spoken(sent.name, sent.namespace)
+    return _calling(ToolCall(sent.call_id, name, {INPUT: sent.input}))
+
+
+def _shell_call(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(ShellCallItem, item, at)
+    return _calling(ToolCall(_call_id(sent), "local_shell", sent.action))
+
+
+def _output(item: Item, at: str, _: ToolNames) -> Message:
+    sent = _as(OutputItem, item, at)
+    return Message(
+        Role.TOOL, read_history(sent.output, f"{at}.output"), tool_call_id=_call_id(sent)
+    )
+
+
+def _call_id(sent: ShellCallItem | OutputItem) -> str:
+    return sent.call_id or sent.id or f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _calling(call: ToolCall) -> Message:
+    return Message(Role.ASSISTANT, tool_calls=(call,))
+
+
+READERS: dict[str, Reader] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _function_call,
+    "custom_tool_call": _custom_call,
+    "local_shell_call": _shell_call,
+    "function_call_output": _output,
+    "custom_tool_call_output": _output,
+    "local_shell_call_output": _output,
+}
+
+
+def _turns(read: list[Message]) -> Iterator[Message]:
+    """Join neighbors of the assistant; reasoning without text or call is left out."""
+    for is_assistant, neighbours in groupby(read, lambda one: one.role is Role.ASSISTANT):
+        if not is_assistant:
+            yield from neighbours
+        elif (turn := _joined(list(neighbours))).text or turn.tool_calls:
+            yield turn
+
+
+def _joined(parts: Sequence[Message]) -> Message:
+    return structs.replace(
+        parts[0],
+        text=JOINT.join(one.text for one in parts if one.text),
+        reasoning=JOINT.join(one.reasoning for one in parts if one.reasoning) or None,
+        tool_calls=tuple(chain.from_iterable(one.tool_calls for one in parts)),
+    )
+
+
+SEAL = "mlx-stack:"
+
+
+def encode_reasoning(thoughts: str) -> str:
+    """Encode reasoning for `encrypted_content`: not secret, only opaque.
+
+    Clients that keep no server-side state return this field but drop readable reasoning, which a
+    model needs between the calls of one task.
+    """
+    return SEAL + base64.urlsafe_b64encode(thoughts.encode()).decode()
+
+
+def decode_reasoning(content: str | None) -> str:
+    """Reasoning of an `encrypted_content`; "" for none and for foreign ones."""
+    if content is None or not content.startswith(SEAL):
+        return ""
+    try:
+        return base64.urlsafe_b64decode(content.removeprefix(SEAL)).decode()
+    except ValueError:
+        return ""

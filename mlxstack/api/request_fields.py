@@ -1,25 +1,27 @@
-"""The body fields that every generating dialect of OpenAI and llama-server shares."""
+"""Request fields that several dialects share, and their limits."""
 
+import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from mlxstack.api.api_key_scope import Connection, apply_key_policy
-from mlxstack.api.session_hints import hint
-from mlxstack.core.errors import BadRequest
+from mlxstack.api.guards import Connection, apply_key_policy
+from mlxstack.core.conversation import Message, Role
+from mlxstack.core.errors import BadRequest, UnknownModel
 from mlxstack.service.generation_options import (
     MAX_TOP_LOGPROBS,
     UNLIMITED,
     GenerationOptions,
     SamplingOverrides,
 )
+from mlxstack.service.service import Service, plain
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
-# An agent is a step of a path, and clients take `.` and `..` out of paths before they ask.
+# An agent id is a path segment, and clients remove `.` and `..` from paths.
 AGENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,128}")
 AGENT_WORDS = "must be 1 to 128 of the characters A-Z a-z 0-9 . _ : -, and not . or .."
 
@@ -89,15 +91,15 @@ class Fields(Struct, kw_only=True):
 def options(
     body: Fields, request: str, n_logprobs: int | None, caller: Connection
 ) -> GenerationOptions:
-    """What the body wants, and what the caller may have.
+    """Generation options of a body, as far as the caller's key allows.
 
-    Raises BadRequest with the name of the field that cannot work, Forbidden for what the
-    caller's key does not give.
+    Raises BadRequest with the name of the field that cannot work, Forbidden for what the caller's
+    key does not give.
     """
     wanted = GenerationOptions(
         id=request,
         max_tokens=limit(body),
-        sampling=_wish(body, n_logprobs),
+        sampling=_sampling_overrides(body, n_logprobs),
         stop=stops(body.stop, "stop"),
         ignore_eos=bool(body.ignore_eos),
         slot=None if body.id_slot in (None, -1) else body.id_slot,
@@ -112,18 +114,18 @@ def options(
 
 
 def bound(n: int, most: int, name: str, what: str) -> None:
-    """Raise BadRequest for `n` of `what` in the field `name` when that is more than `most`."""
+    """Raise BadRequest for more than `most` items in a field."""
     if n > most:
         raise BadRequest(f"{name} has {n} {what}; it may have {most}", name)
 
 
 def n_parts(contents: Iterable[Any]) -> int:
-    """How many parts the contents have together that are lists."""
+    """Number of parts in all contents that are lists."""
     return sum(len(content) for content in contents if isinstance(content, list))
 
 
 def limit(body: Fields) -> int | None:
-    """Tokens of the answer, None where the body does not say. Raises BadRequest."""
+    """Token limit of the response, None without one. Raises BadRequest."""
     name = next((name for name in body.limits if getattr(body, name) is not None), None)
     if name is None:
         return None
@@ -136,14 +138,14 @@ def limit(body: Fields) -> int | None:
 
 
 def thinking_budget(body: Fields) -> int | None:
-    """The most tokens of a thought; a negative number is no limit."""
+    """Most tokens of reasoning; a negative number removes the limit."""
     given = body.thinking_budget_tokens
     wanted = body.reasoning_budget_tokens if given is None else given
     return None if wanted is None or wanted < 0 else wanted
 
 
 def _shape(body: Fields) -> ResponseConstraint | None:
-    """llama-server's own fields."""
+    """Constraint by llama-server's own fields."""
     if body.grammar:
         return ResponseConstraint(grammar=body.grammar, param="grammar")
     return (
@@ -166,7 +168,7 @@ def top_logprobs(wanted: int | None, name: str) -> int | None:
     return wanted
 
 
-def _wish(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
+def _sampling_overrides(body: Fields, n_logprobs: int | None) -> SamplingOverrides:
     repetition, name = (
         (body.repetition_penalty, "repetition_penalty")
         if body.repeat_penalty is None
@@ -199,7 +201,7 @@ def _share(value: float | None, name: str) -> float | None:
 
 
 def stops(stop: str | Sequence[str] | None, name: str) -> tuple[str, ...]:
-    """The words that end an answer. Raises BadRequest for too many, or for one too long."""
+    """Stop strings. Raises BadRequest for too many, or for one too long."""
     words = tuple(word for word in ([stop] if isinstance(stop, str) else stop or ()) if word)
     if len(words) > MOST_STOPS:
         raise BadRequest(f"{name} has {len(words)} words; it may have {MOST_STOPS}", name)
@@ -221,7 +223,7 @@ def _agent(body: Fields) -> str | None:
 
 
 def _user(body: Fields) -> Any:
-    """OpenAI's name for whoever asks, or Anthropic's."""
+    """End user by OpenAI's field, or by Anthropic's."""
     owner = body.metadata.get("user_id") if isinstance(body.metadata, dict) else None
     return body.user if owner is None else owner
 
@@ -270,10 +272,10 @@ def _one_bias(pair: Any) -> tuple[int | str, float]:
 
 
 def prompts(sent: Prompts) -> tuple[Prompt, ...]:
-    """One prompt or several, each as text, or as token ids and texts in a row.
+    """One prompt or several, each a text, or token ids and texts in a row.
 
-    As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an
-    empty list.
+    As for llama-server, a list that holds a token id is one prompt. Raises BadRequest for an empty
+    list.
     """
     if isinstance(sent, str):
         return (sent,)
@@ -291,3 +293,78 @@ def prompts(sent: Prompts) -> tuple[Prompt, ...]:
 def _prompt(one: str | int | list[int | str]) -> Prompt:
     assert not isinstance(one, int)
     return one if isinstance(one, str) else tuple(one)
+
+
+MAX_CHARS = 200
+
+CODEX = ("thread-id", "session-id")
+OPENCODE = ("x-session-id", "x-session-affinity")
+
+# Separator of the session in Claude Code's older form of `user_id`.
+SESSION_MARK = "_session_"
+
+
+def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) -> str | None:
+    """Strongest session hint of a request as "client:name", or None.
+
+    `cache_key` is OpenAI's `prompt_cache_key`; `user` is its `user`, or Anthropic's
+    `metadata.user_id`. Sub-agents of Claude Code share their session's id, so the sub-agent's id is
+    added to it.
+    """
+    if session := _said(headers.get("x-claude-code-session-id")):
+        agent = _said(headers.get("x-claude-code-agent-id"))
+        return _named("claude", f"{session}/{agent}" if agent else session)
+    if thread := _first(headers, CODEX):
+        return _named("codex", thread)
+    if session := _first(headers, OPENCODE):
+        return _named("opencode", session)
+    if key := _said(cache_key):
+        return _named("key", key)
+    return _of_user(_said(user))
+
+
+def _of_user(user: str) -> str | None:
+    """Claude Code wraps its session into the user's id, as JSON or as a suffix."""
+    if not user:
+        return None
+    try:
+        parsed = json.loads(user)
+    except (ValueError, RecursionError):
+        parsed = None
+    inner = _said(parsed.get("session_id")) if isinstance(parsed, dict) else ""
+    session = inner or user.partition(SESSION_MARK)[2]
+    return _named("claude", session) if session else _named("user", user)
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((said for name in names if (said := _said(headers.get(name)))), "")
+
+
+def _said(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _named(client: str, name: str) -> str:
+    return f"{client}:{name}"[:MAX_CHARS]
+
+
+def names(service: Service) -> tuple[str, ...]:
+    """Alias first, then the model's id; of a folder only its last name."""
+    return tuple(dict.fromkeys((service.name, plain(service.preset.model.id))))
+
+
+def resolve_model(service: Service, wanted: str | None) -> str:
+    """Model name to echo. Raises UnknownModel where the preset is strict."""
+    if wanted is None:
+        return service.name
+    if service.preset.server.strict_models and wanted not in names(service):
+        raise UnknownModel(f"model {wanted!r} is not served here; this is {service.name!r}")
+    return wanted
+
+
+def json_instruction(schema: dict[str, Any] | None) -> Message:
+    """Instruction to answer in JSON, before the answer."""
+    line = "Answer with one JSON object and nothing else."
+    if schema:
+        line += f" It must match this JSON schema: {json.dumps(schema, ensure_ascii=False)}"
+    return Message(Role.SYSTEM, line)

@@ -1,4 +1,4 @@
-"""llama-server's `timings` and OpenAI's `usage` of one piece of work."""
+"""Response fields that several dialects share: timings, usage, logprobs."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,9 @@ from mlxstack.service.response_parts import (
     GenerationStarted,
     ReasoningPart,
     ResponsePart,
+    TokenLogprob,
 )
+from mlxstack.service.text_processor import TextProcessor
 
 
 class Timings(Struct, frozen=True):
@@ -35,14 +37,10 @@ class Timings(Struct, frozen=True):
 
 
 class CachedTokens(Struct, frozen=True):
-    """How much of the prompt came from the caches."""
-
     cached_tokens: int
 
 
 class ReasoningTokens(Struct, frozen=True):
-    """How much of the completion was thinking."""
-
     reasoning_tokens: int
 
 
@@ -54,8 +52,6 @@ class CompletionTokens(ReasoningTokens, frozen=True):
 
 
 class OpenAIUsage(Struct, frozen=True):
-    """OpenAI's token counts."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -83,15 +79,15 @@ def timings(work: RequestTimings) -> Timings:
 
 
 class Stopwatch:
-    """Timings of a reply that is not over yet, as they look from the door."""
+    """Timings of a reply under way, measured where it is sent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._work = RequestTimings()
         self._began = self._first = clock()
 
-    def hear(self, part: ResponsePart) -> None:
-        """Count what a part brings."""
+    def count(self, part: ResponsePart) -> None:
+        """Count a part."""
         now = self._clock()
         match part:
             case GenerationStarted():
@@ -107,12 +103,12 @@ class Stopwatch:
                 )
 
     def timings(self) -> Timings:
-        """What has been done so far."""
+        """Timings so far."""
         return timings(self._work)
 
 
 def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsage:
-    """The sum over the choices of one answer, in which each prompt has `n_choices` of them.
+    """Token counts over the choices of one response, `n_choices` for each prompt.
 
     As OpenAI counts, a prompt counts once and every completion counts.
     """
@@ -134,3 +130,91 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+# JSON has no infinity; this is OpenAI's own floor.
+LEAST = -9999.0
+
+
+class Alternative(Struct, frozen=True):
+    """A token that could have been chosen. `bytes` is exact where `token` cannot be."""
+
+    id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+class SampledLogprob(Struct, frozen=True):
+    """The token that was chosen, among the most likely ones."""
+
+    id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top_logprobs: tuple[Alternative, ...]
+
+
+class Logprobs(Struct, frozen=True):
+    """Chat: one entry per token."""
+
+    content: tuple[SampledLogprob, ...]
+    refusal: None = None
+
+
+class LegacyLogprobs(Struct, frozen=True):
+    """Completions: four parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+def logprobs(notes: tuple[TokenLogprob, ...], words: TextProcessor) -> Logprobs | None:
+    """Logprobs of chat completions, None when there are none."""
+    chosen = tuple(_chosen(note, note.logprob, words) for note in notes if note.logprob is not None)
+    return Logprobs(chosen) if chosen else None
+
+
+def legacy(
+    notes: tuple[TokenLogprob, ...], words: TextProcessor, offset: int
+) -> LegacyLogprobs | None:
+    """`offset` is the length of the text before these tokens, in characters."""
+    own = [note.logprob for note in notes if note.logprob is not None]
+    if not own:
+        return None
+    tokens = [_text(words.piece(note.token)) for note in notes]
+    offsets = [offset]
+    for token in tokens[:-1]:
+        offsets.append(offsets[-1] + len(token))
+    return LegacyLogprobs(
+        tokens=tokens,
+        token_logprobs=[_finite(logprob) for logprob in own],
+        top_logprobs=[{_text(words.piece(t)): _finite(p) for t, p in note.top} for note in notes],
+        text_offset=offsets,
+    )
+
+
+def _chosen(note: TokenLogprob, logprob: float, words: TextProcessor) -> SampledLogprob:
+    own = _alternative(note.token, logprob, words)
+    return SampledLogprob(
+        id=own.id,
+        token=own.token,
+        bytes=own.bytes,
+        logprob=own.logprob,
+        top_logprobs=tuple(_alternative(token, logprob, words) for token, logprob in note.top),
+    )
+
+
+def _alternative(token: int, logprob: float, words: TextProcessor) -> Alternative:
+    piece = words.piece(token)
+    return Alternative(token, _text(piece), tuple(piece), _finite(logprob))
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(LEAST, logprob)

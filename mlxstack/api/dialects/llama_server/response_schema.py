@@ -1,8 +1,12 @@
-"""llama-server's names for how tokens are chosen; constants where we have nothing to vary."""
+"""Response shapes of llama-server: sampling parameters, errors."""
 
 from typing import Any
 
+from mlxstack.api.errors import INVALID, STATUSES, ErrorTable, context_sizes, nearest
+from mlxstack.core import errors
 from mlxstack.core.request import Request, SamplingParams
+
+Answer = dict[str, Any] | list[dict[str, Any]]
 
 RANDOM_SEED = 4294967295
 SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
@@ -48,8 +52,43 @@ SPOKEN: dict[str, Any] = {
 }
 
 
+ERROR_TYPES: ErrorTable[str] = {
+    errors.StackError: "server_error",
+    errors.BadRequest: INVALID,
+    errors.TooLong: "exceed_context_size_error",
+    errors.Unsupported: "not_supported_error",
+    errors.Unauthorized: "authentication_error",
+    errors.Forbidden: "permission_error",
+    errors.NotFound: "not_found_error",
+    errors.Conflict: INVALID,
+    errors.Busy: "unavailable_error",
+    errors.Loading: "unavailable_error",
+    errors.DiskFull: "insufficient_storage_error",
+    errors.Damaged: INVALID,
+}
+
+
+def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
+    """Error envelope, of a response as of an event inside a stream."""
+    message = error.message
+    if isinstance(error, errors.TooLong):
+        # Clients match this exact text.
+        message = (
+            f"request ({error.got} tokens) exceeds the available context size "
+            f"({error.limit} tokens), try increasing it"
+        )
+    return {
+        "error": {
+            "code": nearest(STATUSES, error),
+            "message": message,
+            "type": nearest(ERROR_TYPES, error),
+            **context_sizes(error),
+        }
+    }
+
+
 def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -> dict[str, Any]:
-    """The `params` of /props and /slots. -1 tokens is no limit."""
+    """The `params` of /props and /slots. -1 tokens means no limit."""
     return {
         "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
         "temperature": sampling.temperature,
@@ -69,15 +108,15 @@ def params(sampling: SamplingParams, max_tokens: int, is_stream: bool = False) -
     }
 
 
-def of_ask(request: Request) -> dict[str, Any]:
-    """The `params` of a slot: those of the last ask in it."""
+def request_params(request: Request) -> dict[str, Any]:
+    """The `params` of a slot: those of its last request."""
     return {**params(request.sampling, request.max_tokens), "ignore_eos": not request.eos}
 
 
-def spoken(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
-    """The `generation_settings` of a native completion."""
+def generation_settings(request: Request, stop: tuple[str, ...], is_stream: bool) -> dict[str, Any]:
+    """The `generation_settings` of a completion."""
     return {
-        **of_ask(request),
+        **request_params(request),
         **SPOKEN,
         "stream": is_stream,
         "stop": stop,

@@ -1,0 +1,60 @@
+"""Routes of llama-server: raw completions, slots, tokenizer, health."""
+
+from uuid import uuid4
+
+from litestar import Response, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import structs
+
+from mlxstack.api import request_fields
+from mlxstack.api.dialect import Dialect
+from mlxstack.api.dialects.llama_server import health_and_props, slots, tokenize
+from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
+from mlxstack.api.dialects.llama_server.response_schema import Answer, error_body
+from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
+from mlxstack.api.openapi import response_spec
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer_stream,
+    answer_whole,
+    check_all,
+)
+from mlxstack.api.streaming import KEEPALIVE
+from mlxstack.service.admission import admit_text
+
+
+@post(["/completion", "/completions"], status_code=200, responses=response_spec(Answer))
+async def completion(
+    request: AnyRequest, data: JSONBody[LlamaCompletionBody], service: TheService
+) -> Response[Answer] | Stream:
+    """Continue a text or tokens, or several of them; then the response is a list."""
+    request_fields.only_one(data.n)
+    prompts = request_fields.prompts(data.prompt)
+    check_all(len(prompts), 1, service)
+    n_top = request_fields.top_logprobs(data.n_probs, "n_probs") or None
+    options = request_fields.options(data, "", n_top, request)
+    options = structs.replace(options, has_progress=bool(data.return_progress))
+    name = f"cmpl-{uuid4().hex}"
+    orders = [
+        await admit_text(service, prompt, structs.replace(options, id=f"{name}-{i}"))
+        for i, prompt in enumerate(prompts)
+    ]
+    renderer = LlamaRenderer(
+        [
+            PromptRenderer(service, order, prompt, data, index)
+            for index, (order, prompt) in enumerate(zip(orders, prompts, strict=True))
+        ]
+    )
+    if data.stream:
+        return await answer_stream(service, [orders], renderer)
+    return await answer_whole(request, service, tuple(orders), renderer.whole)
+
+
+DIALECT = Dialect(
+    routes=(completion, *health_and_props.ROUTES, *slots.ROUTES, *tokenize.ROUTES),
+    prefixes=("",),
+    error_body=error_body,
+    heartbeat=KEEPALIVE,
+)

@@ -1,0 +1,152 @@
+"""Renders llama-server's completions, whole and as a stream."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mlxstack.api import streaming
+from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
+from mlxstack.api.dialects.llama_server.response_schema import (
+    Answer,
+    error_body,
+    generation_settings,
+)
+from mlxstack.api.request_fields import Prompt
+from mlxstack.api.response_fields import Stopwatch, logprobs, timings
+from mlxstack.core.errors import StackError
+from mlxstack.service.admission import AdmittedRequest
+from mlxstack.service.response_parts import (
+    CollectedResponse,
+    ContentPart,
+    FinishCause,
+    GenerationFinished,
+    KeepAlive,
+    PrefillProgressed,
+    ResponsePart,
+    TokenLogprob,
+)
+from mlxstack.service.service import Service
+
+STOP_TYPES = {
+    FinishCause.EOS: "eos",
+    FinishCause.WORD: "word",
+    FinishCause.LENGTH: "limit",
+    FinishCause.CONTEXT: "limit",
+}
+
+
+class LlamaRenderer(streaming.Renderer):
+    """Renders the answers to all prompts of one request."""
+
+    def __init__(self, prompts: Sequence["PromptRenderer"]) -> None:
+        self._prompts = prompts
+
+    def whole(self, replies: Sequence[CollectedResponse]) -> Answer:
+        """One object for a single prompt, a list for several, as llama-server does."""
+        answers = [one.whole(reply) for one, reply in zip(self._prompts, replies, strict=True)]
+        return answers if len(answers) > 1 else answers[0]
+
+    def render(self, index: int, part: ResponsePart) -> list[bytes]:
+        return self._prompts[index].render(part)
+
+    def failure(self, error: StackError) -> bytes:
+        return streaming.frame(error_body(error, ""))
+
+
+class PromptRenderer:
+    """Renders the response to the prompt number `index`, counting its tokens."""
+
+    def __init__(
+        self,
+        service: Service,
+        order: AdmittedRequest,
+        prompt: Prompt,
+        body: LlamaCompletionBody,
+        index: int,
+    ) -> None:
+        self._service = service
+        self._order = order
+        is_text = isinstance(prompt, str)
+        self._prompt = prompt if is_text else order.words.decode(order.request.tokens)
+        self._index = index
+        self._body = body
+        self._has_new_line = False
+        self._n_predicted = 0
+        self._watch = Stopwatch(time.monotonic)
+
+    def whole(self, reply: CollectedResponse) -> dict[str, Any]:
+        """Response to a request that does not stream."""
+        self._has_new_line = "\n" in reply.content
+        tokens = [note.token for note in reply.notes] if self._body.return_tokens else []
+        return {
+            **self._final(reply.ended, reply.content, tokens),
+            **self._probabilities(reply.notes),
+        }
+
+    def render(self, part: ResponsePart) -> list[bytes]:
+        self._watch.count(part)
+        match part:
+            case KeepAlive():
+                return [streaming.keepalive(part.n_done, part.n_prompt)]
+            case PrefillProgressed():
+                return [streaming.frame({**self._partial("", ()), **_progress(part)})]
+            case ContentPart():
+                return [streaming.frame(self._content(part))]
+            case GenerationFinished():
+                return [streaming.frame(self._final(part, "", []))]
+        return []
+
+    def _content(self, part: ContentPart) -> dict[str, Any]:
+        self._has_new_line |= "\n" in part.text
+        self._n_predicted += len(part.notes)
+        pace = {"timings": self._watch.timings()} if self._body.timings_per_token else {}
+        return {**self._partial(part.text, part.notes), **self._probabilities(part.notes), **pace}
+
+    def _partial(self, text: str, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            "content": text,
+            "tokens": [note.token for note in notes],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._n_predicted,
+            "tokens_evaluated": len(self._order.request.tokens),
+        }
+
+    def _final(self, ended: GenerationFinished, content: str, tokens: list[int]) -> dict[str, Any]:
+        work = ended.work
+        return {
+            "index": self._index,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": ended.slot,
+            "stop": True,
+            "model": self._service.name,
+            "tokens_predicted": work.n_generated,
+            "tokens_evaluated": work.n_prompt,
+            "generation_settings": generation_settings(
+                self._order.request, self._order.stop, bool(self._body.stream)
+            ),
+            "prompt": self._prompt,
+            "has_new_line": self._has_new_line,
+            "truncated": False,
+            "stop_type": STOP_TYPES[ended.ending],
+            "stopping_word": ended.stop_string or "",
+            "tokens_cached": work.n_prompt + max(0, work.n_generated - 1),
+            "timings": timings(work),
+        }
+
+    def _probabilities(self, notes: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        found = logprobs(notes, self._order.words)
+        return {"completion_probabilities": found.content} if found else {}
+
+
+def _progress(part: PrefillProgressed) -> dict[str, Any]:
+    return {
+        "prompt_progress": {
+            "total": part.n_prompt,
+            "cache": part.n_cached,
+            "processed": part.n_done,
+            "time_ms": part.elapsed_ms,
+        }
+    }

@@ -1,1 +1,0 @@
-"""The llama-server dialect and our own endpoints."""

@@ -1,1 +1,0 @@
-"""The Responses dialect of OpenAI, which Codex speaks."""

@@ -1,0 +1,33 @@
+"""API dialects of this service; a new dialect is one more line here."""
+
+from mlxstack.api.dialect import Dialect
+from mlxstack.api.dialects.anthropic import routes as anthropic
+from mlxstack.api.dialects.llama_server import routes as llama_server
+from mlxstack.api.dialects.native import routes as native
+from mlxstack.api.dialects.openai_chat import routes as openai_chat
+from mlxstack.api.dialects.openai_completions import routes as openai_completions
+from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings
+from mlxstack.api.dialects.openai_models import routes as openai_models
+from mlxstack.api.dialects.openai_responses import routes as openai_responses
+
+DIALECTS: tuple[Dialect, ...] = (
+    openai_chat.DIALECT,
+    openai_completions.DIALECT,
+    openai_responses.DIALECT,
+    openai_models.DIALECT,
+    openai_embeddings.DIALECT,
+    anthropic.DIALECT,
+    llama_server.DIALECT,
+    native.DIALECT,
+)
+
+
+def dialect_of(path: str) -> Dialect:
+    """Dialect of a request by its path."""
+    prefixes = {
+        prefix: dialect
+        for dialect in DIALECTS
+        for prefix in dialect.prefixes
+        if path.startswith(prefix)
+    }
+    return prefixes[max(prefixes, key=len)]

@@ -1,0 +1,127 @@
+"""Server-sent events: frames, heartbeats, and the one loop that streams every reply."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+from litestar.response import Stream
+
+from mlxstack.api.errors import to_stack_error
+from mlxstack.core.errors import StackError
+from mlxstack.service.response_parts import ResponsePart
+
+Parts = AsyncGenerator[ResponsePart, None]
+NumberedParts = AsyncGenerator[tuple[int, ResponsePart], None]
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive 0/0\n\n"
+
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+FIRST_S = 1.0
+BEAT_S = 10.0
+
+# Many clients, httpx among them, split lines at these characters.
+LINE_ENDS = {end: f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
+
+
+class Renderer(Protocol):
+    """Turns the parts of the replies to one request into frames of a dialect."""
+
+    def opening(self) -> Iterable[bytes]:
+        """Frames before the first part."""
+        return ()
+
+    def render(self, index: int, part: ResponsePart) -> Iterable[bytes]:
+        """Frames of a part of the reply number `index`."""
+
+    def closing(self) -> Iterable[bytes]:
+        """Frames after the last part of the last reply."""
+        return ()
+
+    def failure(self, error: StackError) -> bytes:
+        """Last frame of a stream that broke."""
+
+
+def frame(data: Any, event: str | None = None) -> bytes:
+    """One event. `data` is anything msgspec can write."""
+    head = f"event: {event}\n".encode() if event else b""
+    text = msgspec.json.encode(data)
+    for end, escaped in LINE_ENDS.items():
+        text = text.replace(end.encode(), escaped)
+    return head + b"data: " + text + b"\n\n"
+
+
+def keepalive(n_done: int, n_prompt: int) -> bytes:
+    """Comment that keeps a connection open and carries the progress of the prompt."""
+    return f": keepalive {n_done}/{n_prompt}\n\n".encode()
+
+
+async def frames(
+    first: ResponsePart, parts: NumberedParts, renderer: Renderer
+) -> AsyncGenerator[bytes, None]:
+    """Stream from its opening to its closing frame, or to the error that ended it.
+
+    `first` is the first part of the first reply, `parts` are all others.
+    """
+    async with aclosing(parts):
+        try:
+            for data in renderer.opening():
+                yield data
+            for data in renderer.render(0, first):
+                yield data
+            async for index, part in parts:
+                for data in renderer.render(index, part):
+                    yield data
+            for data in renderer.closing():
+                yield data
+        except Exception as problem:
+            yield renderer.failure(to_stack_error(problem))
+
+
+def streamed(frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> Stream:
+    """Response that sends these frames as they come."""
+    return Stream(
+        frames,
+        status_code=200,
+        media_type="text/event-stream",
+        headers={**HEADERS, **headers},
+    )
+
+
+async def interleaved(replies: Sequence[Parts]) -> NumberedParts:
+    """Parts of all replies as they come, each with the index of its reply.
+
+    The first failure ends them all, and so does leaving the iterator.
+    """
+    queue: asyncio.Queue[tuple[int, ResponsePart | Exception | None]] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(queue, i, parts)) for i, parts in enumerate(replies)]
+    n_open = len(tasks)
+    try:
+        while n_open:
+            index, part = await queue.get()
+            if isinstance(part, Exception):
+                raise part
+            if part is None:
+                n_open -= 1
+            else:
+                yield index, part
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    queue: asyncio.Queue[tuple[int, ResponsePart | Exception | None]], index: int, parts: Parts
+) -> None:
+    """None ends a reply that went well."""
+    try:
+        async with aclosing(parts):
+            async for part in parts:
+                queue.put_nowait((index, part))
+        queue.put_nowait((index, None))
+    except Exception as problem:
+        queue.put_nowait((index, problem))

@@ -1,0 +1,413 @@
+"""Admission of requests: options checked, prompt tokenized, output constrained."""
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Conversation, Tool
+from mlxstack.core.errors import BadRequest, Busy, TooLong
+from mlxstack.core.model_info import SamplingDefaults
+from mlxstack.core.preset import SamplingSpec
+from mlxstack.core.request import Priority, Request, SamplingParams
+from mlxstack.service.agents import agents
+from mlxstack.service.generation_options import (
+    UNLIMITED,
+    GenerationOptions,
+    SamplingOverrides,
+    ServiceBounds,
+    ToolChoiceMode,
+)
+from mlxstack.service.service import Service
+from mlxstack.service.text_processor import TextProcessor
+from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.output_parser import ParseOptions
+from mlxstack.text.prompt import Prompt, TokenizeOptions
+from mlxstack.text.tool_call_replay import Scope
+
+T = TypeVar("T")
+# OpenAI's default, where request, preset and generation_config.json set none.
+TEMPERATURE = 1.0
+LEAST_TOP_P = 1e-6
+N_TAIL = 16
+
+FORBIDDEN = float("-inf")
+
+
+class ParseConfig(Struct, frozen=True):
+    """Options of the response parser.
+
+    `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the request set
+    no limit below the remaining context. `is_prefill`: only the prompt is computed.
+    """
+
+    parse_options: ParseOptions
+    forced: tuple[int, ...] = ()
+    call_prefix: str = "call_"
+    may_fill_context: bool = False
+    is_one_call: bool = False
+    has_progress: bool = False
+    is_prefill: bool = False
+
+
+class AdmittedRequest(Struct, frozen=True):
+    """Request that passed all checks.
+
+    `words` is the text processor of the model whose tokens these are; no other model may answer.
+    `conversation` is the source of the prompt, unless that was plain text or tokens.
+    """
+
+    request: Request
+    parsing: ParseConfig
+    words: TextProcessor
+    conversation: Conversation | None = None
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Stop strings of the request."""
+        return self.parsing.parse_options.stops
+
+
+async def admit(
+    service: Service, conversation: Conversation, options: GenerationOptions
+) -> AdmittedRequest:
+    """Render, tokenize, check. Raises BadRequest, TooLong, Busy, Loading."""
+    words = service.text_processor
+    options = await _with_biases(words, options)
+    check(options, _bounds(service))
+    prompt = await words.prompt(conversation, _scope(service, conversation, options))
+    tools = _callable_tools(options, conversation.tools)
+    forced = _forced(words, options, prompt, bool(tools))
+    opening = ConstraintInputs(conversation, prompt, forced)
+    constraint = await output_constraint(words, options, opening)
+    service.require_model(words)
+    parse_options = ParseOptions(
+        tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
+        stops=options.stop,
+        is_in_thinking=prompt.is_in_thinking,
+        before=prompt.before,
+    )
+    order = _order(service, prompt, ParseConfig(parse_options, forced), options)
+    if options.agent is None:
+        name = service.agent_registry.name(conversation, options.session_hint, options.salt)
+        order = _named(service, order, structs.replace(options, display_name=name))
+    return structs.replace(_guided(service, order, constraint), conversation=conversation)
+
+
+async def admit_text(
+    service: Service, prompt: str | Sequence[int | str], options: GenerationOptions
+) -> AdmittedRequest:
+    """Admit a raw text or tokens, in whose continuation nothing is a marker."""
+    words = service.text_processor
+    options = await _with_biases(words, options)
+    check(options, _bounds(service))
+    made = await words.raw(prompt)
+    if not made.tokens:
+        raise BadRequest("the prompt is empty; at least one token is needed", "prompt")
+    parse_options = ParseOptions(stops=options.stop, before=made.before, is_raw=True)
+    constraint = await _text_constraint(words, options)
+    service.require_model(words)
+    return _guided(service, _order(service, made, ParseConfig(parse_options), options), constraint)
+
+
+def _scope(service: Service, conversation: Conversation, options: GenerationOptions) -> Scope:
+    """Scope of tool call replay: this agent or conversation."""
+    name = options.agent or service.agent_registry.known_name(
+        conversation, options.session_hint, options.salt
+    )
+    return Scope(options.salt, name or "")
+
+
+def _order(
+    service: Service, prompt: Prompt, parsing: ParseConfig, options: GenerationOptions
+) -> AdmittedRequest:
+    _refuse_if_full(service)
+    if options.agent is not None:
+        agents.check_room(service, options.agent)
+    tokens = prompt.tokens + parsing.forced
+    now = time.monotonic()
+    wished = options.max_tokens
+    if wished is None:
+        wished = service.preset.sampling.max_tokens
+    if wished == UNLIMITED:
+        wished = None
+    # The engine always samples one token; a prefill does not return it.
+    is_prefill = wished == 0
+    max_tokens = room(len(tokens), 1 if is_prefill else wished, service.n_ctx)
+    return AdmittedRequest(
+        request=Request(
+            id=options.id,
+            tokens=tokens,
+            max_tokens=max_tokens,
+            sampling=_sampling(service, options),
+            eos=frozenset() if options.ignore_eos else service.facts.eos,
+            slot=options.slot,
+            agent=options.agent,
+            session_hint=options.session_hint,
+            display_name=options.agent or options.display_name,
+            priority=_priority(service, options),
+            use_cache=options.use_cache,
+            checkpoint_positions=prompt.checkpoint_positions,
+            salt=options.salt,
+            request_id=options.request,
+            arrived=now,
+            deadline=now + service.preset.queue.timeout_s,
+        ),
+        parsing=structs.replace(
+            parsing,
+            call_prefix=options.call_prefix,
+            may_fill_context=wished is None or wished > max_tokens,
+            is_one_call=options.is_one_call,
+            has_progress=options.has_progress,
+            is_prefill=is_prefill,
+        ),
+        words=service.text_processor,
+    )
+
+
+def _named(service: Service, order: AdmittedRequest, options: GenerationOptions) -> AdmittedRequest:
+    """Set the display name, last of all: only admitted requests are remembered by name."""
+    request = structs.replace(
+        order.request, display_name=options.display_name, priority=_priority(service, options)
+    )
+    return structs.replace(order, request=request)
+
+
+def _guided(
+    service: Service, order: AdmittedRequest, constraint: GrammarConstraint | None
+) -> AdmittedRequest:
+    """Add the constraint; a grammar that has ended ends the answer."""
+    if constraint is None:
+        return order
+    eos = service.facts.eos if constraint.has_grammar else order.request.eos
+    return structs.replace(
+        order, request=structs.replace(order.request, constraint=constraint, eos=eos)
+    )
+
+
+def _forced(
+    words: TextProcessor, options: GenerationOptions, prompt: Prompt, has_tools: bool
+) -> tuple[int, ...]:
+    """Opening tokens of a required tool call. Raises BadRequest where none are known."""
+    if options.tool_choice is not ToolChoiceMode.REQUIRED or not has_tools:
+        return ()
+    opening = words.output_format.call_opening
+    if not opening:
+        raise BadRequest(
+            "tool_choice: the tool call format of this model is unknown, so no call can be forced; "
+            'use tool_choice "auto"',
+            "tool_choice",
+        )
+    if prompt.is_in_thinking:
+        return (*words.tokenizer.think_end_tokens, *opening)
+    return (*words.output_format.message_opening, *opening) if prompt.before else opening
+
+
+async def _with_biases(words: TextProcessor, options: GenerationOptions) -> GenerationOptions:
+    """Replace biases of texts by those of their tokens; special tokens have none."""
+    overrides = options.sampling
+    if not overrides.bias_texts:
+        return options
+    found = list(overrides.logit_bias)
+    for text, bias in overrides.bias_texts:
+        tokens = await words.tokenize(text, TokenizeOptions(parse_special=False))
+        found += [(token, bias) for token in tokens]
+    return structs.replace(
+        options, sampling=structs.replace(overrides, logit_bias=tuple(found), bias_texts=())
+    )
+
+
+def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
+    """Sampling parameters; a forbidden tool call has a single opening token banned.
+
+    An opening of several tokens is up to the constraint.
+    """
+    preset, model = service.preset.sampling, service.facts.defaults
+    chosen = sampling(options.sampling, preset, model, service.n_ctx)
+    opening = service.text_processor.output_format.call_opening
+    if options.tool_choice is not ToolChoiceMode.NONE or len(opening) != 1:
+        return chosen
+    return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))
+
+
+def _priority(service: Service, options: GenerationOptions) -> Priority:
+    """Priority of endpoint or key, else the one set for the agent."""
+    record = service.agent_registry.find(options.agent or options.display_name or "")
+    if record is None or options.priority is not Priority.NORMAL:
+        return options.priority
+    return record.priority
+
+
+def _bounds(service: Service) -> ServiceBounds:
+    return ServiceBounds(service.n_ctx, service.preset.slots.count, service.facts.n_vocab)
+
+
+def _refuse_if_full(service: Service) -> None:
+    """Refuse before the headers of a stream; the engine checks again."""
+    n_waiting, limit = len(service.engine.snapshot().waiting), service.preset.queue.max_waiting
+    if 0 < limit <= n_waiting:
+        raise Busy(f"{n_waiting} requests are waiting already, no more are queued")
+
+
+def sampling(
+    overrides: SamplingOverrides, preset: SamplingSpec, model: SamplingDefaults, n_ctx: int
+) -> SamplingParams:
+    """Sampling parameters: the request's, else the preset's, the model's, neutral ones.
+
+    As for llama-server, penalties look at the whole context for a window of -1, and are off for one
+    of 0.
+    """
+    window = SamplingParams().window if overrides.window is None else overrides.window
+    has_penalties = window != 0
+    repetition = _first(
+        overrides.repetition_penalty, preset.repetition_penalty, model.repetition_penalty, 1.0
+    )
+    top_p = _first(overrides.top_p, preset.top_p, model.top_p, 1.0)
+    return SamplingParams(
+        temperature=max(
+            0.0, _first(overrides.temperature, preset.temperature, model.temperature, TEMPERATURE)
+        ),
+        top_p=max(top_p, LEAST_TOP_P),
+        top_k=max(0, _first(overrides.top_k, preset.top_k, model.top_k, 0)),
+        min_p=_first(overrides.min_p, preset.min_p, model.min_p, 0.0),
+        seed=_seed(overrides.seed),
+        repetition_penalty=repetition if has_penalties else 1.0,
+        presence_penalty=(overrides.presence_penalty or 0.0) if has_penalties else 0.0,
+        frequency_penalty=(overrides.frequency_penalty or 0.0) if has_penalties else 0.0,
+        window=n_ctx if window < 0 else min(max(window, 1), n_ctx),
+        logit_bias=overrides.logit_bias,
+        top_logprobs=overrides.top_logprobs,
+    )
+
+
+def check(options: GenerationOptions, bounds: ServiceBounds) -> None:
+    """Raises BadRequest for options that cannot work, before anything is computed."""
+    if options.slot is not None and not 0 <= options.slot < bounds.n_slots:
+        raise BadRequest(
+            f"id_slot {options.slot} does not exist, this service has slots 0 to "
+            f"{bounds.n_slots - 1}; -1 takes any",
+            "id_slot",
+        )
+    for token, _ in options.sampling.logit_bias:
+        if not 0 <= token < bounds.n_vocab:
+            raise BadRequest(f"token {token} is not in the vocabulary", "logit_bias")
+
+
+def room(n_prompt: int, max_tokens: int | None, n_ctx: int) -> int:
+    """Number of tokens that may be generated. Raises TooLong when there is no room."""
+    if n_prompt >= n_ctx:
+        raise TooLong(n_prompt, n_ctx)
+    return n_ctx - n_prompt if max_tokens is None else min(max_tokens, n_ctx - n_prompt)
+
+
+def _first(*values: T | None) -> T:
+    return next(value for value in values if value is not None)
+
+
+def _seed(seed: int | None) -> int | None:
+    """Seed as 64 bits, or None for a random one: negative, as for llama-server."""
+    return None if seed is None or seed < 0 else seed % 2**63
+
+
+class ConstraintInputs(Struct, frozen=True):
+    """Start of an answer: after `prompt`, with the tokens `forced` on it."""
+
+    conversation: Conversation
+    prompt: Prompt
+    forced: tuple[int, ...]
+
+
+async def output_constraint(
+    words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+) -> GrammarConstraint | None:
+    """Constraint of an answer, if any. Raises BadRequest for a bad grammar."""
+    if opening.forced:
+        return await _call_guide(words, options, opening.conversation.tools)
+    rules = (
+        None
+        if options.response_format is None
+        else await words.shape_rules(options.response_format)
+    )
+    passage = _passage(words, options, opening)
+    if rules is None and options.thinking_budget is None and not passage.forbidden:
+        return None
+    return GrammarConstraint(passage, rules)
+
+
+async def _text_constraint(
+    words: TextProcessor, options: GenerationOptions
+) -> GrammarConstraint | None:
+    """Constraint of a continued text, which has no reasoning."""
+    if options.response_format is None:
+        return None
+    rules = await words.shape_rules(options.response_format)
+    return None if rules is None else GrammarConstraint(ConstraintLayout(words.n_vocab), rules)
+
+
+def _callable_tools(options: GenerationOptions, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """Tools of which one must be called. Raises BadRequest for an unknown name."""
+    if options.forced_tool is None:
+        return tools
+    found = tuple(tool for tool in tools if tool.name == options.forced_tool)
+    if options.tool_choice is ToolChoiceMode.REQUIRED and not found:
+        raise BadRequest(f"tool_choice: no tool is named {options.forced_tool!r}", "tool_choice")
+    return found
+
+
+async def _call_guide(
+    words: TextProcessor, options: GenerationOptions, tools: tuple[Tool, ...]
+) -> GrammarConstraint | None:
+    """Constraint of tool calls; None leaves only the opening forced."""
+    marks = words.output_format.call_marks
+    if marks is None:
+        return None
+    is_single = options.is_one_call or options.forced_tool is not None
+    rules = await words.call_rules(ForcedCalls(_callable_tools(options, tools), marks, is_single))
+    return None if rules is None else GrammarConstraint(ConstraintLayout(words.n_vocab), rules)
+
+
+def _passage(
+    words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+) -> ConstraintLayout:
+    output_format = words.output_format
+    has_tools = bool(opening.conversation.tools) and options.tool_choice is not ToolChoiceMode.NONE
+    may_think, has_headers = opening.prompt.may_think, _has_headers(output_format, opening.prompt)
+    before = ConstraintLayout(
+        n_vocab=words.n_vocab,
+        eos=output_format.eos,
+        is_in_thinking=opening.prompt.is_in_thinking or (has_headers and may_think),
+        closes=output_format.answer_tokens,
+        escapes=output_format.call_tokens if has_tools else frozenset(),
+        budget=options.thinking_budget,
+        may_end=has_headers and has_tools,
+        headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
+        forbidden=_forbidden(words, options, opening),
+        before=opening.prompt.tokens[-N_TAIL:],
+    )
+    if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
+        return before
+    return replace(before, opens=output_format.thought_tokens, may_end=False)
+
+
+def _has_headers(output_format: OutputFormat, prompt: Prompt) -> bool:
+    """True if the answer begins with the header of a message."""
+    return output_format.has_headers and not prompt.before
+
+
+def _headers(output_format: OutputFormat, has_tools: bool) -> tuple[tuple[int, ...], ...]:
+    """Openings of an answer without reasoning."""
+    calls = (output_format.call_opening,) if has_tools else ()
+    return (output_format.answer_tokens, *calls)
+
+
+def _forbidden(
+    words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
+) -> tuple[tuple[int, ...], ...]:
+    """Token sequences that open a call, where calls are forbidden."""
+    if options.tool_choice is not ToolChoiceMode.NONE or not opening.conversation.tools:
+        return ()
+    return words.output_format.call_sequences
