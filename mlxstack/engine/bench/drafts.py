@@ -83,7 +83,7 @@ class QuoteState:
         self._at = position
 
 
-class Side:
+class MeasuredEngine:
     """An engine with or without drafts."""
 
     def __init__(self, engine: EngineCore, arrived: "queue.SimpleQueue[Event]") -> None:
@@ -166,7 +166,7 @@ def drafts(trial: Drafts, model: str) -> BenchResult:
 
 
 @contextmanager
-def _side(trial: Drafts, model: str, speculation: Speculation) -> Iterator[Side]:
+def _side(trial: Drafts, model: str, speculation: Speculation) -> Iterator[MeasuredEngine]:
     n_ctx = max(64, trial.n_prompt + trial.n_tokens + 64)
     slots = SlotSpec(count=trial.n_rows, n_ctx=n_ctx)
     preset = Preset(model=ModelSpec(id=model), slots=slots, speculation=speculation)
@@ -181,6 +181,6 @@ def _side(trial: Drafts, model: str, speculation: Speculation) -> Iterator[Side]
         engine = EngineCore(preset, *stores, deliver)
         engine.start().result()
         try:
-            yield Side(engine, arrived)
+            yield MeasuredEngine(engine, arrived)
         finally:
             engine.stop(drain_s=1).result()
