@@ -15,18 +15,22 @@ FAST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BL
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  make %-8s %s\n", name[1], $$2}'
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/ready: $(VENV)/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . --group dev
 	@touch $@
 
-setup: $(VENV)/ready ## Install everything into .venv
+setup: $(VENV)/ready ## Install the package and the developers' tools into .venv
 
-up: setup ## Start the demo service in the background
+up: $(VENV)/installed ## Install the package alone and start the demo service in the background
 	@$(BIN)/mlx-stack up demo --port $(PORT) --if-needed
 
-down: setup ## Stop the demo service
+down: $(VENV)/installed ## Stop the demo service
 	@$(BIN)/mlx-stack down demo
 
 check: setup ## Format, lint, types, floors
@@ -42,9 +46,10 @@ $(VENV)/clients/ready: tests/clients/requirements.txt
 
 programs: setup $(VENV)/clients/ready ## Install aider and litellm for the tests, in an environment of their own
 
-agents: setup ## Install Claude Code, Codex, opencode, qwen-code and pi with npm (Linux on x64 only)
+agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continue with npm (Linux on x64 only)
 	@npm install --no-audit --no-fund --prefix $(VENV)/agents @anthropic-ai/claude-code-linux-x64 \
-		@openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent
+		@openai/codex opencode-ai @qwen-code/qwen-code @mariozechner/pi-coding-agent \
+		@continuedev/cli
 
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
@@ -85,7 +90,7 @@ lock: $(VENV)/audit/ready ## Write constraints.txt: the tested set with its hash
 locked: ## Install exactly the tested set of constraints.txt into .venv, each file by its hash
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . && touch $(VENV)/ready
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . && touch $(VENV)/installed $(VENV)/ready
 
 # CVE-2025-71176: pytest 8 and its folder in /tmp; the pictures' plugin does not work with 9.
 audit: $(VENV)/audit/ready ## Known vulnerabilities of the tested set
@@ -104,10 +109,12 @@ wheel: setup ## Build the wheel, install it into an empty environment, walk thro
 signature: setup ## Sizes, cycles and annotations of the house
 	@$(BIN)/python -m tests.signature
 
-shots: setup ## Redraw the dashboard pictures
+shots: setup ## Redraw the dashboard pictures, and the one of the README
 	@$(BIN)/python -m pytest -q tests/tui --snapshot-update
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "cairosvg>=2.8"
+	@$(BIN)/python -m tests.pages.dashboard_picture
 
 bench: setup ## Measure, and print ratios against mlx-lm
-	@$(BIN)/mlx-stack bench all
+	@$(BIN)/mlx-stack bench dev all
 
 .PHONY: programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel signature shots bench

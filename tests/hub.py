@@ -7,20 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 MODEL = "org/tiny"
+GATED = "org/gated"
 COMMIT = "c" * 40
 LARGE = 2**20
 PATIENCE_S = 60.0
 
 
 class Hub:
-    """Gives half of each large file, says so with `is_held`, and the rest after `go_on`."""
+    """Gives half of each large file, says so with `is_held`, and the rest after `go_on`.
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    It knows the model `name`, and GATED, which nobody may read. `fetched` are the files that
+    were asked for with GET.
+    """
+
+    def __init__(self, files: dict[str, bytes], name: str = MODEL) -> None:
         self.files = files
+        self.name = name
         self.is_held = threading.Event()
         self.go_on = threading.Event()
+        self.fetched: list[str] = []
         self.url = ""
 
     def env(self, folder: Path) -> dict[str, str]:
@@ -29,9 +37,9 @@ class Hub:
 
 
 @contextmanager
-def serving(files: dict[str, bytes]) -> Iterator[Hub]:
-    """A hub with one model, MODEL, of these files."""
-    hub = Hub(files)
+def serving(files: dict[str, bytes], name: str = MODEL) -> Iterator[Hub]:
+    """A hub with one model of these files."""
+    hub = Hub(files, name)
     answers = type("Answers", (_Answers,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), answers)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -44,6 +52,11 @@ def serving(files: dict[str, bytes]) -> Iterator[Hub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The files of a model folder, as the hub gives them."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -59,18 +72,34 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer(is_head=False)
 
     def _answer(self, is_head: bool) -> None:
-        files, path = self.hub.files, self.path.partition("?")[0]
-        name = path.rpartition("/")[2]
-        if "/tree/" in path:
+        files, address = self.hub.files, urlsplit(self.path)
+        path, name = address.path, address.path.rpartition("/")[2]
+        if path == "/api/models":
+            wanted = parse_qs(address.query).get("search", [""])[0].lower()
+            found = [self.hub.name] if wanted in self.hub.name.lower() else []
+            self._send(json.dumps([{"id": one, "modelId": one} for one in found]).encode())
+        elif GATED in path:
+            self._refuse(403, "GatedRepo")
+        elif f"/{self.hub.name}/" not in f"{path}/":
+            self._refuse(404, "RepoNotFound")
+        elif "/tree/" in path:
             tree = [{"type": "file", "path": n, "size": len(b), "oid": n} for n, b in files.items()]
             self._send(json.dumps(tree).encode())
-        elif path.startswith(f"/api/models/{MODEL}"):
-            told = {"id": MODEL, "modelId": MODEL, "sha": COMMIT, "private": False}
+        elif path.startswith(f"/api/models/{self.hub.name}"):
+            told = {"id": self.hub.name, "modelId": self.hub.name, "sha": COMMIT, "private": False}
             self._send(json.dumps({**told, "siblings": [{"rfilename": n} for n in files]}).encode())
         elif name in files:
+            self.hub.fetched += [] if is_head else [name]
             self._send(b"" if is_head else files[name], len(files[name]))
         else:
-            self.send_error(404)
+            self._refuse(404, "EntryNotFound")
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("x-error-code", code)
+        self.send_header("x-error-message", code)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
     def _send(self, body: bytes, size: int | None = None) -> None:
         self.send_response(200)

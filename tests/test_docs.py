@@ -106,14 +106,66 @@ def test_l3_troubleshooting_names_every_exit_code_and_status() -> None:
         assert f"## {chapter}" in page
 
 
-def test_l4_every_row_about_others_has_as_many_cells_and_links_are_whole() -> None:
+def comparisons() -> list[list[str]]:
+    """Rows of the tables of the comparison: server, fact, source, month."""
     page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
-    assert "August 2026" in page
-    links = re.findall(r"\]\((https://[^)]+)\)", page)
-    assert len(links) >= 8
-    assert all(re.fullmatch(r"https://[\w.-]+/[\w./#-]+", link) for link in links)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return [row for row in cells if row[0] != "server" and not set(row[0]) <= {"-"}]
+
+
+def test_l4_every_row_has_a_source_and_a_month() -> None:
+    for _, fact, source, month in comparisons():
+        assert re.fullmatch(r"(Aug|Nov) 2026", month), fact
+        links = re.findall(r"\]\(([^)]+)\)", source)
+        assert links or re.search(r"`(test_\w+|mlx-stack bench dev \w+)`", source), fact
+        outside = [link for link in links if link.startswith("http")]
+        assert all(re.fullmatch(r"https://[\w.-]+/[\w./#-]+", link) for link in outside), fact
+
+
+def test_l4_no_row_of_ours_is_without_a_test_or_a_benchmark() -> None:
+    ours = [row for row in comparisons() if row[0] == "mlx-stack" and "README" not in row[2]]
+    assert len(ours) >= 5
+    for _, fact, source, _ in ours:
+        assert re.search(r"`test_\w+`", source) or "`mlx-stack bench dev" in source, fact
+
+
+def test_l4_the_servers_that_people_run_are_compared_and_losses_come_first() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    servers = " ".join(row[0] for row in comparisons())
+    for name in ("Ollama", "LM Studio", "oMLX", "Rapid-MLX", "Splash", "MTPLX", "vllm-metal"):
+        assert name in servers
+    assert re.findall(r"^## (.*)", page, re.MULTILINE)[0] == "Where mlx-stack loses"
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    table = readme.split("| against mlx_lm.server")[1].split("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    assert len(rows) == 5
+    figures = {
+        "longest pause": ("254 ms", "5.23 s"), "first turn": ("5.97 s", "23.51 s"),
+        "later turns": ("303 ms", "1.28 s"), "after a restart": ("546 ms", "9.07 s"),
+        "8 agents": ("341.6 tokens/s", "339.2 tokens/s"),
+    }  # fmt: skip
+    for name, raw in figures.items():
+        (row,) = [cells for cells in rows if name in cells[0]]
+        for figure in raw:
+            assert figure in measured, figure
+            shown = re.findall(r"([\d.]+) (?:s|tok/s)", "|".join(row))
+            value = float(figure.split()[0]) / (1000 if "ms" in figure else 1)
+            assert any(abs(float(one) - value) <= 0.03 * value for one in shown), (figure, row)
+
+
+def test_the_first_screen_of_the_readme_has_picture_commands_numbers_and_status() -> None:
+    screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:45])
+    picture = re.search(r"!\[.*\]\((docs/img/\S+\.png)\)", screen)
+    assert picture is not None and (ROOT / picture[1]).read_bytes().startswith(b"\x89PNG")
+    (block,) = re.findall(r"```bash\n(.*?)```", screen, re.DOTALL)
+    assert len(block.splitlines()) == 3
+    assert "Status:" in screen and "Never run so far" in screen and screen.count("| ") > 10
 
 
 @pytest.mark.net

@@ -86,6 +86,28 @@ def test_the_wheel_holds_the_presets_and_the_demo_model(
         assert not {name for name in names if not (house / folder / name).exists()}
 
 
+def test_the_first_three_commands_work_with_the_demo_model(
+    shell: tuple[dict[str, str], str], tmp_path: Path
+) -> None:
+    """Those of the first block, but that the package is here and the model is the demo's."""
+    env, _ = shell
+    block = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    install, up, run = (line.partition(" #")[0].split() for line in block.splitlines())
+    assert install == ["uv", "tool", "install", "."]
+    program = tmp_path / "bin" / run[-1]
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho the model is $ANTHROPIC_MODEL\n")
+    program.chmod(0o755)
+    path = {**env, "PATH": f"{program.parent}{os.pathsep}{env['PATH']}"}
+    for words, said in ((up, "demo is already running"), (run, "the model is demo")):
+        named = ["demo" if word == up[-1] else word for word in words]
+        more = ["--if-needed"] if words is up else []
+        done = subprocess.run(
+            [*named, *more], env=path, capture_output=True, text=True, check=True, timeout=240
+        )
+        assert said in done.stdout
+
+
 def test_the_walk_through_is_true(shell: tuple[dict[str, str], str]) -> None:
     env, port = shell
     assert len(scenes()) >= 8

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mlxstack import __version__
 from mlxstack.bench.report import Conditions
-from mlxstack.host.hardware import amount, for_mlx, this_hardware
+from mlxstack.core.formatting import size
+from mlxstack.host.hardware import for_mlx, this_hardware
 
 PACKAGES = ("mlx", "mlx-lm")
 
@@ -23,7 +24,7 @@ def conditions(model: str, day: date, env: Mapping[str, str]) -> Conditions:
     here = this_hardware()
     return Conditions(
         day=day.isoformat(),
-        machine=f"{here.chip}, {here.n_cores} cores, {amount(here.total_bytes)}, {here.system}",
+        machine=f"{here.chip}, {here.n_cores} cores, {size(here.total_bytes)}, {here.system}",
         versions={"mlx-stack": __version__, **{name: metadata.version(name) for name in PACKAGES}},
         model=model,
         blas=_blas(child_env(env)),

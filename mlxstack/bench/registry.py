@@ -70,7 +70,7 @@ def report(name: str, wanted: BenchRequest, inputs: BenchContext) -> BenchReport
         stage = with_model(stage, wanted.model, build)
     results = BENCHES[name](stage, wanted)
     return BenchReport(
-        name=f"bench {name}",
+        name=f"bench dev {name}",
         command=inputs.command,
         conditions=before,
         **structs.asdict(results),

@@ -1,4 +1,4 @@
-"""The exit codes of `mlx-stack`, and which error leads to which."""
+"""Exit codes of `mlx-stack`, and the errors that lead to them."""
 
 from enum import IntEnum
 
@@ -6,13 +6,13 @@ from mlxstack.core.errors import SetupError, SlotTaken, StackError
 
 
 class Misuse(Exception):
-    """A command line that makes no sense, in words."""
+    """An invalid command line."""
 
 
 class Exit(IntEnum):
-    """What the shell sees.
+    """Exit codes.
 
-    OK: done. FAILED: it was tried and went wrong. USAGE: the command line makes no sense.
+    OK: done. FAILED: it was tried and went wrong. USAGE: the command line is invalid.
     NOT_RUNNING: there is no such service. TAKEN: the service or its port is already in use.
     SETUP: the preset or the machine cannot start it. HOPELESS: a worker that must not be
     restarted (EX_CONFIG of sysexits.h). INTERRUPTED: Ctrl-C; ended by SIGTERM it is 143.
@@ -31,7 +31,7 @@ class Exit(IntEnum):
 
 
 def exit_of(error: Misuse | StackError | ConnectionError) -> Exit:
-    """The exit code of an error; a ConnectionError says that nobody answers."""
+    """Exit code of an error; a ConnectionError means that no service answers."""
     if isinstance(error, Misuse):
         return Exit.USAGE
     if isinstance(error, ConnectionError):

@@ -1,18 +1,21 @@
-"""The `mlx-stack` command: its verbs, and how its errors reach a person."""
+"""The `mlx-stack` command: its verbs and its errors."""
 
 import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer._click.exceptions import NoArgsIsHelpError, UsageError
+from typer.core import TyperGroup
 
 from mlxstack import __version__
 from mlxstack.cli.commands import (
     agents,
     bench,
     cache,
+    chat,
     doctor,
     down,
     env,
@@ -20,12 +23,15 @@ from mlxstack.cli.commands import (
     key,
     logs,
     mode,
+    models,
     plan,
     presets,
+    pull,
     serve,
     slots,
     status,
     swap,
+    template,
     tui,
     up,
 )
@@ -37,10 +43,54 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+HELP = "Serve one local model to many coding agents."
+FIRST = "First session: up demo, chat, tui; then up MODEL, run claude."
+NO_INTEGER = "Input should be a valid integer, unable to parse string as an integer"
+
+ELSEWHERE = {
+    **dict.fromkeys(("start", "load", "server"), "mlx-stack up MODEL"),
+    **dict.fromkeys(("stop", "unload", "kill", "quit"), "mlx-stack down"),
+    **dict.fromkeys(("list", "tags"), "mlx-stack models"),
+    **dict.fromkeys(("get", "download"), "mlx-stack pull MODEL"),
+    **dict.fromkeys(("remove", "delete"), "mlx-stack rm MODEL"),
+    **dict.fromkeys(("launch", "integrations", "agent"), "mlx-stack run CLIENT"),
+    **dict.fromkeys(("top", "monitor", "ui", "dashboard"), "mlx-stack tui"),
+    **dict.fromkeys(("info", "health"), "mlx-stack status"),
+    **dict.fromkeys(("generate", "prompt", "ask"), "mlx-stack chat"),
+    **dict.fromkeys(("show", "config"), "mlx-stack presets show NAME"),
+    **dict.fromkeys(("check", "diagnose"), "mlx-stack doctor"),
+    **dict.fromkeys(("create", "new"), "mlx-stack presets new NAME --from MODEL"),
+    **dict.fromkeys(("login", "signin"), "hf auth login"),
+    "version": "mlx-stack --version",
+    "help": "mlx-stack --help",
+    "benchmark": "mlx-stack bench",
+}
+"""Verbs of Ollama, LM Studio, oMLX, Rapid-MLX and vLLM, and their equivalents here."""
+
+
+class VerbGroup(TyperGroup):
+    """Group that answers the verbs of other tools with their equivalent."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb. Raises UsageError for one that only other tools have."""
+        verb = args[0]
+        if verb == "serve" and not "".join(args[1:2]).endswith(".json"):
+            ctx.fail(f"`serve` is internal; use `mlx-stack up {' '.join(args[1:2]) or 'MODEL'}`")
+        if self.get_command(ctx, verb) is None and verb in ELSEWHERE:
+            ctx.fail(f"there is no `{verb}` here; use {_as_code(ELSEWHERE[verb])}")
+        return super().resolve_command(ctx, args)
+
+
+def _as_code(text: str) -> str:
+    command, comma, rest = text.partition(", ")
+    return f"`{command}`{comma}{rest}" if command.startswith(("mlx-stack", "hf ")) else text
+
 
 app = typer.Typer(
     name="mlx-stack",
-    help="Many coding agents, one model, one machine.",
+    cls=VerbGroup,
+    help=HELP,
+    epilog=FIRST,
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -61,7 +111,7 @@ def _options(
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Many coding agents, one model, one machine."""
+    """Serve one local model to many coding agents."""
 
 
 app.command("up")(up.up)
@@ -71,6 +121,10 @@ app.command("status")(status.status)
 app.command("ps")(status.ps)
 app.command("logs")(logs.logs)
 app.add_typer(presets.app, name="presets")
+app.command("pull")(pull.pull)
+app.command("models")(models.models)
+app.command("ls", hidden=True)(models.models)
+app.command("rm")(models.rm)
 app.command("env")(env.env)
 app.command("run", context_settings=PASS_ON)(env.run)
 app.command("plan")(plan.plan)
@@ -80,17 +134,19 @@ app.command("uninstall")(install.uninstall)
 app.command("key")(key.key)
 app.command("doctor")(doctor.doctor)
 app.command("tui")(tui.tui)
-app.command("bench")(bench.bench)
+app.command("chat")(chat.chat)
+app.add_typer(bench.app, name="bench")
 app.add_typer(mode.app, name="mode")
 app.add_typer(slots.app, name="slots")
 app.add_typer(agents.app, name="agents")
 app.command("swap")(swap.swap)
+app.command("template")(template.template)
 app.add_typer(cache.app, name="cache")
-app.command("serve", hidden=True)(serve.serve)
+app.command("serve", hidden=True, context_settings=PASS_ON)(serve.serve)
 
 
 def main() -> None:
-    """Run one verb, and exit with a code that the supervisor of the system understands."""
+    """Run one verb; the exit code suits launchd where launchd started it."""
     is_launchd = take_launchd_flag(os.environ)
     try:
         _run()
@@ -101,21 +157,29 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run one verb; an error is one sentence on stderr and an exit code (see `exits.py`)."""
+    """Run one verb; an error is one sentence on stderr and an exit code (`exit_codes.py`)."""
     sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except NoArgsIsHelpError as why:
+        why.show()
+        sys.exit(Exit.USAGE)
+    except UsageError as why:
+        typer.echo(f"error: {_one_line(why)}", err=True)
+        sys.exit(Exit.USAGE)
+    except typer.Abort:
+        sys.exit(Exit.INTERRUPTED)
     except (Misuse, StackError, ConnectionError) as why:
         typer.echo(f"error: {why}{_hint(why)}", err=True)
         sys.exit(exit_of(why))
     except OSError as why:
         where = f"{why.filename}: " if why.filename else ""
-        remedy = "`mlx-stack doctor` looks at folders, disk and ports"
+        remedy = "`mlx-stack doctor` checks folders, disk and ports"
         typer.echo(f"error: {where}{why.strerror or why}; {remedy}", err=True)
         sys.exit(Exit.FAILED)
     except UnicodeEncodeError as why:
-        typer.echo(f"error: {why.object!r} is no UTF-8, and only that is kept and sent", err=True)
+        typer.echo(f"error: {why.object!r} is not valid UTF-8", err=True)
         sys.exit(Exit.FAILED)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
@@ -132,7 +196,7 @@ class PipeWriter(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # What is still buffered goes nowhere, without a word at the exit of the interpreter.
+            # Drop the buffer, so that the interpreter reports nothing at its exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
@@ -140,7 +204,7 @@ class PipeWriter(io.FileIO):
 
 
 def _tolerant(stream: TextIO) -> TextIO:
-    """The stream with letters spelled out that its terminal lacks, and a pipe that may close."""
+    """Escape characters that the encoding lacks; a closed pipe ends the process quietly."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
@@ -157,8 +221,17 @@ def _tolerant(stream: TextIO) -> TextIO:
 
 
 def _leave(number: int, _: object) -> None:
-    """Like Ctrl-C: what was begun and is not finished is undone."""
+    """Exit as Ctrl-C does, so that unfinished work is undone."""
     sys.exit(128 + number)
+
+
+def _one_line(error: UsageError) -> str:
+    """Message of a command line that does not parse, and where its options are listed."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = message.replace(NO_INTEGER, "not a whole number")
+    if "mlx-stack " in message or error.ctx is None:
+        return message
+    return f"{message}; see `{error.ctx.command_path} --help`"
 
 
 def _hint(error: Exception) -> str:

@@ -1,18 +1,34 @@
-"""How the command speaks: tables and JSON on stdout, everything else on stderr."""
+"""Output of the command: tables and JSON on stdout, all else on stderr."""
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import typer
 
+from mlxstack.core.formatting import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+GAP = 2
+WRAPS_FROM = 24
+"""Columns that are narrower than this are never wrapped."""
+
 PIPE_WIDTH = 10_000
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+STYLES = {
+    **dict.fromkeys(("healthy", "ok"), "green"),
+    **dict.fromkeys(("degraded", "warn", "down"), "yellow"),
+    **dict.fromkeys(("crashed", "bad"), "bold red"),
+    "stopped": "dim",
+}
+"""Colors of states, which are StrEnums; other text that reads alike has none."""
 
 
 def as_json(value: object) -> None:
-    """`value` as indented JSON on stdout; what JSON has no form for, such as a path, as text."""
+    """`value` as indented JSON on stdout; types without a JSON form, such as a path, as text."""
     import msgspec
 
     typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
@@ -23,24 +39,41 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def harmless(text: str) -> str:
-    """With every sign spelled out that a terminal would obey: others wrote this text."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+def table(
+    heads: Iterable[str], rows: Iterable[Iterable[object]], least: Sequence[str] = ()
+) -> None:
+    """Print a table as wide as the terminal; in a pipe every row is one line.
 
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """A table on stdout, without markup in the data; never wrapped in a pipe."""
+    Where it does not fit, text wraps between words, then the columns of `least` are left out,
+    the first one first. A name, id or URL is never cut: a table that is still too wide becomes
+    a block of lines per row.
+    """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for head in heads:
-        drawn.add_column(head, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(harmless(str(cell))) for cell in row))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    Console(width=None if is_terminal else PIPE_WIDTH).print(drawn)
+    console = Console(width=None if is_terminal else PIPE_WIDTH, highlight=False)
+    body = [[_cell(value) for value in row] for row in rows]
+    for line in layout(list(heads), body, console.width, least):
+        console.print(line, soft_wrap=True)
+
+
+def layout(
+    heads: list[str], rows: "list[list[Text]]", width: int, least: Sequence[str] = ()
+) -> "list[Text]":
+    """Lines of a table within `width` cells; columns without any text are left out."""
+    shown = [i for i in range(len(heads)) if not rows or any(row[i].plain for row in rows)]
+    narrowest = [_narrowest(heads[i], [row[i] for row in rows]) for i in shown]
+    for head in least:
+        if _total([narrowest[i] for i in shown]) <= width:
+            break
+        shown = [i for i in shown if heads[i] != head]
+    if _total([narrowest[i] for i in shown]) > width:
+        return _blocks(heads, rows)
+    widths = _widths(heads, rows, shown, narrowest, width)
+    lines = _line([_styled(heads[i], "bold") for i in shown], widths)
+    for row in rows:
+        lines += _line([row[i] for i in shown], widths)
+    return lines
 
 
 @contextmanager
@@ -51,3 +84,78 @@ def spinner(what: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(Text(what)) as status:
         yield lambda now: status.update(Text(f"{what}: {now[:100]}"))
+
+
+def _cell(value: object) -> "Text":
+    style = STYLES.get(value, "") if isinstance(value, StrEnum) else ""
+    return _styled(printable(" ".join(str(value).splitlines())), style)
+
+
+def _styled(text: str, style: str) -> "Text":
+    from rich.text import Text
+
+    return Text(text, style)
+
+
+def _narrowest(head: str, cells: "list[Text]") -> int:
+    """Cells that a column needs without a break inside a word."""
+    widest = max((cell.cell_len for cell in cells), default=0)
+    if widest > WRAPS_FROM:
+        words = (_styled(word, "").cell_len for cell in cells for word in cell.plain.split())
+        widest = max(WRAPS_FROM, *words)
+    return max(widest, len(head))
+
+
+def _total(widths: list[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _widths(
+    heads: list[str], rows: "list[list[Text]]", shown: list[int], narrowest: list[int], width: int
+) -> list[int]:
+    """Widths of the shown columns: what is to spare goes to those that would wrap."""
+    spare = width - _total([narrowest[i] for i in shown])
+    widths = []
+    for i in shown:
+        wanted = max(len(heads[i]), *(row[i].cell_len for row in rows), 0)
+        extra = min(spare, max(0, wanted - narrowest[i]))
+        spare -= extra
+        widths.append(narrowest[i] + extra)
+    return widths
+
+
+def _line(cells: "list[Text]", widths: list[int]) -> "list[Text]":
+    """One row, as many lines as its longest cell needs."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(width=max(widths))
+    wrapped = [cell.wrap(console, max(1, width)) for cell, width in zip(cells, widths, strict=True)]
+    lines = []
+    for at in range(max(len(cell) for cell in wrapped)):
+        line = Text()
+        for cell, width in zip(wrapped, widths, strict=True):
+            part = cell[at].copy() if at < len(cell) else Text()
+            part.rstrip()
+            start = line.cell_len
+            line.append_text(part)
+            line.pad_right(width + GAP - (line.cell_len - start))
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def _blocks(heads: list[str], rows: "list[list[Text]]") -> "list[Text]":
+    """Each row as lines of head and value."""
+    from rich.text import Text
+
+    wide = max(len(head) for head in heads) + GAP
+    lines: list[Text] = []
+    for row in rows:
+        lines += [Text()] if lines else []
+        lines += [
+            Text.assemble((head.ljust(wide), "bold"), cell)
+            for head, cell in zip(heads, row, strict=True)
+            if cell.plain
+        ]
+    return lines

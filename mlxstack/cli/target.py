@@ -1,4 +1,4 @@
-"""Which service a verb means: the named one, the only one, or the one at a URL."""
+"""Target of a verb: the named service, the only one, or one at a URL."""
 
 import os
 from urllib.parse import urlsplit
@@ -17,14 +17,14 @@ KEY_VARIABLE = "MLX_STACK_API_KEY"
 
 
 class ServiceTarget(Struct, frozen=True):
-    """Where to call, and with which key."""
+    """Address and API key of a service."""
 
     url: str
     api_key: str | None = None
 
 
 def known_service(home: Home, name: str | None) -> ServiceState:
-    """A service of this home, running or not. Raises Unreachable when there is none such."""
+    """A service of this home, running or not. Raises Unreachable for an unknown name."""
     known = services.names(home)
     if name is None:
         return _only(services.running(home) or _states(home, known))
@@ -36,7 +36,7 @@ def known_service(home: Home, name: str | None) -> ServiceState:
 
 
 def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
-    """Where the service of `name` or `url` is. Raises Unreachable when it does not run, Misuse."""
+    """Find a running service by `name` or `url`. Raises Unreachable, Misuse."""
     given = key_of(os.environ.get(KEY_VARIABLE), KEY_VARIABLE)
     if url is not None:
         return ServiceTarget(address(url), given)
@@ -55,20 +55,20 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
 
 
 def usable_key(preset: Preset) -> str | None:
-    """A key that opens the service of this preset; None when there is none in clear text."""
+    """API key of this preset; None where it has none in clear text."""
     texts = (key if isinstance(key, str) else key.key for key in preset.server.api_keys)
     return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
 def key_of(text: str | None, giver: str) -> str | None:
-    """A key as `giver` gave it. Raises Misuse where no header can carry it."""
+    """Check a key given by `giver`. Raises Misuse where no header can carry it."""
     if text and not (text.isascii() and text.isprintable()):
-        raise Misuse(f"{giver} holds no key: a key has only letters, digits and signs of ASCII")
+        raise Misuse(f"{giver} holds no key: a key has printable ASCII characters only")
     return text or None
 
 
 def address(text: str) -> str:
-    """A URL without the `/v1` that clients want at its end. Raises Misuse when it is none."""
+    """Normalize a URL: without a final `/v1`. Raises Misuse for an invalid one."""
     url = text.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
@@ -76,7 +76,7 @@ def address(text: str) -> str:
     except ValueError:
         is_whole = False
     if not (is_whole and parts.scheme in {"http", "https"} and url.isprintable()):
-        raise Misuse(f"`{text}` is no address of a service; write it as http://127.0.0.1:7109")
+        raise Misuse(f"`{text}` is not the URL of a service; write it as http://127.0.0.1:7109")
     return url
 
 
@@ -89,5 +89,5 @@ def _only(states: list[ServiceState]) -> ServiceState:
         raise Unreachable("no service is running; start one with `mlx-stack up demo`")
     if len(states) > 1:
         names = ", ".join(state.plan.name for state in states)
-        raise Misuse(f"there are several services; name one of {names}")
+        raise Misuse(f"several services run; name one of {names}")
     return states[0]

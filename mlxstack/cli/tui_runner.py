@@ -1,4 +1,4 @@
-"""Attaches to a running service and shows it: on the dashboard, or as pages of text."""
+"""Dashboard or text pages of a running service."""
 
 import shutil
 from contextlib import nullcontext
@@ -21,14 +21,14 @@ LONGEST_S = 7200.0
 
 
 class Setting(Struct, frozen=True):
-    """How it looks, and the computer it may change; None when the service runs elsewhere."""
+    """Theme, and actions on this machine; None for a remote service."""
 
     look: ThemeChoice
     machine: LocalActions | None
 
 
 async def attach(where: ServiceTarget, record: Path | None, setting: Setting) -> int:
-    """Run the dashboard on a service until it is left; the exit code."""
+    """Run the dashboard until the user quits; the exit code."""
     async with Client(where.url, where.api_key, LONGEST_S) as client:
         live: Feed = LiveFeed(client)
         with new_recording(record) if record else nullcontext() as file:
@@ -39,7 +39,7 @@ async def attach(where: ServiceTarget, record: Path | None, setting: Setting) ->
 
 
 async def print_pages(where: ServiceTarget, every_s: float) -> None:
-    """Print a page every `every_s` seconds, for ever."""
+    """Print a page every `every_s` seconds, without end."""
     width = shutil.get_terminal_size((120, 40)).columns
     async with Client(where.url, where.api_key) as client:
         async for page in pages(LiveFeed(client), width, every_s):

@@ -3,6 +3,7 @@
 import re
 
 from mlxstack.cli.exit_codes import Misuse
+from mlxstack.core import formatting
 
 KIB, MIB = 1024, 1024 * 1024
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -40,9 +41,5 @@ def tokens(n: int) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """Bytes as `64 KiB`, `320 MiB` or `12.3 GiB`; 0 as `-`."""
-    from mlxstack.host.hardware import amount
-
-    if not n_bytes:
-        return "-"
-    return f"{n_bytes / KIB:.4g} KiB" if n_bytes < MIB else amount(n_bytes)
+    """Bytes for a table; `-` where there are none."""
+    return formatting.size(n_bytes) if n_bytes else "-"

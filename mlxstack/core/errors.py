@@ -3,6 +3,7 @@
 StackError
 ├── BadRequest             the caller sent something that cannot work
 │   ├── TooLong            the prompt does not fit the context of a slot
+│   ├── InvalidSlot        no slot has this number
 │   ├── TooLarge           the body is bigger than the service accepts
 │   └── Unsupported        a feature that this model or preset does not serve
 ├── Unauthorized           no key, or a wrong one
@@ -56,6 +57,14 @@ class TooLarge(BadRequest):
 
 class Unsupported(BadRequest):
     """A feature that is off, or that this model does not have."""
+
+
+class InvalidSlot(BadRequest):
+    """A slot number outside of the `n_slots` of this service."""
+
+    def __init__(self, slot: int, n_slots: int) -> None:
+        there = f"slots 0 to {n_slots - 1}" if n_slots > 1 else "slot 0 only"
+        super().__init__(f"Invalid slot ID {slot}: this service has {there}", "id_slot")
 
 
 class Unauthorized(StackError):

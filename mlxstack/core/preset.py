@@ -4,7 +4,7 @@ Strict: unknown keys and impossible values are refused where the file is read.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -12,6 +12,9 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Percent = Annotated[float, Meta(gt=0, le=90)]
+
+AUTO: Literal["auto"] = "auto"
+"""All memory that weights, compute buffers and the system's reserve leave to KV."""
 
 
 PARKING_S = 10.0
@@ -37,96 +40,167 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional.
+    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
 
-    `draft` would be a second model that guesses tokens ahead. It is known only to be refused.
-    """
-
-    id: str
-    revision: str | None = None
-    adapter: str | None = None
-    draft: str | None = None
-    alias: str | None = None
-    trust_remote_code: bool = False
+    id: Annotated[
+        str,
+        Meta(
+            description="`demo` for the embedded model, a folder (`./x`, `/x`, `~/x`), or a "
+            "hub id; `model: ID` alone is the same."
+        ),
+    ]
+    revision: Annotated[
+        str | None,
+        Meta(description="Branch, tag or commit of the hub's repository; null is its newest."),
+    ] = None
+    adapter: Annotated[str | None, Meta(description="Folder of a LoRA adapter for the model.")] = (
+        None
+    )
+    alias: Annotated[
+        str | None, Meta(description="What the model is called on the wire; null is its id.")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Meta(description="Let the model's own Python code run; only for sources you trust.")
+    ] = False
 
 
 class SlotSpec(Strict, frozen=True):
     """`n_ctx` is tokens per slot; `save_path` is where slot files go (default: under the home)."""
 
-    count: Annotated[int, Meta(ge=1, le=256)] = 3
-    n_ctx: Annotated[int, Meta(ge=64)] = 8192
-    save_path: str | None = None
+    count: Annotated[
+        Annotated[int, Meta(ge=1, le=256)],
+        Meta(description="Number of slots: requests with a live KV cache of their own."),
+    ] = 3
+    n_ctx: Annotated[
+        Annotated[int, Meta(ge=64)],
+        Meta(description="Tokens of context per slot, prompt and answer together; `64k` is 65536."),
+    ] = 8192
+    save_path: Annotated[
+        str | None, Meta(description="Folder of slot files; null is under the home.")
+    ] = None
 
 
 class KVSpec(Strict, frozen=True):
-    """`bits` 16 keeps the model's own precision; `quantized_start` is a token position.
+    """`bits` 16 keeps the model's own precision; `quantized_start` is a token position."""
 
-    `swa_full` would keep sliding windows whole, as llama-server's `--swa-full` does. It is known
-    only to be refused with its price: windows are always capped here.
-    """
-
-    bits: Annotated[int, Meta(ge=4, le=16)] = 16
-    group_size: Annotated[int, Meta(ge=32, le=128)] = 64
-    quantized_start: NonNegativeInt = 0
-    swa_full: bool = False
+    bits: Annotated[
+        Annotated[int, Meta(ge=4, le=16)],
+        Meta(description="16 keeps the model's own precision; 8 and 4 quantize KV."),
+    ] = 16
+    group_size: Annotated[
+        Annotated[int, Meta(ge=32, le=128)],
+        Meta(description="Numbers that share a scale: 32, 64 or 128."),
+    ] = 64
+    quantized_start: Annotated[
+        NonNegativeInt, Meta(description="The first token position that is quantized.")
+    ] = 0
 
 
 class BatchSpec(Strict, frozen=True):
     """`enabled: false` decodes one slot at a time."""
 
-    enabled: bool = True
-    max_size: PositiveInt = 8
+    enabled: Annotated[
+        bool, Meta(description="false decodes one slot at a time; requests still take turns.")
+    ] = True
+    max_size: Annotated[
+        PositiveInt,
+        Meta(description="Requests that are decoded at the same time at most; the others wait."),
+    ] = 8
 
 
 class PrefillSpec(Strict, frozen=True):
     """`max_stall_ms` bounds the silence of a decoding agent while others prefill."""
 
-    max_stall_ms: Annotated[float, Meta(ge=10)] = 250.0
-    chunk_size: Annotated[int, Meta(ge=16)] = 2048
+    max_stall_ms: Annotated[
+        Annotated[float, Meta(ge=10)],
+        Meta(description="Longest pause in ms of a generating request while others prefill."),
+    ] = 250.0
+    chunk_size: Annotated[
+        Annotated[int, Meta(ge=16)],
+        Meta(description="Tokens of a prompt that are computed at once, at most."),
+    ] = 2048
 
 
 class QueueSpec(Strict, frozen=True):
     """`max_waiting` asks wait at most; a request may take `timeout_s` in all."""
 
-    max_waiting: NonNegativeInt = 64
-    timeout_s: Seconds = 3600.0
-    aging_per_s: Annotated[float, Meta(ge=0)] = 0.1
+    max_waiting: Annotated[
+        NonNegativeInt,
+        Meta(description="Requests that wait at most; the next one gets 503 with Retry-After."),
+    ] = 64
+    timeout_s: Annotated[Seconds, Meta(description="Seconds that a request may take in all.")] = (
+        3600.0
+    )
+    aging_per_s: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(description="Priority that a waiting request gains each second; tiers are 1 apart."),
+    ] = 0.1
 
 
 class WarmPrefix(Strict, frozen=True):
     """A prefix to compute at start and pin by name; exactly one of the files is given."""
 
-    name: str
-    tokens_file: str | None = None
-    text_file: str | None = None
-    messages_file: str | None = None
+    name: Annotated[str, Meta(description="The name by which the prefix is pinned.")]
+    tokens_file: Annotated[str | None, Meta(description="A JSON list of token ids.")] = None
+    text_file: Annotated[str | None, Meta(description="Plain text.")] = None
+    messages_file: Annotated[str | None, Meta(description="A JSON list of chat messages.")] = None
 
 
 class DiskSpec(Strict, frozen=True):
     """`max_bytes` of stored KV, and `max_age_s` seconds since last use; None is no bound."""
 
-    enabled: bool = True
-    max_bytes: PositiveInt | None = None
-    max_age_s: Seconds | None = None
+    enabled: Annotated[
+        bool, Meta(description="Keep KV on disk too, so that it outlives the process.")
+    ] = True
+    max_bytes: Annotated[
+        PositiveInt | None, Meta(description="Bytes of KV on disk at most; null is no bound.")
+    ] = None
+    max_age_s: Annotated[
+        Seconds | None,
+        Meta(description="Seconds since the last use after which KV leaves the disk."),
+    ] = None
 
 
 class MetricsSpec(Strict, frozen=True):
     """A summary line every `log_interval` seconds."""
 
-    enabled: bool = True
-    log_interval: Seconds = 300.0
+    enabled: Annotated[
+        bool, Meta(description="Serve `/metrics`, and log a line of sums now and then.")
+    ] = True
+    log_interval: Annotated[Seconds, Meta(description="Seconds between two such lines.")] = 300.0
 
 
 class PrefixCacheSpec(Strict, frozen=True):
     """The KV memory beside the live slots."""
 
-    enabled: bool = True
-    memory_budget_pct: Percent = 20.0
-    block_size: Annotated[int, Meta(ge=16, le=2048)] = 128
-    eviction_policy: EvictionPolicy = EvictionPolicy.LRU_FREQUENCY
-    max_entries: PositiveInt = 1000
-    warm_on_startup: bool = False
-    warm_prefixes: tuple[WarmPrefix, ...] = ()
+    enabled: Annotated[
+        bool, Meta(description="Keep KV beside the live slots, and share it between agents.")
+    ] = True
+    memory_budget_pct: Annotated[
+        Percent | Literal["auto"],
+        Meta(
+            description="Percent of the memory that KV may take, live slots included; `auto` "
+            "is what is left after weights, compute buffers and the system's reserve."
+        ),
+    ] = AUTO
+    block_size: Annotated[
+        Annotated[int, Meta(ge=16, le=2048)],
+        Meta(description="Tokens of a block, the unit of shared KV; a multiple of 16."),
+    ] = 128
+    eviction_policy: Annotated[
+        EvictionPolicy,
+        Meta(description="What goes first: the oldest, or the oldest and least used."),
+    ] = EvictionPolicy.LRU_FREQUENCY
+    max_entries: Annotated[PositiveInt, Meta(description="Segments of KV in memory at most.")] = (
+        1000
+    )
+    warm_on_startup: Annotated[
+        bool, Meta(description="Compute `warm_prefixes` and learned heads at the start.")
+    ] = False
+    warm_prefixes: Annotated[
+        tuple[WarmPrefix, ...],
+        Meta(description="Prefixes to compute and pin; exactly one of the files each."),
+    ] = ()
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
@@ -142,7 +216,12 @@ class Persist(StrEnum):
 class AgentsSpec(Strict, frozen=True):
     """`persist: after_turn` writes what a turn added, so that even a crash loses nothing."""
 
-    persist: Persist = Persist.AFTER_TURN
+    persist: Annotated[
+        Persist,
+        Meta(
+            description="When an explicit agent's KV goes to disk; `after_turn` survives a crash."
+        ),
+    ] = Persist.AFTER_TURN
 
 
 class SamplingSpec(Strict, frozen=True):
@@ -151,13 +230,34 @@ class SamplingSpec(Strict, frozen=True):
     `max_tokens` -1 is no limit but the context, as in llama-server.
     """
 
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: NonNegativeInt | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    max_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    thinking: bool | None = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="0 always takes the likeliest token.")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Only the likeliest tokens that together have this probability."),
+    ] = None
+    top_k: Annotated[
+        NonNegativeInt | None, Meta(description="Only so many of the likeliest tokens; 0 is all.")
+    ] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(
+            description="Only tokens with at least this share of the likeliest one's probability."
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Above 1 makes tokens less likely that were there already."),
+    ] = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(description="Tokens of an answer at most; -1 is no limit but the context."),
+    ] = None
+    thinking: Annotated[
+        bool | None,
+        Meta(description="Whether models that can think do so when a request does not say."),
+    ] = None
 
 
 class Tier(StrEnum):
@@ -176,10 +276,17 @@ class ApiKey(Strict, frozen=True):
     may speak as, "*" standing for any characters; none given are all.
     """
 
-    key: str
-    tier: Tier = Tier.NORMAL
-    salt: str = ""
-    agents: tuple[str, ...] = ()
+    key: Annotated[
+        str, Meta(description="The key, or `sha256:` and its digest in hex (`mlx-stack key`).")
+    ]
+    tier: Annotated[Tier, Meta(description="Priority of the requests of this key.")] = Tier.NORMAL
+    salt: Annotated[
+        str, Meta(description="Keeps the KV of this key's holder apart from that of others.")
+    ] = ""
+    agents: Annotated[
+        tuple[str, ...],
+        Meta(description="What agents it may speak as, `*` for any characters, and change."),
+    ] = ()
 
 
 class ServerSpec(Strict, frozen=True):
@@ -191,16 +298,42 @@ class ServerSpec(Strict, frozen=True):
     `allowed_hosts` are names beside loopback and IP addresses by which it may be called; "*" any.
     """
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 7109
-    allowed_hosts: tuple[str, ...] = ()
-    api_keys: tuple[str | ApiKey, ...] = ()
-    allow_unauthenticated: bool = False
-    strict_models: bool = False
-    max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    startup_timeout_s: Seconds = 240.0
-    drain_s: Annotated[float, Meta(gt=0, le=86_400)] = 6.0
-    prevent_sleep: bool = True
+    host: Annotated[
+        str,
+        Meta(description="Address to listen on; others than loopback need keys."),
+    ] = "127.0.0.1"
+    port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)],
+        Meta(description="Port to listen on; 0 takes a free one."),
+    ] = 7109
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="Names beside loopback and IP addresses by which it may be called."),
+    ] = ()
+    api_keys: Annotated[
+        tuple[str | ApiKey, ...],
+        Meta(description="Keys of which a request needs one, if there are any: texts or sections."),
+    ] = ()
+    allow_unauthenticated: Annotated[
+        bool, Meta(description="Let other machines in without a key.")
+    ] = False
+    strict_models: Annotated[
+        bool, Meta(description="Refuse requests that name another model, instead of serving them.")
+    ] = False
+    max_body_bytes: Annotated[
+        PositiveInt, Meta(description="Bytes of a request at most; more is refused with 413.")
+    ] = 16 * 1024 * 1024
+    startup_timeout_s: Annotated[
+        Seconds, Meta(description="Seconds in which a model must be there, at `up` and at a swap.")
+    ] = 240.0
+    drain_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86_400)],
+        Meta(description="Seconds that running requests get when it stops."),
+    ] = 6.0
+    prevent_sleep: Annotated[
+        bool,
+        Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),
+    ] = True
 
 
 class Speculation(StrEnum):
@@ -214,17 +347,31 @@ class Preset(Strict, frozen=True):
     """One service. `description` is the line that `mlx-stack presets` shows."""
 
     model: ModelSpec
-    name: str = ""
-    description: str = ""
-    kind: ServiceKind = ServiceKind.CHAT
+    name: Annotated[
+        str, Meta(description="The name of the service; the name of the file, if left out.")
+    ] = ""
+    description: Annotated[str, Meta(description="The line that `mlx-stack presets` shows.")] = ""
+    kind: Annotated[
+        ServiceKind,
+        Meta(description="`chat` generates text; `embedding` serves vectors and has no slots."),
+    ] = ServiceKind.CHAT
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)
-    speculation: Speculation = Speculation.OFF
+    speculation: Annotated[
+        Speculation,
+        Meta(
+            description="`auto` drafts tokens that the grammar forces or that were seen "
+            "before, where it pays; the output is the same. `off` does not."
+        ),
+    ] = Speculation.OFF
     prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
     agents: AgentsSpec = field(default_factory=AgentsSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
-    template: dict[str, Any] = field(default_factory=dict)
+    template: Annotated[
+        dict[str, Any],
+        Meta(description="Variables for the chat template, beside those that a request gives."),
+    ] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from mlxstack.core.commands import (
     SlotCommandResult,
 )
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import BadRequest, Broken, Busy, Loading, StackError
+from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
 from mlxstack.core.preset import Preset, Speculation
@@ -47,7 +47,7 @@ from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
-from mlxstack.host.memory_budget import this_memory
+from mlxstack.host.memory_budget import memory_of, this_memory
 from mlxstack.policy.draft_governor import UNMEASURED
 from mlxstack.policy.scheduler import limits_of
 
@@ -80,8 +80,9 @@ class EngineCore:
         manifests: AgentManifestStore | None = None,
     ) -> None:
         self._preset = preset
-        self._total = this_memory(os.environ).total if memory_bytes is None else memory_bytes
-        self._device_memory = DeviceMemory(self._total)
+        here = this_memory(os.environ) if memory_bytes is None else memory_of(memory_bytes)
+        self._memory = here
+        self._device_memory = DeviceMemory(here.total)
         self._store = store
         self._slot_files = slot_files
         self._manifests = manifests
@@ -118,7 +119,7 @@ class EngineCore:
         """Save, restore or erase a slot once it is idle. The future raises StackErrors."""
         future: Future[SlotCommandResult] = Future()
         if not 0 <= act.slot < self._preset.slots.count:
-            future.set_exception(BadRequest("Invalid slot ID", "id_slot"))
+            future.set_exception(InvalidSlot(act.slot, self._preset.slots.count))
             return future
         self._owe(future)
         self._post(lambda: self._actions.run(act, future))
@@ -242,7 +243,7 @@ class EngineCore:
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
         key = facts.identity.key()
-        plan = memory_plan(preset, facts, self._total, self._device_memory.limits())
+        plan = memory_plan(preset, facts, self._memory, self._device_memory.limits())
         memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
         self._archive = DiskTier(
             self._store, self._slot_files, memory, key, self._post, self._manifests

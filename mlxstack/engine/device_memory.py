@@ -13,18 +13,27 @@ import psutil
 from mlx_lm.utils import load_config, maybe_set_recommended_wired_limit
 from msgspec import Struct
 
-from mlxstack.core.errors import SetupError
+from mlxstack.core.errors import SetupError, Unsupported
+from mlxstack.core.formatting import size
 from mlxstack.core.model_info import ModelFacts
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import AUTO, Preset
 from mlxstack.engine import device
 from mlxstack.engine.device import MIN_BOUND
-from mlxstack.host.hardware import amount
-from mlxstack.host.memory_budget import buffer_cache_limit, mac_share, memory_limit
-from mlxstack.policy import kv_geometry_by_model
+from mlxstack.engine.model.model_shape import shape_of_config
+from mlxstack.host.memory_budget import (
+    MemoryBudget,
+    buffer_cache_limit,
+    mac_share,
+    memory_limit,
+)
 from mlxstack.policy.capacity import kv_budget
-from mlxstack.policy.kv_geometry import PLAIN_BITS
+from mlxstack.policy.kv_geometry import PLAIN_BITS, ModelShape
+from mlxstack.policy.workspace import peak_score_bytes, score_bytes, workspace_bytes
 
 log = logging.getLogger(__name__)
+
+MIN_BUDGET = 64 * 2**20
+"""Bytes of KV that `auto` gives at least, where weights alone exceed what the planner allows."""
 
 
 class DeviceLimits(Struct, frozen=True):
@@ -90,39 +99,56 @@ class MemoryPlan(Struct, frozen=True):
     score_bytes: int = 0
 
 
-def memory_plan(preset: Preset, facts: ModelFacts, total: int, limits: DeviceLimits) -> MemoryPlan:
-    """Divide memory as the planner does: a share of `total`, bounded by what the device has.
+def memory_plan(
+    preset: Preset, facts: ModelFacts, memory: MemoryBudget, limits: DeviceLimits
+) -> MemoryPlan:
+    """Divide memory as the planner does, bounded by what the device has.
 
     Raises SetupError when the device has no room for KV beside the weights.
     """
-    share = int(total * preset.prefix_cache.memory_budget_pct / 100)
+    shape = _shape(load_config(Path(facts.path)))
+    pct = preset.prefix_cache.memory_budget_pct
+    share = None if pct == AUTO else int(memory.total * pct / 100)
+    half_bytes = 2 if limits.array_bytes else memory.half_bytes
+    workspace = _workspace(shape, preset, half_bytes) if shape is not None else 0
     if not limits.array_bytes:
-        return MemoryPlan(share, MIN_BOUND)
-    config = load_config(Path(facts.path))
-    bits = PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
-    workspace = _workspace(config, preset, bits) or limits.cache_bytes
+        left = kv_budget(memory.usable, facts.n_bytes, workspace)
+        return MemoryPlan(max(left, MIN_BUDGET) if share is None else share, MIN_BOUND)
+    workspace = workspace or limits.cache_bytes
     left = kv_budget(limits.array_bytes, facts.n_bytes, workspace)
     if left <= 0:
         raise SetupError(
-            f"{preset.model.id} has {amount(facts.n_bytes)} of weights and needs "
-            f"{amount(workspace)} beside them, but models may hold {amount(limits.array_bytes)} "
+            f"{preset.model.id} has {size(facts.n_bytes)} of weights and needs "
+            f"{size(workspace)} beside them, but models may hold {size(limits.array_bytes)} "
             "on this device; take a smaller model or fewer bits, or lower prefill.chunk_size"
         )
-    if left < share:
-        log.info("KV gets %s instead of %s: the device has no more", amount(left), amount(share))
+    if share is not None and left < share:
+        log.info("KV gets %s instead of %s: the device has no more", size(left), size(share))
     return MemoryPlan(
-        kv_budget=min(share, left),
+        kv_budget=left if share is None else min(share, left),
         max_cached_bytes=min(limits.cache_bytes, max(MIN_BOUND, workspace)),
         array_limit=limits.array_bytes - workspace,
-        score_bytes=kv_geometry_by_model.score_bytes(config, bits),
+        score_bytes=score_bytes(shape, _bits(preset)) if shape is not None else 0,
     )
 
 
-def _workspace(config: dict[str, Any], preset: Preset, bits: int) -> int:
-    """Bytes as the planner estimates them; 0 for a config that it cannot read."""
-    chunk, slots = preset.prefill.chunk_size, preset.slots
+def _shape(config: dict[str, Any]) -> ModelShape | None:
+    """The shape as the planner sees it; None for a model that it cannot build."""
     try:
-        activations = kv_geometry_by_model.workspace_bytes(config, chunk, slots.count)
-    except KeyError:
-        return 0
-    return activations + kv_geometry_by_model.peak_score_bytes(config, bits, chunk, slots.n_ctx)
+        return shape_of_config(config)
+    except Unsupported as why:
+        log.info("the workspace is not planned: %s", why.message)
+        return None
+
+
+def _bits(preset: Preset) -> int:
+    return PLAIN_BITS if preset.kv.quantized_start >= preset.slots.n_ctx else preset.kv.bits
+
+
+def _workspace(shape: ModelShape, preset: Preset, half_bytes: int) -> int:
+    """Bytes beside weights and KV, as the planner estimates them."""
+    chunk, slots = preset.prefill.chunk_size, preset.slots
+    activations = workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
+    if half_bytes > 2:
+        return activations
+    return activations + peak_score_bytes(shape, _bits(preset), chunk, slots.n_ctx)

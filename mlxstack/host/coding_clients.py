@@ -1,7 +1,7 @@
-"""What a coding agent's client must be told to use a service of ours: variables and files.
+"""Environment and config files that point a coding agent at a service.
 
 Claude Code, Codex and opencode as measured with versions 2.1.329, 0.169 and 1.18. Files go into
-a folder of ours; a user's own settings are never touched.
+a folder of mlx-stack; a user's own settings are never touched.
 """
 
 import json
@@ -15,7 +15,14 @@ KEY_VARIABLE = "MLX_STACK_CLIENT_KEY"
 NO_KEY = "none-needed"
 CLAUDE_COMPACT_TOKENS = 33_000
 CLAUDE_LEAST_TOKENS = 65_536
-"""What Claude Code keeps free of the context before it compacts, and what is comfortable."""
+"""Tokens that Claude Code keeps free before it compacts, and the least comfortable context."""
+
+CLAUDE_MODELS = (
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL",
+    "ANTHROPIC_DEFAULT_OPUS_MODEL",
+)
+"""Models that sub-agents and background calls ask for by family."""
 
 MAX_OUTPUT_TOKENS = 32_000
 
@@ -42,18 +49,20 @@ class Endpoint(Struct, frozen=True):
 class ClientSetup(Struct, frozen=True):
     """`variables` to set, names to `unset`, `files` to write (text by path).
 
-    `program` is what `run` starts; empty when the person names it. `caution` is for people.
+    `program` is what `run` starts with `options` before the user's own; empty when the user names
+    it. `caution` is for people.
     """
 
     variables: dict[str, str]
     unset: tuple[str, ...] = ()
     files: dict[str, str] = {}
     program: str = ""
+    options: tuple[str, ...] = ()
     caution: str | None = None
 
 
 def claude(service: Endpoint, folder: Path) -> ClientSetup:
-    """Claude Code: without the context size it assumes a million tokens and never compacts."""
+    """Claude Code; without the context size it assumes a million tokens and never compacts."""
     del folder
     is_small = service.n_ctx < CLAUDE_LEAST_TOKENS
     return ClientSetup(
@@ -61,7 +70,7 @@ def claude(service: Endpoint, folder: Path) -> ClientSetup:
             "ANTHROPIC_BASE_URL": service.url,
             "ANTHROPIC_AUTH_TOKEN": service.key,
             "ANTHROPIC_MODEL": service.model,
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": service.model,
+            **dict.fromkeys(CLAUDE_MODELS, service.model),
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(service.n_ctx),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
@@ -137,6 +146,37 @@ def aider(service: Endpoint, folder: Path) -> ClientSetup:
     )
 
 
+def pi(service: Endpoint, folder: Path) -> ClientSetup:
+    """pi: a provider in an agent folder of ours."""
+    model = {
+        "id": service.model,
+        "name": service.model,
+        "reasoning": True,
+        "input": ["text"],
+        "contextWindow": service.n_ctx,
+        "maxTokens": service.max_output,
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+    }
+    provider = {
+        "baseUrl": f"{service.url}/v1",
+        "api": "openai-completions",
+        "apiKey": KEY_VARIABLE,
+        "models": [model],
+    }
+    text = json.dumps({"providers": {"mlx-stack": provider}}, indent=2) + "\n"
+    return ClientSetup(
+        variables={"PI_CODING_AGENT_DIR": str(folder), KEY_VARIABLE: service.key},
+        files={str(folder / "models.json"): text},
+        program="pi",
+        options=("--provider", "mlx-stack", "--model", service.model),
+    )
+
+
+def qwen(service: Endpoint, folder: Path) -> ClientSetup:
+    """qwen-code: an OpenAI endpoint."""
+    return ClientSetup(variables=openai(service, folder).variables, program="qwen")
+
+
 def openai(service: Endpoint, folder: Path) -> ClientSetup:
     """Anything that uses an OpenAI SDK."""
     del folder
@@ -154,6 +194,8 @@ CLIENTS: dict[str, Callable[[Endpoint, Path], ClientSetup]] = {
     "codex": codex,
     "opencode": opencode,
     "aider": aider,
+    "pi": pi,
+    "qwen": qwen,
     "openai": openai,
 }
 

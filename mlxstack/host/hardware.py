@@ -97,8 +97,3 @@ def malloc_tunables(env: Mapping[str, str], system: str) -> dict[str, str]:
 def for_mlx(env: Mapping[str, str]) -> dict[str, str]:
     """The variables to add to `env` of a process that computes with MLX here."""
     return preload(env, find_openblas()) | malloc_tunables(env, platform.system())
-
-
-def amount(n_bytes: float) -> str:
-    """Bytes as `12.3 GiB`, or `45 MiB` when it is less than one."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

@@ -45,6 +45,11 @@ class Home(Struct, frozen=True):
         """Presets of this user; they go before the builtin ones."""
         return self.root / "presets"
 
+    @property
+    def derived_presets(self) -> Path:
+        """Presets that were derived from models, by the model's name."""
+        return self.root / "derived"
+
     def pid_file(self, name: str) -> Path:
         """The supervisor's process id, a plain number."""
         return self.run / f"{name}.pid"

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
 
@@ -42,13 +43,19 @@ class MemoryBudget(Struct, frozen=True):
 def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     """Of this computer; `MLX_STACK_MEMORY=24GB` says another total. Raises SetupError."""
     given = env.get(VARIABLE)
-    total = bytes_of(given) if given else psutil.virtual_memory().total
+    if given:
+        return replace(memory_of(bytes_of(given)), owner=f"this machine ({VARIABLE}={given})")
+    found = memory_of(psutil.virtual_memory().total)
+    wired = _wired_limit() if sys.platform == "darwin" else 0
+    return replace(found, usable=memory_limit(wired)) if wired else found
+
+
+def memory_of(total: int) -> MemoryBudget:
+    """Of this computer, if it had `total` bytes."""
     half_bytes = 4 if _computes_on_cpu() else 2
-    owner = f"this machine ({VARIABLE}={given})" if given else "this machine"
-    if sys.platform == "darwin":
-        wired = None if given else _wired_limit()
-        return MemoryBudget(total, memory_limit(wired or mac_share(total)), half_bytes, owner)
-    return MemoryBudget(total, int(total * LINUX_SHARE), half_bytes, owner)
+    is_mac = sys.platform == "darwin"
+    usable = memory_limit(mac_share(total)) if is_mac else int(total * LINUX_SHARE)
+    return MemoryBudget(total, usable, half_bytes, "this machine")
 
 
 def mac_memory(text: str) -> MemoryBudget:

@@ -10,8 +10,7 @@ from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import Weights
 from mlxstack.core.preset import ModelSpec
 from mlxstack.demo import MODEL_DIR
-from mlxstack.host.preflight import BUILTIN_MODEL
-from mlxstack.host.preset_paths import expanded, is_folder
+from mlxstack.host.preset_paths import BUILTIN_MODEL, expanded, is_folder
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -26,36 +25,72 @@ FLOAT_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
 class ModelFiles(Struct, frozen=True):
     """A model's `config` as read from `source`; `weights` is None when their files are not here.
 
-    An excerpt holds only those fields that decide sizes.
+    An excerpt holds only those fields that decide sizes. `hub_bytes` is the size of the files on
+    the hub, 0 where it was not asked.
     """
 
     config: dict[str, Any]
     source: Path
     is_excerpt: bool = False
     weights: Weights | None = None
+    hub_bytes: int = 0
 
 
-def find_model(spec: ModelSpec, excerpts: Path) -> ModelFiles:
+def find_model(spec: ModelSpec, excerpts: Path, asks_hub: bool = False) -> ModelFiles:
     """The folder of the model, its snapshot from the hub, or the excerpt of its config.
 
-    `excerpts` is a folder of JSON files that name their model. Raises SetupError when the
-    model is in none of these places.
+    `excerpts` is a folder of JSON files that name their model; a model in none of these places
+    is looked for on the hub where `asks_hub` says so. Raises SetupError.
     """
     folder = _folder(spec)
-    if folder is not None:
-        return ModelFiles(_read(folder / CONFIG), folder / CONFIG, weights=measured(folder))
+    if folder is not None and (folder / CONFIG).is_file():
+        files = ModelFiles(_read(folder / CONFIG), folder / CONFIG, weights=measured(folder))
+        if files.weights is not None or is_folder(spec.id) or not asks_hub:
+            return files
     for file in sorted(excerpts.glob("*.json")):
         config = _read(file)
         if config.get("excerpt_of") == spec.id:
             return ModelFiles(config, file, is_excerpt=True)
-    raise SetupError(
-        f"nothing is known of {spec.id} before it is downloaded: it is not in the hub's cache, and "
-        f"no file in {excerpts} describes it; give the path of its config.json instead"
-    )
+    if not asks_hub:
+        raise SetupError(
+            f"nothing is known of {spec.id} before it is downloaded: it is not in the hub's "
+            f"cache, and no file in {excerpts} describes it; `mlx-stack pull {spec.id}` gets it"
+        )
+    from mlxstack.host import hub  # noqa: PLC0415 - slow, and rarely needed
+
+    source = hub.fetch_config(spec.id, spec.revision)
+    return ModelFiles(_read(source), source, hub_bytes=hub.plan(spec.id, spec.revision).n_weights)
+
+
+def whole_snapshot(model: str, revision: str | None = None) -> Path | None:
+    """The folder of a downloaded model; None where files of it are missing."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow, and rarely needed
+    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError, OSError):
+        return None
+    is_whole = (folder / CONFIG).is_file() and measured(folder) is not None
+    return folder if is_whole else None
+
+
+def refuse_gguf(folder: Path) -> None:
+    """Raises SetupError for a folder of GGUF files, and for one without a config."""
+    if (folder / CONFIG).is_file():
+        return
+    if any(folder.glob("*.gguf")):
+        raise SetupError(
+            f"{folder} holds GGUF files, which llama.cpp reads; get the MLX version of this "
+            "model, such as one of mlx-community on the hub"
+        )
+    raise SetupError(f"{folder} holds no config.json, so it is not a model folder")
 
 
 def read_config(path: Path) -> ModelFiles:
     """A config.json by its path, or in a model folder. Raises SetupError."""
+    if path.is_dir():
+        refuse_gguf(path)
     file = path / CONFIG if path.is_dir() else path
     return ModelFiles(_read(file), file, weights=measured(file.parent))
 
@@ -85,8 +120,12 @@ def _folder(spec: ModelSpec) -> Path | None:
     if is_folder(spec.id):
         return expanded(spec.id)
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - slow, and rarely needed
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
-    found = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)
+    try:
+        found = try_to_load_from_cache(spec.id, CONFIG, revision=spec.revision)
+    except HFValidationError:
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 

@@ -13,12 +13,12 @@ from msgspec import Struct
 from mlxstack.core.errors import SetupError
 from mlxstack.host.preset_schema import (
     PRESET,
-    RENAMED,
     at,
     children,
     leaves,
     parse,
     suggestion,
+    why_unknown,
 )
 from mlxstack.host.yaml_source import Keys, SourcedDocument, SourceLocation
 
@@ -36,6 +36,7 @@ class Override(Struct, frozen=True):
 def from_option(text: str) -> Override:
     """`slots.count=5`. Raises SetupError when there is no `=`."""
     key, equals, raw = text.partition("=")
+    key = "model.id" if key.strip() == "model" else key
     if not equals or not key.strip():
         raise SetupError(f"--set {text}: write it as key=value, such as --set slots.count=5")
     return Override(tuple(key.strip().split(".")), raw, f"--set {key.strip()}")
@@ -85,6 +86,6 @@ def _why_not(keys: tuple[str, ...]) -> str:
     shape = at(keys)
     if shape is not None:
         return f"{name} is a section; set one of its keys: {', '.join(children(shape))}"
-    if name in RENAMED:
-        return f"`{name}` is called `{RENAMED[name]}` now"
+    if why := why_unknown(keys):
+        return why
     return f"no preset has the key `{name}`{suggestion(name, map('.'.join, leaves()))}"

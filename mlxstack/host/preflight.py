@@ -7,11 +7,10 @@ from pathlib import Path
 from mlxstack.core.errors import SetupError, SlotTaken
 from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host.home import Home, make_private
-from mlxstack.host.preset_paths import is_folder
+from mlxstack.host.model_files import refuse_gguf
+from mlxstack.host.preset_paths import BUILTIN_MODEL, is_folder
 from mlxstack.host.process import listener, refusal
 from mlxstack.host.services import running
-
-BUILTIN_MODEL = "demo"
 
 
 def check(preset: Preset, home: Home) -> None:
@@ -79,8 +78,10 @@ def _check_model_folder(folder: Path) -> None:
         raise SetupError(
             f"model.id: there is no folder {folder}; download the model, or correct it"
         )
-    if not (folder / "config.json").is_file():
-        raise SetupError(f"model.id: {folder} holds no config.json, so it is not a model folder")
+    try:
+        refuse_gguf(folder)
+    except SetupError as why:
+        raise SetupError(f"model.id: {why.message}") from why
 
 
 def _check_adapter_folder(folder: Path) -> None:

@@ -9,6 +9,9 @@ from mlxstack.core.preset import Preset, WarmPrefix
 from mlxstack.host.home import Home
 from mlxstack.host.yaml_source import Keys, SourcedDocument, dotted
 
+BUILTIN_MODEL = "demo"
+"""The id of the model that comes with the package."""
+
 FOLDER_SIGNS = ("/", "./", "../", "~")
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,10 +11,17 @@ import msgspec.json
 import yaml
 
 from mlxstack.core.preset import ModelSpec, Preset
-from mlxstack.host.preset_descriptions import MEANINGS
 from mlxstack.host.yaml_source import UNBUILT, Keys, PlainYamlLoader
 
 PRESET = mi.type_info(Preset)
+TOKENS = re.compile(r"(\d+)([km]?)")
+TOKEN_KEYS = (
+    ("slots", "n_ctx"),
+    ("prefill", "chunk_size"),
+    ("kv", "quantized_start"),
+    ("sampling", "max_tokens"),
+)
+"""Keys that take numbers of tokens such as `64k`."""
 
 RENAMED = {
     "pace.max_bite": "prefill.chunk_size",
@@ -25,6 +33,22 @@ RENAMED = {
 }
 """Keys of earlier versions by their dotted paths, with their names of today."""
 
+NOT_SERVED = {
+    "model.draft": "draft models are not served yet: each row of the batch makes one token per "
+    "step; remove it",
+    "kv.swa_full": "sliding windows are always capped, since saved and parked contexts carry "
+    "checkpoints of their windows; remove it",
+}
+"""Keys of other servers that no preset has, and why."""
+
+
+def why_unknown(keys: Keys) -> str:
+    """What to do about a key that no preset has; "" where nothing is known of it."""
+    name = ".".join(map(str, keys))
+    if name in RENAMED:
+        return f"`{name}` is called `{RENAMED[name]}` now"
+    return f"unknown key `{name}`: {NOT_SERVED[name]}" if name in NOT_SERVED else ""
+
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema (2020-12) of a preset file, for editors; `extends` belongs to files only."""
@@ -35,9 +59,6 @@ def json_schema() -> dict[str, Any]:
     form["anyOf"] = [{"required": ["model"]}, {"required": ["extends"]}]
     for section in (form, schema["$defs"][ModelSpec.__name__]):
         section.pop("required", None)
-    for path, section_type, field in keys_in():
-        found = schema["$defs"][section_type.__name__]["properties"][field.encode_name]
-        found["description"] = MEANINGS[path]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -58,8 +79,20 @@ def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:
 def children(shape: mi.Type) -> dict[str, mi.Type]:
     """The keys of a section, in order; empty for anything else."""
     if isinstance(shape, mi.StructType):
-        return {field.encode_name: field.type for field in shape.fields}
+        return {field.encode_name: bare(field.type) for field in shape.fields}
     return {}
+
+
+def bare(shape: mi.Type) -> mi.Type:
+    """The shape without its description."""
+    return shape.type if isinstance(shape, mi.Metadata) else shape
+
+
+def description(field: mi.Field) -> str:
+    """What a key means, in a sentence."""
+    shape = field.type
+    found = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
+    return str((found or {}).get("description", ""))
 
 
 def leaves(shape: mi.Type = PRESET, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -79,7 +112,7 @@ def keys_in(shape: mi.Type = PRESET, before: str = "") -> Iterator[tuple[str, ty
     kinds = shape.types if isinstance(shape, mi.UnionType) else (shape,)
     for section in (one for one in kinds if isinstance(one, mi.StructType)):
         for field in section.fields:
-            path, below = f"{before}{field.encode_name}", field.type
+            path, below = f"{before}{field.encode_name}", bare(field.type)
             if not isinstance(below, mi.StructType):
                 yield path, section.cls, field
             if isinstance(below, mi.VarTupleType):
@@ -162,8 +195,28 @@ def _meaning_of_one(shape: mi.Type | None) -> str:
             return "a text"
         case mi.EnumType():
             return "one of " + ", ".join(str(member.value) for member in shape.cls)
+        case mi.LiteralType():
+            return " or ".join(f"`{value}`" for value in shape.values)
         case _:
             return "a mapping"
+
+
+def normalized(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with short forms written out: `model: ID`, and tokens such as `64k`."""
+    found = dict(values)
+    if isinstance(found.get("model"), str):
+        found["model"] = {"id": found["model"]}
+    for section, key in TOKEN_KEYS:
+        inside = found.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            found[section] = {**inside, key: whole_tokens(inside[key])}
+    return found
+
+
+def whole_tokens(text: str) -> int | str:
+    """`64k` as 65536 and `1m` as 1048576; other texts as they are."""
+    found = TOKENS.fullmatch(text.strip().lower())
+    return int(found[1]) * 1024 ** " km".index(found[2] or " ") if found else text
 
 
 def shown(value: Any) -> str:

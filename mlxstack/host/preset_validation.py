@@ -14,20 +14,10 @@ DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 
 def violations(preset: Preset) -> Iterator[Violation]:
     """Key paths with what is wrong there, worded to follow the key."""
-    yield from _model(preset)
     yield from _kv(preset)
     yield from _sizes(preset)
     yield from _warm(preset)
     yield from _server(preset)
-
-
-def _model(preset: Preset) -> Iterator[Violation]:
-    if preset.model.draft is not None:
-        yield (
-            ("model", "draft"),
-            f"is `{preset.model.draft}`, but draft models are not served: drafts come from the "
-            "grammar and the context (`speculation`); remove it",
-        )
 
 
 def _kv(preset: Preset) -> Iterator[Violation]:

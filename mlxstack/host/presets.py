@@ -1,6 +1,5 @@
 """Finds presets by name or path, and reads them strictly: a wrong one is refused with its line."""
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,9 +43,9 @@ def builtin_folder() -> Path:
 
 
 def listed(home: Home) -> dict[str, Path]:
-    """Every preset by name; a user's own goes before a builtin one of the same name."""
+    """Every preset by name: a user's own goes before a builtin one, a derived one comes last."""
     found: dict[str, Path] = {}
-    for folder in (builtin_folder(), home.presets):
+    for folder in (home.derived_presets, builtin_folder(), home.presets):
         files = sorted(folder.iterdir(), key=lambda file: file.stem) if folder.is_dir() else []
         found |= {file.stem: file for file in files if file.suffix in ENDINGS}
     return found
@@ -54,7 +53,7 @@ def listed(home: Home) -> dict[str, Path]:
 
 def is_path(wanted: str) -> bool:
     """Whether a preset is meant by its file rather than by its name."""
-    return os.sep in wanted or wanted.endswith(ENDINGS)
+    return wanted.endswith(ENDINGS) or wanted.startswith(preset_paths.FOLDER_SIGNS)
 
 
 def from_anywhere(wanted: str, folder: Path | None = None) -> str:
@@ -79,7 +78,7 @@ def find(wanted: str, home: Home) -> Path:
         near = preset_schema.suggestion(wanted, known)
         raise SetupError(
             f"no preset is called `{wanted}` (looked in {builtin_folder()} and {home.presets}; "
-            f"a path to a .yaml file works too){near}"
+            f"a path to a .yaml file works too, and `up` takes a hub id){near}"
         )
     return known[wanted]
 
@@ -93,9 +92,16 @@ def load(
     """
     source = find(wanted, home)
     document = _layers(source, home)
-    document = merge(document, overrides.document(over, cwd or Path.cwd()))
+    document = merge(document, _normalized(overrides.document(over, cwd or Path.cwd())))
     document.values.setdefault("name", source.stem)
     return LoadedPreset(_checked(document, home), source, _origins(document))
+
+
+def overridden(preset: Preset, over: Iterable[Override], home: Home) -> Preset:
+    """A resolved preset with some keys changed. Raises SetupError as `load` does."""
+    top = SourceLocation(preset.name, Path.cwd())
+    document = SourcedDocument(msgspec.to_builtins(preset), {(): top})
+    return _checked(merge(document, _normalized(overrides.document(over, Path.cwd()))), home)
 
 
 def read_resolved(path: Path) -> Preset:
@@ -107,7 +113,7 @@ def read_resolved(path: Path) -> Preset:
 
 
 def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> SourcedDocument:
-    document = read_yaml(source)
+    document = _normalized(read_yaml(source))
     base = document.values.pop("extends", None)
     mark = document.locations.pop(("extends",), None)
     _refuse_unknown(document)
@@ -120,6 +126,10 @@ def _layers(source: Path, home: Home, seen: tuple[Path, ...] = ()) -> SourcedDoc
         chain = " -> ".join(one.stem for one in (*seen, source, below))
         raise SetupError(f"{mark}: the presets extend each other in a circle: {chain}")
     return merge(_without_name(_layers(below, home, (*seen, source))), document)
+
+
+def _normalized(document: SourcedDocument) -> SourcedDocument:
+    return SourcedDocument(preset_schema.normalized(document.values), document.locations)
 
 
 def _base_of(base: str, mark: SourceLocation | None, home: Home) -> Path:
@@ -136,9 +146,9 @@ def _without_name(document: SourcedDocument) -> SourcedDocument:
 
 
 def _refuse_unknown(document: SourcedDocument) -> None:
-    for old, new in preset_schema.RENAMED.items():
-        if (place := document.locations.get(tuple(old.split(".")))) is not None:
-            raise SetupError(f"{place}: `{old}` is called `{new}` now")
+    for keys, place in document.locations.items():
+        if why := preset_schema.why_unknown(keys):
+            raise SetupError(f"{place}: {why}")
     for keys in preset_schema.unknown(document.values):
         section = preset_schema.at(keys[:-1])
         known = preset_schema.children(section) if section is not None else {}

@@ -1,4 +1,4 @@
-"""The services of one home: which there are, how they are started and ended."""
+"""Services of one home: list, start, stop."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from mlxstack.host.service_state import (
 
 
 def names(home: Home) -> list[str]:
-    """Every service that was ever started here, running or not."""
+    """Names of all services ever started here, running or not."""
     return sorted(file.name.removesuffix(".json") for file in home.run.glob("[!.]*.json"))
 
 
@@ -31,7 +31,7 @@ def running(home: Home) -> list[ServiceState]:
 
 
 def sweep(home: Home, name: str) -> str | None:
-    """Clear what a dead supervisor left; says what it was, or None when there was nothing.
+    """Clear the files of a dead supervisor; a sentence about them, else None.
 
     A worker that outlived its supervisor is ended, so that it frees its port and its memory.
     """
@@ -48,7 +48,7 @@ def sweep(home: Home, name: str) -> str | None:
 
 @contextmanager
 def starting(home: Home, name: str, waits: bool) -> Iterator[None]:
-    """Starts of one service go one after another: none writes over the plan of another.
+    """Serialize starts of one service, so that none overwrites the plan of another.
 
     Raises Taken when another start goes on and `waits` is false.
     """
@@ -82,7 +82,7 @@ def start(plan: ServiceSpec) -> "subprocess.Popen[bytes]":
 
 
 def stop(home: Home, state: ServiceState, patience_s: float) -> bool:
-    """End a running service; whether force was needed.
+    """Stop a running service; True if it had to be killed.
 
     The supervisor is asked, and lets the worker drain. After `patience_s` seconds both are killed.
     """
@@ -94,7 +94,7 @@ def stop(home: Home, state: ServiceState, patience_s: float) -> bool:
 
 
 def finish(home: Home, state: ServiceState) -> None:
-    """End both processes by force, and write that down."""
+    """Kill both processes and record that."""
     for process in (state.worker, state.supervisor):
         if process is not None:
             kill(process)

@@ -1,6 +1,6 @@
 """What to do when something does not fit, and which model to take when several do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 from msgspec import Struct
@@ -138,3 +138,41 @@ def _verdict(wish: CapacityRequest, best: ServiceLoad | None) -> FitLevel:
     if 0 < wish.n_trained < wish.load.n_ctx:
         return FitLevel.NOT_TRAINED
     return FitLevel.NEEDS_4_BIT if best.geometry.bits == min(QUANTIZED_BITS) else FitLevel.FITS
+
+
+class SlotSizes(Struct, frozen=True):
+    """Slots, tokens per slot, KV bits; None where the planner may choose."""
+
+    n_slots: int | None = None
+    n_ctx: int | None = None
+    bits: int | None = None
+
+
+AGENT_TOKENS = 64 * 1024
+"""The context that coding agents ask for."""
+LARGE_TOKENS = 2 * AGENT_TOKENS
+SMALL_TOKENS = 4096
+MANY_SLOTS, FEW_SLOTS = 4, 2
+
+
+def choose_sizes(
+    is_fitting: Callable[[CapacityOption], bool], n_trained: int, given: SlotSizes
+) -> CapacityOption | None:
+    """Return the sizes that serve several agents best, of those that fit; what is given holds."""
+    return next((one for one in _choices(n_trained, given) if is_fitting(one)), None)
+
+
+def _choices(n_trained: int, given: SlotSizes) -> Iterator[CapacityOption]:
+    """Long contexts for several agents first, then 8-bit KV, then fewer and shorter slots."""
+    most = n_trained or AGENT_TOKENS
+    large, agent = min(most, LARGE_TOKENS), min(most, AGENT_TOKENS)
+    shorter = [agent >> step for step in range(1, 8) if agent >> step >= SMALL_TOKENS]
+    several = range(MANY_SLOTS, FEW_SLOTS - 1, -1)
+    ladder = [(MANY_SLOTS, large, 16), *((n, agent, 16) for n in several)]
+    ladder += [*((n, agent, 8) for n in several), (1, agent, 16), (1, agent, 8)]
+    ladder += [(n, n_ctx, bits) for n_ctx in shorter for bits in (16, 8) for n in (3, 2, 1)]
+    chosen = (
+        CapacityOption(given.n_slots or n, given.n_ctx or n_ctx, given.bits or bits)
+        for n, n_ctx, bits in ladder
+    )
+    yield from dict.fromkeys(chosen)

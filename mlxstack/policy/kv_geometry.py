@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.model_info import Weights
 
 STEP = 256
 """Tokens by which mlx-lm grows a cache."""
@@ -56,8 +57,7 @@ class Geometry(Struct, frozen=True):
 
     `element_bytes` is the size of an unquantised number. Only FULL layers are quantised to
     `bits`, in groups of `group_size` numbers with one scale and one bias each: mlx-lm has no
-    quantised rotating cache, and MLX no quantised attention with sinks. Build it with `can_hold`
-    or take it from `architectures`.
+    quantised rotating cache, and MLX no quantised attention with sinks.
     """
 
     layers: tuple[Layer, ...]
@@ -128,6 +128,30 @@ class Geometry(Struct, frozen=True):
         )
 
 
+class ModelShape(Struct, frozen=True):
+    """The caches, weights and widths of a model, as mlx-lm builds it.
+
+    `widened` is the geometry where MLX computes in float32. `weights` is None where only the
+    files tell their precision.
+    """
+
+    geometry: Geometry
+    widened: Geometry
+    weights: Weights | None
+    hidden: int
+    n_heads: int
+    inner: int
+    n_vocab: int
+
+
+class ShapeReply(Struct, frozen=True):
+    """The shape of a model, or why there is none; `param` names the key of the config."""
+
+    shape: ModelShape | None = None
+    refusal: str = ""
+    param: str = ""
+
+
 def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
     """The same layers with the KV of full attention in `bits`. Raises Unsupported."""
     if bits == PLAIN_BITS:
@@ -145,19 +169,6 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
             "kv.group_size",
         )
     return replace(geometry, bits=bits, group_size=group_size)
-
-
-def uncapped(geometry: Geometry) -> Geometry:
-    """The same layers with every sliding window kept whole (`--swa-full`)."""
-    return replace(
-        geometry,
-        layers=tuple(
-            replace(layer, kind=LayerKind.FULL, window=0)
-            if layer.kind is LayerKind.SLIDING
-            else layer
-            for layer in geometry.layers
-        ),
-    )
 
 
 def _bounded_rows(layer: Layer, n_tokens: int, chunk: int) -> int:

@@ -16,7 +16,6 @@ from mlxstack.policy.chunked_prefill import (
     chunk_size,
     next_to_prefill,
 )
-from mlxstack.policy.kv_geometry_by_model import MAX_SCORE_BYTES
 from mlxstack.policy.scheduler_state import (
     ACTIVE,
     QueuedRequest,
@@ -30,6 +29,7 @@ from mlxstack.policy.scheduler_state import (
     reserve_slot,
     skip,
 )
+from mlxstack.policy.workspace import MAX_SCORE_BYTES
 
 OverlapFn = Callable[[str, int], int]
 """(request, slot) -> common prefix of the prompt and the slot's context, in tokens."""

@@ -22,6 +22,7 @@ from mlxstack.service.generation_options import (
 )
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
+from mlxstack.text.answer_replay import AnswerAnchor
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint, closed
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls
 from mlxstack.text.output_format import OutputFormat
@@ -42,7 +43,8 @@ class ParseConfig(Struct, frozen=True):
     """Options of the response parser.
 
     `forced` are tokens of the answer that the prompt ends with. `may_fill_context`: the request set
-    no limit below the remaining context. `is_prefill`: only the prompt is computed.
+    no limit below the remaining context. `is_prefill`: only the prompt is computed. `anchor`: the
+    place of the answer in the prompt, if the answer is to be replayed.
     """
 
     parse_options: ParseOptions
@@ -52,6 +54,7 @@ class ParseConfig(Struct, frozen=True):
     is_one_call: bool = False
     has_progress: bool = False
     is_prefill: bool = False
+    anchor: AnswerAnchor | None = None
 
 
 class AdmittedRequest(Struct, frozen=True):
@@ -91,7 +94,8 @@ async def admit(
         is_in_thinking=prompt.is_in_thinking,
         before=prompt.before,
     )
-    order = _order(service, prompt, ParseConfig(parse_options, forced), options)
+    parsing = ParseConfig(parse_options, forced, anchor=prompt.anchor)
+    order = _order(service, prompt, parsing, options)
     if options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         order = _named(service, order, structs.replace(options, display_name=name))
@@ -203,7 +207,7 @@ def _forced(
             "tool_choice",
         )
     if prompt.is_in_thinking:
-        return (*words.tokenizer.think_end_tokens, *opening)
+        return (*words.output_format.answer_tokens, *opening)
     return (*words.output_format.message_opening, *opening) if prompt.before else opening
 
 

@@ -21,10 +21,11 @@ from mlxstack.host import modes, preset_schema, presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.model_files import read_config
-from mlxstack.host.preflight import BUILTIN_MODEL
+from mlxstack.host.model_reference import HUB_ID
+from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
-from mlxstack.service.plan_candidate import Candidate
+from mlxstack.service.plan_candidate import of_files
 from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service, name_of
 from mlxstack.store import slot_folder_registry
@@ -40,7 +41,6 @@ log = logging.getLogger("mlxstack.swap")
 
 LONGEST_NAME = 64
 HANDOVER_ID = re.compile(r"[0-9a-f]{32}")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 class CheckedModel(Struct, frozen=True):
@@ -86,7 +86,6 @@ class EngineFactory:
             store,
             slot_files,
             self._dispatcher.deliver,
-            memory_bytes=this_memory(os.environ).total,
             manifests=self._agent_store,
         )
 
@@ -154,7 +153,7 @@ class EngineFactory:
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
         memory = this_memory(os.environ)
-        found = Candidate(preset, files, files.weights, is_measured=True)
+        found = of_files(preset, files)
         refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
         check_template(path)
         return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))

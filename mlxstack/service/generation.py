@@ -1,7 +1,6 @@
 """Generation: events of the engine become the parts of a reply."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable
@@ -21,6 +20,7 @@ from mlxstack.core.errors import Busy
 from mlxstack.core.request import Request
 from mlxstack.service.admission import AdmittedRequest, ParseConfig
 from mlxstack.service.agents import agents
+from mlxstack.service.openai_messages import assistant_message
 from mlxstack.service.response_parts import (
     ContentPart,
     FinishCause,
@@ -35,6 +35,7 @@ from mlxstack.service.response_parts import (
     ToolCallPart,
 )
 from mlxstack.service.service import Service
+from mlxstack.text.answer_replay import AnswerReplay, SampledAnswer
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import (
     Delta,
@@ -45,8 +46,6 @@ from mlxstack.text.output_parser import (
     ToolCallPiece,
 )
 from mlxstack.text.tool_call_replay import Scope, ToolCallReplay
-
-log = logging.getLogger("mlxstack.service")
 
 ENDINGS = {
     FinishReason.EOS: FinishCause.EOS,
@@ -65,7 +64,11 @@ async def stream_response(
     """
     clock = asyncio.get_running_loop().time
     assembler = ResponseAssembler(
-        order.request, order.parsing, order.words.output_format, order.words.maker.replay
+        order.request,
+        order.parsing,
+        order.words.output_format,
+        order.words.maker.replay,
+        order.words.maker.answers,
     )
     due = clock() + first_s
     spoken: list[SpokenPart] = []
@@ -110,11 +113,16 @@ class ResponseAssembler:
         parsing: ParseConfig,
         output_format: OutputFormat,
         replay: ToolCallReplay,
+        answers: AnswerReplay | None = None,
     ) -> None:
         self.is_enough = False
         self._request = request
         self._parsing = parsing
         self._replay = replay
+        self._answers = answers
+        self._scope = Scope(request.salt, request.display_name or "")
+        self._tokens = list(parsing.forced)
+        self._spoken: list[SpokenPart] = []
         self._parser = OutputParser(
             output_format,
             parsing.parse_options,
@@ -175,10 +183,11 @@ class ResponseAssembler:
         self._n_tokens += 1
         if chosen.token not in self._request.eos:
             self._notes.append(TokenLogprob(chosen.token, chosen.logprob, chosen.top))
+            self._tokens.append(chosen.token)
         return [*done, *self._parts(self._parser.push(chosen.token))]
 
-    def _parts(self, deltas: Iterable[Delta]) -> list[ResponsePart]:
-        parts: list[ResponsePart] = []
+    def _parts(self, deltas: Iterable[Delta]) -> list[SpokenPart]:
+        parts: list[SpokenPart] = []
         for delta in deltas:
             match delta:
                 case ReasoningPiece():
@@ -191,13 +200,14 @@ class ResponseAssembler:
                     self.is_enough = True
             if self.is_enough:
                 break
+        if self._parsing.anchor is not None:
+            self._spoken += parts
         return parts
 
     def _call(self, delta: ToolCallPiece) -> ToolCallPart:
         call = delta.call
         if delta.block is not None:
-            scope = Scope(self._request.salt, self._request.display_name or "")
-            self._replay.remember(scope, delta.block)
+            self._replay.remember(self._scope, delta.block)
         self.is_enough = self._parsing.is_one_call
         assert isinstance(call.arguments, dict)
         return ToolCallPart(call.id, call.name, call.arguments)
@@ -209,6 +219,7 @@ class ResponseAssembler:
     def _finish(self, finished: RequestFinished) -> list[ResponsePart]:
         is_over = self.is_enough or self._parsing.is_prefill
         parts = [] if is_over else self._parts(self._parser.finish(finished.reason))
+        self._remember(finished.reason)
         work = finished.timings
         if is_over:
             work = structs.replace(work, n_generated=self._n_tokens)
@@ -221,12 +232,18 @@ class ResponseAssembler:
             notes=self._take_notes(),
             n_unparsed=self._parser.n_unparsed,
         )
-        log.info(
-            "%s slot=%d prompt=%d cached=%d generated=%d ttft=%.3fs ended=%s",
-            self._request.id, ended.slot, work.n_prompt, work.n_cached, work.n_generated,
-            work.ttft_s, ended.ending.value,
-        )  # fmt: skip
         return [*parts, ended]
+
+    def _remember(self, reason: FinishReason) -> None:
+        """Keep a complete answer, all of which was parsed, for later prompts."""
+        is_complete = reason is FinishReason.EOS or (self.is_enough and self._parsing.is_one_call)
+        anchor = self._parsing.anchor
+        if anchor is None or self._answers is None or not is_complete:
+            return
+        if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
+            message = assistant_message(self._spoken)
+            sampled = SampledAnswer(message, tuple(self._tokens))
+            self._answers.remember(self._scope, anchor, sampled)
 
     def _ending(self, reason: FinishReason) -> FinishCause:
         if self._parser.stop is not None:

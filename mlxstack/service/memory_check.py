@@ -5,16 +5,16 @@ import os
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset
 from mlxstack.host import services
-from mlxstack.host.hardware import amount
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import VARIABLE, MemoryBudget
 from mlxstack.host.process import held_bytes
 from mlxstack.host.service_state import ServiceState, read_json
 from mlxstack.policy.capacity import MemoryNeed, ServiceLoad, fits, need
 from mlxstack.policy.capacity_advice import CapacityOption, nearest
-from mlxstack.policy.kv_geometry import Geometry, LayerKind, uncapped
+from mlxstack.policy.kv_geometry import Geometry
 from mlxstack.service.plan_candidate import Candidate, of_preset
 
 OPTION = "--set "
@@ -60,33 +60,15 @@ def refuse_if_too_big(found: Candidate, room: MemoryRoom, option: str = OPTION) 
     except BadRequest as why:
         if (why.param or "").startswith("kv."):
             raise SetupError(f"{why.param}: {why.message}") from why
-        refuse_whole_windows(found.preset)
-        load = ServiceLoad(Geometry(()), found.weights.n_bytes(room.memory.half_bytes))
         unknown = why.message
-    refuse_whole_windows(found.preset, load)
+        try:
+            weights = found.weights.n_bytes(room.memory.half_bytes)
+        except BadRequest:
+            return unknown
+        load = ServiceLoad(Geometry(()), weights)
     if not fits(load, room.free):
         raise SetupError(_refusal(found, load, room, option))
     return unknown
-
-
-def refuse_whole_windows(preset: Preset, load: ServiceLoad | None = None) -> None:
-    """Raises SetupError where `kv.swa_full` would cost memory, with the amount if known."""
-    if not preset.kv.swa_full:
-        return
-    price = "is not served"
-    if load is not None:
-        geometry = load.geometry
-        if all(one.kind is not LayerKind.SLIDING for one in geometry.layers):
-            return
-        whole, capped = (
-            one.n_bytes(load.n_ctx) * load.n_slots / 2**20 for one in (uncapped(geometry), geometry)
-        )
-        price = f"would take {whole:.0f} MiB of KV instead of {capped:.0f} MiB"
-    raise SetupError(
-        f"kv.swa_full: keeping the sliding windows of `{preset.name}` whole {price}, and buys "
-        "nothing here: saved and parked contexts carry checkpoints of their windows; remove "
-        "kv.swa_full"
-    )
 
 
 def settings(option: CapacityOption, load: ServiceLoad, before: str = OPTION) -> str:
@@ -124,10 +106,10 @@ def _refusal(found: Candidate, load: ServiceLoad, room: MemoryRoom, option: str)
     lines = _breakdown(load, found.is_measured)
     lines += [(f"`{one.name}`", one.n_bytes, "runs beside it") for one in room.others]
     total = sum(n_bytes for _, n_bytes, _ in lines)
-    told = [f"  {name:<11} {amount(size):>9}  {word}" for name, size, word in lines if size]
+    told = [f"  {name:<11} {size(n_bytes):>9}  {word}" for name, n_bytes, word in lines if n_bytes]
     why = (
-        f"{amount(total)} are needed, {memory.owner} has {amount(memory.usable)} for models "
-        f"(of {amount(memory.total)})"
+        f"{size(total)} are needed, {memory.owner} has {size(memory.usable)} for models "
+        f"(of {size(memory.total)})"
     )
     if total <= memory.usable:
         why = over_budget(load)
@@ -142,9 +124,9 @@ def over_budget(load: ServiceLoad) -> str:
     if budget is None or kv <= budget.n_bytes:
         return ""
     return (
-        f"{load.n_slots} slots x {load.n_ctx} tokens are {amount(kv)} of KV, and "
-        f"{BUDGET_KEY} {budget.pct:g} gives KV {amount(budget.n_bytes)} "
-        f"({budget.pct:g} % of {amount(budget.total)})"
+        f"{load.n_slots} slots x {load.n_ctx} tokens are {size(kv)} of KV, and "
+        f"{BUDGET_KEY} {budget.pct:g} gives KV {size(budget.n_bytes)} "
+        f"({budget.pct:g} % of {size(budget.total)})"
     )
 
 

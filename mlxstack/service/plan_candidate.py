@@ -1,33 +1,55 @@
 """Preset or model as the planner sees it: its weights, caches and load."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from mlxstack.core.errors import BadRequest, SetupError, Unsupported
 from mlxstack.core.model_info import Weights
-from mlxstack.core.preset import ModelSpec, Preset, ServiceKind
+from mlxstack.core.preset import AUTO, ModelSpec, Preset, ServiceKind
 from mlxstack.host import model_files, presets
 from mlxstack.host.home import Home
 from mlxstack.host.model_files import ModelFiles
-from mlxstack.host.overrides import Override
-from mlxstack.host.preflight import BUILTIN_MODEL
-from mlxstack.policy import kv_geometry_by_model, weight_size
+from mlxstack.host.preset_paths import BUILTIN_MODEL
+from mlxstack.policy import workspace
 from mlxstack.policy.capacity import Budget, ServiceLoad
-from mlxstack.policy.kv_geometry import Geometry, quantized
+from mlxstack.policy.kv_geometry import Geometry, ModelShape, ShapeReply, quantized
+from mlxstack.service.model_shapes import shapes_of
 
 SINGLE = 4
 
 
 class Candidate(Struct, frozen=True):
-    """Preset with its model; `weights` are measured, or estimated from the config."""
+    """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model."""
 
     preset: Preset
     files: ModelFiles
-    weights: Weights
-    is_measured: bool
+    reply: ShapeReply
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the files of the weights are here."""
+        return self.files.weights is not None
+
+    @property
+    def weights(self) -> Weights:
+        """Weights in memory. Raises Unsupported where neither files nor mlx-lm tell them."""
+        built = self.reply.shape.weights if self.reply.shape is not None else None
+        found = self.files.weights or built
+        if found is None and self.files.hub_bytes:
+            found = Weights(packed=self.files.hub_bytes)
+        if found is None:
+            raise Unsupported(self.reply.refusal or "only the files tell the weights' size")
+        return found
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model as mlx-lm builds it. Raises Unsupported."""
+        if self.reply.shape is None:
+            raise Unsupported(self.reply.refusal, self.reply.param)
+        return self.reply.shape
 
     @property
     def architecture(self) -> str:
@@ -42,10 +64,9 @@ class Candidate(Struct, frozen=True):
         return int({**config, **text}.get("max_position_embeddings") or 0)
 
     def geometry(self, half_bytes: int = 2, bits: int = 16) -> Geometry:
-        """KV geometry for `half_bytes` per half-precision number. Raises Unsupported."""
-        found = kv_geometry_by_model.geometry(self.files.config)
-        if half_bytes == SINGLE:
-            found = msgspec.structs.replace(found, element_bytes=SINGLE)
+        """The caches where half precision takes `half_bytes`. Raises Unsupported."""
+        shape = self.shape
+        found = shape.widened if half_bytes == SINGLE else shape.geometry
         return quantized(found, bits, self.preset.kv.group_size)
 
     def load(self, half_bytes: int = 2, total_bytes: int | None = None) -> ServiceLoad:
@@ -55,19 +76,14 @@ class Candidate(Struct, frozen=True):
         """
         slots, chunk, kv = self.preset.slots, self.preset.prefill.chunk_size, self.preset.kv
         bits = 16 if kv.quantized_start >= slots.n_ctx else kv.bits
-        geometry = self.geometry(half_bytes, bits)
-        try:
-            config = self.files.config
-            workspace = kv_geometry_by_model.workspace_bytes(config, chunk, slots.count)
-            workspace *= half_bytes // 2
-            if half_bytes != SINGLE:
-                workspace += kv_geometry_by_model.peak_score_bytes(config, bits, chunk, slots.n_ctx)
-        except KeyError as missing:
-            raise Unsupported(f"config.json lacks {missing}, which its workspace needs") from None
+        geometry, shape = self.geometry(half_bytes, bits), self.shape
+        bytes_beside = workspace.workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
+        if half_bytes != SINGLE:
+            bytes_beside += workspace.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
         return ServiceLoad(
             geometry=geometry,
             weights=self.weights.n_bytes(half_bytes),
-            workspace=workspace,
+            workspace=bytes_beside,
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
             chunk=chunk,
@@ -75,10 +91,11 @@ class Candidate(Struct, frozen=True):
         )
 
     def _budget(self, total_bytes: int | None) -> Budget | None:
-        """KV budget of the engine; an embedding model has none."""
+        """A fixed share for KV; None where it has what is left, and for an embedding model."""
         if total_bytes is None or self.preset.kind is ServiceKind.EMBEDDING:
             return None
-        return Budget(total_bytes, self.preset.prefix_cache.memory_budget_pct)
+        pct = self.preset.prefix_cache.memory_budget_pct
+        return None if pct == AUTO else Budget(total_bytes, pct)
 
 
 def excerpts() -> Path:
@@ -87,29 +104,26 @@ def excerpts() -> Path:
 
 
 def of_preset(preset: Preset) -> Candidate:
-    """Candidate of a resolved preset. Raises SetupError or Unsupported."""
-    return _candidate(preset, model_files.find_model(preset.model, excerpts()))
+    """Of a resolved preset. Raises SetupError."""
+    return of_files(preset, model_files.find_model(preset.model, excerpts()))
 
 
-def named(wanted: str, home: Home, over: list[Override]) -> Candidate:
-    """Candidate of a preset's name or file, a model folder, or a config.json.
-
-    Raises SetupError.
-    """
-    path = Path(wanted).expanduser()
-    is_model = path.suffix == ".json" or (path / model_files.CONFIG).is_file()
-    if not is_model:
-        return of_preset(presets.load(wanted, home, over).preset)
-    files = model_files.read_config(path)
-    name = path.absolute().name if path.is_dir() else path.absolute().parent.name
-    alone = Preset(model=ModelSpec(id=str(path.absolute())), name=name)
-    return _candidate(alone, files)
+def alone(config: Path) -> Preset:
+    """A preset for a config.json by its path."""
+    name = config.parent.name if config.name == model_files.CONFIG else config.stem
+    return Preset(model=ModelSpec(id=str(config.parent)), name=name or "model")
 
 
-def _candidate(preset: Preset, files: ModelFiles) -> Candidate:
-    is_measured = files.weights is not None
-    found = files.weights or weight_size.estimate(files.config)
-    return Candidate(preset, files, found, is_measured)
+def of_files(preset: Preset, files: ModelFiles) -> Candidate:
+    """Of a preset whose model's files are known."""
+    (reply,) = shapes_of([files.config])
+    return Candidate(preset, files, reply)
+
+
+def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
+    """Of several presets with their models' files, in one child process."""
+    replies = shapes_of([files.config for _, files in pairs])
+    return [Candidate(*pair, reply) for pair, reply in zip(pairs, replies, strict=True)]
 
 
 def shipped(home: Home) -> list[Candidate]:
@@ -117,12 +131,13 @@ def shipped(home: Home) -> list[Candidate]:
 
     Presets that cannot be read, and models of which nothing is known, are passed over.
     """
-    found: dict[str, Candidate] = {}
+    found: dict[str, tuple[Preset, ModelFiles]] = {}
     for name in sorted(presets.listed(home)):
         try:
             preset = presets.load(name, home).preset
             if preset.kind is ServiceKind.CHAT and preset.model.id not in {*found, BUILTIN_MODEL}:
-                found[preset.model.id] = of_preset(preset)
+                files = model_files.find_model(preset.model, excerpts())
+                found[preset.model.id] = preset, files
         except (SetupError, BadRequest):
             continue
-    return list(found.values())
+    return [one for one in of_many(list(found.values())) if one.reply.shape is not None]

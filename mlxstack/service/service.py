@@ -15,9 +15,9 @@ from msgspec import Struct
 from mlxstack.core.commands import SlotCommand, SlotCommandResult
 from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import (
-    BadRequest,
     Broken,
     Busy,
+    InvalidSlot,
     Loading,
     SetupError,
     StackError,
@@ -324,7 +324,7 @@ class Service:
         """
         self.require()
         if not 0 <= command.slot < self.preset.slots.count:
-            raise BadRequest("Invalid slot ID", "id_slot")
+            raise InvalidSlot(command.slot, self.preset.slots.count)
         done = await asyncio.wrap_future(self.generator.run_slot_command(command))
         self.stats.note_slot_io(done)
         return done

@@ -1,6 +1,7 @@
 """Text processing of the loaded model, in threads where it takes long."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -15,8 +16,10 @@ from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammars
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
+from mlxstack.text.template_report import notes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
+log = logging.getLogger("mlxstack.service")
 T = TypeVar("T")
 
 N_THREADS = 4
@@ -32,6 +35,8 @@ class TextProcessor:
         n_ctx = preset.slots.n_ctx
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
         self.output_format = OutputFormat(tokenizer)
+        for said in notes(self.maker.template.capabilities, self.output_format.description):
+            log.warning("chat template: %s", said)
         self.n_vocab = n_vocab
         self._n_ctx = n_ctx
         self._grammars = GrammarCompiler(tokenizer, n_vocab)
@@ -139,17 +144,18 @@ class TextProcessor:
 
     @property
     def caps(self) -> dict[str, bool]:
-        """llama-server's `chat_template_caps`, read off the template."""
-        template = self.chat_template
-        has_calls = bool(self.tokenizer.has_tool_calling)
+        """llama-server's `chat_template_caps`, found by trying the template."""
+        template = self.maker.template
+        found = template.capabilities
+        has_calls = found.takes_calls and bool(self.chat_template)
         return {
-            "supports_object_arguments": has_calls,
-            "supports_parallel_tool_calls": has_calls,
-            "supports_preserve_reasoning": "reasoning_content" in template,
-            "supports_reasoning_effort": "reasoning_effort" in template,
-            "supports_string_content": True,
-            "supports_system_role": True,
+            "supports_object_arguments": has_calls and found.takes_objects,
+            "supports_parallel_tool_calls": has_calls and found.takes_parallel_calls,
+            "supports_preserve_reasoning": template.switches.keeps_thoughts,
+            "supports_reasoning_effort": bool(template.switches.levels),
+            "supports_string_content": not found.needs_parts,
+            "supports_system_role": found.has_system,
             "supports_tool_calls": has_calls,
-            "supports_tools": "tools" in template,
-            "supports_typed_content": False,
+            "supports_tools": found.takes_tools and bool(self.chat_template),
+            "supports_typed_content": found.needs_parts,
         }

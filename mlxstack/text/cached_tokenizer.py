@@ -151,6 +151,21 @@ class CachedTokenizer:
         n_same = min(len(part), len(whole)) if same is None else same
         return first + (n_same if char == len(encoded.text) else max(0, n_same - 1))
 
+    def exact_place(self, encoded: Encoded, char: int) -> int | None:
+        """How many tokens lie before `char`; None if one reaches over it."""
+        at = encoded.piece_at(char)
+        start, first = encoded.chars[at], encoded.places[at]
+        if char == len(encoded.text):
+            return len(encoded.tokens)
+        if char <= start:
+            return first
+        stop = encoded.chars[at + 1] if at + 1 < len(encoded.chars) else len(encoded.text)
+        left = self._piece(encoded.text[start:char])
+        right = self._piece(ESCAPE_CHAR + encoded.text[char:stop])
+        last = encoded.places[at + 1] if at + 1 < len(encoded.places) else len(encoded.tokens)
+        whole = encoded.tokens[first:last]
+        return first + len(left) if (*left, *right) == whole else None
+
     def _kept(self, text: str, cuts: Sequence[int], splices: Sequence[Splice]) -> Sequence[Splice]:
         """The splices at whose edges the text can be cut without changing its tokens."""
         bad = set()

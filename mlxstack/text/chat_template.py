@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+import logging
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -11,11 +13,21 @@ from msgspec import Struct, field
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.text.jinja_environment import Renderer, compiled, free_variables
 from mlxstack.text.normalize_messages import split_thoughts
-from mlxstack.text.probes import USER, Turn, completed, find_traits
 from mlxstack.text.special_token_escape import SpecialTokenEscaper
 from mlxstack.text.special_tokens import SpecialTokens
-from mlxstack.text.template_adaptation import TemplateCapabilities
+from mlxstack.text.template_adaptation import (
+    TemplateCapabilities,
+    ThoughtField,
+    adapt_to_template,
+)
+from mlxstack.text.template_probes import TemplateProbe, find_capabilities
+from mlxstack.text.template_switches import NO_SWITCHES, TemplateSwitches, find_switches
+from mlxstack.text.tool_definitions import completed
+
+log = logging.getLogger("mlxstack.text")
+Turn = dict[str, Any]
 
 REFUSALS = (
     jinja2.TemplateError,
@@ -36,6 +48,11 @@ RESERVED = frozenset(
 )  # fmt: skip
 
 
+# Ends the text of an open answer; like the mark of the escaper, no honest text contains it.
+OPEN_END = "\ufdd4"
+MAX_FINDINGS = 16
+
+
 class TemplateInputs(Struct, frozen=True):
     """What a template is given beside the turns."""
 
@@ -43,6 +60,36 @@ class TemplateInputs(Struct, frozen=True):
     variables: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final: bool = False
+
+
+class TemplateFindings(Struct, frozen=True):
+    """What probing a template has shown."""
+
+    capabilities: TemplateCapabilities = TemplateCapabilities()
+    switches: TemplateSwitches = NO_SWITCHES
+
+
+class FindingsCache:
+    """The findings of the templates probed last, by digest. Callable by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[bytes, TemplateFindings] = {}
+
+    def get(self, key: bytes) -> TemplateFindings | None:
+        """The findings of a template, if they are still known."""
+        with self._lock:
+            return self._found.get(key)
+
+    def put(self, key: bytes, findings: TemplateFindings) -> None:
+        """Remember, and forget all others when there are many."""
+        with self._lock:
+            if len(self._found) >= MAX_FINDINGS:
+                self._found.clear()
+            self._found[key] = findings
+
+
+_findings = FindingsCache()
 
 
 class ChatTemplate:
@@ -54,12 +101,21 @@ class ChatTemplate:
         self._own_guard = SpecialTokenEscaper(
             special_tokens.structure - special_tokens.calls, special_tokens.normalize
         )
-        self.capabilities = TemplateCapabilities()
+        self._renderers: dict[str, Renderer] = {}
+        self.capabilities, self.switches = TemplateCapabilities(), NO_SWITCHES
         if tokenizer.has_chat_template:
-            self.capabilities = self._find_traits()
+            key = self._digest(special_tokens)
+            findings = _findings.get(key) or self._probe()
+            _findings.put(key, findings)
+            self.capabilities, self.switches = findings.capabilities, findings.switches
 
-    def render(self, messages: Iterable[Message], inputs: TemplateInputs) -> str:
-        """The prompt text, guard marks included.
+    @property
+    def source(self) -> str:
+        """The template for conversations with tools, "" where it is no text."""
+        return self._source(has_tools=True)
+
+    def render(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
+        """The prompt text of adapted messages, guard marks included.
 
         Raises BadRequest with the words of a template that refuses, and Unsupported when the
         model has none.
@@ -81,37 +137,108 @@ class ChatTemplate:
         guard = self._own_guard if message.role is Role.ASSISTANT else self._guard
         return guard.text(message.text)
 
-    def _render(self, turns: list[Turn], inputs: TemplateInputs) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            turns,
-            tools=self._tools(inputs.tools),
-            tokenize=False,
-            add_generation_prompt=inputs.add_generation_prompt and not inputs.continue_final,
-            continue_final_message=inputs.continue_final,
-            **self._guard.value(inputs.variables),
-        )
-        return text
+    def probe(self, probe: TemplateProbe, capabilities: TemplateCapabilities) -> str | None:
+        """The rendering of a probe under other capabilities; None if it is refused."""
+        return self.tried(probe.messages, probe.tools, {"enable_thinking": True}, capabilities)
 
-    def _find_traits(self) -> TemplateCapabilities:
-        # Some templates loop over the tools without a check; they accept an empty list.
-        if self._accepts(USER) is None:
-            self.capabilities = TemplateCapabilities(needs_tool_list=True)
-            if self._accepts(USER) is None:
-                self.capabilities = TemplateCapabilities()
-        needs_tool_list = self.capabilities.needs_tool_list
-        found = find_traits(self._accepts)
-        return msgspec.structs.replace(found, needs_tool_list=needs_tool_list)
-
-    def _accepts(self, *turns: Turn, tools: tuple[Tool, ...] = ()) -> str | None:
+    def tried(
+        self,
+        messages: Sequence[Message],
+        tools: tuple[Tool, ...],
+        variables: dict[str, Any],
+        capabilities: TemplateCapabilities | None = None,
+        *,
+        opens_answer: bool = False,
+    ) -> str | None:
+        """The rendering of a conversation; None if it is refused."""
+        other = self if capabilities is None else self._under(capabilities)
+        adapted = adapt_to_template(messages, other.capabilities, tools)
+        inputs = TemplateInputs(tools, variables, add_generation_prompt=opens_answer)
         try:
-            return self._render(
-                list(turns), TemplateInputs(tools=tools, add_generation_prompt=False)
-            )
+            return other._render([other._turn(m) for m in adapted], inputs)
         except REFUSALS:
             return None
 
+    def _under(self, capabilities: TemplateCapabilities) -> "ChatTemplate":
+        other = ChatTemplate.__new__(ChatTemplate)
+        other.__dict__.update(self.__dict__)
+        other.capabilities = capabilities
+        return other
+
+    def _probe(self) -> TemplateFindings:
+        self.capabilities = find_capabilities(self.probe)
+        try:
+            variables = free_variables(self.source)
+        except jinja2.TemplateError:
+            variables = {}
+        switches = find_switches(self.tried, variables)
+        return TemplateFindings(self.capabilities, switches)
+
+    def _digest(self, special_tokens: SpecialTokens) -> bytes:
+        marks = [self._tokenizer.think_start, self._tokenizer.think_end]
+        said = [self._source(has_tools=False), self.source, marks, sorted(special_tokens.structure),
+                sorted(special_tokens.calls), repr(self._special_texts()),
+                str(self._own_renderer())]  # fmt: skip
+        return hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass")).digest()
+
+    def _source(self, *, has_tools: bool) -> str:
+        """The template of the tokenizer, which may have another one for tools."""
+        found = getattr(self._tokenizer, "chat_template", None)
+        if isinstance(found, dict):
+            found = (found.get("tool_use") if has_tools else None) or found.get("default")
+        return found if isinstance(found, str) else ""
+
+    def _own_renderer(self) -> Any:
+        """The function by which mlx-lm renders a model without a template in Jinja."""
+        return getattr(self._tokenizer, "_chat_template", None)
+
+    def _special_texts(self) -> dict[str, Any]:
+        return dict(getattr(self._tokenizer, "special_tokens_map", {}))
+
+    def _render(self, turns: list[Turn], inputs: TemplateInputs) -> str:
+        if inputs.continue_final:
+            turns = self._opened(turns)
+        tools = self._tools(inputs.tools)
+        variables = {
+            **self._guard.value(inputs.variables),
+            "messages": turns,
+            "tools": tools,
+            "add_generation_prompt": inputs.add_generation_prompt and not inputs.continue_final,
+        }
+        if (own := self._own_renderer()) is not None:
+            messages = variables.pop("messages")
+            text = str(own(messages, continue_final_message=False, **variables))
+        else:
+            source = self._source(has_tools=bool(tools))
+            text = self._renderer(source)(
+                **{**self._special_texts(), "documents": None, **variables}
+            )
+        return self._until_open_end(text) if inputs.continue_final else text
+
+    def _renderer(self, source: str) -> Renderer:
+        found = self._renderers.get(source)
+        if found is None:
+            found = self._renderers[source] = compiled(source)
+        return found
+
+    def _opened(self, turns: list[Turn]) -> list[Turn]:
+        """The turns with a mark at the end of the last text, so that white space there stays."""
+        if not turns:
+            raise ValueError("there is no message to continue")
+        last = turns[-1]
+        content = last["content"]
+        if isinstance(content, list):
+            return [*turns[:-1], {**last, "content": [*content[:-1], _marked(content[-1])]}]
+        return [*turns[:-1], {**last, "content": content + OPEN_END}]
+
+    def _until_open_end(self, text: str) -> str:
+        at = text.rfind(OPEN_END)
+        if at < 0:
+            raise ValueError("the message to continue is not in the prompt")
+        return text[:at].replace(OPEN_END, "")
+
     def _tools(self, tools: tuple[Tool, ...]) -> list[dict[str, Any]] | None:
-        made = [self._tool(tool) for tool in tools]
+        made = [self._tool(tool) for tool in tools] if self.capabilities.takes_tools else []
         return made if made or self.capabilities.needs_tool_list else None
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
@@ -131,20 +258,27 @@ class ChatTemplate:
         if message.role is Role.TOOL:
             turn["tool_call_id"] = self._call_id(message.tool_call_id or "")
             turn["name"] = self._guard.text(message.name or "")
+        if self.capabilities.needs_parts and isinstance(turn["content"], str):
+            turn["content"] = [{"type": "text", "text": turn["content"]}]
         return turn
 
     def _thoughts(self, message: Message) -> Turn:
         """The reasoning of a turn, also where a client left it inside the text (C-5)."""
-        reasoning, start = message.reasoning, self._tokenizer.think_start
-        if reasoning is not None:
-            return {"reasoning_content": self._own_guard.text(reasoning)}
-        if start is None:
-            return {}
-        thoughts, answer = split_thoughts(message.text, start, self._tokenizer.think_end)
+        thoughts, answer = message.reasoning, message.text
+        if thoughts is None and self._tokenizer.think_start is not None:
+            start, end = self._tokenizer.think_start, self._tokenizer.think_end
+            thoughts, answer = split_thoughts(answer, start, end)
         if thoughts is None:
             return {}
-        guard = self._own_guard
-        return {"reasoning_content": guard.text(thoughts), "content": guard.text(answer)}
+        thought, text = self._own_guard.text(thoughts), self._own_guard.text(answer)
+        match self.capabilities.thought_field:
+            case ThoughtField.PART:
+                parts = [{"type": "thinking", "thinking": thought}] if thought else []
+                texts = [{"type": "text", "text": text}] if text or not parts else []
+                return {"content": [*parts, *texts]}
+            case ThoughtField.REASONING:
+                return {"reasoning": thought, "content": text}
+        return {"reasoning_content": thought, "thinking": thought, "content": text}
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         arguments: Any = self._own_guard.value(call.arguments)
@@ -162,6 +296,10 @@ class ChatTemplate:
         if not self.capabilities.needs_short_ids:
             return self._guard.text(call_id)
         return call_id if _is_short(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _marked(part: Turn) -> Turn:
+    return {**part, "text": part["text"] + OPEN_END} if "text" in part else part
 
 
 def _is_short(call_id: str) -> bool:

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,15 +12,25 @@ from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Role
 from mlxstack.core.errors import BadRequest, TooLong
-from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded
+from mlxstack.text.answer_replay import (
+    AnswerAnchor,
+    AnswerEntry,
+    AnswerReplay,
+    digest_of_text,
+    histories,
+)
+from mlxstack.text.answer_splices import AnswerSplicer
+from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
+from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.normalize_messages import head_tools
 from mlxstack.text.output_format import accent_of
 from mlxstack.text.special_token_escape import SpecialTokenEscaper, unescape
 from mlxstack.text.special_tokens import special_tokens_of
 from mlxstack.text.splices import Splicer
-from mlxstack.text.template_adaptation import adapt_to_template
+from mlxstack.text.template_adaptation import adapt_to_template, cautious
+from mlxstack.text.template_switches import LEVELS
 from mlxstack.text.token_bytes import TokenBytes
 from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
@@ -42,7 +53,8 @@ class Prompt(Struct, frozen=True):
     and tools, the ends of the last user and tool turns, the end of the messages before the
     opening of the answer. `is_in_thinking`: the answer begins inside a block of thoughts.
     `before` are the last tokens, when the answer goes on in the middle of a text. `may_think`:
-    neither the request nor the preset switches thinking off.
+    neither the request nor the preset switches thinking off. `anchor`: where the answer begins,
+    by which it comes back in later prompts as it was sampled.
     """
 
     tokens: tuple[int, ...]
@@ -51,6 +63,7 @@ class Prompt(Struct, frozen=True):
     is_in_thinking: bool = False
     before: tuple[int, ...] = ()
     may_think: bool = True
+    anchor: AnswerAnchor | None = None
 
 
 class TokenizeOptions(Struct, frozen=True):
@@ -78,18 +91,22 @@ class PromptMaker:
         self._n_ctx = n_ctx
         self._tokenizer = tokenizer
         self._default = thinking_default
-        self._thinking = tokenizer.has_thinking if thinking_default is None else thinking_default
         self._variables = template_kwargs or {}
         special_tokens = special_tokens_of(tokenizer)
         self._guard = SpecialTokenEscaper(special_tokens.structure, special_tokens.normalize)
         self._encoder = CachedTokenizer(tokenizer, special_tokens)
-        self._template = ChatTemplate(tokenizer, special_tokens)
+        self.template = ChatTemplate(tokenizer, special_tokens)
+        self._output_format = derive_format(tokenizer)
         self._tails: dict[bytes, str] = {}
         self._lock = threading.Lock()
         self._splicer = Splicer(
-            tokenizer, self._template, self._encoder, accent_of(tokenizer), special_tokens
+            tokenizer, self.template, self._encoder, accent_of(tokenizer), special_tokens
         )
         self.replay = self._splicer.replay
+        self.answers = AnswerReplay()
+        self._answer_splicer = AnswerSplicer(
+            tokenizer, self._written, self._encoder, special_tokens, self._output_format.marks
+        )
         self.pieces = TokenBytes(tokenizer)
 
     def make(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
@@ -98,11 +115,12 @@ class PromptMaker:
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
         self._refuse_too_long(_heard(conversation))
+        known = self.answers.known(scope, conversation.messages)
+        conversation = _with_thoughts(conversation, known)
         inputs = self._inputs(conversation)
-        messages = adapt_to_template(conversation.messages, self._template.capabilities)
-        marked = self._template.render(messages, inputs)
+        messages, marked = self._rendered(conversation, inputs)
         self._refuse_too_long([marked])
-        splices = self._splicer.splices(scope, messages, inputs, marked)
+        splices = self._splices(scope, conversation, messages, inputs, marked, known)
         encoded = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, inputs)
         cuts = self._cuts(conversation, messages, encoded, end)
@@ -113,13 +131,87 @@ class PromptMaker:
             is_in_thinking=self._is_in_thinking(marked[0 if end is None else end :]),
             before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
             may_think=self._may_think(conversation),
+            anchor=self._anchor(conversation, inputs, encoded, end),
         )
 
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
         self._refuse_too_long(_heard(conversation))
-        messages = adapt_to_template(conversation.messages, self._template.capabilities)
-        return unescape(self._template.render(messages, self._inputs(conversation)))
+        return unescape(self._rendered(conversation, self._inputs(conversation))[1])
+
+    def _rendered(
+        self, conversation: Conversation, inputs: TemplateInputs
+    ) -> tuple[tuple[Message, ...], str]:
+        """The adapted messages and their rendering.
+
+        An order of turns that no probe has shown is written more and more cautiously, until the
+        template takes it. Raises BadRequest with its first words.
+        """
+        if not conversation.messages:
+            raise BadRequest("messages is empty; at least one message is needed", "messages")
+        capabilities = self.template.capabilities
+        refusal: BadRequest | None = None
+        for more in (capabilities, *cautious(capabilities)):
+            messages = adapt_to_template(conversation.messages, more, inputs.tools)
+            try:
+                return messages, self.template.render(messages, inputs)
+            except BadRequest as error:
+                refusal = refusal or error
+                if error.param != "messages":
+                    break
+        assert refusal is not None
+        raise refusal
+
+    def _adapted(self, messages: Sequence[Message], inputs: TemplateInputs) -> tuple[Message, ...]:
+        return adapt_to_template(messages, self.template.capabilities, inputs.tools)
+
+    def _written(self, messages: Sequence[Message], inputs: TemplateInputs) -> str:
+        return self.template.render(self._adapted(messages, inputs), inputs)
+
+    def _splices(
+        self,
+        scope: Scope,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        inputs: TemplateInputs,
+        marked: str,
+        known: Mapping[int, AnswerEntry],
+    ) -> list[Splice]:
+        """The remembered answers, and the remembered calls of all other turns, in order."""
+        answers = self._answer_splicer.splices(conversation, known, inputs, marked)
+        n_called = sum(bool(message.tool_calls) for message in conversation.messages)
+        if len(answers) >= n_called:
+            return answers
+        calls = self._splicer.splices(scope, messages, inputs, marked)
+        starts = [one.start for one in answers]
+        for call in calls:
+            at = bisect_right(starts, call.start)
+            if at == 0 or answers[at - 1].end <= call.start:
+                answers.append(call)
+        return sorted(answers, key=lambda one: one.start)
+
+    def _anchor(
+        self,
+        conversation: Conversation,
+        inputs: TemplateInputs,
+        encoded: Encoded,
+        end: int | None,
+    ) -> AnswerAnchor | None:
+        """Where the answer begins; None if the prompt leaves no answer open at its end."""
+        if not inputs.add_generation_prompt or inputs.continue_final:
+            return None
+        if end is None:
+            closed = msgspec.structs.replace(inputs, add_generation_prompt=False)
+            end = common_length(encoded.text, self._rendered(conversation, closed)[1])
+        n_before = self._encoder.exact_place(encoded, end)
+        if n_before is None:
+            return None
+        return AnswerAnchor(
+            history=histories(conversation.messages)[-1],
+            n_chars=end,
+            digest=digest_of_text(encoded.text[:end]),
+            opening=encoded.tokens[n_before:],
+        )
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""
@@ -188,17 +280,34 @@ class PromptMaker:
                 "taken; long texts belong into the messages",
                 "chat_template_kwargs",
             )
-        thinking = self._thinking if conversation.thinking is None else conversation.thinking
         return TemplateInputs(
             tools=head_tools(conversation.tools),
-            variables={
-                **self._variables,
-                "enable_thinking": thinking,
-                **conversation.template,
-            },
+            variables=self._template_variables(conversation),
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final=conversation.continue_final,
         )
+
+    def _template_variables(self, conversation: Conversation) -> dict[str, Any]:
+        """The variables of the template: of its switches, the preset, and the request."""
+        switches = self.template.switches
+        asked = dict(conversation.template)
+        wanted = asked.get("reasoning_effort")
+        if isinstance(wanted, str) and wanted in LEVELS:
+            asked = {**asked, **switches.effort(wanted)}
+        return {
+            **switches.keep,
+            **({"enable_thinking": True} if self._tokenizer.has_thinking else {}),
+            **self._variables,
+            **self._thinking_variables(self._default),
+            **self._thinking_variables(conversation.thinking),
+            **asked,
+        }
+
+    def _thinking_variables(self, thinking: bool | None) -> dict[str, Any]:
+        if thinking is None:
+            return {}
+        switches = self.template.switches
+        return {"enable_thinking": thinking, **(switches.on if thinking else switches.off)}
 
     def _may_think(self, conversation: Conversation) -> bool:
         wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
@@ -217,9 +326,9 @@ class PromptMaker:
         tail = self._tails.get(key)
         if tail is None:
             bare = msgspec.structs.replace(inputs, tools=())
-            opened = self._template.render([PROBE_CHAR], bare)
+            opened = self.template.render([PROBE_CHAR], bare)
             closed = msgspec.structs.replace(bare, add_generation_prompt=False)
-            tail = opened[common_length(opened, self._template.render([PROBE_CHAR], closed)) :]
+            tail = opened[common_length(opened, self.template.render([PROBE_CHAR], closed)) :]
             with self._lock:
                 if len(self._tails) >= MAX_TAILS:
                     self._tails.clear()
@@ -234,7 +343,7 @@ class PromptMaker:
         end: int | None,
     ) -> tuple[int, ...]:
         listeners = [m for m in messages if m.role in (Role.USER, Role.TOOL)]
-        spoken = [(self._template.guarded(m), m.role is Role.USER) for m in listeners]
+        spoken = [(self.template.guarded(m), m.role is Role.USER) for m in listeners]
         stop = len(encoded.text) if end is None else end
         ends = turn_ends(encoded.text, spoken, stop)
         cuts = [after_turn(encoded, char) for char in ends]
@@ -252,17 +361,32 @@ class PromptMaker:
         closed = msgspec.structs.replace(
             self._inputs(conversation), add_generation_prompt=False, continue_final=False
         )
-        messages = adapt_to_template([*head, PROBE_CHAR], self._template.capabilities)
-        return common_length(marked, self._template.render(messages, closed))
+        messages = self._adapted([*head, PROBE_CHAR], closed)
+        return common_length(marked, self.template.render(messages, closed))
 
     def _is_in_thinking(self, tail: str) -> bool:
-        start, end = self._tokenizer.think_start, self._tokenizer.think_end
-        return start is not None and tail.rfind(start) > tail.rfind(end)
+        return self._output_format.opens_thought(tail)
 
 
 def _heard(conversation: Conversation) -> list[str]:
     """Texts that every template writes, though it may strip them; some drop what was said."""
     return [m.text.strip() for m in conversation.messages if m.role is not Role.ASSISTANT]
+
+
+def _with_thoughts(conversation: Conversation, known: Mapping[int, AnswerEntry]) -> Conversation:
+    """The conversation with the thoughts that a client left out of the answers it sends back."""
+    left_out = {
+        at: entry.reasoning
+        for at, entry in known.items()
+        if entry.reasoning and not conversation.messages[at].reasoning
+    }
+    if not left_out:
+        return conversation
+    messages = tuple(
+        msgspec.structs.replace(one, reasoning=left_out[at]) if at in left_out else one
+        for at, one in enumerate(conversation.messages)
+    )
+    return msgspec.structs.replace(conversation, messages=messages)
 
 
 def _spelled(variables: dict[str, Any]) -> bytes:

@@ -5,6 +5,9 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from mlxstack.text.formats.derivation import derive_format
+from mlxstack.text.formats.description import is_mark, pieces
+
 
 class SpecialTokens(Struct, frozen=True):
     """What a tokenizer treats as more than text.
@@ -41,14 +44,16 @@ def special_tokens_of(tokenizer: Any) -> SpecialTokens:
 
 def markers_of_calls(tokenizer: Any) -> tuple[str, ...]:
     """The strings that open and close a tool call."""
-    return tuple(s for s in (tokenizer.tool_call_start, tokenizer.tool_call_end) if s)
+    syntax = derive_format(tokenizer).calls
+    if syntax is None:
+        return ()
+    literals = (syntax.section_opens, syntax.opens, syntax.closes, syntax.section_closes)
+    return tuple(piece for literal in literals for piece in pieces(literal) if is_mark(piece))
 
 
 def markers_of(tokenizer: Any) -> tuple[str, ...]:
-    """All strings that change what the following output means."""
-    thoughts = (s for s in (tokenizer.think_start, tokenizer.think_end) if s)
-    edges = (edge[0] for edges in tokenizer.response_transitions.values() for edge in edges)
-    return (*thoughts, *markers_of_calls(tokenizer), *tokenizer.structural_markers, *edges)
+    """All strings that change the meaning of the following output."""
+    return derive_format(tokenizer).marks
 
 
 def nameless(tokenizer: Any) -> dict[str, int]:

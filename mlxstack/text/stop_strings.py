@@ -1,8 +1,10 @@
 """A stretch of plain speech: finds stop words, and trims what belongs to the template."""
 
+from typing import Any
+
 from mlx_lm.generate import TextStateMachine
 
-from mlxstack.text.output_format import stop_state
+NORMAL = "normal"
 
 
 class WhitespaceTrimmer:
@@ -38,7 +40,7 @@ class StopStringFilter:
     def __init__(self, stops: tuple[str, ...], *, is_raw: bool, is_open: bool) -> None:
         self.stop: str | None = None
         self._words = tuple(word for word in stops if word)
-        self._state = stop_state(self._words)
+        self._state = _stop_state(self._words)
         self._edges = None if is_raw else WhitespaceTrimmer(is_open=is_open)
 
     def push(self, text: str) -> str:
@@ -69,3 +71,10 @@ class StopStringFilter:
 
     def _rest(self) -> str:
         return "" if self._edges is None else self._edges.finish()
+
+
+def _stop_state(words: tuple[str, ...]) -> Any:
+    """A state that leaves NORMAL for the number of the first word that is complete."""
+    edges = [(word, str(at)) for at, word in enumerate(words)]
+    machine = TextStateMachine({NORMAL: edges, **{name: [] for _, name in edges}})
+    return machine.make_state(NORMAL)

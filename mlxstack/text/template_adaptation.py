@@ -1,15 +1,38 @@
 """A conversation made fit for one chat template: what it refuses is said in a way it accepts."""
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from itertools import takewhile
 
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.conversation import Message, Role
+from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.text.normalize_messages import drop_billing, parse_arguments
 
 TURN_JOINT = "\n\n"
+INTERRUPTED = "The call was interrupted; it has no result."
+CALL_INSTRUCTION = """For each call write a JSON object with its name and arguments:
+<tool_call>
+{"name": <name of the function>, "arguments": <object of its arguments>}
+</tool_call>"""
+
+
+class ThoughtField(StrEnum):
+    """The field of an assistant turn that a template reads the thoughts from."""
+
+    REASONING_CONTENT = "reasoning_content"
+    REASONING = "reasoning"
+    PART = "part"
+
+
+class CallText(StrEnum):
+    """Where the text beside a tool call is written."""
+
+    BESIDE = "beside"
+    BEFORE = "before"
+    RESULT = "result"
 
 
 class TemplateCapabilities(Struct, frozen=True):
@@ -21,9 +44,14 @@ class TemplateCapabilities(Struct, frozen=True):
     arguments. `needs_short_ids`: call ids must be nine letters and digits.
     `takes_text_and_thought`: a call may have both beside it. `takes_parallel_calls`: all calls
     of one turn are rendered. `takes_orphan_results`: a result needs no call before it.
-    `needs_tool_list`: no tools are an empty list, not None.
-    `schema_keys`, `property_keys`: keys that the parameters of a tool and each of its properties
-    must have.
+    `needs_results`: every call needs a result. `needs_tool_list`: no tools are an empty list,
+    not None. `takes_tools`, `takes_calls`, `takes_results`: tools, calls and results are
+    rendered; otherwise they are written as text. `needs_user`: some user must speak;
+    `needs_first_user`: a user must speak first. `takes_empty_answers`: an assistant turn may be
+    empty. `needs_parts`: texts are lists of parts. `call_text`, `thought_field`: where the text
+    beside a call and the thoughts go. `takes_references`: parameters may have references and
+    alternatives. `schema_keys`, `property_keys`: keys that the parameters of a tool and each of
+    its properties must have.
     """
 
     has_system: bool = True
@@ -36,39 +64,127 @@ class TemplateCapabilities(Struct, frozen=True):
     takes_text_and_thought: bool = True
     takes_parallel_calls: bool = True
     takes_orphan_results: bool = True
+    needs_results: bool = False
     needs_tool_list: bool = False
+    takes_tools: bool = True
+    takes_calls: bool = True
+    takes_results: bool = True
+    needs_user: bool = False
+    needs_first_user: bool = False
+    takes_empty_answers: bool = True
+    needs_parts: bool = False
+    call_text: CallText = CallText.BESIDE
+    thought_field: ThoughtField = ThoughtField.REASONING_CONTENT
+    takes_references: bool = True
     schema_keys: frozenset[str] = frozenset()
     property_keys: frozenset[str] = frozenset()
 
 
 def adapt_to_template(
-    messages: Iterable[Message], capabilities: TemplateCapabilities
+    messages: Iterable[Message],
+    capabilities: TemplateCapabilities,
+    tools: Sequence[Tool] = (),
 ) -> tuple[Message, ...]:
     """The same conversation for a template with these traits.
 
     Deterministic, and append-only: a message added at the end never changes what the earlier
-    ones become, except that it may lengthen the last one. Two exceptions, in templates that
+    ones become, except that it may lengthen the last one. Three exceptions, in templates that
     refuse or drop a part of a turn: an answer moves the texts beside the calls before it
-    (where such a template drops the thoughts as well), and a late result of a parallel call
-    moves to its call.
+    (where such a template drops the thoughts as well), a late result of a parallel call
+    moves to its call, and a call that was never answered gets a result once more is said.
     """
     head, turns = _split_head([_clean(message) for message in messages])
+    if tools and not capabilities.takes_tools:
+        texts = (head.text,) if head else ()
+        head = Message(Role.SYSTEM, TURN_JOINT.join((*texts, tools_text(tools, capabilities))))
     turns = _name_tools(turns)
-    if not capabilities.takes_orphan_results:
-        turns = _quote_orphans(turns)
-    if not capabilities.has_late_system:
-        turns = _place_reminders(turns)
-    if not capabilities.takes_user_after_tool:
-        turns = _fold_users_into_tools(turns)
-    if capabilities.needs_alternation:
-        turns = _merge_turns(turns)
-    if not capabilities.takes_text_and_thought:
-        turns = _move_texts(turns)
-    if not capabilities.takes_parallel_calls:
-        turns = _separate_calls(turns)
+    if not capabilities.takes_empty_answers:
+        turns = [turn for turn in turns if not _is_empty(turn, capabilities)]
+    for is_wanted, rewrite in _rewrites(capabilities):
+        if is_wanted:
+            turns = rewrite(turns)
+    if _lacks_user(turns, capabilities):
+        turns = [Message(Role.USER), *turns]
     if head is None:
         return tuple(turns)
     return tuple([head, *turns] if capabilities.has_system else _without_system(head, turns))
+
+
+def cautious(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabilities]:
+    """Capabilities with which a template is less and less likely to refuse an order of turns."""
+    careful = msgspec.structs.replace(
+        capabilities,
+        has_late_system=False,
+        needs_alternation=True,
+        takes_orphan_results=False,
+        takes_parallel_calls=False,
+        needs_results=True,
+        needs_first_user=True,
+        takes_empty_answers=False,
+    )
+    yield careful
+    yield msgspec.structs.replace(careful, takes_user_after_tool=False)
+    yield msgspec.structs.replace(careful, takes_calls=False, takes_results=False)
+
+
+Rewrite = Callable[[Sequence[Message]], list[Message]]
+
+
+def _rewrites(capabilities: TemplateCapabilities) -> tuple[tuple[bool, Rewrite], ...]:
+    """The changes of the turns in their order, and whether the template needs each."""
+    return (
+        (not capabilities.takes_orphan_results, _quote_orphans),
+        (capabilities.needs_results, _add_results),
+        (not capabilities.has_late_system, _place_reminders),
+        (not capabilities.takes_results, _quote_results),
+        (not capabilities.takes_calls, _quote_calls),
+        (not capabilities.takes_user_after_tool, _fold_users_into_tools),
+        (capabilities.needs_alternation, _merge_turns),
+        (not capabilities.takes_text_and_thought, _move_texts),
+        (capabilities.call_text is CallText.BEFORE, _separate_texts),
+        (capabilities.call_text is CallText.RESULT, _quote_texts),
+        (not capabilities.takes_parallel_calls, _separate_calls),
+    )
+
+
+def tools_text(tools: Sequence[Tool], capabilities: TemplateCapabilities) -> str:
+    """The tools as a part of the system prompt, for a template that does not write them."""
+    lines = [
+        json.dumps({"name": t.name, "description": t.description, "parameters": t.parameters},
+                   ensure_ascii=False)
+        for t in tools
+    ]  # fmt: skip
+    own = "Write a call in your own format for tool calls."
+    return "\n".join(
+        [
+            "# Tools",
+            "",
+            "You may call these functions to assist with the query of the user:",
+            "<tools>",
+            *lines,
+            "</tools>",
+            "",
+            own if capabilities.takes_calls else CALL_INSTRUCTION,
+        ]
+    )
+
+
+def call_text(call: ToolCall) -> str:
+    """A call as the text that a template without tool calls is given, and that is parsed back."""
+    said = {"name": call.name, "arguments": call.arguments}
+    return f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"
+
+
+def _is_empty(turn: Message, capabilities: TemplateCapabilities) -> bool:
+    if turn.role is not Role.ASSISTANT or turn.tool_calls or turn.text.strip():
+        return False
+    return not (turn.reasoning and capabilities.thought_field is ThoughtField.PART)
+
+
+def _lacks_user(turns: Sequence[Message], capabilities: TemplateCapabilities) -> bool:
+    if capabilities.needs_first_user:
+        return not turns or turns[0].role is not Role.USER
+    return capabilities.needs_user and all(turn.role is not Role.USER for turn in turns)
 
 
 def _clean(message: Message) -> Message:
@@ -111,8 +227,7 @@ def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
     has_call = False
     for turn in turns:
         if turn.role is Role.TOOL and not has_call:
-            text = f"<tool-result>\n{turn.text}\n</tool-result>"
-            quoted.append(Message(Role.USER, text))
+            quoted.append(Message(Role.USER, _quoted("tool-result", turn.text)))
             continue
         if turn.role in (Role.USER, Role.ASSISTANT):
             has_call = bool(turn.tool_calls)
@@ -120,9 +235,78 @@ def _quote_orphans(turns: Sequence[Message]) -> list[Message]:
     return quoted
 
 
+def _add_results(turns: Sequence[Message]) -> list[Message]:
+    """Calls without a result, as after an interrupt, get one before the next turn."""
+    added: list[Message] = []
+    open_calls: list[ToolCall] = []
+    for turn in turns:
+        if turn.role is Role.TOOL:
+            open_calls = [call for call in open_calls if call.id != turn.tool_call_id]
+        else:
+            added += [_interrupted(call) for call in open_calls]
+            open_calls = list(turn.tool_calls)
+        added.append(turn)
+    return added
+
+
+def _interrupted(call: ToolCall) -> Message:
+    return Message(Role.TOOL, INTERRUPTED, tool_call_id=call.id, name=call.name)
+
+
+def _quote_results(turns: Sequence[Message]) -> list[Message]:
+    """Results become user turns."""
+    return [
+        Message(Role.USER, _quoted("tool_response", turn.text)) if turn.role is Role.TOOL else turn
+        for turn in turns
+    ]
+
+
+def _quote_calls(turns: Sequence[Message]) -> list[Message]:
+    """Calls become text of their turn."""
+    return [
+        msgspec.structs.replace(
+            turn,
+            text="\n".join([*([turn.text] if turn.text else []), *map(call_text, turn.tool_calls)]),
+            tool_calls=(),
+        )
+        if turn.tool_calls
+        else turn
+        for turn in turns
+    ]
+
+
+def _separate_texts(turns: Sequence[Message]) -> list[Message]:
+    """A text beside a call becomes a turn of its own before it."""
+    apart: list[Message] = []
+    for turn in turns:
+        if turn.tool_calls and turn.text:
+            apart += [Message(Role.ASSISTANT, turn.text), msgspec.structs.replace(turn, text="")]
+        else:
+            apart.append(turn)
+    return apart
+
+
+def _quote_texts(turns: Sequence[Message]) -> list[Message]:
+    """A text beside a call is quoted before the result of the call."""
+    quoted: list[Message] = []
+    said = ""
+    for turn in turns:
+        if turn.role is Role.TOOL and said:
+            text = TURN_JOINT.join((_quoted("assistant-text", said), turn.text))
+            quoted.append(msgspec.structs.replace(turn, text=text))
+        else:
+            quoted.append(turn)
+        said = turn.text if turn.tool_calls else ""
+    return quoted
+
+
+def _quoted(tag: str, text: str) -> str:
+    return f"<{tag}>\n{text}\n</{tag}>"
+
+
 def reminder(text: str) -> str:
     """How a system message is quoted inside another turn (A-12)."""
-    return f"<system-reminder>\n{text}\n</system-reminder>"
+    return _quoted("system-reminder", text)
 
 
 def _gathered(

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.text.grammar.schema_types import declared
 from mlxstack.text.normalize_messages import parse_arguments, writable
@@ -47,18 +49,28 @@ def parse_calls(parser: Parser, text: str, shapes: ToolSchemas) -> tuple[ToolCal
 
 
 def _call(parsed: Any, shapes: ToolSchemas) -> ToolCall | None:
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
+    if not isinstance(parsed, dict):
         return None
-    name, own_id = writable(parsed["name"]), parsed.get("id")
-    arguments = parse_arguments(parsed.get("arguments"))
-    if not name or isinstance(arguments, str):
+    call = checked_call(parsed.get("name"), parsed.get("id"), parsed.get("arguments"))
+    if call is None or isinstance(call.arguments, str):
         return None
-    nullable = _nullable(name, shapes)
+    nullable = _nullable(call.name, shapes)
     known = {
-        writable(str(key)): None if value == "null" and key in nullable else _plain(value)
-        for key, value in arguments.items()
+        key: None if value == "null" and key in nullable else value
+        for key, value in call.arguments.items()
     }
-    return ToolCall(writable(own_id) if isinstance(own_id, str) else "", name, known)
+    return replace(call, arguments=known)
+
+
+def checked_call(name: Any, call_id: Any, arguments: Any) -> ToolCall | None:
+    """A call in what JSON can say; None if it has no name or no arguments."""
+    if not isinstance(name, str) or not writable(name):
+        return None
+    known = parse_arguments(arguments)
+    if isinstance(known, str):
+        return None
+    values = {writable(str(key)): _plain(value) for key, value in known.items()}
+    return ToolCall(writable(call_id) if isinstance(call_id, str) else "", writable(name), values)
 
 
 def _nullable(name: str, shapes: ToolSchemas) -> frozenset[str]:

@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input
 
+from mlxstack.core.formatting import printable
 from mlxstack.tui.deeds import DEEDS, Action, ActionTarget, LocalMachine, ServiceCalls, action_of
 from mlxstack.tui.feed import Feed
 from mlxstack.tui.help import help_lines
@@ -27,7 +28,6 @@ from mlxstack.tui.screens.requests import RequestsScreen
 from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.theme import HOUSE, ThemeChoice
-from mlxstack.tui.views.formatting import printable
 from mlxstack.tui.widgets.tabs import MODES
 from mlxstack.tui.widgets.text_input import LineInput
 from mlxstack.tui.widgets.titled_table import TitledTable

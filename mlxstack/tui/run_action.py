@@ -4,6 +4,7 @@ from msgspec import Struct
 from textual.app import App
 
 from mlxstack.core.errors import StackError
+from mlxstack.core.formatting import printable
 from mlxstack.core.request import Priority
 from mlxstack.tui.actions.slots import filename_of
 from mlxstack.tui.deeds import (
@@ -17,7 +18,6 @@ from mlxstack.tui.deeds import (
 )
 from mlxstack.tui.screens.dialogs import ChoiceDialog, ConfirmDialog, Question, TextDialog
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import printable
 
 
 class PendingAction(Struct, frozen=True):

@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from msgspec import structs
 
 from tests import models
 from tests.api.running import TINY, running, tiny_preset
 from tests.api.speaking import PLAIN, chat, chat_body, chunks
+from tests.text.formats import EACH, FORMATS, PAIRS, Format, template_of
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -38,23 +40,31 @@ KIMI = [
     for name in ("s_section_begin", "s_section_end", "_begin", "_argument_begin", "_end")
 ]
 HARMONY = [f"<|{name}|>" for name in ("channel", "message", "start", "end", "call", "constrain")]
+PYTHON = Format(
+    "{%- if m.tool_calls %}{{- '<|tool_call_start|>[' }}"
+    + EACH
+    + "{{- f.name + '(' }}"
+    + PAIRS
+    + "{{- k + '=' + (v | tojson) + ('' if loop.last else ', ') }}{%- endfor %}{{- ')' }}"
+    "{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']<|tool_call_end|>' }}{%- endif %}"
+)
 FAMILIES = {
-    "qwen3_coder": [],
-    "glm47": ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
-    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
-    "pythonic": ["<|tool_call_start|>", "<|tool_call_end|>"],
-    "kimi_k2": KIMI,
-    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
-    "harmony": HARMONY,
+    "qwen3_coder": (FORMATS["coder"], []),
+    "glm47": (FORMATS["keys"], ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]),
+    "mistral": (FORMATS["endless"], ["[TOOL_CALLS]", "[ARGS]"]),
+    "pythonic": (PYTHON, ["<|tool_call_start|>", "<|tool_call_end|>"]),
+    "kimi_k2": (FORMATS["section"], KIMI),
+    "gemma4": (FORMATS["quoted"], ["<|tool_call>", "<tool_call|>", '<|"|>']),
+    "harmony": (FORMATS["channels"], HARMONY),
 }
 
 
 @contextmanager
 def speaking(family: str, folder: Path) -> Iterator[httpx.Client]:
     """A tiny service whose tokenizer has the marks of a family, if it is one."""
-    marks = FAMILIES.get(family, [])
+    form, marks = FAMILIES.get(family, (Format("", reminder="no"), []))
     models.write(folder, {**TINY, "vocab_size": TINY["vocab_size"] + len(marks)})
-    _add(folder, family, marks)
+    _add(folder, form, marks)
     with (
         running(tiny_preset(folder), folder / "home") as live,
         httpx.Client(base_url=live.url, timeout=60) as http,
@@ -62,7 +72,7 @@ def speaking(family: str, folder: Path) -> Iterator[httpx.Client]:
         yield http
 
 
-def _add(folder: Path, family: str, marks: list[str]) -> None:
+def _add(folder: Path, form: Format, marks: list[str]) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     for at, mark in enumerate(marks, TINY["vocab_size"]):
@@ -70,15 +80,8 @@ def _add(folder: Path, family: str, marks: list[str]) -> None:
         added = {"id": at, "content": mark, "special": "arg_" not in mark or "|" in mark, **plain}
         tokenizer["added_tokens"].append(added)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    template = (folder / "chat_template.jinja").read_text()
-    if family not in ("harmony", "none"):
-        config["tool_parser_type"] = family
-    else:
-        # mlx-lm guesses the family from the template.
-        template = template.replace("tool_call.name", "tool_call['name']")
+    template = template_of(structs.replace(form, ending="<|im_end|>"))
     (folder / "chat_template.jinja").write_text(template)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

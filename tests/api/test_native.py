@@ -231,10 +231,11 @@ def test_x4_somebody_is_there(live: Running) -> None:
 def test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text(
     http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "mlxstack.requests"):
+    with caplog.at_level(logging.INFO, "mlxstack"):
         body = chat_body("a very secret word", id_slot=0, agent="me")
         answer = http.post("/v1/chat/completions", json=body)
-    (line,) = (r.getMessage() for r in caplog.records if r.name == "mlxstack.requests")
+    about = [r for r in caplog.records if answer.json()["id"] in r.getMessage()]
+    (line,) = (r.getMessage() for r in about)
     assert f"request={answer.headers['x-request-id']} id={answer.json()['id']} " in line
     assert 'agent="me" slot=0 priority=normal' in line
     usage = answer.json()["usage"]

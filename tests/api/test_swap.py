@@ -173,14 +173,6 @@ def test_what_does_not_fit_is_refused_while_the_old_model_answers(
     assert turn(http, "ann", user("hello"))["model"] == "model-a"
 
 
-def test_a5_whole_windows_are_refused_by_a_swap_too(http: httpx.Client, home: Path) -> None:
-    folder = models.write(home / "windows", models.SLIDING)
-    text = f"model: {{id: {folder}}}\nkv: {{swa_full: true}}\n"
-    (home / "presets" / "windows.yaml").write_text(text)
-    answer = http.post("/v1/models/load", json={"preset": "windows", "prepare": True})
-    assert answer.status_code == 400 and "remove kv.swa_full" in answer.text
-
-
 def test_d9_a_swap_warms_again(http: httpx.Client, home: Path, folders: dict[str, Path]) -> None:
     (home / "head.txt").write_text("the same rules for all of you, every day. " * 20)
     text = (home / "presets" / "b.yaml").read_text()

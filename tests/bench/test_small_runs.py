@@ -160,10 +160,19 @@ def test_a_child_that_breaks_says_why(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_json() -> None:
-    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "text", "--small", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlxstack.cli.main",
+        "bench",
+        "dev",
+        "text",
+        "--small",
+        "--json",
+    ]
     done = subprocess.run([*command, "--passes", "1"], capture_output=True, check=True)
     (told,) = msgspec.json.decode(done.stdout, type=list[BenchReport])
-    assert told.name == "bench text"
+    assert told.name == "bench dev text"
     assert told.command.endswith("bench text --small --json --passes 1")
 
 
@@ -172,7 +181,7 @@ def test_the_command_prints_json() -> None:
     [["none"], ["cache", "--url", "http://127.0.0.1:1"], ["serve", "--scene", "dinner"]],
 )
 def test_the_command_refuses_what_makes_no_sense(words: list[str]) -> None:
-    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", *words]
+    command = [sys.executable, "-m", "mlxstack.cli.main", "bench", "dev", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

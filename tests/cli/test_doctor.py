@@ -4,8 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from mlxstack.cli.doctor.model_checks import ceiling, device, large_weights
-from mlxstack.cli.doctor.result import CheckLevel
+from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host.home import Home
 from tests.cli.test_words import run
@@ -32,7 +31,7 @@ def test_doctor_tells_what_to_do(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     healthy = run(tmp_path, "doctor")
     assert healthy.returncode == 0
-    assert "WHAT TO DO" in healthy.stdout
+    assert "FOUND" in healthy.stdout
 
 
 def test_a_home_that_cannot_be_is_bad_and_the_rest_is_told_all_the_same(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_doctor_knows_what_was_downloaded_and_what_only_half(tmp_path: Path) -> 
     models = [one for one in found(tmp_path, HF_HUB_CACHE=str(hub)) if one["subject"] == "models"]
     assert models[0]["detail"].startswith("1 downloaded, ")
     assert models[1]["detail"] == "1 files half downloaded, 3 MiB"
-    assert "goes on with them" in models[1]["remedy"]
+    assert "resumes them" in models[1]["remedy"]
 
 
 def test_doctor_shows_what_somebody_who_was_killed_left(tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_doctor_shows_what_somebody_who_was_killed_left(tmp_path: Path) -> None:
     half.write_bytes(bytes(2**20))
     stale = next(one for one in found(tmp_path) if one["subject"] == "stale")
     assert stale["detail"] == "1 half-written files, 1 MiB"
-    assert stale["remedy"] == f"nobody needs them: rm {half}"
+    assert stale["remedy"] == f"delete them: rm {half}"
 
 
 def test_an_mlx_that_does_not_start_is_bad_and_quoted(tmp_path: Path) -> None:

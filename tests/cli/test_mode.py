@@ -146,12 +146,12 @@ def test_j2_the_sum_is_checked_before_anything_stops(shell: Shell, modes: Path) 
 
 
 def test_j3_list_and_create(shell: Shell, modes: Path) -> None:
-    made = shell.run("mode", "create", "pair", "demo", "gemma3-12b", "--when", "Two at once.")
+    made = shell.run("mode", "create", "pair", "demo", "gpt-oss-20b", "--when", "Two at once.")
     assert made.returncode == 0, made.stderr
     found = json.loads(shell.run("mode", "list", "--json").stdout)["modes"]
     assert {"day", "night", "coding", "pair"} <= set(found)
     assert found["pair"] == {
-        "members": [{"preset": "demo"}, {"preset": "gemma3-12b", "set": {"server.port": 7110}}],
+        "members": [{"preset": "demo"}, {"preset": "gpt-oss-20b", "set": {"server.port": 7110}}],
         "description": "Two at once.",
     }
     assert "Two at once." in shell.run("mode", "list").stdout

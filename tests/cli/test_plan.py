@@ -10,17 +10,16 @@ import pytest
 from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.host.memory_budget import memory_limit
 from mlxstack.host.presets import builtin_folder
+from mlxstack.policy.capacity import MARGIN_BYTES
 from tests.cli.test_words import run
 from tests.conftest import ModelOf
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 SECTION_0 = {
-    "gemma3-12b": (64 * KIB, 320 * MIB, 576 * MIB),
     "gpt-oss-20b": (24 * KIB, 3 * MIB, 99 * MIB),
-    "qwen2.5-14b": (192 * KIB, 0, 768 * MIB),
-    "llama3.1-8b": (128 * KIB, 0, 512 * MIB),
-    "gemma4-26b-a4b-q4": (20 * KIB, 200 * MIB, 280 * MIB),
+    "qwen3-coder-30b-a3b": (96 * KIB, 0, 384 * MIB),
+    "gemma4-26b-a4b": (20 * KIB, 200 * MIB, 280 * MIB),
 }
 """Growth per token, window constant, KV at 4,096 tokens: computed by hand from the geometries."""
 
@@ -46,15 +45,15 @@ def test_a13_f7_the_table_of_the_published_geometries(
 
 
 def test_a13_a_preset_is_planned_without_its_model(tmp_path: Path) -> None:
-    found = told(tmp_path, "plan", "gemma3-12b", "--memory", "24GB")
+    found = told(tmp_path, "plan", "gemma4-26b-a4b", "--memory", "48GB")
     assert found["spec"]["is_excerpt"]
     assert found["spec"]["weights_from"] == "estimated"
-    assert found["memory"]["usable"] == memory_limit(16 * GIB)
+    assert found["memory"]["usable"] == memory_limit(36 * GIB)
     assert found["wanted"]["fits"]
     rows = {row["n_ctx"]: row for row in found["contexts"]}
     plain, dense, thin = rows[32768]["precisions"]
-    assert plain["kv_bytes"] == 32768 * 64 * KIB + 320 * MIB
-    assert dense["kv_bytes"] == 32768 * 34 * KIB + 320 * MIB
+    assert plain["kv_bytes"] == 32768 * 20 * KIB + 200 * MIB
+    assert dense["kv_bytes"] == 32768 * 10.625 * KIB + 200 * MIB
     assert [one["bits"] for one in (plain, dense, thin)] == [16, 8, 4]
     assert plain["n_agents"] < dense["n_agents"] < thin["n_agents"]
     cells = {(one["n_slots"], one["n_ctx"]): one["fits"] for one in found["matrix"]}
@@ -66,44 +65,55 @@ def test_a13_a_preset_is_planned_without_its_model(tmp_path: Path) -> None:
 
 
 def test_the_share_of_memory_for_kv_is_counted_and_named(tmp_path: Path) -> None:
-    words = ("plan", "llama3.1-8b", "--memory", "48GB", "--ctx", "64k", "--agents", "3")
+    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "64GB", "--ctx", "64k", "--agents", "3")
     small = ("--set", "prefix_cache.memory_budget_pct=10")
     found = told(tmp_path, *words, *small)
     wanted = found["wanted"]
     assert not wanted["fits"]
     assert wanted["n_bytes"] < found["memory"]["usable"]
-    assert found["kv_budget_bytes"] == int(48 * GIB / 10) < wanted["kv_bytes"]
+    assert found["kv_budget_bytes"] == int(64 * GIB / 10) < wanted["kv_bytes"]
     proposal = wanted["nearest"][0]
     assert proposal.startswith("--set prefix_cache.memory_budget_pct=")
     assert told(tmp_path, *words, *proposal.split())["wanted"]["fits"]
     text = run(tmp_path, *words, *small).stdout
-    assert "prefix_cache.memory_budget_pct 10 gives KV 4.8 GiB (10 % of 48.0 GiB)" in text
-    ranked = told(tmp_path, "plan", "--recommend", *words[2:])
-    row = next(one for one in ranked["presets"] if one["preset"] == "llama3.1-8b")
-    assert "prefix_cache.memory_budget_pct=" in row["options"]
+    assert "prefix_cache.memory_budget_pct 10 gives KV 6.4 GiB (10 % of 64.0 GiB)" in text
+    left = told(tmp_path, *words)
+    assert left["wanted"]["fits"]
+    assert left["kv_budget_bytes"] > left["wanted"]["kv_bytes"]
+    taken = left["spec"]["weights_bytes"] + left["workspace_bytes"] + MARGIN_BYTES
+    assert left["kv_budget_bytes"] == left["memory"]["usable"] - taken
+
+
+def test_the_largest_mac_is_not_left_unused(tmp_path: Path) -> None:
+    for memory, agents in (("128GB", "4"), ("192GB", "1")):
+        words = ("plan", "--recommend", "--memory", memory, "--ctx", "48k", "--agents", agents)
+        best = told(tmp_path, *words)["presets"][0]
+        assert best["verdict"] == "fits"
+        assert best["weights_bytes"] > int(memory.removesuffix("GB")) * GIB / 3
 
 
 def test_a_bare_number_of_memory_means_gigabytes(tmp_path: Path) -> None:
     bare, spelled = (
-        told(tmp_path, "plan", "gemma3-12b", "--memory", memory)["wanted"]
-        for memory in ("24", "24GB")
+        told(tmp_path, "plan", "gpt-oss-20b", "--memory", memory)["wanted"]
+        for memory in ("32", "32GB")
     )
     assert bare == spelled
     assert bare["fits"]
 
 
 def test_a13_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
-    words = ("plan", "qwen2.5-14b", "--memory", "24GB", "--ctx", "32k", "--agents", "10")
+    words = ("plan", "qwen3-coder-30b-a3b", "--memory", "36GB", "--ctx", "32k", "--agents", "10")
     found = told(tmp_path, *words)["wanted"]
     assert not found["fits"]
-    assert found["n_bytes"] > 60 * GIB
+    assert found["n_bytes"] > 45 * GIB
     changed = run(tmp_path, *words).stdout
-    assert "does not fit into 15.4 GiB; what would fit: --set slots.count=1" in changed
+    assert "does not fit into 25.9 GiB; what would fit: --set " in changed
+    assert "--set slots.count=3" in changed
 
 
 def test_c15_disk_of_an_agent_of_50k_tokens_counts_the_window_once(tmp_path: Path) -> None:
-    found = told(tmp_path, "plan", "gemma3-12b", "--memory", "64GB")
-    assert found["disk_bytes_50k"] == pytest.approx(50_000 * 64 * KIB + 320 * MIB, rel=0.001)
+    found = told(tmp_path, "plan", "gemma4-26b-a4b", "--memory", "64GB")
+    assert found["disk_bytes_50k"] == pytest.approx(50_000 * 20 * KIB + 200 * MIB, rel=0.001)
 
 
 @pytest.mark.mlx
@@ -156,7 +166,7 @@ def test_a14_nothing_is_recommended_when_nothing_fits(tmp_path: Path) -> None:
 
 
 def test_f1_spec_of_a_config_file_and_of_a_folder(tmp_path: Path, model_of: ModelOf) -> None:
-    config = builtin_folder() / "configs" / "gemma4-26b-a4b-q4.json"
+    config = builtin_folder() / "configs" / "gemma4-26b-a4b.json"
     found = told(tmp_path, "spec", str(config))
     full = next(one for one in found["kinds"] if one["kind"] == "full")
     assert full["layers"] == [5, 11, 17, 23, 29]
@@ -177,14 +187,14 @@ def test_f9_an_unknown_architecture_gets_no_number(tmp_path: Path) -> None:
 
 
 def test_a13_a_downloaded_model_is_preferred_to_the_excerpt(tmp_path: Path) -> None:
-    cache = tmp_path / "hf" / "hub" / "models--mlx-community--gemma-3-12b-it-4bit"
+    cache = tmp_path / "hf" / "hub" / "models--mlx-community--gemma-4-26b-a4b-it-4bit"
     snapshot = cache / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
     snapshot.mkdir(parents=True)
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text(snapshot.name)
-    config = builtin_folder() / "configs" / "gemma3-12b.json"
+    config = builtin_folder() / "configs" / "gemma4-26b-a4b.json"
     (snapshot / "config.json").write_bytes(config.read_bytes())
-    found = told(tmp_path, "spec", "gemma3-12b", HF_HOME=str(tmp_path / "hf"))
+    found = told(tmp_path, "spec", "gemma4-26b-a4b", HF_HOME=str(tmp_path / "hf"))
     assert found["config"] == str(snapshot / "config.json")
     assert not found["is_excerpt"]
     assert found["weights_from"] == "estimated"
@@ -239,7 +249,7 @@ def test_planning_needs_no_model_code(tmp_path: Path) -> None:
 
     code = (
         "import sys; from mlxstack.cli.main import app\n"
-        "try: app(['plan', 'gemma3-12b', '--memory', '24GB'])\n"
+        "try: app(['plan', 'gpt-oss-20b', '--memory', '32GB'])\n"
         "finally: print(' '.join(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(

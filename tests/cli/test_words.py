@@ -48,7 +48,8 @@ def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("group", "alone"), [("slots", "list"), ("agents", "list"), ("cache", "status")]
+    ("group", "alone"),
+    [("slots", "list"), ("agents", "list"), ("cache", "status")],
 )
 def test_a_group_says_what_it_does_without_a_verb(tmp_path: Path, group: str, alone: str) -> None:
     shown = run(tmp_path, group, "--help").stdout
@@ -61,7 +62,7 @@ def test_every_verb_that_tells_something_tells_it_as_json_too() -> None:
         for name, verb in verbs(get_command(app))
         if not any("--json" in one.opts for one in verb.params)
     }
-    assert without == {"run", "tui"}, "these two hand the terminal over"
+    assert without == {"run", "tui", "chat"}, "these own the terminal"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("presets",), ("up", "demo", "--dry-run")])
@@ -88,13 +89,13 @@ def test_heavy_rooms_are_not_imported(tmp_path: Path, words: tuple[str, ...]) ->
 
 def test_a8_presets_lists_slots_context_modalities_and_when_to_use(tmp_path: Path) -> None:
     text = run(tmp_path, "presets").stdout
-    line = next(line for line in text.splitlines() if line.startswith("gemma4-26b-a4b-q4-multi"))
-    assert re.search(r"3 x 131072 +16 +text +Three coding agents", line)
+    line = next(line for line in text.splitlines() if line.startswith("gpt-oss-120b"))
+    assert re.search(r"4 x 131072 +16 +text +Reasoning and tools", line)
     shelf = {
         one["name"]: one for one in json.loads(run(tmp_path, "presets", "--json").stdout)["presets"]
     }
     assert shelf["demo"]["n_slots"] == 3
-    assert shelf["gemma4-26b-a4b-q4-multi"]["total_ctx"] == 393216
+    assert shelf["gpt-oss-120b"]["total_ctx"] == 524288
     assert all(one["description"] for one in shelf.values())
 
 
@@ -170,7 +171,7 @@ def test_what_is_no_utf8_is_refused_in_words(tmp_path: Path) -> None:
     odd = run(tmp_path / "\udcff", "up", "demo", "--dry-run", "--json")
     assert odd.returncode == 1
     assert odd.stderr.startswith("error: ") and odd.stderr.count("\n") == 1
-    assert "\\udcff" in odd.stderr and "is no UTF-8" in odd.stderr
+    assert "\\udcff" in odd.stderr and "is not valid UTF-8" in odd.stderr
 
 
 def test_a_home_of_nobody_is_refused_in_words(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             ("slots", "--url", url)
             for url in ("", "here:7109", "http://", "http://[::1", "ftp://a")
         ],
-        ("bench", "serve", "--url", "http://127.0.0.1:99999"),
+        ("bench", "dev", "serve", "--url", "http://127.0.0.1:99999"),
         *[("agents", "show", agent, "--url", "http://127.0.0.1:1") for agent in ("", ".", "..")],
         ("cache", "unpin", ".", "--url", "http://127.0.0.1:1"),
         ("cache", "why", "", "--url", "http://127.0.0.1:1"),
@@ -222,7 +223,7 @@ def test_a_key_that_no_header_carries_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_of_nobody_says_who_does_not_answer(tmp_path: Path) -> None:
-    done = run(tmp_path, "bench", "serve", "--url", "http://127.0.0.1:1", "--small")
+    done = run(tmp_path, "bench", "dev", "serve", "--url", "http://127.0.0.1:1", "--small")
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].startswith("error: no answer from http://127.0.0.1:1/")
 

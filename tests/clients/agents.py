@@ -56,6 +56,7 @@ SCRIPT = [
         "think": THOUGHT,
     },
     {"when": "task for pi", "say": call("bash", command=ECHO)},
+    {"when": "task for continue", "say": call("Bash", command=ECHO)},
     {"when": "task for qwen", "say": call("run_shell_command", command=ECHO, is_background=False)},
     {"when": "MARKER_42", "say": DONE, "think": "It is there."},
     {"when": "invalid agent id nobody", "say": DONE, "think": "It is not there."},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.host.coding_clients import CLIENTS, Endpoint
 from tests.api.running import Running
 from tests.clients.agents import (
     CODEX,
@@ -74,35 +75,27 @@ def test_c5_opencode_echoes_the_thoughts_of_its_tool_loop(live: Running, tmp_pat
     loses_nothing(asked(live, n))
 
 
+def started_by_us(client: str, program: str, live: Running, home: Path) -> list[str]:
+    """The command of `mlx-stack run` for a client, its files written; run it with `variables`."""
+    setup = CLIENTS[client](Endpoint(live.url, "local-model", N_CTX), home / "ours")
+    for path, text in setup.files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
+    words = [f"{name}={value}" for name, value in setup.variables.items()]
+    return ["env", *words, program, *setup.options]
+
+
 def test_pi_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
     program = installed(PI)
     n = len(asked(live))
-    config = tmp_path / ".pi" / "agent"
-    config.mkdir(parents=True)
-    model = {"id": "local-model", "name": "local", "reasoning": True, "input": ["text"],
-             "contextWindow": N_CTX, "maxTokens": 4096,
-             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}  # fmt: skip
-    provider = {
-        "baseUrl": f"{live.url}/v1",
-        "api": "openai-completions",
-        "apiKey": "x",
-        "models": [model],
-    }
-    (config / "models.json").write_text(json.dumps({"providers": {"local": provider}}))
-    words = [program, "--provider", "local", "--model", "local-model", "-p", TASK.format("pi")]
-    assert DONE in run(words, tmp_path)
+    words = started_by_us("pi", program, live, tmp_path)
+    assert DONE in run([*words, "-p", TASK.format("pi")], tmp_path)
     loses_nothing(asked(live, n))
 
 
 def test_qwen_code_runs_a_tool_and_loses_nothing(live: Running, tmp_path: Path) -> None:
     program = installed(QWEN)
     n = len(asked(live))
-    told = run(
-        [program, "--yolo", "-p", TASK.format("qwen")],
-        tmp_path,
-        OPENAI_BASE_URL=f"{live.url}/v1",
-        OPENAI_API_KEY="x",
-        OPENAI_MODEL="local-model",
-    )
-    assert DONE in told
+    words = started_by_us("qwen", program, live, tmp_path)
+    assert DONE in run([*words, "--yolo", "-p", TASK.format("qwen")], tmp_path)
     loses_nothing(asked(live, n))

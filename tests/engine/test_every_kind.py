@@ -25,7 +25,7 @@ MINE = HEAD + prompt(70, seed=1)
 NEXT = prompt(25, seed=3)
 ONE = SlotSpec(count=1, n_ctx=1024)
 TWO = SlotSpec(count=2, n_ctx=1024)
-NO_DISK = PrefixCacheSpec(disk=DiskSpec(enabled=False))
+NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
 
 
 @pytest.fixture(params=KINDS)

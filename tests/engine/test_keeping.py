@@ -21,7 +21,7 @@ from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
 ONE_SLOT = SlotSpec(count=1, n_ctx=1024)
-NO_DISK = PrefixCacheSpec(disk=DiskSpec(enabled=False))
+NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
 HEAD = prompt(256, seed=100)
 
 

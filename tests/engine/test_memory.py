@@ -35,7 +35,7 @@ PRECISIONS = {
 }
 HEAD = prompt(300, seed=100)
 ONE_SLOT = SlotSpec(count=1, n_ctx=2048)
-NO_DISK = PrefixCacheSpec(disk=DiskSpec(enabled=False))
+NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
 
 
 @pytest.fixture(params=KINDS)

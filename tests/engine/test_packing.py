@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.commands import SaveSlot
 from mlxstack.core.engine_events import KVSource, TokenSampled
-from mlxstack.core.preset import SlotSpec
+from mlxstack.core.preset import PrefixCacheSpec, SlotSpec
 from mlxstack.engine.kv import segments, slot_preparation
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
@@ -52,7 +52,8 @@ def test_c17_a_save_comes_to_its_end_when_memory_has_no_room_for_a_piece(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot_preparation, "ROOM_EVERY", 1)
-    preset = preset_of(model_of("tiny"), slots=SLOTS)
+    cache = PrefixCacheSpec(memory_budget_pct=20)
+    preset = preset_of(model_of("tiny"), slots=SLOTS, prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=26_000_000) as driver:
         driver.answer(LONG, 4, slot=1)
         memory = driver.engine._turns.slot_kv.memory

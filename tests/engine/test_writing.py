@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.commands import RestoreSlot, SaveSlot
 from mlxstack.core.engine_events import KVSource
-from mlxstack.core.preset import AgentsSpec, Persist, SlotSpec
+from mlxstack.core.preset import AgentsSpec, Persist, PrefixCacheSpec, SlotSpec
 from mlxstack.engine.kv import write_queue
 from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.store.background_writer import BackgroundWriter, WriterBound
@@ -104,7 +104,8 @@ def test_g10_what_sits_in_the_slots_is_on_disk_after_a_stop(
 def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048))
+    cache = PrefixCacheSpec(memory_budget_pct=20)
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048), prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=16_000_000, disk=SlowDisk()) as driver:
         memory = driver.engine._turns.slot_kv.memory
         for n in range(8):

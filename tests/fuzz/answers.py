@@ -13,7 +13,8 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.engine_events import FinishReason
 from mlxstack.demo import MODEL_DIR
-from mlxstack.text import harmony
+from mlxstack.text.formats import read_answer
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.output_format import OutputFormat, ParseOptions
 from mlxstack.text.output_parser import (
     OutputParser,
@@ -24,6 +25,7 @@ from mlxstack.text.output_parser import (
 )
 from mlxstack.text.tool_call_parser import Parser, parse_calls, tool_schemas
 from tests.fuzz.dice import Dice
+from tests.text.syntaxes import FORMATS
 
 TOOL = Tool(
     "weather",
@@ -50,10 +52,9 @@ MARKS = (
 
 @cache
 def parsers() -> tuple[Parser, ...]:
-    """Those of mlx-lm, and ours for harmony."""
+    """Those of mlx-lm."""
     modules = (import_module(f"{tool_parsers.__name__}.{m.name}") for m in _modules())
-    found = [m.parse_tool_call for m in modules if hasattr(m, "parse_tool_call")]
-    return (*found, harmony.parse_call)
+    return tuple(m.parse_tool_call for m in modules if hasattr(m, "parse_tool_call"))
 
 
 @cache
@@ -67,11 +68,26 @@ def answers(data: bytes) -> None:
     dice = Dice(data)
     # mlx-lm's detokenizer writes another letter for a zero, and nothing for a leading space.
     text = (dice.text(MARKS) + dice.text(MARKS)).replace("\0", "").lstrip()
-    if dice.chance(50):
+    if dice.chance(30):
+        _read(dice, text)
+    elif dice.chance(50):
         for call in parse_calls(dice.pick(parsers()), text, tool_schemas([TOOL])):
             _check(call)
     else:
         _speak(dice, text)
+
+
+def _read(dice: Dice, text: str) -> None:
+    """Read a text by one of many formats, at once and letter by letter."""
+    found = FORMATS[dice.pick(tuple(sorted(FORMATS)))]
+    is_in_thinking = dice.chance(30)
+    whole = read_answer(found, text, (TOOL,), is_in_thinking=is_in_thinking)
+    for call in whole.tool_calls:
+        _check(call)
+    reader = AnswerReader(found, (TOOL,), is_in_thinking=is_in_thinking)
+    spoken = [one for letter in text for one in reader.feed(letter)] + reader.finish()
+    calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
+    assert [c.arguments for c in calls] == [c.arguments for c in whole.tool_calls], text
 
 
 def _speak(dice: Dice, text: str) -> None:

@@ -55,10 +55,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a13_a_model_that_is_not_here_is_judged_by_its_excerpt() -> None:
-    found = find_model(ModelSpec(id="mlx-community/gemma-3-12b-it-4bit"), EXCERPTS)
+    found = find_model(ModelSpec(id="mlx-community/gemma-4-26b-a4b-it-4bit"), EXCERPTS)
     assert found.is_excerpt
     assert found.weights is None
-    assert found.source == EXCERPTS / "gemma3-12b.json"
+    assert found.source == EXCERPTS / "gemma4-26b-a4b.json"
 
 
 def test_a13_the_embedded_model_is_measured(tmp_path: Path) -> None:
@@ -82,4 +82,5 @@ def test_every_shipped_preset_can_be_planned_without_its_model(tmp_path: Path) -
     for file in EXCERPTS.glob("*.json"):
         config = json.loads(file.read_text())
         assert "published config.json" in config["note"]
+        assert config["source"].startswith("https://")
         assert load(file.stem, home).preset.model.id == config["excerpt_of"]

@@ -24,7 +24,7 @@ def written(tmp_path: Path, text: str, name: str = "mine.yaml") -> str:
 
 REFUSALS = [
     ("model: {id: demo}\nslots:\n  coutn: 1\n", 3, ["unknown key `slots.coutn`", "`count`"]),
-    ("model:\n  id: demo\n  draft: demo\n", 3, ["model.draft is `demo`", "are not served"]),
+    ("model:\n  id: demo\n  draft: demo\n", 3, ["unknown key `model.draft`", "are not served yet"]),
     ("model: {id: demo}\nslot: {}\n", 2, ["unknown key `slot`", "did you mean `slots`"]),
     ("model: {id: demo}\nslots:\n  count: 0\n", 3, ["slots.count is `0`", "from 1 to 256"]),
     ("model: {id: demo}\nslots:\n  count: '3'\n", 3, ["slots.count is `'3'`", "whole number"]),
@@ -130,16 +130,30 @@ def test_a2_a_preset_is_a_mapping(tmp_path: Path, home: Home, text: str) -> None
 
 def test_every_builtin_preset_is_sound_and_says_when_to_use_it(home: Home) -> None:
     found = presets.listed(home)
-    assert {"demo", "gemma4-26b-a4b-q4-multi", "gpt-oss-20b", "llama3.1-8b"} <= set(found)
+    assert {"demo", "gemma4-26b-a4b", "gpt-oss-20b", "qwen3.6-35b-a3b"} <= set(found)
     for name in found:
         preset = presets.load(name, home).preset
         assert preset.name == name
         assert preset.description
 
 
-def test_a3_the_multi_preset_has_three_full_contexts(home: Home) -> None:
-    slots = presets.load("gemma4-26b-a4b-q4-multi", home).preset.slots
-    assert (slots.count, slots.n_ctx, slots.count * slots.n_ctx) == (3, 131072, 393216)
+def test_a3_presets_for_agents_have_contexts_of_64k_and_more(home: Home) -> None:
+    for name in ("qwen3.6-35b-a3b", "gemma4-26b-a4b", "gpt-oss-120b", "qwen3-coder-next"):
+        slots = presets.load(name, home).preset.slots
+        assert slots.count >= 3 and slots.n_ctx >= 65536
+
+
+def test_short_forms_are_understood(tmp_path: Path, home: Home) -> None:
+    path = written(tmp_path, "model: org/some-model\nslots: {n_ctx: 64k}\n")
+    loaded = presets.load(path, home, [from_option("prefill.chunk_size=1k")])
+    assert loaded.preset.model.id == "org/some-model"
+    assert loaded.preset.slots.n_ctx == 65536
+    assert loaded.preset.prefill.chunk_size == 1024
+    chosen = presets.load(path, home, [from_option("model=org/other")])
+    assert chosen.preset.model.id == "org/other"
+    wrong = written(tmp_path, "model: org/some-model\nslots: {n_ctx: many}\n")
+    with pytest.raises(SetupError, match=r"slots\.n_ctx is `many`, but must be a whole number"):
+        presets.load(wrong, home)
 
 
 def test_a_users_own_preset_goes_before_the_builtin_one(home: Home) -> None:
@@ -185,7 +199,8 @@ def test_a12_command_line_over_environment_over_file_over_extends(
         ("slots.count=!!bool maybe", "slots.count is `"),
         pytest.param("server.api_keys=" + "[" * 2000, "must be a list", id="too deep"),
         ("slots.cont=1", "did you mean `slots.count`"),
-        ("model.draft=demo", "model.draft is `demo`, but draft models are not served"),
+        ("model.draft=demo", "unknown key `model.draft`: draft models are not served yet"),
+        ("kv.swa_full=true", "sliding windows are always capped"),
         ("slots=1", "slots is a section; set one of its keys: count"),
         ("slots.count", "write it as key=value"),
         ("=3", "write it as key=value"),
@@ -292,7 +307,8 @@ def test_an_unreadable_file_is_named(tmp_path: Path, home: Home) -> None:
         ("demo", "demo"),
         ("mine.yaml", "/there/mine.yaml"),
         ("mine.yml", "/there/mine.yml"),
-        ("sub/mine", "/there/sub/mine"),
+        ("./sub/mine", "/there/sub/mine"),
+        ("org/model", "org/model"),
         ("/a/mine", "/a/mine"),
     ],
 )
@@ -300,14 +316,14 @@ def test_a_path_means_the_folder_of_who_says_it(wanted: str, found: str) -> None
     assert presets.from_anywhere(wanted, Path("/there")) == found
 
 
-def test_a_draft_model_is_refused_from_everywhere_and_none_is_taken(
-    tmp_path: Path, home: Home
-) -> None:
+def test_a_draft_model_is_refused_from_everywhere(tmp_path: Path, home: Home) -> None:
     path = written(tmp_path, "model: {id: demo, draft: null}\n")
-    assert presets.load(path, home).preset.model.draft is None
-    over = from_environment({"MLX_STACK_MODEL_DRAFT": "demo"})
-    with pytest.raises(SetupError, match=r"MLX_STACK_MODEL_DRAFT: model\.draft is `demo`"):
-        presets.load(path, home, over)
+    with pytest.raises(
+        SetupError, match=r"unknown key `model\.draft`: draft models are not served"
+    ):
+        presets.load(path, home)
+    with pytest.raises(SetupError, match=r"MLX_STACK_MODEL_DRAFT: no preset has this key"):
+        from_environment({"MLX_STACK_MODEL_DRAFT": "demo"})
 
 
 def test_demo_comes_before_what_is_named_after_it(home: Home) -> None:

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from mlxstack.core.errors import SetupError, SlotTaken
+from mlxstack.core.formatting import size
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host import preflight
 from mlxstack.host.hardware import (
     OPENBLAS,
     TUNABLES,
-    amount,
     chip,
     find_openblas,
     malloc_tunables,
@@ -200,8 +200,8 @@ def test_a15_a_taken_port_says_who_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_amounts_are_told_in_the_unit_that_fits() -> None:
-    assert amount(12.34 * 2**30) == "12.3 GiB"
-    assert amount(45 * 2**20) == "45 MiB"
+    assert size(12.34 * 2**30) == "12.3 GiB"
+    assert size(45 * 2**20) == "45 MiB"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the birth is told by the clock")

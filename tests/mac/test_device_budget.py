@@ -10,6 +10,7 @@ from mlxstack.core.commands import EraseSlot
 from mlxstack.core.engine_events import TokenSampled
 from mlxstack.core.errors import OutOfMemory, SetupError
 from mlxstack.core.preset import PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.memory_budget import (
     MAX_BUFFER_CACHE_BYTES,
     buffer_cache_limit,
@@ -18,8 +19,8 @@ from mlxstack.host.memory_budget import (
     memory_limit,
     this_memory,
 )
-from mlxstack.policy import kv_geometry_by_model
-from mlxstack.policy.capacity import MARGIN_BYTES, need
+from mlxstack.policy import workspace
+from mlxstack.policy.capacity import MARGIN_BYTES, kv_budget, need
 from mlxstack.policy.chunked_prefill import tokens_within_scores
 from mlxstack.service.plan_candidate import of_preset
 from tests.conftest import ModelOf
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.mlx
 
 MIB, GIB = 2**20, 2**30
 GREEDY = PrefixCacheSpec(memory_budget_pct=90)
+FIFTH = PrefixCacheSpec(memory_budget_pct=20)
 
 
 def have_working_set(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> None:
@@ -63,15 +65,31 @@ def test_the_budget_is_what_the_planner_leaves_for_kv(
 def test_a_share_that_the_device_has_stays_the_share(
     model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preset = preset_of(model_of("tiny"))
+    preset = preset_of(model_of("tiny"), prefix_cache=FIFTH)
     have_working_set(monkeypatch, 100 * 1024 * GIB)
     total = psutil.virtual_memory().total
     assert budget_of(preset, tmp_path) == int(total * 0.2)
 
 
 def test_a_cpu_divides_all_memory(model_of: ModelOf, tmp_path: Path) -> None:
-    preset = preset_of(model_of("tiny"))
+    preset = preset_of(model_of("tiny"), prefix_cache=FIFTH)
     assert budget_of(preset, tmp_path) == int(psutil.virtual_memory().total * 0.2)
+
+
+def test_auto_is_what_weights_and_workspace_leave(
+    model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = preset_of(model_of("tiny"))
+    memory = this_memory({})
+    load = of_preset(preset).load(memory.half_bytes, memory.total)
+    left = kv_budget(memory.usable, load.weights, load.workspace)
+    assert budget_of(preset, tmp_path / "cpu") == left
+    have_working_set(monkeypatch, 512 * MIB)
+    load = of_preset(preset).load()
+    planned = need(load)
+    assert budget_of(preset, tmp_path / "gpu") == memory_limit(512 * MIB) - (
+        load.weights + planned.workspace + MARGIN_BYTES
+    )
 
 
 def test_an_imagined_memory_reaches_the_engine(
@@ -196,17 +214,16 @@ def test_scores_of_unfused_attention_bound_the_chunk(
     for kind in ("tiny", "tiny-mla"):
         with running(preset_of(model_of(kind)), tmp_path / kind) as driver:
             pace = driver.engine._turns._limits.pace
-            heads, copies = 4, kv_geometry_by_model.SCORE_COPIES
+            heads, copies = 4, workspace.SCORE_COPIES
             assert pace.score_bytes == heads * 2 * copies
             assert tokens_within_scores(500_000, pace) < 200
 
 
 def test_attention_is_fused_for_some_head_dims_and_16_bit_kv() -> None:
-    fused = LLAMA | {"head_dim": 128}
-    assert kv_geometry_by_model.score_bytes(fused, 16) == 0
-    assert kv_geometry_by_model.score_bytes(fused, 8) == 4 * 2 * kv_geometry_by_model.SCORE_COPIES
-    gemma = SLIDING | {"head_dim": 256}
-    assert kv_geometry_by_model.score_bytes(gemma, 16) == 4 * 2 * kv_geometry_by_model.SCORE_COPIES
-    assert kv_geometry_by_model.score_bytes({**fused, "model_type": "unheard"}, 16) > 0
-    bound = kv_geometry_by_model.peak_score_bytes(gemma, 16, 2048, 131_072)
-    assert bound == kv_geometry_by_model.MAX_SCORE_BYTES
+    fused = shape_of_config(LLAMA | {"head_dim": 128})
+    assert workspace.score_bytes(fused, 16) == 0
+    assert workspace.score_bytes(fused, 8) == 4 * 2 * workspace.SCORE_COPIES
+    gemma = shape_of_config(SLIDING | {"head_dim": 256})
+    assert workspace.score_bytes(gemma, 16) == 4 * 2 * workspace.SCORE_COPIES
+    bound = workspace.peak_score_bytes(gemma, 16, 2048, 131_072)
+    assert bound == workspace.MAX_SCORE_BYTES

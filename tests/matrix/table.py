@@ -8,13 +8,21 @@ from pathlib import Path
 from mlx_lm.utils import MODEL_REMAPPING
 
 from tests.matrix.examine import Row
+from tests.matrix.products import product_table
 from tests.matrix.reasons import REASONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 COLUMNS = ("type", "caches", "batched", "rewind", "saved", "8-bit KV", "why not")
 
 ABOUT = """\
-# Model types
+# Models
+
+Any model of these types is served by its hub id or folder: `mlx-stack up ORG/NAME`. A preset says
+more than the planner knows: sampling of the model's card, and switches of its template.
+
+{products}
+
+## Model types
 
 Every model type that mlx-lm has a file for, built tiny with random weights and run through the
 engine. This page is written by `make matrix` (`python -m tests.matrix`); {versions}.
@@ -66,7 +74,8 @@ def reason(row: Row) -> str:
 
 def page(rows: Sequence[Row]) -> str:
     """The whole page."""
-    about = ABOUT.format(versions=versions(), counts=counts(rows))
+    batched = {row.name: row.batched or "not here" for row in rows}
+    about = ABOUT.format(products=product_table(batched), versions=versions(), counts=counts(rows))
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     names = [f"`{new}` is served as `{old}`" for new, old in sorted(MODEL_REMAPPING.items())]
     other = "Other names of these types: " + ", ".join(names) + "."

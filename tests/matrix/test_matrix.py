@@ -5,7 +5,9 @@ from importlib.metadata import version
 
 import pytest
 
-from tests.matrix import table
+from mlxstack.engine.model.model_shape import known_types
+from mlxstack.host.presets import builtin_folder
+from tests.matrix import products, table
 from tests.matrix.builder import model_types
 from tests.matrix.configs import VARIANTS
 from tests.matrix.examine import examine
@@ -58,3 +60,14 @@ def test_z11_the_page_gives_a_reason_for_everything_not_served_in_full() -> None
     short = {row[0] for row in lines() if row[2] != "yes" or row[5] not in {"yes", "none"}}
     without_metal = {name for name, why in REASONS.items() if why == NO_METAL}
     assert set(REASONS) - without_metal <= short <= set(REASONS)
+
+
+def test_the_table_by_product_names_types_of_mlx_lm_and_listed_presets() -> None:
+    batched = {row[0]: row[2] for row in lines()}
+    assert products.product_table(batched) in table.PAGE.read_text(encoding="utf-8")
+    assert set(products.NOT_YET.values()).isdisjoint(known_types())
+    presets = (preset for _, _, preset in products.PRODUCTS)
+    named = {name for preset in presets for name in re.findall(r"`(.+?)`", preset)}
+    shipped = {file.stem for file in builtin_folder().glob("*.yaml")}
+    assert shipped - named == {"demo", "demo-embedding"}
+    assert named <= shipped

@@ -172,7 +172,8 @@ LIMITS = (
     ),
     Mutant(
         "KV fits the device beside the weights", "engine/device_memory.py",
-        "kv_budget=min(share, left),", "kv_budget=share,",
+        "kv_budget=left if share is None else min(share, left),",
+        "kv_budget=left if share is None else share,",
         "tests/mac/test_device_budget.py::test_the_budget_is_what_the_planner_leaves_for_kv",
     ),
 )  # fmt: skip

@@ -171,7 +171,7 @@ DOORS_AND_FILES = (
         "test_h8_a_log_line_names_the_request_and_says_nothing_of_its_text",
     ),
     Mutant(
-        "names of strangers are no control codes", "tui/views/formatting.py",
+        "names of strangers are no control codes", "core/formatting.py",
         'c if c.isprintable() else c.encode("unicode_escape").decode() for c in text',
         "c for c in text",
         "tests/tui/test_behaviour.py::test_h6_a_hostile_agent_is_shown_literally_everywhere",

@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
-from tests.pages import api_page, command_page, preset_page
+from tests.pages import api_page, capacity_page, command_page, preset_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"presets.md": preset_page.page, "cli.md": command_page.page, "api.md": api_page.page}
+PAGES = {
+    "presets.md": preset_page.page,
+    "cli.md": command_page.page,
+    "api.md": api_page.page,
+    "capacity.md": capacity_page.page,
+}
 
 
 def main() -> None:

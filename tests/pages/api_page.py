@@ -12,7 +12,7 @@ from tests.api.running import standing
 from tests.service.standin import FACTS
 
 ABOUT = """\
-# The doors
+# HTTP API
 
 Every route of the service, drawn by `make docs` (`python -m tests.pages`) from the routes
 themselves. The running service describes them in full at `/schema/openapi.json` and

@@ -12,17 +12,18 @@ from mlxstack.cli.main import app
 NAME = "mlx-stack"
 
 ABOUT = """\
-# The command
+# Command line
 
 Every verb of `mlx-stack` with its options. This page is written by `make docs` from the
 command itself.
 
-* `--json` prints for programs what a verb prints for people; errors go to stderr, one sentence
-  each.
-* `mlx-stack --version` and `mlx-stack VERB --help` do what they say.
-* `NO_COLOR` switches colours off. `mlx-stack --install-completion` teaches your shell the verbs
-  and presets.
-* A mistyped verb, preset or key is answered with the nearest one.
+* `--json` prints JSON for programs; errors go to stderr, one line each.
+* Tables fit the terminal: less important columns are left out where it is narrow, names and URLs
+  are never cut. In a pipe every row is one line.
+* `NO_COLOR` switches colors off. `mlx-stack --install-completion` adds completion of verbs,
+  presets, services, agents and clients.
+* A mistyped verb, preset or key is answered with the nearest one, and a verb of Ollama, LM Studio
+  and others with its equivalent.
 """
 
 VARIABLES = """\
@@ -34,7 +35,7 @@ VARIABLES = """\
 | `MLX_STACK_…` | a key of the preset, such as `MLX_STACK_SLOTS_COUNT` ([presets](presets.md)) |
 | `MLX_STACK_API_KEY` | the key that every verb sends; needed where the preset has only digests |
 | `MLX_STACK_MEMORY` | the memory to plan and serve with instead of this machine's, such as `48GB` |
-| `NO_COLOR` | no colours |
+| `NO_COLOR` | no colors |
 
 """
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec.inspect as mi
 import msgspec.json
+from msgspec.structs import replace
 
 from mlxstack.cli.units import size, tokens
 from mlxstack.core.preset import Preset, ServiceKind
 from mlxstack.host import model_files, presets
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import MemoryBudget, mac_memory
-from mlxstack.host.preflight import BUILTIN_MODEL
-from mlxstack.host.preset_descriptions import MEANINGS
-from mlxstack.host.preset_schema import keys_in, meaning
-from mlxstack.policy import weight_size
+from mlxstack.host.model_files import ModelFiles
+from mlxstack.host.preset_paths import BUILTIN_MODEL
+from mlxstack.host.preset_schema import bare, description, keys_in, meaning
 from mlxstack.policy.capacity import disk_bytes, need
-from mlxstack.service.plan_candidate import Candidate, excerpts, of_preset
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_many
 
 MACS_GB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 DISK_TOKENS = 50_000
@@ -28,25 +28,29 @@ HEADS = ("key", "what may stand there", "default", "meaning")
 ABOUT = """\
 # Presets
 
-A preset says in one small file what is served. This page is written by `make docs` from the
+A preset is one small file that describes a service. This page is written by `make docs` from the
 code and the shipped files.
+
+Without one, `mlx-stack up ORG/NAME` derives slots, context and KV precision from the model's
+`config.json` and this machine's memory, and `mlx-stack presets new NAME --from ORG/NAME` writes
+that down.
 
 ```yaml
 extends: qwen3-coder-30b-a3b  # a preset's name, or a file; what follows is put over it
 name: mine                    # the service's name; the name of the file, if left out
-slots: {count: 4, n_ctx: 32768}
+slots: {count: 4, n_ctx: 32k}
 kv: {bits: 8}
 ```
 
 It goes into `$MLX_STACK_HOME/presets` (`~/.mlx-stack/presets`), where its name is enough, or
-anywhere: a path works too. A user's preset goes before a shipped one of the same name.
-`mlx-stack presets show NAME` tells every value and who gave it; `mlx-stack up NAME --dry-run`
-what would run.
+anywhere: a path works too. A user's preset takes precedence over a shipped one of the
+same name. `mlx-stack presets show NAME` prints every value and its origin; `mlx-stack up NAME
+--dry-run` what would run.
 
-**Who wins:** the command line (`--set slots.count=6`, `--port`), then variables
+**Precedence:** the command line (`--set slots.count=6`, `--port`), then variables
 (`MLX_STACK_SLOTS_COUNT=6`: the key in capitals, dots as underscores), then the file, then the
-preset that it extends, then the default. Paths mean the folder of the file that holds them, or
-the current one when they come by option or variable.
+preset that it extends, then the default. Relative paths are resolved against the folder of
+the file that holds them, or the current one for options and variables.
 
 **Strict:** an unknown key or an impossible value is refused with file, line and the nearest key.
 For editors, `mlx-stack presets --schema` prints the JSON schema; put it beside the file and begin
@@ -68,11 +72,10 @@ with the contexts and slots that would fit.
 
 An embedding model holds no KV between requests and saves none; its n_ctx bounds one text.
 
-KV, live and parked together, keeps to `prefix_cache.memory_budget_pct` of the memory: 20 %, unless
-the preset says otherwise. The shipped ones say so where all slots full would need more on the Mac
-of column *from*. `mlx-stack plan` and `up` refuse a share that does not hold all slots full, and
-name the one that does: `--set prefix_cache.memory_budget_pct=40`. On a Mac no share exceeds what
-the GPU's working set has left beside weights, workspace and MLX's cache of freed buffers.
+KV, live and parked together, has what weights, compute buffers and the system's reserve leave:
+`prefix_cache.memory_budget_pct: auto`. A number is a share of the memory instead, for two services
+beside each other. `mlx-stack plan` and `up` refuse a share that does not hold all slots full, and
+name the one that does: `--set prefix_cache.memory_budget_pct=40`.
 
 What a file says about its own model stands at its top, also where a name or a figure could not
 be verified.
@@ -97,14 +100,14 @@ def page() -> str:
     numbers = _table(
         ("preset", "model", "slots x context", "KV bits", "weights", "KV a token", "windows",
          "all slots", "from", "disk"),
-        (_numbers(one) for one in shelf.values()),
+        map(_numbers, of_many([(one, files_of(one)) for one in shelf.values()])),
     )  # fmt: skip
     shipped = SHIPPED.format(uses=uses, numbers=numbers, n_disk=DISK_TOKENS)
     return "\n".join([ABOUT, shipped, KEYS, *_sections()])
 
 
-def _numbers(preset: Preset) -> tuple[str, ...]:
-    one = candidate(preset)
+def _numbers(one: Candidate) -> tuple[str, ...]:
+    preset = one.preset
     load = one.load()
     total, embeds = need(load).total, preset.kind is ServiceKind.EMBEDDING
     return (
@@ -127,14 +130,14 @@ def smallest_mac(n_bytes: int) -> MemoryBudget:
     return next(memory for memory in macs if memory.usable >= n_bytes)
 
 
-def candidate(preset: Preset) -> Candidate:
+def files_of(preset: Preset) -> ModelFiles:
     """From the excerpts even where the model was downloaded, so that the page is the same."""
     if preset.model.id == BUILTIN_MODEL:
-        return of_preset(preset)
+        return model_files.find_model(preset.model, excerpts())
     for file in excerpts().glob("*.json"):
         files = model_files.read_config(file)
         if files.config["excerpt_of"] == preset.model.id:
-            return Candidate(preset, files, weight_size.estimate(files.config), is_measured=False)
+            return replace(files, weights=None)
     raise LookupError(f"no excerpt of the config of {preset.model.id}")
 
 
@@ -152,9 +155,10 @@ def _key(path: str, field: mi.Field) -> tuple[str, str, str, str]:
     if field.default_factory is not mi.NODEFAULT:
         default = field.default_factory()
     shown = "needed" if default is mi.NODEFAULT else f"`{msgspec.json.encode(default).decode()}`"
-    kind = "a list of sections" if isinstance(field.type, mi.VarTupleType) else ""
-    kind = kind if f"{path}[].name" in MEANINGS else meaning(field.type)
-    return f"`{path}`", kind, shown, MEANINGS[path]
+    held = bare(field.type)
+    item = held.item_type if isinstance(held, mi.VarTupleType) else None
+    kind = "a list of sections" if isinstance(item, mi.StructType) else meaning(held)
+    return f"`{path}`", kind, shown, description(field)
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -16,7 +16,7 @@ from mlxstack.policy.capacity import (
     table,
 )
 from mlxstack.policy.kv_geometry import quantized
-from mlxstack.policy.kv_geometry_by_model import geometry
+from tests.policy.test_geometry import geometry
 
 MIB, GIB = 1024**2, 1024**3
 

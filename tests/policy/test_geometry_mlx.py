@@ -19,8 +19,9 @@ from mlx_lm.models.cache import (
 from mlx_lm.models.cache import make_prompt_cache as make_caches
 
 import mlxstack.engine  # noqa: F401  (the seam goes in before any model module)
+from mlxstack.engine.model import model_shape
+from mlxstack.engine.model.model_shape import known_types, shape_of_config
 from mlxstack.policy.kv_geometry import Geometry, Layer, LayerKind, quantized
-from mlxstack.policy.kv_geometry_by_model import RULES, geometry, model_type
 from tests.policy.allocation import allocated_bytes, peak_bytes
 
 BASE: dict[str, Any] = {
@@ -287,7 +288,7 @@ def caches_after(config: dict[str, Any], bites: tuple[int, ...]) -> list[Any]:
     ("kind", "config"), CASES, ids=[f"{t}-{i}" for i, (t, _) in enumerate(CASES)]
 )
 def test_f1_geometry_equals_nbytes_of_real_caches(kind: str, config: dict[str, Any]) -> None:
-    predicted = geometry(config)
+    predicted = shape_of_config(config).geometry
     caches = caches_after(config, BITES)
     assert allocated_bytes(predicted, BITES) == sum(cache.nbytes for cache in caches)
     owners = [layer for layer in predicted.layers if layer.kind is not LayerKind.SHARED]
@@ -311,8 +312,23 @@ def cached_as(layer: Layer) -> LayerKind:
     return LayerKind.FULL if layer.kind is LayerKind.LATENT else layer.kind
 
 
-def test_f9_every_type_with_a_rule_is_checked_against_mlx_lm() -> None:
-    assert set(RULES) == {model_type(config) for _, config in CASES}
+def test_f9_the_remappings_are_those_of_mlx_lm() -> None:
+    from mlx_lm import utils
+
+    assert known_types() >= set(utils.MODEL_REMAPPING) | {"llama", "qwen3_next"}
+    for kind in utils.MODEL_REMAPPING:
+        architecture = utils._get_classes({"model_type": kind})[0].__module__
+        assert model_shape._module_name({"model_type": kind}) == architecture.rpartition(".")[2]
+
+
+def test_f9_a_shape_allocates_and_computes_nothing() -> None:
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    shape = shape_of_config(
+        BASE | {"model_type": "llama", "hidden_size": 16384, "num_hidden_layers": 40}
+    )
+    assert shape.weights is not None and shape.weights.n_bytes() > 2**30
+    assert mx.get_peak_memory() - before < 2**20
 
 
 def fill(cache: Any, bites: list[int], dim: int) -> Any:

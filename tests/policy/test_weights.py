@@ -8,15 +8,20 @@ import pytest
 
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.model_info import Weights
+from mlxstack.engine.model.model_shape import shape_of_config
 from mlxstack.host.model_files import measured
-from mlxstack.policy.weight_size import estimate
 from tests.conftest import ModelOf
+
+pytestmark = pytest.mark.mlx
 
 CONFIGS = Path(__file__).parent.parent.parent / "presets" / "configs"
 
+VISION_GB = 0.92
+"""The vision tower of Qwen3.5 and its successors: 27 layers of 1,152 in 16 bits, not loaded."""
+
 PUBLISHED_GB = {
-    "llama3.1-8b": 4.52,
-    "qwen2.5-14b": 8.31,
+    "qwen3.6-35b-a3b": 20.4 - VISION_GB,
+    "qwen3.8-27b": 16.05 - VISION_GB,
     "qwen3-coder-30b-a3b": 17.2,
     "gpt-oss-20b": 12.1,
 }
@@ -28,25 +33,29 @@ def config_of(name: str) -> dict[str, Any]:
     return found
 
 
+def estimate(config: dict[str, Any]) -> Weights:
+    """Of the model that mlx-lm builds from this config."""
+    found = shape_of_config(config).weights
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("name", PUBLISHED_GB)
 def test_a13_estimates_are_within_one_percent_of_what_is_published(name: str) -> None:
     assert estimate(config_of(name)).n_bytes() / 1e9 == pytest.approx(PUBLISHED_GB[name], rel=0.01)
 
 
 def test_a13_vision_towers_are_not_counted() -> None:
-    gemma = estimate(config_of("gemma3-12b")).n_bytes()
-    assert gemma == pytest.approx(11.76e9 * 4.5 / 8, rel=0.01)
-    assert 14e9 < estimate(config_of("gemma4-26b-a4b-q4")).n_bytes() < 15.6e9
+    assert 14e9 < estimate(config_of("gemma4-26b-a4b")).n_bytes() < 15.6e9
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-sinks"])
-def test_a13_estimates_are_near_what_a_real_file_holds(model_of: ModelOf, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"])
+def test_a13_estimates_are_what_a_real_file_holds(model_of: ModelOf, kind: str) -> None:
     folder = model_of(kind)
     real = measured(folder)
     assert real is not None
     guess = estimate(json.loads((folder / "config.json").read_text()) | {"dtype": "float32"})
-    assert guess.n_bytes() == pytest.approx(real.n_bytes(), rel=0.20)
-    assert guess.n_bytes() <= real.n_bytes()
+    assert guess.n_bytes() == real.n_bytes()
 
 
 def test_a13_experts_in_mxfp4_and_the_rest_in_eight_bits() -> None:
@@ -54,8 +63,11 @@ def test_a13_experts_in_mxfp4_and_the_rest_in_eight_bits() -> None:
     experts = 24 * 32 * 3 * 2880 * 2880
     others = 2 * 201088 * 2880 + 24 * 2880 * 64 * (64 + 8 + 8 + 64)
     routers = 24 * 32 * 2880
-    assert weights.n_half == 2 * (others // 64)
-    assert weights.packed == pytest.approx((experts + routers) * 4.25 / 8 + others, rel=1e-6)
+    biases = 24 * (32 * 3 * 2880 + 32 + 2 * 4096 + 2880 + 2 * 512 + 64)
+    norms = 49 * 2880
+    groups = 2 * ((others + routers) // 64)
+    assert weights.n_half == pytest.approx(groups + biases + norms, rel=0.01)
+    assert weights.packed == experts * 4.25 / 8 + others + routers
 
 
 def test_a6_half_precision_is_wider_on_a_cpu() -> None:
@@ -64,13 +76,13 @@ def test_a6_half_precision_is_wider_on_a_cpu() -> None:
     assert weights.n_bytes(half_bytes=4) == 144
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next", "lfm2", "unheard_of"])
-def test_f9_other_layouts_are_refused_not_guessed(kind: str) -> None:
-    with pytest.raises(Unsupported, match="give its folder"):
-        estimate(config_of("llama3.1-8b") | {"model_type": kind})
+def test_f9_weights_that_only_files_tell_are_not_guessed() -> None:
+    config = config_of("qwen3-coder-30b-a3b")
+    del config["quantization"]
+    assert shape_of_config(config | {"quantization_config": {}}).weights is None
 
 
 def test_f9_a_missing_number_is_named() -> None:
-    config = {k: v for k, v in config_of("llama3.1-8b").items() if k != "intermediate_size"}
-    with pytest.raises(Unsupported, match="intermediate_size"):
+    config = {k: v for k, v in config_of("qwen3-coder-30b-a3b").items() if k != "hidden_size"}
+    with pytest.raises(Unsupported, match="hidden_size"):
         estimate(config)

@@ -21,7 +21,7 @@ SKELETON = """
 {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}
 {%- endif %}
 {%- if m.role == 'assistant' %}
-{{- 'OPENING' + m.content }}
+{{- 'OPENING' }}THOUGHTS{{- m.content }}
 CALLS
 {{- 'ENDING' if m.tool_calls else '<|im_end|>' }}
 {%- endif %}
@@ -45,6 +45,7 @@ class Format(Struct, frozen=True):
     reminder: str = "<tool_call></tool_call>"
     ending: str = "<|im_end|>"
     opening: str = "<|im_start|>assistant\\n"
+    thoughts: str = ""
 
 
 TOOL_CALL = ("<tool_call>", "</tool_call>")
@@ -107,21 +108,31 @@ FORMATS = {
 }  # fmt: skip
 
 
-@cache
-def tokenizer_of(name: str) -> Any:
-    """The tokenizer of a format, as mlx-lm loads a model's."""
-    form = FORMATS[name]
+def template_of(form: Format) -> str:
+    """The whole template of a format."""
     template = SKELETON
     for word, text in (
         ("REMINDER", form.reminder),
         ("\nCALLS\n", f"\n{form.calls}\n"),
         ("ENDING", form.ending),
+        ("THOUGHTS", form.thoughts),
         ("OPENING", form.opening),
     ):
         template = template.replace(word, text)
+    return template
+
+
+@cache
+def tokenizer_of(name: str) -> Any:
+    """The tokenizer of a format, as mlx-lm loads a model's."""
+    return made_tokenizer(FORMATS[name])
+
+
+def made_tokenizer(form: Format, template: str = "") -> Any:
+    """The tokenizer of any format, or of a whole template."""
     made = byte_level([*CHATML_SPECIAL, *form.special], list(form.added))
     with TemporaryDirectory() as folder:
-        return loaded(Path(folder), made, template, {"eos_token": form.ending})
+        return loaded(Path(folder), made, template or template_of(form), {"eos_token": form.ending})
 
 
 def respelled(tokenizer: Any, text: str, widths: Callable[[], int]) -> list[int]:

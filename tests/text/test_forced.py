@@ -1,24 +1,22 @@
 """A forced call has a tool's name and valid arguments, in the words of every family."""
 
-import importlib
 import json
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import jsonschema
 import pytest
 from llguidance import LLMatcher
-from mlx_lm import tool_parsers
 
 from mlxstack.core.conversation import Tool, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.formats import read_answer
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters, ForcedCalls, call_grammars
-from mlxstack.text.grammar.tool_call_formats import FORMS, OLD_MISTRAL, ToolCallFormat
-from mlxstack.text.parsers import parser_for
+from mlxstack.text.output_format import forced_opening
 from mlxstack.text.special_tokens import nameless
-from mlxstack.text.tool_call_parser import parse_calls, tool_schemas
+from mlxstack.text.tool_call_parser import tool_schemas
+from tests.text.syntaxes import FORMATS
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +71,7 @@ def written(tokenizer: Any, rules: LLMatcher, random: Random, *, stops_at_once: 
     """A random walk through the grammar, which ends where it may, or half of the time."""
     rules, tokens = rules.deep_copy(), []
     eos = tokenizer.eos_token_ids
-    while not rules.is_stopped() and len(tokens) < 400:
+    while not rules.is_stopped() and len(tokens) < 1200:
         mask = rules.compute_bitmask()
         allowed = [i for i in range(len(tokenizer)) if mask[i // 8] >> i % 8 & 1]
         assert allowed, tokenizer.decode(tokens)
@@ -85,18 +83,23 @@ def written(tokenizer: Any, rules: LLMatcher, random: Random, *, stops_at_once: 
     return str(tokenizer.decode(tokens))
 
 
-def families() -> Iterator[Any]:
-    for name in (*FORMS, "old_mistral"):
-        yield pytest.param(name, id=name)
+ALL = pytest.mark.parametrize("name", FORMATS)
 
 
-def form_and_parser(name: str) -> tuple[ToolCallFormat, Any, str]:
-    if name == "harmony":
-        module = importlib.import_module("mlxstack.text.harmony")
-        return FORMS[name], module.parse_call, ""
-    module = importlib.import_module(f"{tool_parsers.__name__}.{name.removeprefix('old_')}")
-    form = OLD_MISTRAL if name == "old_mistral" else FORMS[name]
-    return form, parser_for(name, module.parse_tool_call), module.tool_call_end
+def marks_of(name: str, special: dict[str, int]) -> CallDelimiters:
+    found = FORMATS[name]
+    assert found.calls is not None
+    head = "" if found.channels is None else found.channels.call_head
+    is_last = found.channels is not None
+    return CallDelimiters(found.calls, forced_opening(found), special, head, is_last)
+
+
+def read_back(name: str, text: str, tools: tuple[Tool, ...]) -> tuple[ToolCall, ...]:
+    """The calls of a forced answer, which holds nothing else."""
+    whole = forced_opening(FORMATS[name]) + text
+    message = read_answer(FORMATS[name], whole, tools)
+    assert (message.content, message.reasoning_content, message.n_unparsed) == ("", "", 0), whole
+    return message.tool_calls
 
 
 @pytest.fixture(params=["chatml", "tagged"])
@@ -105,11 +108,10 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("name", families())
+@ALL
 def test_every_walk_is_a_call_with_valid_arguments(tokenizer: Any, name: str) -> None:
-    form, parser, end = form_and_parser(name)
     grammars = GrammarCompiler(tokenizer, len(tokenizer))
-    marks = CallDelimiters("<start>", end, form, nameless(tokenizer))
+    marks = marks_of(name, nameless(tokenizer))
     for seed in range(20):
         random = Random(f"{name} {seed}")
         tools = tuple(
@@ -120,8 +122,7 @@ def test_every_walk_is_a_call_with_valid_arguments(tokenizer: Any, name: str) ->
         assert rules is not None
         for walk in range(3):
             text = written(tokenizer, rules, Random(walk))
-            assert not end or text.endswith(end), text
-            assert_valid(parse_calls(parser, text.removesuffix(end), tool_schemas(tools)), tools)
+            assert_valid(read_back(name, text, tools), tools)
 
 
 def assert_valid(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> None:
@@ -130,28 +131,22 @@ def assert_valid(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> None:
     jsonschema.validate(call.arguments, tool.parameters)
 
 
-@pytest.mark.parametrize("name", families())
+@ALL
 def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> None:
-    form, parser, end = form_and_parser(name)
-    start = "[TOOL_CALLS]" if name.endswith("mistral") else "<|im_start|>"
-    marks = CallDelimiters(start, end, form, nameless(tokenizer))
+    marks = marks_of(name, nameless(tokenizer))
     nothing = {"type": "object", "additionalProperties": False}
     tools = (Tool("greet", "", PERSON), Tool("visit", "", nothing))
     asked = call_grammars(ForcedCalls(tools, marks, is_single=False))
     rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
     assert rules is not None
-    shapes = tool_schemas(tools)
     most = 0
     for walk in range(12):
         text = written(tokenizer, rules, Random(walk), stops_at_once=False)
-        parts = text.split(start) if form.between is None else [text]
-        found = [parse_calls(parser, one.strip().removesuffix(end), shapes) for one in parts]
-        calls = tuple(call for some in found for call in some)
-        assert all(found), text
+        calls = read_back(name, text, tools)
         for call in calls:
             assert_valid((call,), tools)
         most = max(most, len(calls))
-    assert most == 1 if form.is_last else most > 1
+    assert most == 1 if marks.is_last or marks.syntax.is_bare else most > 1
 
 
 @pytest.mark.parametrize(
@@ -164,7 +159,7 @@ def test_several_calls_are_read_back_one_by_one(tokenizer: Any, name: str) -> No
     ],
 )
 def test_what_a_family_has_no_words_for_is_refused(chatml: Any, name: str, tool: Tool) -> None:
-    marks = CallDelimiters("<start>", "", FORMS[name], {})
+    marks = marks_of(name, {})
     with pytest.raises(BadRequest, match=tool.name):
         call_grammars(ForcedCalls((tool,), marks, is_single=True))
     both = call_grammars(ForcedCalls((tool, Tool("other")), marks, is_single=True))
@@ -174,14 +169,20 @@ def test_what_a_family_has_no_words_for_is_refused(chatml: Any, name: str, tool:
 
 def read(name: str, text: str, schema: dict[str, Any]) -> Any:
     """The argument `x`, sampled as `text` by a model of this family."""
-    tools = (Tool("f", "", {"type": "object", "properties": {"x": schema}}),)
-    _, parser, _ = form_and_parser(name)
-    written = {
-        "qwen3_coder": f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>",
-        "glm47": f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>",
-    }[name]
-    (call,) = parse_calls(parser, written, tool_schemas(tools))
+    (call,) = called(name, text, schema)
+    assert isinstance(call.arguments, dict)
     return call.arguments["x"]
+
+
+def called(name: str, text: str, schema: dict[str, Any]) -> tuple[ToolCall, ...]:
+    tools = (Tool("f", "", {"type": "object", "properties": {"x": schema}}),)
+    written = {
+        "json_tools": f'<tool_call>{{"name": "f", "arguments": {{"x": {text}}}}}</tool_call>',
+        "qwen3_coder": f"<tool_call><function=f>\n<parameter=x>\n{text}\n</parameter>\n"
+        "</function></tool_call>",
+        "glm47": f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value></tool_call>",
+    }[name]
+    return read_answer(FORMATS[name], written, tools).tool_calls
 
 
 OPTIONAL_TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -204,10 +205,7 @@ def test_what_looks_like_python_is_still_json(text: str) -> None:
 
 
 def test_a_number_beyond_all_bounds_is_no_call() -> None:
-    text = "<function=f>\n<parameter=x>\n1e999\n</parameter>\n</function>"
-    tools = (Tool("f", "", {"properties": {"x": {"type": "integer"}}}),)
-    _, parser, _ = form_and_parser("qwen3_coder")
-    assert parse_calls(parser, text, tool_schemas(tools)) == ()
+    assert called("qwen3_coder", "1e999", {"type": "integer"}) == ()
 
 
 def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
@@ -222,8 +220,8 @@ def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
     schema = {"type": "object", "properties": {"x": tree}, "$defs": {"Tree": tree}}
     tools = (Tool("f", "", schema),)
     assert tool_schemas(tools)[0]["function"]["parameters"]["properties"]["x"] == {"type": "object"}
-    for name in FORMS:
-        marks = CallDelimiters("<start>", "", FORMS[name], nameless(chatml))
+    for name in FORMATS:
+        marks = marks_of(name, nameless(chatml))
         if name == "gemma4":
             with pytest.raises(BadRequest, match="5000 rules"):
                 call_grammars(ForcedCalls(tools, marks, is_single=True))
@@ -233,13 +231,6 @@ def test_a_schema_that_turns_in_circles_hangs_nothing(chatml: Any) -> None:
 
 def test_deep_arguments_are_no_call_rather_than_an_error() -> None:
     deep = "[" * 900 + "]" * 900
-    tools = (Tool("f", "", {"properties": {"x": {"type": "array"}}}),)
     for name in ("json_tools", "qwen3_coder", "glm47"):
-        _, parser, _ = form_and_parser(name)
-        text = {
-            "json_tools": f'{{"name": "f", "arguments": {{"x": {deep}}}}}',
-            "qwen3_coder": f"<function=f>\n<parameter=x>\n{deep}\n</parameter>\n</function>",
-            "glm47": f"f\n<arg_key>x</arg_key>\n<arg_value>{deep}</arg_value>",
-        }[name]
-        found = parse_calls(parser, text, tool_schemas(tools))
+        found = called(name, deep, {"type": "array"})
         assert all(isinstance(call.arguments, dict) for call in found)

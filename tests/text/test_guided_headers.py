@@ -9,7 +9,7 @@ from mlxstack.core.preset import ModelSpec, Preset
 from mlxstack.service import admission
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.text_processor import TextProcessor
-from mlxstack.text import harmony as form
+from mlxstack.text.formats.families import HARMONY
 from mlxstack.text.grammar.constraint import GrammarConstraint
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
@@ -43,6 +43,7 @@ def is_allowed(words: TextProcessor, guide: GrammarConstraint, text: str) -> boo
     return True
 
 
+CALL_OPENING = "<|channel|>commentary to=functions."
 THOUGHT = "<|channel|>analysis<|message|>hm"
 JSON = '{"city": "Ulm"}'
 
@@ -50,17 +51,17 @@ JSON = '{"city": "Ulm"}'
 async def test_thinking_off_begins_with_the_answer(harmony: Any) -> None:
     words = made(harmony)
     guide = await guide_of(words, thinking=False)
-    assert is_allowed(words, guide, form.ANSWER + JSON)
+    assert is_allowed(words, guide, HARMONY.answer + JSON)
     assert not is_allowed(words, guide, THOUGHT)
-    assert not is_allowed(words, guide, form.CALL_OPENING)
-    assert not is_allowed(words, guide, form.ANSWER + "Ulm")
+    assert not is_allowed(words, guide, CALL_OPENING)
+    assert not is_allowed(words, guide, HARMONY.answer + "Ulm")
 
 
 async def test_thinking_off_with_tools_begins_with_the_answer_or_a_call(harmony: Any) -> None:
     words = made(harmony)
     guide = await guide_of(words, thinking=False, tools=(BASH,))
-    assert is_allowed(words, guide, form.ANSWER + JSON)
-    assert is_allowed(words, guide, form.CALL_OPENING + "bash <|constrain|>json<|message|>{}")
+    assert is_allowed(words, guide, HARMONY.answer + JSON)
+    assert is_allowed(words, guide, CALL_OPENING + "bash <|constrain|>json<|message|>{}")
     assert not is_allowed(words, guide, THOUGHT)
 
 
@@ -68,7 +69,7 @@ async def test_thinking_off_with_tools_begins_with_the_answer_or_a_call(harmony:
 async def test_a_thought_may_come_first_by_default(harmony: Any, thinking: bool | None) -> None:
     words = made(harmony)
     guide = await guide_of(words, thinking=thinking)
-    assert is_allowed(words, guide, f"{THOUGHT}<|end|><|start|>assistant{form.ANSWER}{JSON}")
+    assert is_allowed(words, guide, f"{THOUGHT}<|end|><|start|>assistant{HARMONY.answer}{JSON}")
 
 
 async def test_the_grammar_begins_at_once_after_a_prefill(harmony: Any) -> None:

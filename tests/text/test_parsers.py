@@ -1,7 +1,6 @@
 """Arguments of tool calls arrive exactly as they were written, in every tag format."""
 
 import importlib
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm import tool_parsers
-from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from mlxstack.core.conversation import Tool, ToolCall
-from mlxstack.core.engine_events import FinishReason
-from mlxstack.text.output_format import OutputFormat, ParseOptions
-from mlxstack.text.output_parser import OutputParser, TextPiece, ToolCallPiece
-from mlxstack.text.parsers import parser_for
+from mlxstack.text.formats import read_answer
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Unparsed
 from mlxstack.text.tool_call_parser import parse_calls, tool_schemas
-from tests.text.conftest import CHATML, CHATML_SPECIAL, byte_level, loaded
+from tests.text import syntaxes
 
 STRING = {"type": "string"}
 SCHEMA = {
@@ -41,32 +37,36 @@ def glm(name: str, arguments: Arguments) -> str:
         f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
         for key, value in arguments.items()
     )
-    return f"{name}\n{''.join(items)}"
+    return f"<tool_call>{name}\n{''.join(items)}</tool_call>"
 
 
 def minimax(name: str, arguments: Arguments) -> str:
     items = (f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments.items())
-    return f'\n<invoke name="{name}">\n{"".join(items)}</invoke>\n'
+    call = f'<invoke name="{name}">\n{"".join(items)}</invoke>'
+    return f"<minimax:tool_call>\n{call}\n</minimax:tool_call>"
 
 
 def qwen(name: str, arguments: Arguments) -> str:
     items = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-    return f"\n<function={name}>\n{''.join(items)}</function>\n"
+    return f"<tool_call>\n<function={name}>\n{''.join(items)}</function>\n</tool_call>"
+
+
+def plain_json(name: str, arguments: Arguments) -> str:
+    (path,) = arguments.values()
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"path": "{path}"}}}}\n</tool_call>'
 
 
 WRITERS: dict[str, Callable[[str, Arguments], str]] = {
     "glm47": glm,
-    "laguna": glm,
     "minimax_m2": minimax,
     "qwen3_coder": qwen,
 }
 FORMATS = pytest.mark.parametrize("name", WRITERS)
-JSON_CALL = '\n{"name": "edit", "arguments": {"path": "%s"}}\n'
 
 
 def parsed(name: str, text: str) -> tuple[ToolCall, ...]:
-    module = importlib.import_module(f"{tool_parsers.__name__}.{name}")
-    return parse_calls(parser_for(name, module.parse_tool_call), text, tool_schemas(TOOLS))
+    message = read_answer(syntaxes.FORMATS[name], text, TOOLS)
+    return message.tool_calls if not message.content else ()
 
 
 def arguments(name: str, **written: str) -> Any:
@@ -111,86 +111,80 @@ def test_a_call_may_have_no_arguments(name: str) -> None:
     assert (call.name, call.arguments) == ("now", {})
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("glm47", '{"name": "edit", "arguments": {"path": "a"}}'),
-        ("minimax_m2", "<invoke name='edit'><parameter name=path>a</parameter></invoke>"),
-        ("qwen3_coder", "words <function=edit>\n<parameter=path\na</parameter></function>"),
-    ],
-)
-def test_other_forms_are_left_to_the_published_parser(name: str, text: str) -> None:
-    (call,) = parsed(name, text)
+@pytest.mark.parametrize("name", ["glm47", "qwen3_coder"])
+def test_a_call_may_be_json_between_the_marks_of_another_syntax(name: str) -> None:
+    (call,) = parsed(name, '<tool_call>{"name": "edit", "arguments": {"path": "a"}}</tool_call>')
     assert (call.name, call.arguments) == ("edit", {"path": "a"})
 
 
-def test_mistral_calls_may_have_an_id() -> None:
-    one = 'edit[CALL_ID]abcdefghi[ARGS]{"path": "[CALL_ID]x[ARGS]"}'
-    assert parsed("mistral", one) == (ToolCall("abcdefghi", "edit", {"path": "[CALL_ID]x[ARGS]"}),)
-    two = parsed("mistral", f"{one}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}")
-    assert two[1] == ToolCall("123456789", "now", {})
-    assert parsed("mistral", "now[ARGS]{}") == (ToolCall("", "now", {}),)
-    assert parsed("mistral", 'edit[CALL_ID]abcdefghi[ARGS]{"path"') == ()
-
-
-@pytest.fixture(scope="module")
-def voices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OutputFormat]:
-    """How models of several formats speak."""
-    names = ("json_tools", "glm47", "qwen3_coder", "minimax_m2")
-    folder = tmp_path_factory.mktemp("formats")
-    loaded(folder, byte_level(CHATML_SPECIAL, []), CHATML, {"eos_token": "<|im_end|>"})
-    return {
-        name: OutputFormat(load_tokenizer(folder, {"tool_parser_type": name})) for name in names
-    }
-
-
-def hear(
-    voice: OutputFormat, text: str, reason: FinishReason = FinishReason.EOS
-) -> tuple[Any, str]:
-    """The calls and the words of an answer."""
-    ids = itertools.count()
-    speech = OutputParser(voice, ParseOptions(tools=TOOLS), lambda: f"call_{next(ids)}")
-    deltas = []
-    for token in voice.tokenizer.encode(text, add_special_tokens=False):
-        deltas += speech.push(token)
-    deltas += speech.finish(reason)
-    calls = [
-        (one.call.name, one.call.arguments) for one in deltas if isinstance(one, ToolCallPiece)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json_tools", plain_json("edit", {"path": "a b"})),
+        ("glm47", glm("edit", {"path": "a b", "n": "3"})),
+        ("qwen3_coder", qwen("edit", {"path": "a b", "n": "3", "all": "true"})),
+        ("minimax_m2", minimax("edit", {"path": "a b", "n": "3"})),
+        ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0'
+         '<|tool_call_argument_begin|>{"path": "a"}<|tool_call_end|><|tool_calls_section_end|>'),
+        ("pythonic", '<|tool_call_start|>[edit(path="a", n=3), now()]<|tool_call_end|>'),
+        ("gemma4", '<|tool_call>call:edit{path:<|"|>a<|"|>,n:3}<tool_call|>'),
+    ],
+)  # fmt: skip
+def test_the_parsers_of_mlx_lm_read_the_same_calls(name: str, text: str) -> None:
+    module = importlib.import_module(f"{tool_parsers.__name__}.{name}")
+    inside = text.removeprefix(module.tool_call_start).removesuffix(module.tool_call_end)
+    published = parse_calls(module.parse_tool_call, inside, tool_schemas(TOOLS))
+    found = parsed(name, text)
+    assert found
+    assert [(one.name, one.arguments) for one in found] == [
+        (one.name, one.arguments) for one in published
     ]
-    return calls, "".join(one.text for one in deltas if isinstance(one, TextPiece))
 
 
-def written(voice: OutputFormat, path: str) -> str:
-    form = WRITERS.get(voice.model_markers.format)
-    inside = form("edit", {"path": path}) if form else JSON_CALL % path
-    return f"{voice.model_markers.call_start}{inside}{voice.model_markers.call_end}"
+def test_mistral_calls_may_have_an_id() -> None:
+    one = '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path": "[CALL_ID]x[ARGS]"}'
+    name = "named_with_id"
+    assert parsed(name, one) == (ToolCall("abcdefghi", "edit", {"path": "[CALL_ID]x[ARGS]"}),)
+    two = parsed(name, f"{one}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}")
+    assert two[1] == ToolCall("123456789", "now", {})
+    assert parsed(name, "[TOOL_CALLS]now[ARGS]{}") == (ToolCall("call_0", "now", {}),)
+    assert parsed(name, '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path"') == ()
 
 
-def test_an_argument_may_hold_the_mark_that_closes_calls(voices: dict[str, OutputFormat]) -> None:
-    for voice in voices.values():
-        start, end = voice.model_markers.call_start, voice.model_markers.call_end
-        path = f"{start} x {end} y {end}{end}"
-        text = f"First.\n{written(voice, path)}\n{written(voice, 'b')}\nDone."
-        calls, words = hear(voice, text)
-        assert calls == [("edit", {"path": path}), ("edit", {"path": "b"})]
-        assert words == "First.Done."
+CALLS = {**WRITERS, "json_tools": plain_json}
+ENDS = dict.fromkeys(CALLS, "</tool_call>") | {"minimax_m2": "</minimax:tool_call>"}
 
 
-def test_a_call_that_never_closes_an_argument_hides_no_other(
-    voices: dict[str, OutputFormat],
-) -> None:
-    voice = voices["json_tools"]
-    broken = written(voice, 'a"b')
+def hear(name: str, text: str, *, is_whole: bool = True) -> tuple[Any, str]:
+    """The calls and the words of an answer."""
+    reader = AnswerReader(syntaxes.FORMATS[name], TOOLS)
+    spoken = [*reader.feed(text), *reader.finish(is_whole=is_whole)]
+    calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
+    words = [one.text for one in spoken if isinstance(one, Content)]
+    words += [one.raw for one in spoken if isinstance(one, Unparsed)]
+    return [(call.name, call.arguments) for call in calls], "".join(words)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_may_hold_the_mark_that_closes_calls(name: str) -> None:
+    end = ENDS[name]
+    path = f"{end.replace('/', '')} x {end} y {end}{end}"
+    one, two = (CALLS[name]("edit", {"path": value}) for value in (path, "b"))
+    calls, words = hear(name, f"First.\n{one}\n{two}\nDone.")
+    assert calls == [("edit", {"path": path}), ("edit", {"path": "b"})]
+    assert words.split() == ["First.", "Done."]
+
+
+def test_a_call_that_never_closes_an_argument_hides_no_other() -> None:
+    broken, whole = (plain_json("edit", {"path": path}) for path in ('a"b', "c"))
     for ending in ("", "\nDone.", f"\n{broken}"):
-        calls, words = hear(voice, f"{broken}\n{written(voice, 'c')}{ending}")
+        calls, words = hear("json_tools", f"{broken}\n{whole}{ending}")
         assert calls == [("edit", {"path": "c"})]
-        assert words.startswith(broken)
-        assert words.endswith(ending.strip())
+        assert broken in words
+        assert ending.strip() in words
 
 
-def test_a_call_cut_inside_an_argument_is_dropped(voices: dict[str, OutputFormat]) -> None:
-    for voice in voices.values():
-        end = voice.model_markers.call_end
-        text = written(voice, f"a {end} b")
-        cut = text[: text.index(" b")]
-        assert hear(voice, cut, FinishReason.LENGTH) == ([], "")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_cut_inside_an_argument_is_dropped(name: str) -> None:
+    text = CALLS[name]("edit", {"path": f"a {ENDS[name]} b"})
+    assert hear(name, text[: text.index(" b")], is_whole=False) == ([], "")

@@ -128,9 +128,9 @@ def test_reserved_template_variables_are_refused(chatml: Any) -> None:
         PromptMaker(chatml).make(talk(Message(USER, "hi"), template={"chat_template": "{{ 1 }}"}))
 
 
-def test_a_template_that_raises_is_quoted(mistral: Any) -> None:
-    with pytest.raises(BadRequest, match="roles must alternate"):
-        PromptMaker(mistral).make(Conversation((Message(ASSISTANT, "me first"),)))
+def test_an_answer_first_follows_an_empty_user_turn_where_turns_alternate(mistral: Any) -> None:
+    text = PromptMaker(mistral).text(Conversation((Message(ASSISTANT, "me first"),)))
+    assert text == "<s>[INST][/INST]me first</s>"
 
 
 def test_no_messages_are_refused(chatml: Any) -> None:

@@ -288,7 +288,7 @@ def test_a_long_loop_of_calls_is_rendered_twice_per_prompt(monkeypatch: Any) -> 
     chat = Chat("coder")
     messages = [Message(USER, "u")]
     renders: list[int] = []
-    template = chat.maker._template
+    template = chat.maker.template
     monkeypatch.setattr(template, "_render", counted(template._render, renders))
     for at in range(20):
         inside = f"<function=bash>\n<parameter=path>\n{at}\n</parameter>\n</function>"

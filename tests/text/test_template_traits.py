@@ -114,7 +114,7 @@ def result(number: int) -> Message:
     return Message(TOOL, f"result {number}", tool_call_id=f"call_{number}")
 
 
-def prompt(maker: PromptMaker, *turns: Message, tools: tuple[Tool, ...] = (BASH,)) -> str:
+def prompt(maker: PromptMaker, *turns: Message, tools: tuple[Tool, ...] = ()) -> str:
     return maker.text(Conversation((Message(USER, "go"), *turns), tools=tools))
 
 
@@ -176,7 +176,7 @@ def test_a_late_system_message_is_quoted_where_it_breaks_the_alternation(load: L
     text = prompt(load(ALTERNATING), *turns)
     assert text.endswith(
         "<assistant>Yes.</assistant><user><system-reminder>\nbe short\n</system-reminder>"
-        "</user><user>more</user><answer>"
+        "\n\nmore</user><answer>"
     )
 
 
@@ -200,11 +200,27 @@ def test_no_key_of_a_schema_is_added_where_none_is_needed(load: Load) -> None:
 def test_a_template_that_loops_over_no_tools_gets_an_empty_list(load: Load) -> None:
     maker = load(RECURSIVE)
     assert prompt(maker, tools=()) == "<user>go</user><answer>"
-    assert prompt(maker) == "bashc: string<user>go</user><answer>"
+    assert prompt(maker, tools=(BASH,)) == "bashc: string<user>go</user><answer>"
     assert maker.make(Conversation((Message(USER, "go"),), tools=(BASH,))).checkpoint_positions
 
 
 def test_endless_recursion_of_a_template_is_a_refusal(load: Load) -> None:
-    endless = Tool("now", "", {"properties": {"a": {"anyOf": []}}})
+    endless = (
+        "{%- macro f(x) %}{{- f(x) }}{%- endmacro %}{{- f(1) if 'loop' in messages[-1].content }}"
+    )
     with pytest.raises(BadRequest, match="refuses the conversation"):
-        prompt(load(RECURSIVE), tools=(endless,))
+        prompt(load(endless + TURNS), Message(ASSISTANT, "loop"))
+
+
+def test_a_template_that_raises_is_quoted(load: Load) -> None:
+    joke = "{{- raise_exception('no jokes here') if 'joke' in messages[-1].content }}"
+    with pytest.raises(BadRequest, match="refuses the conversation: no jokes here"):
+        prompt(load(joke + TURNS), Message(USER, "a joke, please"))
+
+
+def test_a_macro_that_needs_types_gets_them(load: Load) -> None:
+    vague = Tool("now", "", {"properties": {"a": {"anyOf": []}, "b": {"$ref": "#/$defs/c"}},
+                             "$defs": {"c": {"type": ["null", "integer"]}}})  # fmt: skip
+    assert prompt(load(RECURSIVE), tools=(vague,)) == (
+        "nowa: stringb: integer<user>go</user><answer>"
+    )

@@ -5,22 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, StatusFrame, TurnView
 from mlxstack.tui.state import DashboardState, reduce
 from mlxstack.tui.text_pages import page
 from mlxstack.tui.views import agents, cache, overview, requests
-from mlxstack.tui.views.formatting import (
-    bar,
-    of_size,
-    plot,
-    printable,
-    rate,
-    share,
-    short_time,
-    size,
-    span,
-    tokens,
-)
+from mlxstack.tui.views.formatting import bar, of_size, plot, rate, share, short_time, span, tokens
 from mlxstack.tui.views.table_data import TableData
 from tests.tui import scenes
 

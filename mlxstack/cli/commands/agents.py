@@ -1,4 +1,4 @@
-"""`agents`: who works with a running service; look at them, branch, keep and forget them."""
+"""`agents`: list, fork, rewind, pin and delete the agents of a running service."""
 
 from typing import Annotated, Any
 
@@ -6,36 +6,45 @@ import typer
 
 from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
-from mlxstack.cli.output import as_json, harmless, table
+from mlxstack.cli.completion import agent_names
+from mlxstack.cli.output import as_json, table
 from mlxstack.cli.units import size
+from mlxstack.core.formatting import printable_lines
 
 app = typer.Typer(rich_markup_mode=None)
 
-AgentId = Annotated[str, typer.Argument(help="The agent's id, as `mlx-stack agents` shows it.")]
+AgentId = Annotated[
+    str,
+    typer.Argument(
+        help="The agent's id, as `mlx-stack agents` shows it.", autocompletion=agent_names
+    ),
+]
 HEADS = ("AGENT", "WHERE", "TOKENS", "REQUESTS", "REUSED", "SAVED", "IDLE", "SIZE", "PRIORITY")
+
+LEAST = ("PRIORITY", "SAVED", "REQUESTS", "SIZE", "IDLE")
 
 Found = dict[str, Any]
 
 
 @app.callback(invoke_without_command=True)
 def agents(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Look at agents; fork, pin, rewind, forget them. Without a verb: the list."""
+    """List, fork, rewind, pin and delete agents. Without a verb: the list."""
     if context.invoked_subcommand is None:
         list_agents(name, url, json)
 
 
 @app.command("list")
 def list_agents(name: Name = None, url: Url = None, json: Json = False) -> None:
-    """List the agents: where they are, and what they reuse."""
+    """List agents: where their KV is, and how much they reuse."""
     found = engine_request(name, url, lambda client: client.get("/v1/agents", dict[str, Any]))[
         "data"
     ]
-    as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found])
+    as_json({"agents": found}) if json else table(HEADS, [_row(one) for one in found], LEAST)
 
 
 @app.command()
 def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Where an agent is, what it cost, and its latest turns."""
+    """Show an agent: its KV, its cost and its latest turns."""
     found = engine_request(name, url, lambda client: client.get(_path(agent), dict[str, Any]))
     if json:
         as_json(found)
@@ -49,13 +58,13 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
     for state in found["states"]:
         told = f"{state['n_tokens']} tokens, {size(state['n_bytes'])}, {state['place']}"
         typer.echo(f"{state['model']}: {told}")
-    heads = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "WHY NOT MORE")
+    heads = ("AGE", "REUSED", "COMPUTED", "GENERATED", "TTFT", "MISS")
     table(heads, [_turn(turn) for turn in reversed(found["turns"])])
 
 
 @app.command()
 def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """What an agent said and heard."""
+    """Print the messages of an agent."""
     found = engine_request(
         name, url, lambda client: client.get(_path(agent, "history"), dict[str, Any])
     )
@@ -65,7 +74,7 @@ def history(agent: AgentId, name: Name = None, url: Url = None, json: Json = Fal
     for message in found["messages"]:
         calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
         made = f" [calls {', '.join(calls)}]" if calls else ""
-        typer.echo(harmless(f"{message['role']}: {message['content']}{made}"))
+        typer.echo(printable_lines(f"{message['role']}: {message['content']}{made}"))
 
 
 @app.command("rm")
@@ -78,10 +87,10 @@ def remove(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Forget an agent: its history, and its KV in memory; its files on disk go with the next gc."""
+    """Delete an agent: its history and its KV in memory; `cache gc` frees the disk."""
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = engine_request(name, url, lambda client: client.delete(path))
-    _tell(done, f"{agent} left the memory" if evict_only else f"{agent} is forgotten", json)
+    _tell(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
 
 
 @app.command()
@@ -92,15 +101,15 @@ def fork(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """A new agent that goes on from here; nothing but names and words is copied."""
+    """Fork an agent; its KV is shared, not copied."""
     done = engine_request(name, url, lambda client: client.post(_path(agent, "fork"), {"id": new}))
-    _tell(done, f"{new} goes on from where {agent} is", json)
+    _tell(done, f"{new} is a fork of {agent}", json)
 
 
 @app.command()
 def rewind(
     agent: AgentId,
-    n_messages: Annotated[int, typer.Argument(help="How many messages are to stay.")],
+    n_messages: Annotated[int, typer.Argument(help="Number of messages to keep.")],
     name: Name = None,
     url: Url = None,
     json: Json = False,
@@ -114,12 +123,12 @@ def rewind(
 @app.command()
 def pin(
     agent: AgentId,
-    off: Annotated[bool, typer.Option("--off", help="Let go of it again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Unpin it.")] = False,
     name: Name = None,
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Keep the KV of an agent in memory, whatever happens."""
+    """Pin an agent: its KV is never evicted from memory."""
     done = engine_request(
         name, url, lambda client: client.post(_path(agent), {"is_pinned": not off})
     )
@@ -134,7 +143,7 @@ def priority(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Who goes first when several wait."""
+    """Set the priority of an agent: high, normal or low."""
     done = engine_request(name, url, lambda client: client.post(_path(agent), {"priority": level}))
     _tell(done, f"{agent} has priority {level}", json)
 

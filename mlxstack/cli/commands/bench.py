@@ -1,4 +1,4 @@
-"""`bench`: measure, against targets, against the bare engine, against other servers."""
+"""`bench dev`: benchmarks of mlx-stack itself, against targets and other servers."""
 
 import os
 import shlex
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxstack.cli.commands import measure
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note
@@ -29,7 +30,9 @@ def bench_names(incomplete: str) -> list[str]:
 def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     what: Annotated[
         str,
-        typer.Argument(metavar="|".join(NAMES), help="Which one.", autocompletion=bench_names),
+        typer.Argument(
+            metavar="|".join(NAMES), help="Benchmark to run.", autocompletion=bench_names
+        ),
     ],
     model: Annotated[
         str, typer.Option(help="`random` (26 M parameters), `demo`, a folder, or a hub id.")
@@ -47,9 +50,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     ] = None,
     vs_model: Annotated[str, typer.Option(help="serve: the model's name there.")] = "default_model",
     scene: Annotated[list[str] | None, typer.Option(help=SCENES_HELP)] = None,
-    small: Annotated[
-        bool, typer.Option("--small", help="A tiny model: does it work, not how fast.")
-    ] = False,
+    small: Annotated[bool, typer.Option("--small", help="Smoke test with a tiny model.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
     json: Json = False,
 ) -> None:
@@ -66,7 +67,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if what not in NAMES:
         raise Misuse(f"there is no benchmark `{what}`; there is {', '.join(NAMES)}")
     if (url or vs or scene) and what != "serve":
-        raise Misuse("--url, --vs and --scene go with `bench serve`")
+        raise Misuse("--url, --vs and --scene go with `bench dev serve`")
     unknown = [one for one in scene or () if one not in SCENES]
     if unknown:
         raise Misuse(f"there is no scene `{unknown[0]}`; there is {', '.join(SCENES)}")
@@ -123,3 +124,8 @@ def _print(reports: "list[BenchReport]", is_markdown: bool) -> None:
             typer.echo(markdown(one))
         else:
             show(one, Console(width=None if sys.stdout.isatty() else 160))
+
+
+app = typer.Typer(rich_markup_mode=None, cls=measure.BenchGroup)
+app.callback(invoke_without_command=True)(measure.bench)
+app.command("dev")(bench)

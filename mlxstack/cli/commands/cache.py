@@ -1,4 +1,4 @@
-"""`cache`: what the KV memory holds and saves; name, warm and clear prefixes; ask why it missed."""
+"""`cache`: contents and hit rates of the KV cache; warm, unpin, clear, explain a miss."""
 
 import time
 from pathlib import Path
@@ -11,13 +11,14 @@ from mlxstack.cli.commands.gc import DryRun, MaxBytes, OlderThan
 from mlxstack.cli.commands.slots import Name, Url, engine_request, path_of
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
+from mlxstack.core.formatting import size
 
 if TYPE_CHECKING:
     from mlxstack.core.status import CacheView, MissView, PrefixView
 
 app = typer.Typer(rich_markup_mode=None)
 
-Watch = Annotated[bool, typer.Option("--watch", help="Again every two seconds.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds.")]
 PrefixName = Annotated[str, typer.Argument(help="The name of the prefix.")]
 WATCH_S = 2.0
 
@@ -30,14 +31,14 @@ def cache(
     json: Json = False,
     watch: Watch = False,
 ) -> None:
-    """What the KV memory holds and what it saves. Without a verb: the status."""
+    """Inspect and manage the KV cache. Without a verb: the status."""
     if context.invoked_subcommand is None:
         status(name, url, json, watch)
 
 
 @app.command()
 def status(name: Name = None, url: Url = None, json: Json = False, watch: Watch = False) -> None:
-    """Budget, entries, hit rates, top prefixes."""
+    """Show budget, entries, hit rates and top prefixes."""
     while True:
         view = _look(name, url)
         as_json(view) if json else typer.echo(render(view))
@@ -48,7 +49,7 @@ def status(name: Name = None, url: Url = None, json: Json = False, watch: Watch 
 
 @app.command()
 def top(name: Name = None, url: Url = None, json: Json = False) -> None:
-    """The most used prefixes."""
+    """List the most used prefixes."""
     view = _look(name, url)
     if json:
         as_json(view.prefixes)
@@ -64,7 +65,7 @@ def why(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """What a request reused, and why not more."""
+    """Show how much a request reused, and the reason for the rest."""
     from mlxstack.core.status import RequestView
 
     path = path_of("requests", request)
@@ -73,7 +74,7 @@ def why(
         as_json(found)
         return
     typer.echo(f"{found.id}: {found.n_cached} of {found.n_prompt} prompt tokens reused")
-    typer.echo(_reason(found.miss) if found.miss else "nothing was missed")
+    typer.echo(_reason(found.miss) if found.miss else "no miss")
 
 
 @app.command()
@@ -92,7 +93,7 @@ def warm(
 
 @app.command()
 def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Let go of a named prefix."""
+    """Unpin a named prefix."""
     path = path_of("cache", "prefixes", prefix)
     done = engine_request(name, url, lambda client: client.delete(path))
     as_json(done) if json else typer.echo(f"{prefix} is no longer kept")
@@ -100,9 +101,9 @@ def unpin(prefix: PrefixName, name: Name = None, url: Url = None, json: Json = F
 
 @app.command()
 def clear(name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Forget what is parked in memory and neither in use nor pinned."""
+    """Drop KV in memory that is neither in use nor pinned."""
     done: Any = engine_request(name, url, lambda client: client.post("/cache/clear", {}))
-    as_json(done) if json else typer.echo(f"{_size(done['n_bytes'])} freed")
+    as_json(done) if json else typer.echo(f"{size(done['n_bytes'])} freed")
 
 
 @app.command()
@@ -125,12 +126,12 @@ def gc(
 
 
 def render(view: "CacheView") -> str:
-    """The status as a page of text."""
-    disk = f"   (disk {_size(view.disk_bytes)}{_of(view.disk_budget)})"
+    """Status as text."""
+    disk = f"   (disk {size(view.disk_bytes)}{_of(view.disk_budget)})"
     hour = view.hour
     lines = [
         "Prefix Cache Status" if view.is_enabled else "Prefix Cache Status: switched off",
-        f"  Memory allocated: {_size(view.memory_bytes)}{_of(view.memory_budget)} budget{disk}",
+        f"  Memory allocated: {size(view.memory_bytes)}{_of(view.memory_budget)} budget{disk}",
         f"  Entries: {view.n_entries}",
         f"  Hit rate (last hour): {_share(hour.n_hits, hour.n_requests)}"
         f"   (tokens {_share(hour.n_cached, hour.n_prompt)})",
@@ -163,13 +164,20 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _row(prefix: "PrefixView") -> tuple[object, ...]:
-    size, age = _size(prefix.n_bytes), _age(prefix.age_s)
-    return (_title(prefix), prefix.n_hits, prefix.n_tokens, size, age, prefix.is_pinned)
+    is_pinned = "yes" if prefix.is_pinned else "-"
+    return (
+        _title(prefix),
+        prefix.n_hits,
+        prefix.n_tokens,
+        size(prefix.n_bytes),
+        _age(prefix.age_s),
+        is_pinned,
+    )
 
 
 def _line(prefix: "PrefixView") -> str:
     return (
-        f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} size: {_size(prefix.n_bytes):<9}"
+        f"  {_title(prefix):<24} hits: {prefix.n_hits:<8,} size: {size(prefix.n_bytes):<9}"
         f" age: {_age(prefix.age_s)}"
     )
 
@@ -186,16 +194,8 @@ def _reason(miss: "MissView") -> str:
     return f"{where}: {miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}"
 
 
-def _size(n_bytes: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if n_bytes < 1024:
-            return f"{n_bytes:.0f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.1f} GB"
-
-
 def _of(budget: int | None) -> str:
-    return "" if budget is None else f" / {_size(budget)}"
+    return "" if budget is None else f" / {size(budget)}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -203,7 +203,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit}"
+    for unit, n_seconds in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= n_seconds:
+            return f"{seconds / n_seconds:.0f}{unit}"
     return f"{seconds:.0f}s"

@@ -1,4 +1,4 @@
-"""`doctor`: what is right and wrong with this machine, and what to do."""
+"""`doctor`: problems of this machine and their remedies."""
 
 import os
 
@@ -11,8 +11,7 @@ from mlxstack.cli.output import as_json, table
 
 def doctor(json: Json = False) -> None:
     """Check the machine and the home; the exit code is 1 when something must be repaired."""
-    from mlxstack.cli.doctor.checks import examine
-    from mlxstack.cli.doctor.result import CheckLevel
+    from mlxstack.cli.doctor import CheckLevel, examine
     from mlxstack.host.home import home_from
 
     found = examine(home_from(os.environ), os.environ)
@@ -20,6 +19,6 @@ def doctor(json: Json = False) -> None:
         as_json({"findings": found})
     else:
         rows = [(one.verdict, one.subject, one.detail, one.remedy) for one in found]
-        table(("", "WHAT", "FOUND", "WHAT TO DO"), rows)
+        table(("", "CHECK", "FOUND", "REMEDY"), rows)
     if any(one.verdict is CheckLevel.BAD for one in found):
         raise typer.Exit(Exit.FAILED)

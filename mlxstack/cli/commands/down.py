@@ -1,4 +1,4 @@
-"""`down`: the end of a service, gently, and by force when it must be."""
+"""`down`: stop services; force ends those that do not stop in time."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.commands.up import Json
+from mlxstack.cli.completion import service_names
 from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ ENDS = {
 
 def down(
     names: Annotated[
-        list[str] | None, typer.Argument(help="The services; all that run, if left out.")
+        list[str] | None,
+        typer.Argument(help="Services to stop (default: all).", autocompletion=service_names),
     ] = None,
     timeout: Annotated[
         float | None,
@@ -30,7 +32,7 @@ def down(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Stop services: running requests may finish, then the process ends."""
+    """Stop services once their running requests have finished."""
     from mlxstack.client import Unreachable
     from mlxstack.host.home import home_from
 
@@ -54,7 +56,7 @@ def down(
 
 
 def _chosen(home: "Home", names: list[str]) -> list[str]:
-    """Those of these names, each once; all that run, if there are none."""
+    """Named services, each once; all running ones without a name."""
     from mlxstack.cli.target import known_service
     from mlxstack.host import services
 
@@ -64,7 +66,7 @@ def _chosen(home: "Home", names: list[str]) -> list[str]:
 
 
 def _stop(home: "Home", name: str, timeout: float | None) -> str | None:
-    """How it ended: one of ENDS; None when it did not run."""
+    """Stop one service: a key of ENDS, or None where it did not run."""
     from mlxstack.cli.target import known_service
     from mlxstack.host import services
     from mlxstack.host.service_state import Phase, mark_stopped, owner

@@ -1,4 +1,4 @@
-"""`env` and `run`: point a coding agent's client at a running service."""
+"""`env` and `run`: point a coding agent at a running service."""
 
 import os
 import shutil
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from mlxstack.host.coding_clients import ClientSetup, Endpoint
     from mlxstack.host.home import Home
 
-NAMES = ("claude", "codex", "opencode", "aider", "openai")
+NAMES = ("claude", "codex", "opencode", "aider", "pi", "qwen", "openai")
+INSTALLS = {
+    "claude": "npm install -g @anthropic-ai/claude-code",
+    "codex": "npm install -g @openai/codex",
+    "opencode": "npm install -g opencode-ai",
+    "aider": "uv tool install aider-chat",
+    "pi": "npm install -g @mariozechner/pi-coding-agent",
+    "qwen": "npm install -g @qwen-code/qwen-code",
+}
 
 
 def client_names(incomplete: str) -> list[str]:
@@ -28,15 +36,15 @@ def client_names(incomplete: str) -> list[str]:
 
 Client = Annotated[
     str,
-    typer.Argument(metavar="|".join(NAMES), help="Which client.", autocompletion=client_names),
+    typer.Argument(metavar="|".join(NAMES), help="The client.", autocompletion=client_names),
 ]
 
 
 def env(client: Client, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Print what a client must export and write: eval "$(mlx-stack env claude)"."""
+    """Print environment and config of a client: eval "$(mlx-stack env claude)"."""
     from mlxstack.host.coding_clients import as_shell
 
-    setup = _setup(client, name, url)
+    setup = _setup(client, name, url, is_offered=False)
     as_json(setup) if json else typer.echo(as_shell(setup), nl=False)
     _warn(setup)
 
@@ -46,16 +54,18 @@ def run(context: typer.Context, client: Client, name: Name = None, url: Url = No
 
     After `openai` comes the program: mlx-stack run openai -- python script.py
     """
-    setup = _setup(client, name, url)
-    words = [setup.program, *context.args] if setup.program else list(context.args)
+    setup = _setup(client, name, url, is_offered=True)
+    words = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
     _warn(setup)
     _write(setup)
     _become(words, setup)
 
 
-def _setup(client: str, name: str | None, url: str | None) -> "ClientSetup":
+def _setup(client: str, name: str | None, url: str | None, is_offered: bool) -> "ClientSetup":
+    """Settings of a client; where nothing runs and it `is_offered`, a model is started first."""
     import asyncio
 
+    from mlxstack.cli.services.start_offer import running_or_offered
     from mlxstack.cli.target import target
     from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
@@ -64,7 +74,11 @@ def _setup(client: str, name: str | None, url: str | None) -> "ClientSetup":
     if client not in CLIENTS:
         raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
     home = home_from(os.environ)
-    endpoint = asyncio.run(_endpoint(target(home, name, url)))
+    if is_offered and name is None and url is None:
+        where = running_or_offered(home, client)
+    else:
+        where = target(home, name, url)
+    endpoint = asyncio.run(_endpoint(where))
     return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
 
 
@@ -80,7 +94,7 @@ async def _endpoint(where: "ServiceTarget") -> "Endpoint":
 
 
 def _folder(home: "Home", client: str, url: str) -> Path:
-    """One per client and service, so that what a client remembers there stays."""
+    """Folder per client and service, where the client's own files stay."""
     place = url.partition("://")[2]
     return home.root / "clients" / client / "".join(c if c.isalnum() else "_" for c in place)
 
@@ -106,7 +120,9 @@ def _become(words: list[str], setup: "ClientSetup") -> NoReturn:
         raise Misuse("name the program: mlx-stack run openai -- python script.py")
     program = shutil.which(words[0])
     if program is None:
-        raise NotFound(f"there is no program `{words[0]}` in PATH; install it first")
+        how = INSTALLS.get(words[0])
+        remedy = f"install it with `{how}`" if how else "install it first"
+        raise NotFound(f"there is no program `{words[0]}` in PATH; {remedy}")
     kept = {key: value for key, value in os.environ.items() if key not in setup.unset}
     sys.stdout.flush()
     os.execve(program, words, kept | setup.variables)

@@ -1,4 +1,4 @@
-"""`cache gc` and `slots gc`: delete stored KV by age and bytes, beside a running service or not."""
+"""`cache gc` and `slots gc`: delete stored KV by age and bytes."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -6,26 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxstack.cli.output import as_json, note
-from mlxstack.cli.units import size
+from mlxstack.core.formatting import size
 
 if TYPE_CHECKING:
     from mlxstack.core.commands import CollectGarbage, GCResult
     from mlxstack.host.home import Home
 
 MaxBytes = Annotated[
-    str | None, typer.Option("--max-bytes", help="Leave at most so much: 500MB, 20GB.")
+    str | None, typer.Option("--max-bytes", help="Keep at most this much: 500MB, 20GB.")
 ]
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", help="What was not used for so long: 36h, 30d.")
+    str | None, typer.Option("--older-than", help="Delete files not used for this long: 36h, 30d.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go; delete nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be deleted; delete nothing.")
+]
 OfAgent = Annotated[
-    str | None, typer.Option("--agent", help="Only what this agent saved and nobody else uses.")
+    str | None, typer.Option("--agent", help="Delete only files that this agent alone uses.")
 ]
 
 
 def bounds(max_bytes: str | None, older_than: str | None) -> "CollectGarbage":
-    """The sweep that the options ask for. Raises Misuse."""
+    """Bounds of the options. Raises Misuse."""
     from mlxstack.cli.units import bytes_of, seconds_of
     from mlxstack.core.commands import CollectGarbage
 
@@ -36,7 +38,7 @@ def bounds(max_bytes: str | None, older_than: str | None) -> "CollectGarbage":
 
 
 def collect(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCResult":
-    """Let a running service of this home do it, since it knows what it uses; else do it here."""
+    """Ask a running service, which knows the files in use; without one, delete here."""
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
@@ -46,7 +48,7 @@ def collect(sweep: "CollectGarbage", name: str | None, url: str | None) -> "GCRe
 
 
 def show(swept: "GCResult", json: bool) -> None:
-    """What went, or would go."""
+    """Print deleted files, or those of a dry run."""
     if json:
         as_json(swept)
         return
@@ -61,7 +63,7 @@ def show(swept: "GCResult", json: bool) -> None:
 
 
 def _keeper(home: "Home") -> str | None:
-    """A running service that keeps KV, as one that only embeds does not."""
+    """Name of a running service with KV, which embedding services have not."""
     from mlxstack.core.preset import Preset, ServiceKind
     from mlxstack.host import services
     from mlxstack.host.service_state import read_json

@@ -1,4 +1,4 @@
-"""`install` and `uninstall`: a service that starts with the computer."""
+"""`install` and `uninstall`: services started at login by launchd or systemd."""
 
 import os
 import subprocess
@@ -35,11 +35,11 @@ Service = Annotated[
 
 def install(
     preset: Named,
-    show: Annotated[bool, typer.Option("--print", help="Only print the unit.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the unit only.")] = False,
     sets: Set = None,
     json: Json = False,
 ) -> None:
-    """Start a preset at every login: by launchd on macOS, by systemd on Linux."""
+    """Start a preset at every login (launchd on macOS, systemd on Linux)."""
     unit = _unit(preset, sets or [])
     if show:
         as_json(unit) if json else typer.echo(unit.text, nl=False)
@@ -49,7 +49,9 @@ def install(
     if json:
         as_json({"path": str(unit.path), "started": failed is None, "failed": failed})
     elif failed is None:
-        typer.echo(f"{unit.path} is written and started; mlx-stack uninstall {unit.name} ends it")
+        typer.echo(
+            f"{unit.path} is written and started; remove it with `mlx-stack uninstall {unit.name}`"
+        )
     if unit.remark:
         note(unit.remark)
     if failed is not None:
@@ -58,7 +60,7 @@ def install(
 
 
 def uninstall(service: Service, json: Json = False) -> None:
-    """Stop a service that was installed, and start it no more."""
+    """Stop an installed service and remove its launchd or systemd unit."""
     unit = _installed(service)
     failed = _stop(unit)
     unit.path.unlink()
@@ -71,7 +73,7 @@ def uninstall(service: Service, json: Json = False) -> None:
 
 
 def _write(unit: "ServiceUnit") -> None:
-    """Put the file in its place; what an older one started is ended first."""
+    """Write the unit file; a service started by an older one is stopped first."""
     from mlxstack.host.home import home_from, make_home
     from mlxstack.host.service_state import write_atomic
 
@@ -83,7 +85,7 @@ def _write(unit: "ServiceUnit") -> None:
 
 
 def _stop(unit: "ServiceUnit") -> str | None:
-    """End the service and wait until it has ended; the reason when it did not, else None."""
+    """Stop the service and wait for its end; the reason of a failure, else None."""
     from mlxstack.host.service_units import exit_timeout_s
 
     failed = _first_failure(unit.stop)
@@ -99,7 +101,7 @@ def _stop(unit: "ServiceUnit") -> str | None:
 
 
 def _installed(wanted: str) -> "ServiceUnit":
-    """The unit of a service, found by its own name, or by that which its preset gives it."""
+    """Find the unit of a service by its name or by its preset."""
     from mlxstack.core.errors import NotFound, SetupError
     from mlxstack.host.presets import is_path
     from mlxstack.host.service_units import LoginJob, unit_of
@@ -154,7 +156,7 @@ def _job(named: str, sets: list[str], loaded: "LoadedPreset") -> "LoginJob":
 
 
 def _first_failure(commands: tuple[tuple[str, ...], ...]) -> str | None:
-    """Run them in order; what the first that failed said, None when all went well."""
+    """Run commands in order; the message of the first failure, else None."""
     for words in commands:
         told = _run(words)
         if told is not None:

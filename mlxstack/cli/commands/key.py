@@ -1,4 +1,4 @@
-"""`key`: make an API key, and what a preset says of it."""
+"""`key`: create an API key and its entry of a preset."""
 
 from typing import Annotated
 
@@ -8,13 +8,15 @@ from mlxstack.cli.commands.up import Json
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note
 
-Tier = Annotated[str, typer.Option("--tier", help="How urgent its requests are: high|normal|low.")]
-Salt = Annotated[str, typer.Option("--salt", help="Keeps its KV apart from that of other keys.")]
+Tier = Annotated[str, typer.Option("--tier", help="Priority of its requests: high, normal or low.")]
+Salt = Annotated[
+    str, typer.Option("--salt", help="Separates its KV cache from that of other keys.")
+]
 N_BYTES = 24
 
 
 def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
-    """Make a new API key; the preset gets only its digest, so keep the key where it is used."""
+    """Create an API key. Only its hash goes into the preset; store the key itself."""
     import secrets
 
     from mlxstack.api.guards import as_key

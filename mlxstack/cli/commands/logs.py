@@ -1,4 +1,4 @@
-"""`logs`: what a service said."""
+"""`logs`: the log of a service."""
 
 import os
 import time
@@ -7,15 +7,19 @@ from typing import Annotated
 import typer
 
 from mlxstack.cli.commands.up import Json
+from mlxstack.cli.completion import service_names
 
 
 def logs(
-    name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The service (default: the only one).", autocompletion=service_names),
+    ] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow until Ctrl-C.")] = False,
     n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
     json: Json = False,
 ) -> None:
-    """Print the end of a service's log; as JSON, an object a line."""
+    """Print the last lines of a service's log; with --json one object per line."""
     from itertools import chain
     from json import dumps
 

@@ -20,7 +20,7 @@ DEFAULT_AGENTS = 3
 Wanted = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PRESET | MODEL FOLDER | CONFIG.JSON]",
+        metavar="[PRESET | HUB ID | MODEL FOLDER | CONFIG.JSON]",
         help="What to plan for; left out: every preset.",
         autocompletion=preset_names,
     ),
@@ -65,13 +65,13 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
     home = home_from(os.environ)
     contexts = [tokens_of(one) for one in ctx or ()]
+    there = _memory(memory)
     if simulate or scenario or speeds_of:
-        candidate = None if wanted is None else _candidate(wanted, home, sets)
+        candidate = None if wanted is None else _candidate(wanted, there, sets)
         _simulate(_scenario(scenario, candidate, agents, speeds_of), json)
         return
-    there = _memory(memory)
     if wanted is not None and not (recommend or table):
-        _forecast(_candidate(wanted, home, sets), there, agents, contexts, json)
+        _forecast(_candidate(wanted, there, sets), there, agents, contexts, json)
     elif recommend or (agents is not None and not table):
         _recommend(home, there, agents or DEFAULT_AGENTS, contexts, json)
     else:
@@ -82,7 +82,7 @@ def spec(
     wanted: Annotated[
         str,
         typer.Argument(
-            metavar="PRESET | MODEL FOLDER | CONFIG.JSON",
+            metavar="PRESET | HUB ID | MODEL FOLDER | CONFIG.JSON",
             help="Whose geometry to print.",
             autocompletion=preset_names,
         ),
@@ -92,9 +92,8 @@ def spec(
     """Print the KV geometry of a model: its kinds of layers, and bytes per token."""
     from mlxstack.cli.plan.estimate import spec_of
     from mlxstack.cli.plan.tables import show_spec
-    from mlxstack.host.home import home_from
 
-    found = spec_of(_candidate(wanted, home_from(os.environ), None))
+    found = spec_of(_candidate(wanted, _memory(None), None))
     as_json(found) if json else show_spec(found)
 
 
@@ -112,12 +111,11 @@ def _memory(text: str | None) -> "MemoryBudget":
         raise Misuse(f"--memory: {error.message}") from error
 
 
-def _candidate(wanted: str, home: "Home", sets: list[str] | None) -> "Candidate":
-    from mlxstack.host import overrides
-    from mlxstack.service.plan_candidate import named
+def _candidate(wanted: str, memory: "MemoryBudget", sets: list[str] | None) -> "Candidate":
+    from mlxstack.cli.services.model_request import candidate_for
+    from mlxstack.host.home import home_from
 
-    over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets or ())]
-    return named(wanted, home, over)
+    return candidate_for(wanted, home_from(os.environ), memory, tuple(sets or ()))
 
 
 def _forecast(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.commands.up import Json, Set, preset_names
+from mlxstack.cli.commands.up import Ctx, Json, KvBits, Set, Slots, preset_names
 from mlxstack.cli.output import as_json, note, table
 
 if TYPE_CHECKING:
@@ -62,6 +62,25 @@ def show_preset(
         as_json({"preset": loaded.preset, "source": str(loaded.source), "origins": loaded.origins})
     else:
         table(("KEY", "VALUE", "FROM"), _rows(loaded))
+
+
+@app.command("new")
+def new_preset(
+    name: Annotated[str, typer.Argument(help="The name of the new preset.")],
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="PRESET | HUB ID | MODEL FOLDER", help="What it serves."),
+    ],
+    ctx: Ctx = None,
+    slots: Slots = None,
+    kv_bits: KvBits = None,
+) -> None:
+    """Write a preset of your own, with the settings that `up` would choose."""
+    from mlxstack.cli.services.model_request import sizes_of, write_preset
+    from mlxstack.host.home import home_from
+
+    path = write_preset(name, source, home_from(os.environ), sizes_of(ctx, slots, kv_bits))
+    typer.echo(f"{path} is written; `mlx-stack up {name}` starts it")
 
 
 def _list(json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The worker: what the supervisor starts, not a person."""
+"""The worker that the supervisor starts; `serve MODEL` runs `up` in the foreground."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,34 @@ import typer
 from mlxstack.cli.exit_codes import Exit
 from mlxstack.core.errors import SetupError
 
+RESOLVED = ".json"
+"""The ending of the file that `up` wrote for its worker."""
+
 
 def serve(
-    preset: Annotated[Path, typer.Argument(help="The resolved preset, as `up` wrote it.")],
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="PRESET | HUB ID | MODEL FOLDER", help="What to serve.")
+    ],
 ) -> None:
-    """Serve one resolved preset in the foreground."""
+    """Serve in the foreground, with the options of `up`."""
+    preset = Path(model)
+    if preset.suffix != RESOLVED:
+        _run_up([model, "--foreground", *context.args])
+    else:
+        _work(preset)
+
+
+def _run_up(words: list[str]) -> None:
+    """`up` with these words, as if they were typed."""
+    from mlxstack.cli.commands.up import up
+
+    command = typer.Typer()
+    command.command()(up)
+    typer.main.get_command(command)(words, standalone_mode=False)
+
+
+def _work(preset: Path) -> None:
     import logging
 
     from mlxstack.host.descriptors import kept_limit

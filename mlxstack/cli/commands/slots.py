@@ -1,4 +1,4 @@
-"""`slots`: look at the slots of a running service; save, restore and erase them."""
+"""`slots`: list, save, restore and erase the slots of a running service."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -10,6 +10,7 @@ import typer
 from mlxstack.cli.commands import gc as sweeps
 from mlxstack.cli.commands.gc import DryRun, MaxBytes, OfAgent, OlderThan
 from mlxstack.cli.commands.up import Json
+from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, table
 
@@ -20,28 +21,31 @@ T = TypeVar("T")
 
 app = typer.Typer(rich_markup_mode=None)
 
-Name = Annotated[str | None, typer.Option("--name", help="The service, when several run.")]
-Url = Annotated[str | None, typer.Option("--url", help="A service anywhere.")]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", help="The service, when several run.", autocompletion=service_names),
+]
+Url = Annotated[str | None, typer.Option("--url", help="URL of a remote service.")]
 SlotId = Annotated[int, typer.Argument(help="The slot's number, from 0.")]
 FileName = Annotated[str, typer.Argument(help="A file name in the preset's slots.save_path.")]
 
 
 @app.callback(invoke_without_command=True)
 def slots(context: typer.Context, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Look at slots; save, restore and erase them. Without a verb: the list."""
+    """List, save, restore and erase slots. Without a verb: the list."""
     if context.invoked_subcommand is None:
         show(name, url, json)
 
 
 @app.command("list")
 def show(name: Name = None, url: Url = None, json: Json = False) -> None:
-    """List the slots and what they hold."""
+    """List slots and their contexts."""
     found = engine_request(name, url, lambda client: client.slots())
     if json:
         as_json({"slots": found})
         return
     heads = ("SLOT", "STATE", "AGENT", "TOKENS", "CONTEXT", "CACHED", "TOKENS/S", "IDLE")
-    table(heads, [_row(one) for one in found])
+    table(heads, [_row(one) for one in found], ("CACHED", "TOKENS/S", "CONTEXT", "IDLE"))
 
 
 @app.command()
@@ -59,7 +63,7 @@ def save(
 def restore(
     slot: SlotId, filename: FileName, name: Name = None, url: Url = None, json: Json = False
 ) -> None:
-    """Bring the context of a file back into a slot."""
+    """Load the context of a file into a slot."""
     done = engine_request(name, url, lambda client: client.restore_slot(slot, filename))
     took = done.timings.get("restore_ms", 0.0)
     text = f"slot {slot}: {done.n_restored} tokens restored from {filename}, {done.n_read} bytes"
@@ -93,7 +97,7 @@ def gc(
 def engine_request(
     name: str | None, url: str | None, question: "Callable[[Client], Awaitable[T]]"
 ) -> T:
-    """Ask the service of this name or URL."""
+    """Send one request to the service of this name or URL."""
     import asyncio
 
     from mlxstack.cli.target import target
@@ -110,10 +114,10 @@ def engine_request(
 
 
 def path_of(*parts: str) -> str:
-    """A path of the service. Raises Misuse for a part that would mean another one."""
+    """Path of a resource. Raises Misuse for a part that would change the path."""
     odd = [part for part in parts if part in {"", ".", ".."}]
     if odd:
-        raise Misuse(f"`{odd[0]}` is the name of nothing here")
+        raise Misuse(f"invalid name `{odd[0]}`")
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""`status` and `ps`: which services there are, and how they do."""
+"""`status` and `ps`: services and their processes."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +7,7 @@ import typer
 
 from mlxstack.cli.commands import tui
 from mlxstack.cli.commands.up import Json
+from mlxstack.cli.completion import service_names
 from mlxstack.cli.exit_codes import Exit, Misuse
 from mlxstack.cli.output import as_json, table
 
@@ -14,12 +15,21 @@ if TYPE_CHECKING:
     from mlxstack.cli.services.probe import ServiceStatus, SystemStatus
 
 
-Name = Annotated[str | None, typer.Option("--name", help="Only this service.")]
-Watch = Annotated[bool, typer.Option("--watch", help="The running service again and again.")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="Only this service.", autocompletion=service_names)
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh continuously.")]
+All = Annotated[
+    bool, typer.Option("--all", help="Also services that were stopped more than a day ago.")
+]
 WATCH_S = 2.0
+LEAST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
+"""Columns that a narrow terminal does without, the first one first."""
 
 
-def status(name: Name = None, json: Json = False, watch: Watch = False) -> None:
+def status(
+    name: Name = None, json: Json = False, watch: Watch = False, show_all: All = False
+) -> None:
     """Show the machine and every service: healthy, degraded, down, crashed or stopped.
 
     The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
@@ -29,7 +39,7 @@ def status(name: Name = None, json: Json = False, watch: Watch = False) -> None:
     if watch:
         tui.watch(None, None, name, WATCH_S)
         return
-    found = _looked(name)
+    found = _surveyed(name, show_all)
     if json:
         as_json(found)
     else:
@@ -40,7 +50,7 @@ def status(name: Name = None, json: Json = False, watch: Watch = False) -> None:
 def ps(json: Json = False) -> None:
     """List the processes of every service."""
     from mlxstack.cli.services.probe import processes
-    from mlxstack.host.hardware import amount
+    from mlxstack.core.formatting import size
     from mlxstack.host.home import home_from
 
     found = processes(home_from(os.environ))
@@ -48,13 +58,13 @@ def ps(json: Json = False) -> None:
         as_json({"processes": found})
         return
     rows = [
-        (one.service, one.role, one.pid, f"{one.cpu_s:.0f} s", amount(one.rss_bytes), one.command)
+        (one.service, one.role, one.pid, f"{one.cpu_s:.0f} s", size(one.rss_bytes), one.command)
         for one in found
     ]
-    table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows)
+    table(("SERVICE", "ROLE", "PID", "CPU", "MEMORY", "COMMAND"), rows, ("COMMAND",))
 
 
-def _looked(name: str | None) -> "SystemStatus":
+def _surveyed(name: str | None, show_all: bool) -> "SystemStatus":
     from msgspec.structs import replace
 
     from mlxstack.cli.services.probe import survey
@@ -62,7 +72,7 @@ def _looked(name: str | None) -> "SystemStatus":
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    found = survey(home)
+    found = survey(home, is_recent_only=name is None and not show_all)
     if name is None:
         return found
     wanted = known_service(home, name).plan.name
@@ -70,9 +80,9 @@ def _looked(name: str | None) -> "SystemStatus":
 
 
 def _print(found: "SystemStatus") -> None:
-    from mlxstack.host.hardware import amount
+    from mlxstack.core.formatting import size
 
-    memory = f"{amount(found.memory_bytes)}, {amount(found.memory_available_bytes)} available"
+    memory = f"{size(found.memory_bytes)}, {size(found.memory_available_bytes)} available"
     typer.echo(f"Device: {found.device}, {found.n_cores} cores")
     typer.echo(f"Memory: {memory}")
     typer.echo(f"Mode:   {found.mode}")
@@ -87,7 +97,7 @@ def _print(found: "SystemStatus") -> None:
             one.model,
             one.url,
             f"{one.n_slots} x {one.n_ctx} = {one.total_ctx}",
-            amount(one.memory_bytes) if one.memory_bytes else "-",
+            size(one.memory_bytes) if one.memory_bytes else "-",
             _mlx(one),
             _lasting(one.uptime_s),
             one.n_restarts,
@@ -107,17 +117,17 @@ def _print(found: "SystemStatus") -> None:
         "RESTARTS",
         "DETAIL",
     )
-    table(heads, rows)
+    table(heads, rows, LEAST)
 
 
 def _mlx(one: "ServiceStatus") -> str:
     """MLX's memory: in arrays, and in buffers kept for the next ones."""
-    from mlxstack.host.hardware import amount
+    from mlxstack.core.formatting import size
 
     if not one.mlx_active_bytes:
         return "-"
-    cache = f" + {amount(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
-    return amount(one.mlx_active_bytes) + cache
+    cache = f" + {size(one.mlx_cache_bytes)} cache" if one.mlx_cache_bytes else ""
+    return size(one.mlx_active_bytes) + cache
 
 
 def _lasting(seconds: float) -> str:

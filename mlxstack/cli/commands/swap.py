@@ -10,13 +10,15 @@ import typer
 from mlxstack.cli.commands.slots import Name, Url
 from mlxstack.cli.commands.up import Json
 from mlxstack.cli.output import as_json, table
-from mlxstack.cli.units import KIB, size
+from mlxstack.cli.units import size
 
 LONGEST_S = 7200.0
 
 
 def swap(
-    preset: Annotated[str, typer.Argument(help="A preset's name or file.")],
+    preset: Annotated[
+        str, typer.Argument(metavar="PRESET | HUB ID | MODEL FOLDER", help="What to serve next.")
+    ],
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Only fetch and check it; the old model answers on.")
     ] = False,
@@ -31,7 +33,7 @@ def swap(
     json: Json = False,
 ) -> None:
     """Change the model of a running service: drain, park, unload, load, warm."""
-    with _chosen(preset) as chosen:
+    with _chosen(preset, url) as chosen:
         told = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
     if json:
         as_json(told)
@@ -42,7 +44,7 @@ def swap(
 
 
 @contextmanager
-def _chosen(preset: str) -> Iterator[dict[str, str]]:
+def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
     """The body's field for a preset: its name, or the id of a copy for the time of the call.
 
     The service takes no path from a client, since any page or user of this machine can be one.
@@ -50,15 +52,24 @@ def _chosen(preset: str) -> Iterator[dict[str, str]]:
     """
     from secrets import token_hex
 
+    from mlxstack.cli.services.model_request import request_for, show_reasons
     from mlxstack.host import presets
     from mlxstack.host.home import home_from, make_private
+    from mlxstack.host.model_reference import HUB_ID
     from mlxstack.host.service_state import write_json
+    from mlxstack.policy.capacity_advice import SlotSizes
 
-    if not presets.is_path(preset):
-        yield {"preset": preset}
+    if url is not None and HUB_ID.fullmatch(preset):
+        yield {"model": preset}
         return
     home = home_from(os.environ)
-    found = presets.load(preset, home).preset
+    wanted = request_for(preset, home, SlotSizes())
+    if wanted.derived is not None:
+        show_reasons(wanted.derived)
+    if not presets.is_path(wanted.preset):
+        yield {"preset": wanted.preset}
+        return
+    found = presets.load(wanted.preset, home).preset
     handover = token_hex(16)
     copy = home.handover_file(handover)
     make_private(copy.parent)
@@ -74,13 +85,9 @@ def _tell(told: dict[str, Any]) -> None:
     table(("STEP", "MS", "BYTES", "WHAT"), rows)
     held = told["active_bytes"]
     typer.echo(
-        f"{told['before']} was changed for {told['model']}; MLX held {_held(held['after_unload'])} "
-        f"between them, {_held(held['before_load'])} before the first was loaded"
+        f"{told['before']} was changed for {told['model']}; MLX held {size(held['after_unload'])} "
+        f"between them, {size(held['before_load'])} before the first was loaded"
     )
-
-
-def _held(n_bytes: int) -> str:
-    return f"{n_bytes} bytes" if n_bytes < KIB else size(n_bytes)
 
 
 def _what(step: dict[str, Any]) -> str:

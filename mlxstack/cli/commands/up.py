@@ -21,6 +21,11 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as slots.count=5."),
 ]
+Ctx = Annotated[
+    str | None, typer.Option("--ctx", metavar="TOKENS", help="Context per slot, such as 64k.")
+]
+Slots = Annotated[int | None, typer.Option("--slots", min=1, max=256, help="Number of slots.")]
+KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16, 8 or 4.")]
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -33,11 +38,19 @@ def preset_names(incomplete: str) -> list[str]:
     return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
 
 
-def up(
-    preset: Annotated[
+def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
+    model: Annotated[
         str,
-        typer.Argument(help="A preset's name, or a path to one.", autocompletion=preset_names),
+        typer.Argument(
+            metavar="PRESET | HUB ID | MODEL FOLDER",
+            help="What to serve; for a model the settings are derived.",
+            autocompletion=preset_names,
+        ),
     ],
+    ctx: Ctx = None,
+    slots: Slots = None,
+    kv_bits: KvBits = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     foreground: Annotated[
@@ -57,16 +70,19 @@ def up(
     """
     import asyncio
 
-    from mlxstack.cli.services import launch
+    from mlxstack.cli.services import launch, model_request
     from mlxstack.host import services
     from mlxstack.host.home import home_from
-    from mlxstack.host.presets import from_anywhere
 
     home = home_from(os.environ)
-    given = (("server.host", host), ("server.port", port))
+    given = (("server.host", host), ("server.port", port), ("name", name))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
-    wanted = launch.LaunchRequest(from_anywhere(preset), tuple(texts), Path.cwd())
+    sizes = model_request.sizes_of(ctx, slots, kv_bits)
+    found = model_request.request_for(model, home, sizes, tuple(texts))
+    wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
     loaded = launch.resolve(wanted, home)
+    if found.derived is not None and not json:
+        model_request.show_reasons(found.derived)
     if dry_run:
         _show_resolved(loaded, json)
         return

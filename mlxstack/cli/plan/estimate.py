@@ -6,8 +6,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.preset import ServiceKind
 from mlxstack.host.memory_budget import MemoryBudget
-from mlxstack.policy.capacity import ServiceLoad, disk_bytes, fits, max_agents, max_ctx, need
+from mlxstack.policy.capacity import (
+    ServiceLoad,
+    disk_bytes,
+    fits,
+    kv_budget,
+    max_agents,
+    max_ctx,
+    need,
+)
 from mlxstack.policy.capacity_advice import Advice, CapacityRequest, advise, nearest
 from mlxstack.policy.kv_geometry import Geometry, Layer, quantized
 from mlxstack.service.plan_candidate import Candidate
@@ -138,7 +147,7 @@ def forecast(
         spec=spec_of(candidate),
         memory=memory,
         workspace_bytes=wanted.workspace,
-        kv_budget_bytes=wanted.budget.n_bytes if wanted.budget is not None else 0,
+        kv_budget_bytes=_kv_budget(candidate, wanted, memory.usable),
         wanted=fit(wanted, memory.usable),
         disk_bytes_50k=disk_bytes(dense, DISK_TOKENS),
         contexts=tuple(_row(wanted, memory.usable, n_ctx) for n_ctx in contexts),
@@ -180,6 +189,13 @@ def recommendation(
         load = replace(load, geometry=one.geometry(memory.half_bytes))
         wishes.append(CapacityRequest(one.preset.name, load, one.n_trained))
     return advise(wishes, memory.usable)
+
+
+def _kv_budget(candidate: Candidate, load: ServiceLoad, usable: int) -> int:
+    if candidate.preset.kind is ServiceKind.EMBEDDING:
+        return 0
+    left = max(0, kv_budget(usable, load.weights, load.workspace))
+    return left if load.budget is None else min(left, load.budget.n_bytes)
 
 
 def _kinds(geometry: Geometry) -> list[KindRow]:

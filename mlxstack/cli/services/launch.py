@@ -71,9 +71,10 @@ def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> 
     make_home(home)
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
-    unchecked = memory_refusal.check_memory(preset, home, os.environ)
-    if unchecked is not None:
-        note(f"warning: {unchecked}")
+    fitted = memory_refusal.check_memory(preset, home, os.environ)
+    preset = fitted.preset
+    if fitted.unchecked is not None:
+        note(f"warning: {fitted.unchecked}")
     write_json(home.preset_file(preset.name), preset)
     env = hardware.for_mlx(os.environ)
     return ServiceSpec(

@@ -11,9 +11,9 @@ from mlxstack.cli.services import launch
 from mlxstack.cli.services.launch import LaunchRequest
 from mlxstack.cli.services.probe import ServiceHealthLevel, survey
 from mlxstack.core.errors import BadRequest, Broken, SetupError, StackError
+from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset
 from mlxstack.host import modes, services
-from mlxstack.host.hardware import amount
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import MemoryBudget, this_memory
 from mlxstack.host.modes import Active
@@ -93,10 +93,10 @@ def check_sum(parts: list[ModeMember], memory: MemoryBudget) -> None:
     sizes = {part.preset.name: _size(part.preset, memory) for part in parts}
     total = sum(sizes.values())
     if total > memory.usable:
-        told = ", ".join(f"{name} {amount(size)}" for name, size in sizes.items())
+        told = ", ".join(f"{name} {size(n_bytes)}" for name, n_bytes in sizes.items())
         raise SetupError(
-            f"the members of this mode do not fit together: {amount(total)} are needed ({told}), "
-            f"{memory.owner} has {amount(memory.usable)} for models; give them fewer or shorter "
+            f"the members of this mode do not fit together: {size(total)} are needed ({told}), "
+            f"{memory.owner} has {size(memory.usable)} for models; give them fewer or shorter "
             "slots by `set`, or leave one out"
         )
 

@@ -1,4 +1,4 @@
-"""Looks at the machine and at every service of a home, as one value."""
+"""Survey of the machine and of every service of a home."""
 
 import asyncio
 import os
@@ -20,6 +20,9 @@ from mlxstack.host.process import held_bytes
 from mlxstack.host.service_state import Phase, ServiceState, owner, read_json, read_state
 
 PROBE_TIMEOUT_S = 3.0
+FORGET_S = 86_400.0
+"""Age at which a stopped service leaves the list."""
+
 NO_PROPS = PropsResponse(0, GenerationSettings(0))
 
 
@@ -90,10 +93,15 @@ class ProcessStatus(Struct, frozen=True):
     command: str
 
 
-def survey(home: Home) -> SystemStatus:
-    """Ask every service how it does, all at once."""
+def survey(home: Home, is_recent_only: bool = False) -> SystemStatus:
+    """Ask every service for its state, all at once.
+
+    `is_recent_only` leaves out services that were stopped more than a day ago.
+    """
     here = this_hardware()
     seen = asyncio.run(_look(home))
+    if is_recent_only:
+        seen = [one for one in seen if not _is_old(home, one)]
     alive = [one.name for one in seen if one.supervisor_pid is not None]
     return SystemStatus(
         device=here.chip,
@@ -104,6 +112,13 @@ def survey(home: Home) -> SystemStatus:
         mode=_mode(modes.active(home), alive),
         services=tuple(seen),
     )
+
+
+def _is_old(home: Home, service: ServiceStatus) -> bool:
+    """Stopped for more than a day: the state file is not written after that."""
+    if service.state is not ServiceHealthLevel.STOPPED:
+        return False
+    return time.time() - home.state_file(service.name).stat().st_mtime > FORGET_S
 
 
 def _mode(active: modes.Active | None, alive: list[str]) -> str:
@@ -135,9 +150,10 @@ def classify(
             return ServiceHealthLevel.STOPPED, ""
         if state.phase is Phase.CRASHED:
             why = f"; the last worker {state.exit_summary}" if state.exit_summary else ""
+            remedy = f"see `mlx-stack logs {state.plan.name}`"
             return (
                 ServiceHealthLevel.CRASHED,
-                f"gave up after {state.n_crashes} deaths{why}; see the log",
+                f"gave up after {state.n_crashes} crashes{why}; {remedy}",
             )
         return ServiceHealthLevel.CRASHED, "the supervisor is gone; `mlx-stack up` starts it again"
     if health is None:

@@ -14,12 +14,12 @@ from mlx_lm import utils as mlx_utils
 from msgspec import Struct
 
 from mlxstack.core.errors import SetupError
+from mlxstack.core.formatting import size
 from mlxstack.core.model_info import Identity, ModelFacts, SamplingDefaults
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.demo import MODEL_DIR
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.model.hub_download import fetch
-from mlxstack.host.hardware import amount
 from mlxstack.host.preset_paths import expanded
 from mlxstack.store import kv_file_format
 
@@ -50,7 +50,7 @@ def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
     """
     path = locate(spec)
     n_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    log.info("loading %s, %s of weights", spec.id, amount(n_bytes))
+    log.info("loading %s, %s of weights", spec.id, size(n_bytes))
     try:
         model, config = mlx_utils.load_model(path, trust_remote_code=spec.trust_remote_code)
         tokenizer = mlx_utils.load_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
@@ -79,12 +79,7 @@ def locate(spec: ModelSpec) -> Path:
         return local
     if spec.id.startswith(("/", "./", "../", "~")):
         raise SetupError(f"there is no folder {local}; give a model folder or a hub id")
-    try:
-        return fetch(spec)
-    except Exception as error:
-        raise SetupError(
-            f"the model {spec.id} is neither a folder nor to be had from the hub: {error}"
-        ) from error
+    return fetch(spec)
 
 
 def weights_digest(path: Path) -> str:

@@ -5,24 +5,28 @@ from typing import Any
 
 from llguidance import LLMatcher
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.formats.description import CallSyntax, JsonBody
 from mlxstack.text.grammar.lark_builder import LarkBuilder
 from mlxstack.text.grammar.response_format import JSON_OPTIONS, LENIENT, bound
-from mlxstack.text.grammar.tool_call_formats import ToolCallFormat
+from mlxstack.text.grammar.tool_call_formats import ToolCallFormat, format_of
 
 
 class CallDelimiters(Struct, frozen=True):
-    """How one model calls tools: what opens and closes a call, and the form of what is between.
+    """How one model calls tools: the syntax, and the text `forced` that a call begins with.
 
-    `special` are the tokens without text of their own, by name.
+    `special` are the tokens without text of their own, by name. `head` is the header of a message
+    that holds the call.
     """
 
-    opens: str
-    closes: str
-    form: ToolCallFormat
+    syntax: CallSyntax
+    forced: str
     special: Mapping[str, int]
+    head: str = ""
+    is_last: bool = False
 
 
 class ForcedCalls(Struct, frozen=True):
@@ -43,26 +47,57 @@ def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
 
 def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
     builder = LarkBuilder(calls.marks.special, options)
-    found = [calls.marks.form.call(tool, builder) for tool in calls.tools]
-    known = [builder.rule(one) for one in found if one is not None]
-    if not known:
+    form = format_of(_after_forced(calls.marks))
+    found = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
+    known = [(tool, builder.rule(one)) for tool, one in found if one is not None]
+    if form is None or not known:
         raise _unspeakable(calls.tools)
-    grammar = builder.grammar(_start(calls, builder.rule(" | ".join(known)), builder))
+    start = (
+        _headed(calls, known, builder) if calls.marks.head else _start(calls, form, known, builder)
+    )
+    grammar = builder.grammar(start)
     bound(grammar, "tools")
     return LLMatcher.grammar_from_lark(grammar)
 
 
-def _start(calls: ForcedCalls, call: str, builder: LarkBuilder) -> str:
-    marks, form = calls.marks, calls.marks.form
-    line = '"\\n"?' if marks.closes else ""
-    some = call
-    if form.between is not None and not calls.is_single:
-        some = f"{call} ({builder.literal(form.between)} {call})*"
-    inside = f"{builder.literal(form.opens)} {some} {builder.literal(form.closes)}"
-    whole = builder.rule(f"{line} {inside} {line} {builder.literal(marks.closes)}")
-    if calls.is_single or form.between is not None or form.is_last:
-        return whole
-    return f"{whole} ({line} {builder.literal(marks.opens)} {whole})*"
+def _after_forced(marks: CallDelimiters) -> CallSyntax:
+    """The syntax of a call whose body begins with the forced text, if no mark does."""
+    body = marks.syntax.body
+    if not marks.syntax.is_bare or not isinstance(body, JsonBody):
+        return marks.syntax
+    parts = (body.parts[0].removeprefix(marks.forced), *body.parts[1:])
+    return replace(marks.syntax, body=replace(body, parts=parts))
+
+
+def _headed(calls: ForcedCalls, known: list[tuple[Tool, str]], builder: LarkBuilder) -> str:
+    """One call in a message whose header names the tool too."""
+    syntax = calls.marks.syntax
+    rest = calls.marks.head.removeprefix(calls.marks.forced)
+    opens = f"{rest}{syntax.section_opens}{syntax.opens}"
+    closes = builder.literal(f"{syntax.closes}{syntax.section_closes}")
+    forms = [f"{builder.call_opening(opens, tool.name)} {call} {closes}" for tool, call in known]
+    return builder.rule(" | ".join(forms))
+
+
+def _start(
+    calls: ForcedCalls, form: ToolCallFormat, known: list[tuple[Tool, str]], builder: LarkBuilder
+) -> str:
+    """The calls after the forced text; a call without marks comes alone."""
+    syntax = calls.marks.syntax
+    call = builder.rule(" | ".join(one for _, one in known))
+    if form.between is not None:
+        more = "" if calls.is_single else f"({builder.literal(form.between)} {call})*"
+        call = f"{builder.literal(form.opens)} {call} {more} {builder.literal(form.closes)}"
+    whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
+    closes = "" if calls.marks.is_last else syntax.closes
+    ending = builder.literal(closes)
+    first = f"{builder.literal(whole.removeprefix(calls.marks.forced))} {call} {ending}"
+    rest = ""
+    is_row = form.between is None and not syntax.is_bare and not calls.marks.is_last
+    if is_row and not calls.is_single:
+        opens = builder.literal(f"{syntax.between}{syntax.opens}")
+        rest = f"({opens} {call} {ending})*"
+    return f"{first} {rest} {builder.literal(syntax.section_closes)}"
 
 
 def _unspeakable(tools: Iterable[Tool]) -> BadRequest:

@@ -13,7 +13,7 @@ from mlxstack.text.grammar_check import check_multiples
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
-INDEX = "/[0-9]{1,3}/"
+OPEN = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
 
 
 class LarkBuilder:
@@ -52,9 +52,10 @@ class LarkBuilder:
         return " ".join(self._part(part) for part in parts if part) or '""'
 
     def call_opening(self, template: str, name: str) -> str:
-        """The same with `{name}` filled in, and `{index}`, the number of a call, left open."""
-        parts = [self.literal(one) for one in template.replace("{name}", name).split("{index}")]
-        return f" {INDEX} ".join(parts)
+        """The same with `{name}` filled in; number and id of a call are left open."""
+        parts = re.split(r"(\{index\}|\{id\})", template)
+        named = (OPEN.get(one) or self.literal(one.replace("{name}", name)) for one in parts)
+        return " ".join(named)
 
     def json(self, schema: Schema, root: Schema) -> str:
         """JSON of this schema, which may refer to definitions of `root`."""

@@ -1,20 +1,18 @@
 """Tool calls whose arguments stand between tags: text as it is, everything else as JSON."""
 
-import json
 import re
 from collections.abc import Callable
 
 from msgspec import Struct
 
 from mlxstack.core.conversation import Tool
-from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed, ways
+from mlxstack.text.grammar.lark_builder import ANYTHING, LarkBuilder, containing, listed
 from mlxstack.text.grammar.schema_types import Schema, SchemaTypes, properties, schema_types
 
-EDGE_SPACES = (rf"\s{ANYTHING}", rf"{ANYTHING}\s")
-NULL = ("(?i:null)",)
+NULL = ("null|None",)
 # What json.loads or ast.literal_eval could take for something else than text.
 NO_TEXT = (
-    "(?i:null|none|true|false|nan|infinity)",
+    r"(?i:null|none|true|false|nan|infinity)\s*",
     rf"[^A-Za-z]{ANYTHING}",
     rf"[A-Za-z]{{1,2}}['\"]{ANYTHING}",
     rf"set\({ANYTHING}",
@@ -26,8 +24,8 @@ class TagFormat(Struct, frozen=True):
 
     `{name}`, `{index}`, `{key}` and `{type}` are filled in; names and keys match `names`. Text
     never contains one of `never`, and never matches one of `avoided`, because the parser would
-    take it for something else. `guesses`: the parser takes text for JSON wherever it can.
-    `bare` is a call without arguments, where it is written otherwise.
+    take it for something else. `types` are the words of `{type}` by JSON type, which also tell text
+    from everything else; `has_json_text` writes text as JSON.
     """
 
     opens: str
@@ -35,10 +33,10 @@ class TagFormat(Struct, frozen=True):
     argument_closes: str
     closes: str
     never: tuple[str, ...]
-    avoided: tuple[str, ...] = EDGE_SPACES
+    avoided: tuple[str, ...] = ()
     names: str = r"[^\s<>\"&']+"
-    guesses: bool = False
-    bare: str = ""
+    types: tuple[tuple[str, str], ...] = ()
+    has_json_text: bool = False
 
 
 def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
@@ -50,12 +48,7 @@ def tagged(tags: TagFormat) -> Callable[[Tool, LarkBuilder], str | None]:
             return None
         opens = builder.call_opening(tags.opens, tool.name)
         closes = builder.literal(tags.closes)
-        if not tags.bare:
-            return f"{opens} {listed(items, '')} {closes}"
-        forms = [f"{opens} {way} {closes}" for way in ways(items, "")]
-        if not any(is_required for _, is_required in items):
-            forms.append(builder.literal(tags.bare.replace("{name}", json.dumps(tool.name))))
-        return " | ".join(forms)
+        return f"{opens} {listed(items, '')} {closes}"
 
     return call
 
@@ -77,8 +70,10 @@ def _arguments(
 
 
 def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
-    opens = tags.argument.replace("{key}", key).replace("{type}", value[0])
-    return f"{builder.literal(opens)} {value[1]} {builder.literal(tags.argument_closes)}"
+    kind = dict(tags.types).get(value[0], value[0])
+    opens = tags.argument.replace("{key}", key).replace("{type}", kind)
+    closes = tags.argument_closes.replace("{key}", key)
+    return f"{builder.literal(opens)} {value[1]} {builder.literal(closes)}"
 
 
 def _values(
@@ -87,10 +82,10 @@ def _values(
     """The type and the rule of everything that the argument may be."""
     values = []
     for schema in found.texts:
-        rule = builder.text(schema, _avoided(tags, found))
-        values += [("string", rule)] if rule else []
-        if tags.guesses:
+        if tags.has_json_text:
             values.append(("string", builder.json({**schema, "type": "string"}, root)))
+        elif rule := builder.text(schema, _avoided(tags, found)):
+            values.append(("string", rule))
     for schema in found.others:
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
@@ -101,7 +96,9 @@ def _values(
 def _avoided(tags: TagFormat, found: SchemaTypes) -> tuple[str, ...]:
     """What text must not be, lest the parser take it for something else."""
     avoided = (*tags.avoided, *(containing(one) for one in tags.never))
-    if tags.guesses or (found.others and not found.is_text):
+    if tags.types:
+        return avoided
+    if found.others and not found.is_text:
         return (*avoided, *NO_TEXT)
     if found.others:
         return (*avoided, *NULL)

@@ -2,9 +2,10 @@
 
 from urllib.parse import quote
 
+from mlxstack.core.formatting import printable, size
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import printable, size, tokens
+from mlxstack.tui.views.formatting import tokens
 
 
 async def park(hands: ActionContext, aim: Aim) -> str:

@@ -8,9 +8,10 @@ from urllib.parse import quote
 import msgspec
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.core.formatting import printable, size
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import printable, size, tokens
+from mlxstack.tui.views.formatting import tokens
 
 
 async def pin(hands: ActionContext, aim: Aim) -> str:

@@ -1,9 +1,10 @@
 """What can be done to a whole service: change its model, or the mode of its computer."""
 
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.formatting import printable
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import printable, short_time
+from mlxstack.tui.views.formatting import short_time
 
 
 async def swap(hands: ActionContext, aim: Aim) -> str:

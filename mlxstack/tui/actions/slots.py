@@ -2,9 +2,10 @@
 
 import shlex
 
+from mlxstack.core.formatting import printable, size
 from mlxstack.tui.actions.action import Action, ActionContext, ActionInput, ActionTarget, Aim
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import printable, short_time, size, tokens
+from mlxstack.tui.views.formatting import short_time, tokens
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
 

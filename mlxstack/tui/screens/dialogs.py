@@ -11,7 +11,7 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Button, Static
 from textual.widgets.button import ButtonVariant
 
-from mlxstack.tui.views.formatting import printable
+from mlxstack.core.formatting import printable
 from mlxstack.tui.widgets.text_input import LineInput
 
 MOST = 400

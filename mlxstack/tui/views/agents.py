@@ -2,18 +2,10 @@
 
 from collections import Counter
 
+from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import AgentView, MissView, TurnView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import (
-    NONE,
-    printable,
-    share,
-    short_time,
-    size,
-    span,
-    starred,
-    tokens,
-)
+from mlxstack.tui.views.formatting import NONE, share, short_time, span, starred, tokens
 from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,

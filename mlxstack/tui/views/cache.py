@@ -1,18 +1,9 @@
 """What is remembered, what did it save, and why was something computed again?"""
 
+from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import (
-    NONE,
-    bar,
-    of_size,
-    printable,
-    share,
-    size,
-    span,
-    starred,
-    tokens,
-)
+from mlxstack.tui.views.formatting import NONE, bar, of_size, share, span, starred, tokens
 from mlxstack.tui.views.overview import WIDE, joined
 from mlxstack.tui.views.table_data import (
     CellStyle,

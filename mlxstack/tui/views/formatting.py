@@ -1,5 +1,7 @@
 """Numbers and foreign names in as few cells as a person needs."""
 
+from mlxstack.core.formatting import printable, size
+
 BLOCKS = " ▏▎▍▌▋▊▉█"
 STEPS = "▁▂▃▄▅▆▇█"
 NONE = "-"
@@ -7,20 +9,11 @@ NONE = "-"
 
 def tokens(n: float) -> str:
     """`812`, `9.4k`, `131k`, `1.2M`."""
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if n >= size * 0.9995:
-            value = n / size
+    for unit, factor in (("M", 1e6), ("k", 1e3)):
+        if n >= factor * 0.9995:
+            value = n / factor
             return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
     return f"{n:.0f}"
-
-
-def size(n_bytes: float) -> str:
-    """`0 B`, `812 KiB`, `12.8 GiB`."""
-    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        value = n_bytes / 2**power
-        if value >= 1:
-            return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
-    return f"{n_bytes:.0f} B"
 
 
 def of_size(n_bytes: float, bound: float) -> str:
@@ -67,17 +60,6 @@ def bar(part: float, whole: float, width: int) -> str:
     full, rest = divmod(round(filled), 8)
     tail = BLOCKS[rest] if full < width and rest else ""
     return ("█" * full + tail).ljust(width, "░")
-
-
-def printable(text: str, width: int | None = None) -> str:
-    """A foreign name on one line: what is not printable is spelled out, what is too long is cut.
-
-    Escape sequences, line ends and characters that turn the direction of writing have no power.
-    """
-    kept = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    if width is None or len(kept) <= width:
-        return kept
-    return kept[: max(0, width - 1)] + "…"
 
 
 def starred(name: str, *, is_pinned: bool) -> str:

@@ -1,17 +1,16 @@
 """Is it healthy, who is busy, who waits?"""
 
 from mlxstack.core.engine_snapshot import RequestPhase, SlotView, WaitingView
+from mlxstack.core.formatting import printable, size
 from mlxstack.core.request import Priority
 from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_rate
 from mlxstack.tui.views.formatting import (
     NONE,
     bar,
     of_size,
-    printable,
     rate,
     share,
     short_time,
-    size,
     span,
     starred,
     tokens,

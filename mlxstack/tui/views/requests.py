@@ -1,8 +1,9 @@
 """Where did the time of the last requests go?"""
 
+from mlxstack.core.formatting import printable
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, printable, share, short_time, span, tokens
+from mlxstack.tui.views.formatting import NONE, share, short_time, span, tokens
 from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (
     CellStyle,

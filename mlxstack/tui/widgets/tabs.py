@@ -4,7 +4,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Static
 
-from mlxstack.tui.views.formatting import printable
+from mlxstack.core.formatting import printable
 
 MODES = ("overview", "cache", "agents", "requests")
 

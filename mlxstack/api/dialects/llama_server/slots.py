@@ -104,7 +104,7 @@ def _number(slot: str) -> int:
     try:
         return int(slot)
     except ValueError:
-        raise BadRequest("Invalid slot ID", "id_slot") from None
+        raise BadRequest(f"Invalid slot ID: {slot!r} is not a number", "id_slot") from None
 
 
 async def _filename(request: AnyRequest) -> str:

@@ -1,0 +1,245 @@
+"""Speed of a running service: prefill and decode by prompt length, agents at once, cold and warm.
+
+All requests go to agents of their own under one `cache_salt`, so that nothing in the cache helps
+the cold ones and nothing stays on disk; the agents are deleted at the end.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.client import CallUsage, Client
+from mlxstack.core.errors import Broken, StackError
+
+LENGTHS = (1024, 8192, 32768)
+AGENTS = (1, 2, 4)
+AGENT_PROMPT = 256
+N_ANSWER = 48
+"""Tokens of each answer, so that a rate has enough of them."""
+
+RESERVE = 160
+"""Tokens of a slot that the answer, the second question and the template need."""
+
+WORDS = (
+    *("agent", "array", "batch", "branch", "build", "cache", "class", "commit", "compile", "error"),
+    *("event", "field", "file", "folder", "function", "graph", "index", "layer", "line", "loop"),
+    *("memory", "method", "model", "module", "number", "object", "order", "output", "packet"),
+    *("parser", "path", "prompt", "queue", "record", "request", "result", "schema", "server"),
+    *("slot", "state", "stream", "string", "table", "test", "token", "tree", "type", "value"),
+)
+
+Say = Callable[[str], None]
+
+
+class PromptSpeed(Struct, frozen=True):
+    """One prompt length. `warm` is the next turn of the same conversation.
+
+    Rates are tokens per second: of computed prompt tokens until the first token, and of the
+    answer after it. `skipped` says why there are no figures.
+    """
+
+    n_wanted: int
+    n_prompt: int = 0
+    prefill_tps: float = 0.0
+    decode_tps: float = 0.0
+    cold_ttft_s: float = 0.0
+    warm_ttft_s: float = 0.0
+    n_warm_reused: int = 0
+    n_warm_new: int = 0
+    skipped: str = ""
+
+
+class AgentsSpeed(Struct, frozen=True):
+    """Agents that decode at once: tokens per second of all, and of each on average."""
+
+    n_agents: int
+    total_tps: float
+    each_tps: float
+
+
+class ServiceSpeed(Struct, frozen=True):
+    """Everything that was measured, and the conditions."""
+
+    url: str
+    model: str
+    n_slots: int
+    n_ctx: int
+    n_busy: int
+    seconds: float
+    prompts: tuple[PromptSpeed, ...]
+    agents: tuple[AgentsSpeed, ...]
+
+
+class Answer(Struct, frozen=True):
+    """One streamed answer; times in seconds of one clock."""
+
+    began: float
+    first: float
+    last: float
+    usage: CallUsage
+    text: str
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first one."""
+        seconds = self.last - self.first
+        return (self.usage.completion_tokens - 1) / seconds if seconds > 0 else 0.0
+
+
+async def measure(client: Client, limit_s: float, say: Say) -> ServiceSpeed:
+    """Measure for about `limit_s` seconds. Raises Broken where the service answers nothing."""
+    began = time.monotonic()
+    props = await client.props()
+    slots = await client.slots()
+    trial = Trial(client)
+    n_ctx = props.default_generation_settings.n_ctx
+    try:
+        await trial.calibrate()
+        prompts = await _by_length(trial, n_ctx, time.monotonic() + limit_s, say)
+        agents = await _by_agents(trial, props.total_slots, say)
+    finally:
+        await trial.clean_up()
+    return ServiceSpeed(
+        url=client.url,
+        model=props.model_alias or props.model_path,
+        n_slots=props.total_slots,
+        n_ctx=n_ctx,
+        n_busy=sum(slot.is_processing for slot in slots),
+        seconds=time.monotonic() - began,
+        prompts=tuple(prompts),
+        agents=tuple(agents),
+    )
+
+
+class Trial:
+    """Requests of one measurement, each from an agent whose name nobody else has."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._name = f"bench-{secrets.token_hex(4)}"
+        self._agents: list[str] = []
+        self._words_per_token = 1.0
+
+    async def calibrate(self) -> None:
+        """Learn how many words make a token; this also loads what a first request loads."""
+        few, many = [
+            (await self.ask([self.question(n)], self.agent(), 2)).usage.prompt_tokens
+            for n in (20, 220)
+        ]
+        self._words_per_token = 200 / max(1, many - few)
+
+    def agent(self) -> str:
+        """A new agent."""
+        self._agents.append(f"{self._name}-{len(self._agents)}")
+        return self._agents[-1]
+
+    def question(self, n_tokens: int) -> dict[str, Any]:
+        """A message of about so many tokens that was never sent before."""
+        n_words = max(1, int(n_tokens * self._words_per_token))
+        random = Random(f"{self._name} {len(self._agents)} {n_tokens}")
+        return {"role": "user", "content": " ".join(random.choices(WORDS, k=n_words))}
+
+    async def ask(
+        self, messages: Sequence[dict[str, Any]], agent: str, n_answer: int = N_ANSWER
+    ) -> Answer:
+        """Stream one answer of exactly `n_answer` tokens."""
+        began = time.monotonic()
+        first = last = 0.0
+        usage, text = CallUsage(), ""
+        stream = self._client.chat_stream(
+            list(messages),
+            agent=agent,
+            cache_salt=self._name,
+            max_tokens=n_answer,
+            ignore_eos=True,
+            temperature=0,
+            chat_template_kwargs={"enable_thinking": False},
+        )
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            pieces = [c.delta.content or c.delta.reasoning_content or "" for c in chunk.choices]
+            if any(pieces):
+                last = time.monotonic()
+                first = first or last
+                text += "".join(pieces)
+        if not usage.completion_tokens:
+            raise Broken("the service ended an answer without a token or without its usage")
+        return Answer(began, first or last, last, usage, text)
+
+    async def clean_up(self) -> None:
+        """Delete the agents."""
+        for agent in self._agents:
+            try:
+                await self._client.delete(f"/v1/agents/{agent}")
+            except (StackError, ConnectionError):
+                continue
+
+
+async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> list[PromptSpeed]:
+    """Measure the first length, then each that a slot holds and the time allows."""
+    found: list[PromptSpeed] = []
+    longest, tps = 0, 0.0
+    for wanted in LENGTHS:
+        n_tokens = min(wanted, n_ctx - RESERVE)
+        expected_s = n_tokens / tps if tps else 0.0
+        if n_tokens == longest:
+            found.append(PromptSpeed(wanted, skipped=f"a slot holds {n_ctx} tokens"))
+        elif found and time.monotonic() + expected_s > deadline:
+            found.append(PromptSpeed(wanted, skipped=f"would take about {expected_s:.0f} s"))
+        else:
+            say(f"a prompt of {n_tokens} tokens, cold and warm")
+            found.append(await _prompt_speed(trial, wanted, n_tokens))
+            longest, tps = n_tokens, found[-1].prefill_tps
+    return found
+
+
+async def _prompt_speed(trial: Trial, wanted: int, n_tokens: int) -> PromptSpeed:
+    agent = trial.agent()
+    question = trial.question(n_tokens)
+    cold = await trial.ask([question], agent)
+    answer = {"role": "assistant", "content": cold.text}
+    warm = await trial.ask([question, answer, trial.question(16)], agent)
+    ttft_s = cold.first - cold.began
+    n_computed = cold.usage.prompt_tokens - cold.usage.cached_tokens
+    return PromptSpeed(
+        n_wanted=wanted,
+        n_prompt=cold.usage.prompt_tokens,
+        prefill_tps=n_computed / ttft_s,
+        decode_tps=cold.decode_tps,
+        cold_ttft_s=ttft_s,
+        warm_ttft_s=warm.first - warm.began,
+        n_warm_reused=warm.usage.cached_tokens,
+        n_warm_new=warm.usage.prompt_tokens - warm.usage.cached_tokens,
+    )
+
+
+async def _by_agents(trial: Trial, n_slots: int, say: Say) -> list[AgentsSpeed]:
+    found = []
+    for n_agents in sorted({min(n, n_slots) for n in AGENTS}):
+        say(f"{n_agents} agents at once" if n_agents > 1 else "one agent")
+        names = [trial.agent() for _ in range(n_agents)]
+        answers = await asyncio.gather(
+            *(trial.ask([trial.question(AGENT_PROMPT)], name) for name in names)
+        )
+        found.append(_agents_speed(answers))
+    return found
+
+
+def _agents_speed(answers: Sequence[Answer]) -> AgentsSpeed:
+    """Rates between the first token of the last agent to begin and the first end.
+
+    Outside of that time not all of them decode. Answers that do not overlap have no common rate;
+    theirs is that of all tokens from the first to the last.
+    """
+    rates = [answer.decode_tps for answer in answers]
+    start, end = max(a.first for a in answers), min(a.last for a in answers)
+    if len(answers) > 1 and start >= end:
+        seconds = max(a.last for a in answers) - min(a.first for a in answers)
+        total = sum(a.usage.completion_tokens for a in answers) / seconds
+        return AgentsSpeed(len(answers), total, total / len(answers))
+    return AgentsSpeed(len(answers), sum(rates), sum(rates) / len(rates))

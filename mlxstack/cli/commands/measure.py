@@ -1,0 +1,81 @@
+"""`bench`: speed of the running service."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mlxstack.cli.commands.slots import Name, Url, engine_request
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, note, table
+
+if TYPE_CHECKING:
+    from mlxstack.bench.my_service import PromptSpeed, ServiceSpeed
+
+Seconds = Annotated[
+    float,
+    typer.Option(
+        min=1, max=3600, help="Longer prompts are skipped where they would take longer than this."
+    ),
+]
+
+
+class BenchGroup(TyperGroup):
+    """Group that sends benchmarks of mlx-stack itself to `bench dev`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb. Raises UsageError with the place of a benchmark."""
+        if self.get_command(ctx, args[0]) is None:
+            ctx.fail(
+                f"there is no `{args[0]}` here; `mlx-stack bench` measures the running service, "
+                "`mlx-stack bench dev` mlx-stack itself"
+            )
+        return super().resolve_command(ctx, args)
+
+
+def bench(
+    context: typer.Context,
+    name: Name = None,
+    url: Url = None,
+    seconds: Seconds = 60.0,
+    json: Json = False,
+) -> None:
+    """Measure the running service in about a minute.
+
+    Prefill and decode rates with prompts of 1k, 8k and 32k tokens as far as the context allows,
+    the next turn against the first one, and 1, 2 and 4 agents at once.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from mlxstack.bench.my_service import measure
+
+    found = engine_request(name, url, lambda client: measure(client, seconds, note))
+    as_json(found) if json else _show(found)
+
+
+def _show(found: "ServiceSpeed") -> None:
+    typer.echo(f"{found.model} at {found.url}: {found.n_slots} slots x {found.n_ctx} tokens")
+    typer.echo()
+    heads = ("PROMPT", "PREFILL", "DECODE", "FIRST TOKEN COLD", "WARM", "REUSED", "NEW")
+    table(heads, [_prompt_row(one) for one in found.prompts])
+    typer.echo()
+    rows = [(one.n_agents, f"{one.total_tps:.1f}", f"{one.each_tps:.1f}") for one in found.agents]
+    table(("AGENTS", "DECODE, ALL", "EACH"), rows)
+    typer.echo()
+    typer.echo(f"Rates are tokens per second. Measured in {found.seconds:.0f} s.")
+    if found.n_busy:
+        note(f"warning: {found.n_busy} slots were busy with other requests")
+
+
+def _prompt_row(one: "PromptSpeed") -> tuple[object, ...]:
+    if one.skipped:
+        return (one.n_wanted, one.skipped, "", "", "", "", "")
+    return (
+        one.n_prompt,
+        f"{one.prefill_tps:.0f}",
+        f"{one.decode_tps:.1f}",
+        f"{one.cold_ttft_s:.2f} s",
+        f"{one.warm_ttft_s:.2f} s",
+        one.n_warm_reused,
+        one.n_warm_new,
+    )

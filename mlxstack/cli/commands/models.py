@@ -1,0 +1,141 @@
+"""`models` and `rm`: the models on this machine."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, note, table
+
+if TYPE_CHECKING:
+    from mlxstack.host.home import Home
+    from mlxstack.host.local_models import LocalModel
+
+DAY_S = 86_400.0
+
+
+def models(json: Json = False) -> None:
+    """List the models on this machine: in the hub's cache and in LM Studio's folders."""
+    from mlxstack.cli.units import size, tokens
+    from mlxstack.host.home import home_from
+    from mlxstack.host.hub import cache_folder
+    from mlxstack.host.local_models import local_models
+
+    found = local_models()
+    running = _running(home_from(os.environ))
+    fits = {one.path: _fits(one) for one in found}
+    if json:
+        as_json(
+            {
+                "models": [
+                    {**_plain(one), "fits": fits[one.path], "is_running": _is_used(one, running)}
+                    for one in found
+                ]
+            }
+        )
+        return
+    if not found:
+        note(f"no models in {cache_folder()}; `mlx-stack pull ID` gets one")
+        return
+    rows = [
+        (
+            one.name,
+            size(one.n_bytes),
+            one.quantization,
+            tokens(one.n_trained) if one.n_trained else "-",
+            "running" if _is_used(one, running) else fits[one.path],
+            one.where,
+            _age(one.last_used),
+        )
+        for one in found
+    ]
+    table(("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED"), rows)
+
+
+def rm(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `mlx-stack models`.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model from this machine's disk; never one that is running."""
+    from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.cli.units import size
+    from mlxstack.core.errors import SlotTaken
+    from mlxstack.host.home import home_from
+    from mlxstack.host.local_models import delete
+
+    found = _named(model)
+    running = _running(home_from(os.environ))
+    service = running.get(found.name) or running.get(found.path)
+    if service is not None:
+        raise SlotTaken(
+            f"{found.name} is served by `{service}`; `mlx-stack down {service}` stops it first"
+        )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Misuse("there is no terminal to ask on; `--yes` deletes without asking")
+        typer.confirm(f"Delete {found.name} ({size(found.n_bytes)}) from {found.path}?", abort=True)
+    typer.echo(f"{found.name} is deleted, {size(delete(found))} are free again")
+
+
+def _named(model: str) -> "LocalModel":
+    """The model of this name or path. Raises SetupError with near names."""
+    from mlxstack.core.errors import SetupError
+    from mlxstack.host.local_models import local_models
+    from mlxstack.host.preset_schema import suggestion
+
+    found = local_models()
+    for one in found:
+        if model in {one.name, one.path, one.name.rpartition("/")[2]}:
+            return one
+    near = suggestion(model, [one.name for one in found])
+    raise SetupError(f"there is no model {model} on this machine{near}")
+
+
+def _running(home: "Home") -> dict[str, str]:
+    """The services that run, by the hub id or folder of their models."""
+    from mlxstack.core.preset import Preset
+    from mlxstack.host import services
+    from mlxstack.host.service_state import read_json
+
+    found = {}
+    for state in services.running(home):
+        preset = read_json(home.preset_file(state.plan.name), Preset)
+        if preset is not None:
+            found[preset.model.id] = state.plan.name
+    return found
+
+
+def _is_used(model: "LocalModel", running: dict[str, str]) -> bool:
+    return model.name in running or model.path in running
+
+
+def _fits(model: "LocalModel") -> str:
+    """Whether the weights leave room for KV in the memory of this machine."""
+    from pathlib import Path
+
+    from mlxstack.host.memory_budget import this_memory
+    from mlxstack.host.model_files import measured
+
+    if not model.is_complete:
+        return "incomplete"
+    memory = this_memory(os.environ)
+    weights = measured(Path(model.path))
+    n_bytes = weights.n_bytes(memory.half_bytes) if weights is not None else model.n_bytes
+    return "yes" if n_bytes < memory.usable else "no"
+
+
+def _plain(model: "LocalModel") -> dict[str, object]:
+    import msgspec
+
+    found: dict[str, object] = msgspec.to_builtins(model)
+    return found
+
+
+def _age(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    days = int((time.time() - seconds) / DAY_S)
+    return {0: "today", 1: "yesterday"}.get(days, f"{days} days ago")

@@ -1,0 +1,101 @@
+"""`pull`: bring a model from the hub, with a bar or with lines."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.output import note
+
+if TYPE_CHECKING:
+    from mlxstack.core.preset import ModelSpec
+    from mlxstack.host.hub import Download
+    from mlxstack.host.transfer import Transfer
+
+LINE_S = 2.0
+
+
+def pull(
+    model: Annotated[str, typer.Argument(metavar="HUB ID | PRESET", help="The model to download.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+) -> None:
+    """Download a model from the hub; goes on where an earlier download ended."""
+    from mlxstack.cli.units import size
+    from mlxstack.host import hub
+
+    spec = _spec(model, revision)
+    wanted = hub.plan(spec.id, spec.revision)
+    hub.check_disk(wanted)
+    if wanted.n_missing:
+        here = wanted.n_bytes - wanted.n_missing
+        already = f"; {size(here)} are here already" if here else ""
+        note(f"{spec.id}: {size(wanted.n_missing)} to download{already}")
+    began = time.monotonic()
+    with _progress(wanted) as report:
+        folder = hub.download(spec.id, spec.revision, report)
+    took = f" after {time.monotonic() - began:.0f} s" if wanted.n_missing else " already"
+    typer.echo(f"{spec.id} is here{took}: {size(wanted.n_bytes)} in {folder}")
+
+
+def _spec(model: str, revision: str | None) -> "ModelSpec":
+    """The hub id that a preset or a person names. Raises Misuse for what is not of the hub."""
+    from mlxstack.cli.exit_codes import Misuse
+    from mlxstack.core.preset import ModelSpec
+    from mlxstack.host import presets
+    from mlxstack.host.home import home_from
+    from mlxstack.host.model_reference import HUB_ID
+
+    home = home_from(os.environ)
+    if HUB_ID.fullmatch(model):
+        return ModelSpec(id=model, revision=revision)
+    found = presets.load(model, home).preset.model
+    if not HUB_ID.fullmatch(found.id):
+        raise Misuse(f"`{model}` serves {found.id}, which needs no download")
+    return ModelSpec(id=found.id, revision=revision or found.revision)
+
+
+@contextmanager
+def _progress(wanted: "Download") -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, else a line now and then; call it with the bytes that came in."""
+    if sys.stderr.isatty():
+        with _bar(wanted) as report:
+            yield report
+        return
+    from mlxstack.host.transfer import Transfer
+
+    yield _lines(wanted.model, Transfer(wanted.n_missing, time.monotonic()))
+
+
+@contextmanager
+def _bar(wanted: "Download") -> Iterator[Callable[[int], None]]:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.percentage:>3.0f} %"),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as drawn:
+        task = drawn.add_task(wanted.model, total=max(wanted.n_missing, 1))
+        yield lambda n_bytes: drawn.advance(task, n_bytes)
+
+
+def _lines(model: str, transfer: "Transfer") -> Callable[[int], None]:
+    told = time.monotonic() - LINE_S
+
+    def report(n_bytes: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        transfer.add(n_bytes)
+        if now - told >= LINE_S:
+            told = now
+            note(f"downloading {model}: {transfer.text(now)}")
+
+    return report

@@ -1,0 +1,195 @@
+"""`template`: what was found of a model's chat template and output format."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlxstack.cli.commands.up import Json, preset_names
+from mlxstack.cli.output import as_json, table
+
+if TYPE_CHECKING:
+    from mlxstack.core.conversation import Conversation
+    from mlxstack.core.preset import Preset
+    from mlxstack.text.template_report import TemplateReport
+
+Wanted = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRESET | MODEL FOLDER",
+        help="Whose template; a folder needs no weights.",
+        autocompletion=preset_names,
+    ),
+]
+Line = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def template(
+    wanted: Wanted,
+    render: Annotated[
+        Path | None,
+        typer.Option(
+            "--render", metavar="FILE",
+            help="Print the prompt of each chat body in a JSONL file; - reads stdin.",
+        ),
+    ] = None,
+    parse: Annotated[
+        Path | None,
+        typer.Option(
+            "--parse", metavar="FILE",
+            help='Print the message of each {"body": ..., "raw": ...} in a JSONL file.',
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Tell how a model writes answers and calls, and what its template refuses or drops."""
+    from mlxstack.engine.model.tokenizer_folder import load_tokenizer
+
+    preset, folder = _found(wanted)
+    tokenizer = load_tokenizer(folder)
+    if render is not None:
+        _each(render, _rendering(preset, tokenizer))
+    elif parse is not None:
+        _each(parse, _parsing(preset, tokenizer))
+    else:
+        from mlxstack.text.template_report import report
+
+        found = report(tokenizer)
+        as_json(found) if json else _show(found)
+
+
+def _found(wanted: str) -> "tuple[Preset, Path]":
+    """The preset, and the folder of its tokenizer. Raises SetupError."""
+    from mlxstack.core.preset import ModelSpec, Preset
+    from mlxstack.engine.model.loader import locate
+    from mlxstack.host import presets
+    from mlxstack.host.home import home_from
+
+    folder = Path(wanted).expanduser()
+    if folder.is_dir():
+        return Preset(model=ModelSpec(id=str(folder.absolute())), name=folder.name), folder
+    preset = presets.load(wanted, home_from(os.environ), []).preset
+    return preset, locate(preset.model)
+
+
+def _rendering(preset: "Preset", tokenizer: Any) -> Line:
+    from mlxstack.text.prompt import PromptMaker
+
+    maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+
+    def render(body: dict[str, Any]) -> dict[str, Any]:
+        prompt = maker.make(_conversation(body))
+        return {"prompt": prompt.text, "tokens": list(prompt.tokens)}
+
+    return render
+
+
+def _parsing(preset: "Preset", tokenizer: Any) -> Line:
+    from mlxstack.text.formats import derive_format
+    from mlxstack.text.prompt import PromptMaker
+    from mlxstack.text.template_report import parsed
+
+    maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template)
+    output_format = derive_format(tokenizer)
+
+    def parse(line: dict[str, Any]) -> dict[str, Any]:
+        from json import dumps
+
+        found = parsed(maker, output_format, _conversation(line["body"]), line["raw"])
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for call in found.tool_calls
+        ]
+        return {
+            "role": "assistant",
+            "content": found.content,
+            "reasoning_content": found.reasoning_content,
+            "tool_calls": calls,
+            "n_unparsed": found.n_unparsed,
+        }
+
+    return parse
+
+
+def _conversation(body: Any) -> "Conversation":
+    """What a chat body means, as the chat endpoint reads it."""
+    import msgspec
+
+    from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+    from mlxstack.api.dialects.openai_chat.to_conversation import conversation, tool_choice_mode
+    from mlxstack.service.generation_options import ToolChoiceMode
+
+    read = msgspec.convert(body, ChatBody)
+    found = conversation(read)
+    if tool_choice_mode(read.tool_choice) is ToolChoiceMode.NONE:
+        return msgspec.structs.replace(found, tools=())
+    return found
+
+
+def _each(file: Path, work: Line) -> None:
+    """Print one JSON line for each line of a file; a line that fails says why."""
+    import msgspec
+
+    from mlxstack.core.errors import StackError
+
+    for text in _lines(file):
+        try:
+            found = work(msgspec.json.decode(text))
+        except StackError as error:
+            found = {"error": error.message}
+        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+            found = {"error": f"the line makes no sense: {error!r}"}
+        # A lone surrogate, which JSON can spell, is no UTF-8.
+        typer.echo(msgspec.json.encode(found, enc_hook=str).decode())
+
+
+def _lines(file: Path) -> Iterator[str]:
+    if str(file) == "-":
+        yield from (line for line in sys.stdin if line.strip())
+        return
+    with file.open(encoding="utf-8") as lines:
+        yield from (line for line in lines if line.strip())
+
+
+def _show(found: "TemplateReport") -> None:
+    rows = [
+        ("format", f"{found.format.name} ({found.format.source})"),
+        ("reasoning marks", _words(found.format.reasoning or ())),
+        ("call marks", _words(found.format.calls)),
+        ("end of an answer", _words(found.format.turn_ends)),
+        ("thinking on", _settings(found.thinking_on)),
+        ("thinking off", _settings(found.thinking_off)),
+        ("levels of effort", _settings(found.effort_levels)),
+        ("keeps thoughts by", _settings(found.keeps_thoughts_by)),
+        ("adapted", _settings(found.adaptations)),
+        ("refused or lost", "; ".join(found.lost) or "nothing"),
+        *((f"reuse, {kind}", _percent(share)) for kind, share in found.reuse.items()),
+        *(("note", text) for text in found.notes),
+    ]
+    table(("WHAT", "FOUND"), rows)
+
+
+def _words(texts: tuple[str, ...]) -> str:
+    return " ".join(repr(text)[1:-1] for text in texts) or "-"
+
+
+def _settings(found: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={_value(value)}" for key, value in found.items()) or "-"
+
+
+def _value(value: Any) -> str:
+    return "/".join(map(str, sorted(value))) if isinstance(value, list | tuple) else str(value)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"

@@ -1,0 +1,313 @@
+"""`doctor`: checks of the machine, the home and the models, one function each."""
+
+import json
+import os
+import platform
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.cli.preset_list import catalog
+from mlxstack.core.errors import SetupError, StackError
+from mlxstack.core.formatting import size
+from mlxstack.core.preset import ServerSpec
+from mlxstack.host import presets, services
+from mlxstack.host.descriptors import REQUIRED, require_limit
+from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
+from mlxstack.host.home import HOME_VARIABLE, Home
+from mlxstack.host.memory_budget import VARIABLE, this_memory
+from mlxstack.host.overrides import unknown_variables
+from mlxstack.host.process import listener, refusal
+from mlxstack.host.service_state import owner
+from mlxstack.service import plan_candidate
+
+LONGEST_S = 60.0
+WEIGHTS_SHARE = 0.9
+"""Share of the working set beyond which weights leave too little for KV and activations."""
+HALF_DOWNLOADS = "*/blobs/*.incomplete"
+LOW_DISK_BYTES = 5 * 2**30
+LOW_MEMORY_BYTES = 8 * 2**30
+UNSTORED = "..tmp-*"
+"""Names of the temporary files of `store.durable`."""
+N_SHOWN = 3
+
+
+class CheckLevel(StrEnum):
+    """BAD must be repaired; WARN may cost speed or comfort."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+class CheckResult(Struct, frozen=True):
+    """`remedy` is what to do; empty when nothing is to be done."""
+
+    verdict: CheckLevel
+    subject: str
+    detail: str
+    remedy: str = ""
+
+
+def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
+    """Run all checks, in the order of their repair."""
+    checks = (
+        _system(),
+        _packages(),
+        _memory(),
+        _descriptors(),
+        device(env, home),
+        ceiling(env),
+        _blas(env),
+        _home(home),
+        model_cache(),
+        _presets(home),
+        _variables(env),
+        _services(home),
+        _left_behind(home),
+        _port(home),
+    )
+    return [finding for check in checks for finding in _all_of(check)]
+
+
+def _all_of(check: Iterator[CheckResult]) -> Iterator[CheckResult]:
+    """Results of one check; a file that it may not read is a result too."""
+    try:
+        yield from check
+    except OSError as why:
+        remedy = "correct its permissions"
+        yield CheckResult(CheckLevel.BAD, "files", f"{why.filename}: {why.strerror}", remedy)
+
+
+def _system() -> Iterator[CheckResult]:
+    name = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        yield CheckResult(
+            CheckLevel.BAD,
+            "system",
+            f"{name}: MLX needs Apple silicon",
+            "use a native arm64 Python, or a Linux machine",
+        )
+    elif sys.platform not in {"darwin", "linux"}:
+        yield CheckResult(CheckLevel.BAD, "system", name, "use macOS on Apple silicon, or Linux")
+    else:
+        yield CheckResult(CheckLevel.OK, "system", name)
+
+
+def _packages() -> Iterator[CheckResult]:
+    for package in ("mlx", "mlx-lm"):
+        try:
+            yield CheckResult(CheckLevel.OK, package, version(package))
+        except PackageNotFoundError:
+            remedy = "pip install mlx-stack into this environment again"
+            yield CheckResult(CheckLevel.BAD, package, "not installed", remedy)
+
+
+def _memory() -> Iterator[CheckResult]:
+    here = this_hardware()
+    detail = f"{size(here.total_bytes)}, {size(here.available_bytes)} available, {here.chip}"
+    if here.total_bytes < LOW_MEMORY_BYTES:
+        yield CheckResult(CheckLevel.WARN, "memory", detail, "use small models, such as `demo`")
+    else:
+        yield CheckResult(CheckLevel.OK, "memory", detail)
+
+
+def _descriptors() -> Iterator[CheckResult]:
+    soft, hard = (
+        "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    detail = f"ulimit -n is {soft}, at most {hard}"
+    try:
+        require_limit()
+    except SetupError:
+        remedy = f"start it with a hard limit of at least {REQUIRED}; no model can be loaded"
+        yield CheckResult(CheckLevel.BAD, "open files", detail, remedy)
+    else:
+        yield CheckResult(CheckLevel.OK, "open files", detail)
+
+
+def _blas(env: Mapping[str, str]) -> Iterator[CheckResult]:
+    if sys.platform != "linux":
+        return
+    library = find_openblas()
+    if library is not None:
+        yield CheckResult(CheckLevel.OK, "blas", f"{library} is preloaded into workers")
+    elif "openblas" in env.get("LD_PRELOAD", ""):
+        yield CheckResult(CheckLevel.OK, "blas", f"LD_PRELOAD={env['LD_PRELOAD']}")
+    else:
+        yield CheckResult(
+            CheckLevel.WARN,
+            "blas",
+            "OpenBLAS is not installed; MLX on a CPU is 10 to 25 times slower without it",
+            "install it (Debian: apt install libopenblas0-pthread)",
+        )
+
+
+def _home(home: Home) -> Iterator[CheckResult]:
+    there = next(one for one in (home.root, *home.root.parents) if one.exists())
+    if not (there.is_dir() and os.access(there, os.R_OK | os.W_OK | os.X_OK)):
+        detail = f"{home.root} cannot be used: {there} is no folder that you may write to"
+        remedy = f"make it one, or set {HOME_VARIABLE} to another"
+        yield CheckResult(CheckLevel.BAD, "home", detail, remedy)
+        return
+    if there != home.root:
+        yield CheckResult(CheckLevel.OK, "home", f"{home.root} will be made by the first `up`")
+        return
+    mode = stat.S_IMODE(home.root.stat().st_mode)
+    if mode & 0o077:
+        detail = f"{home.root} is open to others (mode {mode:o})"
+        yield CheckResult(CheckLevel.WARN, "home", detail, f"chmod 700 {home.root}")
+    else:
+        yield CheckResult(CheckLevel.OK, "home", str(home.root))
+    free = shutil.disk_usage(home.root).free
+    if free < LOW_DISK_BYTES:
+        yield CheckResult(
+            CheckLevel.WARN, "disk", f"{size(free)} free", "free some space for saved agents"
+        )
+    else:
+        yield CheckResult(CheckLevel.OK, "disk", f"{size(free)} free")
+
+
+def _presets(home: Home) -> Iterator[CheckResult]:
+    listings = catalog(home)
+    wrong = [one for one in listings if one.error is not None]
+    for one in wrong:
+        yield CheckResult(CheckLevel.WARN, "preset", str(one.error), f"correct {one.source}")
+    yield CheckResult(CheckLevel.OK, "presets", f"{len(listings) - len(wrong)} can be started")
+
+
+def _variables(env: Mapping[str, str]) -> Iterator[CheckResult]:
+    for name in unknown_variables(env):
+        yield CheckResult(
+            CheckLevel.BAD, "variable", f"{name} names no key of a preset", f"unset {name}"
+        )
+
+
+def _services(home: Home) -> Iterator[CheckResult]:
+    for name in services.names(home):
+        state = owner(home, name)
+        if state is not None:
+            yield CheckResult(CheckLevel.OK, "service", f"{name} runs at {state.plan.url}")
+        elif home.pid_file(name).exists():
+            detail = f"{name} crashed and left {home.pid_file(name)}"
+            yield CheckResult(CheckLevel.WARN, "service", detail, f"mlx-stack down {name}")
+
+
+def _left_behind(home: Home) -> Iterator[CheckResult]:
+    """Half-written files of a killed process; a running service may still write to them."""
+    if services.running(home):
+        return
+    stored = (file for part in (home.kv, home.slots, home.agents) for file in part.rglob(UNSTORED))
+    halves = [*stored, *home.run.rglob(".*.json.*"), *home.run.glob(".*.pid.*")]
+    if halves:
+        n_bytes = sum(file.stat().st_size for file in halves)
+        shown = " ".join(map(str, halves[:N_SHOWN])) + (" ..." if len(halves) > N_SHOWN else "")
+        detail = f"{len(halves)} half-written files, {size(n_bytes)}"
+        yield CheckResult(CheckLevel.WARN, "stale", detail, f"delete them: rm {shown}")
+
+
+def _port(home: Home) -> Iterator[CheckResult]:
+    server = ServerSpec()
+    if any(one.plan.url.endswith(f":{server.port}") for one in services.running(home)):
+        return
+    if refusal(server.host, server.port) is None:
+        yield CheckResult(CheckLevel.OK, "port", f"{server.port} is free")
+    else:
+        who = listener(server.port) or "another program"
+        detail = f"{server.port} is taken by {who}"
+        yield CheckResult(CheckLevel.WARN, "port", detail, "start with --port, or end that program")
+
+
+def device(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
+    """Device that MLX computes on, read in a child process, since MLX may crash."""
+    try:
+        told = _ask_mlx(env)
+    except (OSError, ValueError, subprocess.SubprocessError) as why:
+        remedy = "pip install mlx-stack into this environment again, and read what MLX says"
+        yield CheckResult(
+            CheckLevel.BAD, "device", f"MLX does not start: {_last_line(why)}", remedy
+        )
+        return
+    most = f", at most {size(told['limit_bytes'])} at once" if told["limit_bytes"] else ""
+    detail = f"MLX computes on the {told['kind']}, {told['name']}{most}"
+    if sys.platform == "darwin" and told["kind"] != "gpu":
+        remedy = "use a native arm64 Python; a virtual machine has no GPU"
+        yield CheckResult(CheckLevel.WARN, "device", detail, remedy)
+    else:
+        yield CheckResult(CheckLevel.OK, "device", detail)
+    if told["limit_bytes"]:
+        yield from large_weights(home, told["limit_bytes"])
+
+
+def large_weights(home: Home, limit_bytes: int) -> Iterator[CheckResult]:
+    """Presets whose downloaded weights fill the GPU's working set of `limit_bytes`."""
+    for name in presets.listed(home):
+        with suppress(StackError):
+            candidate = plan_candidate.of_preset(presets.load(name, home).preset)
+            n_bytes = candidate.weights.n_bytes()
+            if candidate.is_measured and n_bytes > WEIGHTS_SHARE * limit_bytes:
+                detail = (
+                    f"{name}: {size(n_bytes)} of weights are more than {WEIGHTS_SHARE:.0%} of "
+                    f"the {size(limit_bytes)} that the GPU should hold"
+                )
+                remedy = "take fewer bits per weight, or a smaller model"
+                yield CheckResult(CheckLevel.WARN, "weights", detail, remedy)
+
+
+def ceiling(env: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Memory for models, as `plan` and `up` compute it."""
+    try:
+        memory = this_memory(env)
+    except SetupError as why:
+        yield CheckResult(CheckLevel.BAD, "ceiling", why.message, f"unset {VARIABLE}")
+        return
+    wide = "; half precision takes twice its room on a CPU" if memory.half_bytes > 2 else ""
+    detail = f"models may take {size(memory.usable)} of {size(memory.total)}{wide}"
+    yield CheckResult(CheckLevel.OK, "ceiling", detail)
+
+
+def model_cache() -> Iterator[CheckResult]:
+    """Models in the Hugging Face cache, and unfinished downloads."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(HF_HUB_CACHE)
+    if not folder.is_dir():
+        yield CheckResult(CheckLevel.OK, "models", f"none downloaded; they will go to {folder}")
+        return
+    cache = scan_cache_dir(folder)
+    n_models = sum(repo.repo_type == "model" for repo in cache.repos)
+    detail = f"{n_models} downloaded, {size(cache.size_on_disk)} in {folder}"
+    yield CheckResult(CheckLevel.OK, "models", detail)
+    halves = list(folder.glob(HALF_DOWNLOADS))
+    if halves:
+        n_bytes = sum(file.stat().st_size for file in halves)
+        detail = f"{len(halves)} files half downloaded, {size(n_bytes)}"
+        remedy = f"`mlx-stack up` resumes them; or rm {folder}/{HALF_DOWNLOADS}"
+        yield CheckResult(CheckLevel.WARN, "models", detail, remedy)
+
+
+def _ask_mlx(env: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "mlxstack.engine.device"]
+    done = subprocess.run(
+        command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def _last_line(why: Exception) -> str:
+    said = getattr(why, "stderr", None) or b""
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else str(why)

@@ -1,0 +1,111 @@
+"""From a word on the command line to a preset: a listed one, or one derived from a model."""
+
+import os
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.cli.output import table
+from mlxstack.cli.units import tokens_of
+from mlxstack.core.errors import SetupError, SlotTaken
+from mlxstack.host import model_reference, overrides, presets
+from mlxstack.host.home import Home, make_private
+from mlxstack.host.memory_budget import MemoryBudget, this_memory
+from mlxstack.host.model_files import read_config
+from mlxstack.host.model_reference import ReferenceKind
+from mlxstack.host.preset_paths import expanded
+from mlxstack.host.service_state import write_atomic
+from mlxstack.policy.capacity_advice import SlotSizes
+from mlxstack.service import derived_preset, plan_candidate
+from mlxstack.service.derived_preset import DerivedPreset
+from mlxstack.service.memory_check import MemoryRoom, room_in
+from mlxstack.service.plan_candidate import Candidate
+
+SIZE_KEYS = {"slots.count": "n_slots", "slots.n_ctx": "n_ctx", "kv.bits": "bits"}
+
+
+class ModelRequest(Struct, frozen=True):
+    """A preset's name or file with its `--set` texts; `derived` tells how it was made."""
+
+    preset: str
+    sets: tuple[str, ...]
+    derived: DerivedPreset | None = None
+
+
+def sizes_of(ctx: str | None, slots: int | None, kv_bits: int | None) -> SlotSizes:
+    """The options `--ctx`, `--slots` and `--kv-bits`. Raises Misuse."""
+    return SlotSizes(slots, None if ctx is None else tokens_of(ctx), kv_bits)
+
+
+def request_for(
+    wanted: str, home: Home, given: SlotSizes, sets: tuple[str, ...] = ()
+) -> ModelRequest:
+    """The preset that serves what was named; for a model one is derived and written down.
+
+    Raises SetupError.
+    """
+    reference = model_reference.resolve(wanted, home)
+    if reference.kind is ReferenceKind.PRESET:
+        return ModelRequest(presets.from_anywhere(reference.id), (*_as_sets(given), *sets))
+    room = room_in(home, this_memory(os.environ), reference.name)
+    derived = derived_preset.derive(reference, home, room, given)
+    derived_preset.keep(derived, home)
+    return ModelRequest(derived.preset.name, sets, derived)
+
+
+def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
+    """Write a preset of the user's own. Raises SetupError, SlotTaken where the name is used."""
+    path = home.presets / f"{name}.yaml"
+    if not presets.NAME.fullmatch(name):
+        raise SetupError(f"`{name}` cannot be the name of a preset; use letters, digits, dashes")
+    if path.exists():
+        raise SlotTaken(f"{path} exists already; remove it, or choose another name")
+    reference = model_reference.resolve(source, home)
+    if reference.kind is ReferenceKind.PRESET:
+        make_private(path.parent)
+        lines = [f"extends: {presets.from_anywhere(reference.id)}", f"name: {name}"]
+        lines += [f"{key}: {value}" for key, value in _sections(given)]
+        write_atomic(path, "\n".join([*lines, ""]).encode())
+        return path
+    room = room_in(home, this_memory(os.environ), name)
+    derived = derived_preset.derive(replace(reference, name=name), home, room, given)
+    show_reasons(derived)
+    return derived_preset.keep(derived, home, path)
+
+
+def candidate_for(
+    wanted: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
+) -> Candidate:
+    """What the planner knows of a preset, a model, or a config file. Raises SetupError."""
+    over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets)]
+    file = expanded(wanted)
+    if file.suffix == ".json" and file.is_file():
+        files = read_config(file)
+        alone = plan_candidate.alone(file.absolute())
+        return plan_candidate.of_files(presets.overridden(alone, over, home), files)
+    reference = model_reference.resolve(wanted, home)
+    if reference.kind is ReferenceKind.PRESET:
+        return plan_candidate.of_preset(presets.load(reference.id, home, over).preset)
+    derived = derived_preset.derive(reference, home, MemoryRoom(memory, ()), SlotSizes())
+    changed = presets.overridden(derived.preset, over, home)
+    found = derived.candidate
+    return Candidate(changed, found.files, found.reply)
+
+
+def show_reasons(derived: DerivedPreset) -> None:
+    """The table of what was chosen, and why."""
+    rows = [(one.setting, one.value, one.why) for one in derived.reasons]
+    table(("SETTING", "VALUE", "WHY"), rows)
+
+
+def _sections(given: SlotSizes) -> list[tuple[str, str]]:
+    slots = {"count": given.n_slots, "n_ctx": given.n_ctx}
+    told = ", ".join(f"{key}: {value}" for key, value in slots.items() if value is not None)
+    found = [("slots", f"{{{told}}}")] if told else []
+    return [*found, ("kv", f"{{bits: {given.bits}}}")] if given.bits is not None else found
+
+
+def _as_sets(given: SlotSizes) -> tuple[str, ...]:
+    pairs = ((key, getattr(given, field)) for key, field in SIZE_KEYS.items())
+    return tuple(f"{key}={value}" for key, value in pairs if value is not None)

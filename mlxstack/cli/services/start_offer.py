@@ -1,0 +1,86 @@
+"""Start of a model for a command that needs a running service."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import typer
+from msgspec import Struct
+
+from mlxstack.cli.output import note
+from mlxstack.cli.target import ServiceTarget, target
+from mlxstack.client import Unreachable
+from mlxstack.core.errors import SetupError
+from mlxstack.host import services
+from mlxstack.host.home import Home
+
+CTX = "64k"
+"""Context that a coding agent works with in comfort."""
+
+N_AGENTS = (3, 1)
+"""Agents to recommend for: a client with its sub-agents, else one."""
+
+
+class StartOffer(Struct, frozen=True):
+    """A preset, and the options of `up` with which it fits into this machine."""
+
+    preset: str
+    n_agents: int
+    options: tuple[str, ...]
+
+
+def running_or_started(home: Home, model: str) -> ServiceTarget:
+    """The service of this name, else one that is started for this preset or model."""
+    if model in [state.plan.name for state in services.running(home)]:
+        return target(home, model, None)
+    note(f"{model} is not running; starting it")
+    return target(home, start(model), None)
+
+
+def running_or_offered(home: Home, purpose: str) -> ServiceTarget:
+    """The running service, else the recommended model, started if the user agrees.
+
+    Raises Unreachable where nothing runs and nobody can be asked, or the answer is no; SetupError
+    where no preset fits.
+    """
+    if services.running(home):
+        return target(home, None, None)
+    offer = recommended()
+    size = f"{offer.n_agents} x {CTX} tokens"
+    question = f"No service is running. Start {offer.preset} ({size}) for {purpose}?"
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if not (is_terminal and typer.confirm(question, default=True, err=True)):
+        command = shlex.join(["mlx-stack", "up", offer.preset, *offer.options])
+        raise Unreachable(f"no service is running; start one with `{command}`")
+    return target(home, start(offer.preset, *offer.options), None)
+
+
+def recommended() -> StartOffer:
+    """The preset that `plan` recommends for coding agents. Raises SetupError if none fits."""
+    for n_agents in N_AGENTS:
+        words = ("plan", "--recommend", "--agents", str(n_agents), "--ctx", CTX, "--json")
+        for one in _own_command(*words)["presets"]:
+            if one["verdict"] == "fits":
+                return StartOffer(one["preset"], n_agents, tuple(shlex.split(one["options"])))
+    raise SetupError(
+        f"no service is running, and no preset with {CTX} of context fits into the memory of "
+        "this machine; `mlx-stack plan` shows what does, `mlx-stack up demo` starts a tiny model"
+    )
+
+
+def start(model: str, *options: str) -> str:
+    """Run `mlx-stack up`, whose progress goes to stderr; the name of the service."""
+    return str(_own_command("up", model, *options, "--if-needed", "--json")["name"])
+
+
+def _own_command(*words: str) -> dict[str, Any]:
+    """JSON of another `mlx-stack` command; its failure ends this one with the same exit code."""
+    command = [sys.executable, "-m", "mlxstack.cli.main", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=os.environ, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told

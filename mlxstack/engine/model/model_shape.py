@@ -1,0 +1,256 @@
+"""The KV geometry and weights of a model from config.json, by building mlx-lm's own class.
+
+MLX is lazy: the class is built and called, arrays have shapes, and nothing is computed. Run as
+`python -P FILE` it reads a JSON list of configs from stdin, and answers with a list of shapes.
+"""
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mlxstack.core.errors import Unsupported
+from mlxstack.core.model_info import Weights
+from mlxstack.policy.kv_geometry import Geometry, Layer, LayerKind, ModelShape, ShapeReply
+
+Config = Mapping[str, Any]
+
+PACKAGE = "mlx_lm"
+REMAPPINGS = ("MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING")
+WIDTHS = (
+    ("hidden_size", "n_embd", "dim", "d_model"),
+    ("num_attention_heads", "n_head", "n_heads"),
+    ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+)
+"""Names that configs give to the hidden size, the query heads and the size of an MLP."""
+
+
+def shape_of_config(config: Config) -> ModelShape:
+    """Build the model of a parsed config.json without allocating anything.
+
+    Raises Unsupported for a type that mlx-lm lacks, a config that is not whole, and a model that
+    this machine cannot build.
+    """
+    kind = str(config.get("model_type", ""))
+    try:
+        return _shape(config, *_built(config))
+    except Unsupported:
+        raise
+    except KeyError as missing:
+        raise Unsupported(
+            f"config.json of type '{kind}' lacks {missing}, which mlx-lm needs", "config.json"
+        ) from None
+    # Some model files end the program when a package of theirs is missing.
+    except (Exception, SystemExit) as why:
+        told = str(why).partition("__init__() ")[2] or str(why) or type(why).__name__
+        raise Unsupported(
+            f"mlx-lm cannot build a model of type '{kind}' from this config.json: {told}",
+            "config.json",
+        ) from why
+
+
+def known_types() -> frozenset[str]:
+    """The model types that mlx-lm has a file for, and those that it maps to one of them."""
+    folder = _package_folder() / "models"
+    return frozenset({file.stem for file in folder.glob("*.py")} | set(_remappings()[0]))
+
+
+def _shape(config: Config, model: Any, args: Any) -> ModelShape:
+    is_single = _is_single(config)
+    own = mx.float32 if is_single else mx.bfloat16
+    model.set_dtype(own)
+    weights = None if _is_repacked(config) else _weights(model, config)
+    layers, n_vocab = _layers(model, config)
+    model.set_dtype(mx.float32)
+    widened, _ = _layers(model, config)
+    has_sinks = any("sink" in path.rpartition(".")[2] for path, _ in _parameters(model))
+    hidden, n_heads, inner = _widths(args, config)
+    return ModelShape(
+        geometry=Geometry(layers, own.size, has_sinks=has_sinks),
+        widened=Geometry(widened, mx.float32.size, has_sinks=has_sinks),
+        weights=weights,
+        hidden=hidden,
+        n_heads=n_heads,
+        inner=inner or 4 * hidden,
+        n_vocab=n_vocab,
+    )
+
+
+def _built(config: Config) -> tuple[Any, Any]:
+    plain = msgspec.json.decode(msgspec.json.encode(dict(config)))
+    name = _module_name(config)
+    try:
+        module = importlib.import_module(f"{PACKAGE}.models.{name}")
+    except ModuleNotFoundError:
+        raise Unsupported(
+            f"models of type '{config.get('model_type', '')}' are not in mlx-lm {_version()}",
+            "model_type",
+        ) from None
+    args = module.ModelArgs.from_dict(plain)
+    return module.Model(args), args
+
+
+def _module_name(config: Config) -> str:
+    """The file in `mlx_lm/models`, chosen as mlx-lm's loader does."""
+    kind = str(config.get("model_type", ""))
+    by_type, by_architecture = _remappings()
+    given = config.get("architectures") or ()
+    names = (given,) if isinstance(given, str) else given
+    found = next((by_architecture[kind, n] for n in names if (kind, n) in by_architecture), None)
+    return str(found or by_type.get(kind, kind))
+
+
+def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
+    """The tables of mlx-lm's loader, read from its source: importing it takes seconds."""
+    tree = ast.parse((_package_folder() / "utils.py").read_text("utf-8"))
+    found = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in REMAPPINGS
+    }
+    return found.get(REMAPPINGS[0], {}), found.get(REMAPPINGS[1], {})
+
+
+def _package() -> ModuleSpec:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None:
+        raise Unsupported("mlx-lm is not installed, so the planner gives no number")
+    return spec
+
+
+def _package_folder() -> Path:
+    return Path(next(iter(_package().submodule_search_locations or ())))
+
+
+def _version() -> str:
+    from importlib.metadata import version  # noqa: PLC0415 - needed for a refusal only
+
+    return version("mlx-lm")
+
+
+def _layers(model: Any, config: Config) -> tuple[tuple[Layer, ...], int]:
+    """Every cache after two tokens, and the size of the vocabulary."""
+    cache = importlib.import_module(f"{PACKAGE}.models.cache")
+    caches = cache.make_prompt_cache(model)
+    logits = model(mx.array([[0, 0]]), cache=caches)
+    rank = _flat(config).get("kv_lora_rank")
+    found = [_layer(leaf, rank) for leaf in _leaves(caches)]
+    n_shared = max(0, len(getattr(model, "layers", ())) - len(caches))
+    return (*found, *[Layer(LayerKind.SHARED)] * n_shared), int(logits.shape[-1])
+
+
+def _leaves(caches: Any) -> Iterator[Any]:
+    for one in caches:
+        yield from _leaves(one.caches) if type(one).__name__ == "CacheList" else (one,)
+
+
+def _layer(leaf: Any, rank: int | None) -> Layer:
+    match type(leaf).__name__:
+        case "ArraysCache":
+            arrays = [one for one in leaf.cache if one is not None]
+            return Layer(LayerKind.RECURRENT, state_bytes=sum(one.nbytes for one in arrays))
+        case "RotatingKVCache":
+            kind, window = LayerKind.SLIDING, int(leaf.max_size)
+        case "ChunkedKVCache":
+            kind, window = LayerKind.CHUNKED, int(leaf.chunk_size)
+        case "KVCache":
+            kind, window = LayerKind.FULL, 0
+        case other:
+            raise Unsupported(f"its KV is kept in {other}, which the planner does not know")
+    if leaf.keys is None:
+        return Layer(LayerKind.SHARED)
+    (_, k_heads, _, k_dim), (_, v_heads, _, v_dim) = leaf.keys.shape, leaf.values.shape
+    if kind is LayerKind.FULL and k_heads == 1 and rank in {k_dim, k_dim + v_dim}:
+        kind = LayerKind.LATENT
+    return Layer(kind, k_heads, k_dim, v_heads, v_dim, window)
+
+
+def _weights(model: Any, config: Config) -> Weights:
+    """Numbers of the parameters once quantized as the config says."""
+    table = config.get("quantization")
+    if isinstance(table, Mapping):
+        nn.quantize(
+            model,
+            int(table.get("group_size", 64)),
+            int(table.get("bits", 4)),
+            mode=str(table.get("mode", "affine")),
+            class_predicate=lambda path, module: _precision(model, table, path, module),
+        )
+    sums = {1: 0, 2: 0, 4: 0}
+    packed = 0
+    for _, array in _parameters(model):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sums[array.dtype.size] += array.size
+        else:
+            packed += array.nbytes
+    return Weights(packed=packed, n_half=sums[2], n_single=sums[4])
+
+
+def _precision(
+    model: Any, table: Mapping[str, Any], path: str, module: Any
+) -> bool | dict[str, Any]:
+    """How mlx-lm's converter stores a module; exceptions stand in the table by their path."""
+    exact = next((table[key] for key in table if path == key or path.endswith(f".{key}")), None)
+    if exact is not None:
+        return exact if isinstance(exact, bool) else dict(exact)
+    if not hasattr(module, "to_quantized") or module.weight.shape[-1] % table["group_size"]:
+        return False
+    predicate = getattr(model, "quant_predicate", None)
+    return True if predicate is None else predicate(path, module)
+
+
+def _is_repacked(config: Config) -> bool:
+    """Whether the loader changes the precision of weights in ways that only files tell."""
+    text = config.get("text_config") or {}
+    return "quantization" not in config and any("quantization_config" in c for c in (config, text))
+
+
+def _is_single(config: Config) -> bool:
+    text = _flat(config)
+    return str(text.get("torch_dtype", text.get("dtype", "bfloat16"))).endswith("float32")
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _parameters(model: Any) -> list[tuple[str, mx.array]]:
+    found: list[tuple[str, mx.array]] = tree_flatten(model.parameters())
+    return found
+
+
+def _widths(args: Any, config: Config) -> list[int]:
+    """The widths by `WIDTHS`, the defaults of mlx-lm's class included; 0 where there is none."""
+    inner = getattr(args, "text_config", None)
+    inner = inner if isinstance(inner, Mapping) else getattr(inner, "__dict__", {})
+    given = {**vars(args), **_flat(config), **inner}
+    found = [next((given[key] for key in keys if given.get(key)), 0) for keys in WIDTHS]
+    return [max(value) if isinstance(value, list) else int(value) for value in found]
+
+
+def _answer() -> None:
+    """Answer the configs on stdin, each with its shape or the reason why there is none."""
+    # mlx-lm's own __init__ imports transformers, which takes seconds; its models need none of it.
+    sys.modules[PACKAGE] = importlib.util.module_from_spec(_package())
+    replies = []
+    for config in msgspec.json.decode(sys.stdin.buffer.read(), type=list[dict[str, Any]]):
+        try:
+            replies.append(ShapeReply(shape=shape_of_config(config)))
+        except Unsupported as why:
+            replies.append(ShapeReply(refusal=why.message, param=why.param or ""))
+    sys.stdout.buffer.write(msgspec.json.encode(replies))
+
+
+if __name__ == "__main__":
+    _answer()

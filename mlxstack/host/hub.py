@@ -1,0 +1,208 @@
+"""The Hugging Face hub: configs and sizes before a download, downloads, and errors in words."""
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from msgspec import Struct
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from mlxstack.core.errors import SetupError
+from mlxstack.core.formatting import size
+
+PATTERNS = (
+    "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model",
+    "*.txt", "*.jsonl", "*.jinja",
+)  # fmt: skip
+"""The files of a repository that mlx-lm loads."""
+
+WEIGHTS = ".safetensors"
+SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
+N_NEAR = 3
+DISK_RESERVE = 2**30
+"""Bytes of the disk that a download leaves free."""
+
+Report = Callable[[int], None]
+
+# Its warnings are said better by the refusals here.
+logging.getLogger("huggingface_hub").setLevel("ERROR")
+
+
+class Download(Struct, frozen=True):
+    """Bytes of the files of a repository: all, the weights, and those that are not here yet."""
+
+    model: str
+    n_bytes: int
+    n_weights: int
+    n_missing: int
+
+
+def cache_folder() -> Path:
+    """Where the hub's client keeps its downloads."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def plan(model: str, revision: str | None = None) -> Download:
+    """Ask the hub for the files of a model; nothing is downloaded. Raises SetupError."""
+    try:
+        files: Any = snapshot_download(
+            model,
+            revision=revision,
+            allow_patterns=list(PATTERNS),
+            dry_run=True,
+            tqdm_class=_meter(lambda _: None),
+        )
+    except Exception as error:
+        raise refusal(model, error) from error
+    if not any(file.filename.endswith(WEIGHTS) for file in files):
+        raise _without_weights(model)
+    return Download(
+        model=model,
+        n_bytes=sum(file.file_size or 0 for file in files),
+        n_weights=sum(f.file_size or 0 for f in files if f.filename.endswith(WEIGHTS)),
+        n_missing=sum(file.file_size or 0 for file in files if file.will_download),
+    )
+
+
+def check_disk(wanted: Download) -> None:
+    """Raises SetupError where the disk of the hub's cache cannot hold what is missing."""
+    folder = cache_folder()
+    there = next(one for one in (folder, *folder.parents) if one.is_dir())
+    free = shutil.disk_usage(there).free
+    if wanted.n_missing + DISK_RESERVE > free:
+        raise SetupError(
+            f"{wanted.model} needs {size(wanted.n_missing)} more in {folder}, and that disk has "
+            f"{size(free)} free; make room (`mlx-stack models`, `mlx-stack rm`), or set HF_HOME "
+            "to another disk"
+        )
+
+
+def download(model: str, revision: str | None, report: Report) -> Path:
+    """Bring a model here, and tell `report` of each bytes that came. Raises SetupError.
+
+    Files that are here whole are not downloaded again.
+    """
+    try:
+        return Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=list(PATTERNS), tqdm_class=_meter(report)
+            )
+        )
+    except Exception as error:
+        raise refusal(model, error) from error
+
+
+def fetch_config(model: str, revision: str | None = None) -> Path:
+    """Bring the small files that plans are made from, and return the config. Raises SetupError."""
+    found = None
+    for name in SMALL_FILES:
+        try:
+            path = hf_hub_download(model, name, revision=revision)
+        except errors.EntryNotFoundError as missing:
+            if name == SMALL_FILES[0]:
+                raise (_offline(model) if _is_offline(missing) else _without_weights(model)) from (
+                    missing
+                )
+        except Exception as error:
+            raise refusal(model, error) from error
+        else:
+            found = found or Path(path)
+    assert found is not None
+    return found
+
+
+def refusal(model: str, error: BaseException) -> SetupError:
+    """An error of the hub's client as one sentence with cause and remedy."""
+    if isinstance(error, errors.DryRunError) and error.__cause__ is not None:
+        error = error.__cause__
+    match error:
+        case errors.GatedRepoError():
+            return SetupError(
+                f"{model} is gated: accept its license at {_page(model)}, then `hf auth login`"
+            )
+        case errors.RepositoryNotFoundError() | errors.HFValidationError():
+            return SetupError(
+                f"the hub has no model {model}{_near(model)}; a private one needs `hf auth login`"
+            )
+        case errors.RevisionNotFoundError():
+            return SetupError(f"{model} has no such revision; {_page(model)} lists them")
+        case errors.HfHubHTTPError() if error.response.status_code in {401, 403}:
+            return SetupError(f"the hub refuses {model} to this account; `hf auth login`")
+        case OSError() if error.errno == 28:
+            return SetupError(f"the disk of {cache_folder()} is full; `mlx-stack rm` makes room")
+    return _offline(model) if _is_offline(error) else SetupError(f"{model}: {error}")
+
+
+def _is_offline(error: BaseException) -> bool:
+    # The hub's client wraps a failed connection in what it missed in the cache.
+    kinds = (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return constants.is_offline_mode() or isinstance(error, kinds) or "TransportError" in names
+
+
+def _offline(model: str) -> SetupError:
+    if constants.is_offline_mode():
+        return SetupError(
+            f"{model} is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub; unset it"
+        )
+    return SetupError(
+        f"{model} is not on this machine, and {constants.ENDPOINT} cannot be reached; check the "
+        "network, the proxy and HF_ENDPOINT"
+    )
+
+
+def _without_weights(model: str) -> SetupError:
+    names = _listed_files(model)
+    if any(name.lower().endswith(".gguf") for name in names):
+        return SetupError(
+            f"{model} holds GGUF files, which llama.cpp reads; get the MLX version of this "
+            f"model{_near(model.removesuffix('-GGUF'))}"
+        )
+    lacks = "safetensors weights" if "config.json" in names else "config.json"
+    return SetupError(f"{model} holds no {lacks}, so mlx-lm cannot load it")
+
+
+def _listed_files(model: str) -> Sequence[str]:
+
+    try:
+        return HfApi().list_repo_files(model)
+    except Exception:  # The refusal that is being made says enough.
+        return ()
+
+
+def _near(model: str) -> str:
+    """`; did you mean ...?` with models of the hub whose names are like this one."""
+    name = model.rpartition("/")[2]
+    try:
+        found = [one.id for one in HfApi().list_models(search=name, limit=N_NEAR)]
+        if not found:
+            stem = name.replace("_", "-").rsplit("-", 2)[0]
+            found = [one.id for one in HfApi().list_models(search=stem, limit=N_NEAR)]
+    except Exception:  # As above.
+        return ""
+    names = [one for one in found if one != model]
+    return f"; did you mean {', '.join(names)}?" if names else ""
+
+
+def _page(model: str) -> str:
+
+    return f"{constants.ENDPOINT}/{model}"
+
+
+def _meter(report: Report) -> Any:
+    """A progress class for the hub's client that counts bytes and draws nothing."""
+
+    class Meter(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._counts = str(options.get("desc", "")).startswith("Reconstructing")
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and n:
+                report(int(n))
+            return None
+
+    return Meter

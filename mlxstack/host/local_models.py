@@ -1,0 +1,118 @@
+"""The models on this machine: in the hub's cache, and in the folders of LM Studio."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+from msgspec import Struct
+
+from mlxstack.host.hub import cache_folder
+from mlxstack.host.model_files import CONFIG, measured
+from mlxstack.host.model_reference import lm_studio_folders
+
+
+class LocalModel(Struct, frozen=True):
+    """A model on disk; `last_used` is seconds since the epoch, 0 if unknown.
+
+    `where` is the hub's cache or LM Studio; an incomplete one lacks files of its weights.
+    """
+
+    name: str
+    path: str
+    where: str
+    n_bytes: int
+    last_used: float
+    is_complete: bool
+    model_type: str = ""
+    quantization: str = ""
+    n_trained: int = 0
+
+
+def local_models() -> list[LocalModel]:
+    """Every model on this machine, by name."""
+    found = [*_cached(), *_of_lm_studio()]
+    return sorted(found, key=lambda one: (one.name.lower(), one.where))
+
+
+def delete(model: LocalModel) -> int:
+    """Remove a model from the disk; the bytes that came back."""
+    if model.where == "LM Studio":
+        shutil.rmtree(model.path)
+        return model.n_bytes
+    cache = scan_cache_dir(cache_folder())
+    revisions = [
+        revision.commit_hash
+        for repo in cache.repos
+        if repo.repo_type == "model" and repo.repo_id == model.name
+        for revision in repo.revisions
+    ]
+    strategy = cache.delete_revisions(*revisions)
+    strategy.execute()
+    return int(strategy.expected_freed_size)
+
+
+def _cached() -> Iterator[LocalModel]:
+    try:
+        cache = scan_cache_dir(cache_folder())
+    except CacheNotFound:
+        return
+    for repo in cache.repos:
+        newest = max(repo.revisions, key=lambda one: one.last_modified, default=None)
+        if repo.repo_type == "model" and newest is not None:
+            yield _model(
+                repo.repo_id, newest.snapshot_path, "hub", repo.size_on_disk, repo.last_accessed
+            )
+
+
+def _of_lm_studio() -> Iterator[LocalModel]:
+    for folder in lm_studio_folders():
+        for config in sorted(folder.glob(f"*/*/{CONFIG}")):
+            files = [file for file in config.parent.iterdir() if file.is_file()]
+            n_bytes = sum(file.stat().st_size for file in files)
+            used = max(file.stat().st_atime for file in files)
+            name = str(config.parent.relative_to(folder))
+            yield _model(name, config.parent, "LM Studio", n_bytes, used)
+
+
+def _model(name: str, path: Path, where: str, n_bytes: int, used: float) -> LocalModel:
+    config = _config(path)
+    text = config.get("text_config") or {}
+    flat = {**config, **text}
+    return LocalModel(
+        name=name,
+        path=str(path),
+        where=where,
+        n_bytes=n_bytes,
+        last_used=used,
+        is_complete=bool(config) and _is_whole(path),
+        model_type=str(config.get("model_type", "")),
+        quantization=_quantization(config),
+        n_trained=int(flat.get("max_position_embeddings") or 0),
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return measured(path) is not None
+    except Exception:  # A damaged file is listed as incomplete, whatever is wrong with it.
+        return False
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _quantization(config: dict[str, Any]) -> str:
+    table = config.get("quantization") or config.get("quantization_config") or {}
+    if bits := table.get("bits"):
+        mode = table.get("mode", "affine")
+        return f"{bits} bit" if mode == "affine" else str(mode)
+    return str(table.get("quant_method") or "") or "16 bit"

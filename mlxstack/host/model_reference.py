@@ -1,0 +1,111 @@
+"""The model or preset that a person names: a preset, a hub id, a folder, a folder of a cache."""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from mlxstack.core.errors import SetupError
+from mlxstack.host import presets
+from mlxstack.host.home import Home
+from mlxstack.host.model_files import CONFIG, refuse_gguf
+from mlxstack.host.preset_paths import BUILTIN_MODEL, expanded, is_folder
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+REPOSITORY = re.compile(r"models--(.+?)--(.+)")
+UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+LONGEST_NAME = 64
+
+LM_STUDIO_FOLDERS = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
+
+
+class ReferenceKind(StrEnum):
+    """What a word on the command line means."""
+
+    PRESET = "preset"
+    MODEL = "model"
+
+
+class Reference(Struct, frozen=True):
+    """A preset by name or file, or a model by hub id or folder; `name` is the service's name."""
+
+    kind: ReferenceKind
+    id: str
+    name: str
+
+
+def resolve(wanted: str, home: Home) -> Reference:
+    """Tell presets from models. Raises SetupError with near names."""
+    if wanted.endswith(presets.ENDINGS) or wanted in presets.listed(home):
+        return Reference(ReferenceKind.PRESET, wanted, wanted)
+    folder = _folder(wanted)
+    if folder is not None:
+        return _of_folder(folder)
+    if wanted == BUILTIN_MODEL or not HUB_ID.fullmatch(wanted):
+        if is_folder(wanted):
+            raise SetupError(
+                f"there is no folder {expanded(wanted)}; give a preset, a hub id or a model folder"
+            )
+        presets.find(wanted, home)
+    local = lm_studio_model(wanted)
+    return Reference(ReferenceKind.MODEL, str(local or wanted), _name(wanted.rpartition("/")[2]))
+
+
+def lm_studio_folders() -> list[Path]:
+    """The folders in which LM Studio keeps models here."""
+    folders = [Path(one).expanduser() for one in LM_STUDIO_FOLDERS]
+    return [one for one in folders if one.is_dir()]
+
+
+def lm_studio_model(model: str) -> Path | None:
+    """The folder of a model that LM Studio downloaded; None where there is none."""
+    folders = (folder / model for folder in lm_studio_folders())
+    return next((one for one in folders if (one / CONFIG).is_file()), None)
+
+
+def _folder(wanted: str) -> Path | None:
+    path = expanded(wanted)
+    if path.name == CONFIG and path.is_file():
+        path = path.parent
+    return path.absolute() if path.is_dir() else None
+
+
+def _of_folder(folder: Path) -> Reference:
+    """A model folder, a repository of the hub's cache, or a snapshot in one."""
+    repository = next((one for one in (folder, *folder.parents[:2]) if _is_repository(one)), None)
+    if repository is None:
+        refuse_gguf(folder)
+        return Reference(ReferenceKind.MODEL, str(folder), _name(folder.name))
+    snapshot = folder if folder.parent.name == "snapshots" else _newest(repository)
+    refuse_gguf(snapshot)
+    found = REPOSITORY.fullmatch(repository.name)
+    assert found is not None
+    from mlxstack.host.hub import cache_folder  # noqa: PLC0415 - slow, and rarely needed
+
+    is_own = repository.parent.resolve() == cache_folder().resolve()
+    is_newest = is_own and snapshot.resolve() == _newest(repository).resolve()
+    model = f"{found[1]}/{found[2]}" if is_newest else str(snapshot)
+    return Reference(ReferenceKind.MODEL, model, _name(found[2]))
+
+
+def _is_repository(folder: Path) -> bool:
+    return bool(REPOSITORY.fullmatch(folder.name)) and (folder / "snapshots").is_dir()
+
+
+def _newest(repository: Path) -> Path:
+    """The snapshot that `main` names, else the one that came last."""
+    reference = repository / "refs" / "main"
+    if reference.is_file():
+        named = repository / "snapshots" / reference.read_text().strip()
+        if named.is_dir():
+            return named
+    found = sorted((repository / "snapshots").iterdir(), key=lambda one: one.stat().st_mtime)
+    if not found:
+        raise SetupError(f"{repository} holds no downloaded files; `mlx-stack pull` gets them")
+    return found[-1]
+
+
+def _name(text: str) -> str:
+    """A service's name from the name of a model."""
+    return UNFIT.sub("-", text).strip("-._")[:LONGEST_NAME] or "model"

@@ -1,0 +1,43 @@
+"""Progress of a download in words: percent, bytes, speed, and the time that is left."""
+
+import threading
+
+from mlxstack.core.formatting import size
+
+
+class Transfer:
+    """Thread-safe; the hub's client reports from several threads."""
+
+    def __init__(self, n_total: int, began: float) -> None:
+        self.n_total = n_total
+        self.n_done = 0
+        self._began = began
+        self._lock = threading.Lock()
+
+    def add(self, n_bytes: int) -> None:
+        """Count bytes that came in."""
+        with self._lock:
+            self.n_done = min(self.n_done + n_bytes, self.n_total)
+
+    def text(self, now: float) -> str:
+        """`38 %, 6.2 GiB of 16.4 GiB, 95 MiB/s, 1 min 50 s left`."""
+        n_done, elapsed = self.n_done, max(now - self._began, 1e-3)
+        speed = n_done / elapsed
+        parts = [f"{100 * n_done // max(self.n_total, 1)} %"]
+        parts += [f"{size(n_done)} of {size(self.n_total)}", f"{size(speed)}/s"]
+        if speed:
+            parts.append(f"{duration((self.n_total - n_done) / speed)} left")
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `1 min 50 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )

@@ -1,0 +1,190 @@
+"""Derives a preset from a model: slots, context and KV precision from its config and sizes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.formatting import size
+from mlxstack.core.preset import KVSpec, ModelSpec, Preset, SlotSpec
+from mlxstack.host import model_files, presets
+from mlxstack.host.home import Home, make_private
+from mlxstack.host.model_reference import Reference
+from mlxstack.host.preset_paths import is_folder
+from mlxstack.host.service_state import write_atomic
+from mlxstack.policy.capacity import fits, kv_budget
+from mlxstack.policy.capacity_advice import CapacityOption, SlotSizes, choose_sizes
+from mlxstack.policy.kv_geometry import LayerKind
+from mlxstack.service.memory_check import MemoryRoom
+from mlxstack.service.plan_candidate import Candidate, excerpts, of_files
+
+HEADER = (
+    "# Derived from {id} for this machine. `mlx-stack presets new NAME --from {id}` keeps it.\n"
+)
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Reason(Struct, frozen=True):
+    """One setting of a derived preset, and why it has this value."""
+
+    setting: str
+    value: str
+    why: str
+
+
+class DerivedPreset(Struct, frozen=True):
+    """A preset for a model, how each value was found, and what the planner knows of it.
+
+    `base` is the listed preset of the same model whose other settings are taken over.
+    """
+
+    preset: Preset
+    reasons: tuple[Reason, ...]
+    candidate: Candidate
+    base: str = ""
+
+
+def derive(reference: Reference, home: Home, room: MemoryRoom, given: SlotSizes) -> DerivedPreset:
+    """Choose what a preset would say; nothing but the config is downloaded. Raises SetupError."""
+    base = _listed_for(reference.id, home)
+    alias = reference.name if is_folder(reference.id) else None
+    model = base.model if base is not None else ModelSpec(id=reference.id, alias=alias)
+    files = model_files.find_model(model, excerpts(), asks_hub=True)
+    start = base or Preset(model=model)
+    start = replace(start, name=reference.name, model=model)
+    candidate = of_files(start, files)
+    if candidate.reply.param == "model_type":
+        raise SetupError(
+            f"{reference.id} cannot be served: {candidate.reply.refusal}; a newer mlx-lm may have "
+            "the type, and docs/models.md lists those of this one"
+        )
+    chosen = _choose(candidate, room, given)
+    sizes = chosen or CapacityOption(
+        given.n_slots or start.slots.count,
+        given.n_ctx or start.slots.n_ctx,
+        given.bits or start.kv.bits,
+    )
+    preset = replace(
+        start,
+        description=f"{reference.id}, sized for this machine",
+        slots=replace(start.slots, count=sizes.n_slots, n_ctx=sizes.n_ctx),
+        kv=replace(start.kv, bits=sizes.bits),
+    )
+    candidate = replace(candidate, preset=preset)
+    reasons = _reasons(candidate, room, given, is_planned=chosen is not None)
+    return DerivedPreset(preset, reasons, candidate, base.name if base is not None else "")
+
+
+def keep(derived: DerivedPreset, home: Home, file: Path | None = None) -> Path:
+    """Write the preset where its name finds it again, or into `file`."""
+    preset = derived.preset
+    path = file or home.derived_presets / f"{preset.name}.yaml"
+    document: dict[str, Any] = {"extends": derived.base} if derived.base else {}
+    document |= {"name": preset.name, "description": preset.description}
+    if not derived.base:
+        alias = {"alias": preset.model.alias} if preset.model.alias else {}
+        document["model"] = {"id": preset.model.id, **alias}
+    document["slots"] = {"count": preset.slots.count, "n_ctx": preset.slots.n_ctx}
+    if preset.kv.bits != KVSpec().bits:
+        document["kv"] = {"bits": preset.kv.bits}
+    make_private(path.parent)
+    text = HEADER.format(id=preset.model.id) if file is None else ""
+    text += yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    write_atomic(path, text.encode())
+    return path
+
+
+def _listed_for(model: str, home: Home) -> Preset | None:
+    """The listed preset of the model, if one serves it that was not derived."""
+    for name, file in sorted(presets.listed(home).items()):
+        if file.parent == home.derived_presets:
+            continue
+        try:
+            preset = presets.load(name, home).preset
+        except SetupError:
+            continue
+        if preset.model.id == model:
+            return preset
+    return None
+
+
+def _choose(candidate: Candidate, room: MemoryRoom, given: SlotSizes) -> CapacityOption | None:
+    """The best sizes that fit; None where nothing fits or the caches are unknown."""
+
+    def is_fitting(sizes: CapacityOption) -> bool:
+        if sizes.bits < 16 and not given.bits and not _can_quantize(candidate):
+            return False
+        try:
+            return fits(_sized(candidate, sizes).load(room.memory.half_bytes), room.free)
+        except BadRequest:
+            return False
+
+    return choose_sizes(is_fitting, candidate.n_trained, given)
+
+
+def _can_quantize(candidate: Candidate) -> bool:
+    """Whether quantized KV is served: latent KV is read outside of the attention function."""
+    shape = candidate.reply.shape
+    return shape is not None and all(
+        layer.kind is not LayerKind.LATENT for layer in shape.geometry.layers
+    )
+
+
+def _sized(candidate: Candidate, sizes: CapacityOption) -> Candidate:
+    preset = candidate.preset
+    slots = SlotSpec(sizes.n_slots, sizes.n_ctx, preset.slots.save_path)
+    return replace(
+        candidate, preset=replace(preset, slots=slots, kv=replace(preset.kv, bits=sizes.bits))
+    )
+
+
+def _reasons(
+    candidate: Candidate, room: MemoryRoom, given: SlotSizes, is_planned: bool
+) -> tuple[Reason, ...]:
+    preset, files = candidate.preset, candidate.files
+    weights = candidate.weights.n_bytes(room.memory.half_bytes)
+    source = "measured" if files.weights is not None else "from config.json"
+    rows = [
+        Reason("model", preset.model.id, candidate.architecture),
+        Reason("weights", size(weights), source),
+    ]
+    planned = "fits" if is_planned else "default; nothing smaller is proposed"
+    trained = f"trained for {candidate.n_trained}" if candidate.n_trained else planned
+    for setting, value, is_given, why in (
+        ("slots.count", preset.slots.count, given.n_slots, f"{planned} {size(room.free)}"),
+        ("slots.n_ctx", preset.slots.n_ctx, given.n_ctx, trained),
+        (
+            "kv.bits",
+            preset.kv.bits,
+            given.bits,
+            "the model's own" if preset.kv.bits == 16 else planned,
+        ),
+    ):
+        rows.append(Reason(setting, str(value), "given" if is_given else why))
+    rows.append(_budget(candidate, room, weights))
+    rows.append(_sampling(files.source.parent))
+    return tuple(rows)
+
+
+def _budget(candidate: Candidate, room: MemoryRoom, weights: int) -> Reason:
+    try:
+        load = candidate.load(room.memory.half_bytes)
+    except BadRequest as why:
+        return Reason("KV budget", "auto", why.message)
+    left = max(0, kv_budget(room.free, weights, load.workspace))
+    live = load.geometry.n_bytes(load.n_ctx) * load.n_slots
+    return Reason("KV budget", size(left), f"{size(live)} of it when all slots are full")
+
+
+def _sampling(folder: Path) -> Reason:
+    """The defaults that the model's own generation_config.json gives."""
+    try:
+        found = json.loads((folder / "generation_config.json").read_bytes())
+    except (OSError, ValueError):
+        return Reason("sampling", "temperature 1", "the model has no generation_config.json")
+    told = [f"{key} {found[key]:g}" for key in SAMPLING if isinstance(found.get(key), int | float)]
+    return Reason("sampling", ", ".join(told) or "greedy", "generation_config.json")

@@ -1,0 +1,40 @@
+"""Asks a child process for the shapes of models: only the engine imports MLX."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mlxstack.host.hardware import for_mlx
+from mlxstack.policy.kv_geometry import ShapeReply
+
+# The file itself: with `-m` its package would import mlx-lm, and that transformers.
+PROGRAM = Path(__file__).parent.parent / "engine" / "model" / "model_shape.py"
+LONGEST_S = 120.0
+
+
+def shapes_of(configs: Sequence[Mapping[str, Any]]) -> list[ShapeReply]:
+    """Return the shape of each parsed config.json, or why it has none."""
+    if not configs:
+        return []
+    env = {**os.environ, **for_mlx(os.environ)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(PROGRAM)],
+            input=msgspec.json.encode(list(configs)),
+            env=env,
+            capture_output=True,
+            timeout=LONGEST_S,
+            check=True,
+        )
+        return msgspec.json.decode(done.stdout, type=list[ShapeReply])
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as why:
+        if len(configs) > 1:
+            return [one for config in configs for one in shapes_of([config])]
+        lines = (getattr(why, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+        told = lines[-1] if lines else str(why)
+        return [ShapeReply(refusal=f"MLX cannot build this model here: {told}")]

@@ -1,0 +1,373 @@
+"""The text of an answer to thoughts, content and calls, by the description of its format."""
+
+import re
+from collections.abc import Generator, Iterable
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import Tool, ToolCall
+from mlxstack.text.formats.argument_values import object_of
+from mlxstack.text.formats.call_reader import QUOTES, CallReader, ReadCalls
+from mlxstack.text.formats.description import Channels, DerivedFormat, first_mark
+from mlxstack.text.formats.text_feed import FoundMark, MarkSet, Reading, TextFeed
+from mlxstack.text.tool_call_parser import checked_call
+
+MAX_HEADER = 300
+"""The most characters of a channel header."""
+
+MAX_IN_VAIN = 64
+"""The most calls that are searched for up to the end of a text."""
+
+
+class Thought(Struct, frozen=True):
+    """A stretch of reasoning."""
+
+    text: str
+
+
+class Content(Struct, frozen=True):
+    """A stretch of the answer."""
+
+    text: str
+
+
+class Break(Struct, frozen=True):
+    """The end of a stretch; white space around it belongs to the template."""
+
+
+class Calls(Struct, frozen=True):
+    """Calls and their text, marks included; `is_closed`: their last mark was said."""
+
+    calls: tuple[ToolCall, ...]
+    raw: str
+    is_closed: bool
+
+
+class Unparsed(Struct, frozen=True):
+    """The text of a call that makes no sense, marks included."""
+
+    raw: str
+
+
+class Cut(Struct, frozen=True):
+    """A call that the end of the text cut."""
+
+
+Spoken = Thought | Content | Break | Calls | Unparsed | Cut
+
+
+class AnswerReader:
+    """Reads one answer as its text arrives. Any cut of the text gives the same stretches.
+
+    Without `tools` the marks of calls are text. `is_open`: the answer goes on in the middle of
+    its content. `is_reasoning` and `is_in_call` say where the text stands.
+    """
+
+    def __init__(
+        self,
+        output_format: DerivedFormat,
+        tools: Iterable[Tool] = (),
+        *,
+        is_in_thinking: bool = False,
+        is_open: bool = False,
+    ) -> None:
+        has_thoughts = output_format.reasoning is not None or output_format.channels is not None
+        self.is_reasoning = is_in_thinking and has_thoughts
+        self.is_in_call = False
+        self._format = output_format
+        self._feed = TextFeed()
+        self._spoken: list[Spoken] = []
+        self._is_whole = True
+        self._n_vain = 0
+        tools = tuple(tools)
+        syntax = output_format.calls
+        self._calls = CallReader(syntax, self._feed, tools) if syntax and tools else None
+        self._has_said = is_open
+        self._prefix = output_format.reasoning.prefix if output_format.reasoning else ""
+        self._content_marks = MarkSet(self._marks(is_reasoning=False))
+        self._thought_marks = MarkSet(self._marks(is_reasoning=True))
+        self._steps = self._read(is_open=is_open)
+        next(self._steps, None)
+
+    def feed(self, text: str) -> list[Spoken]:
+        """The stretches that become certain with this text."""
+        self._feed.text += text
+        return self._go_on()
+
+    def finish(self, *, is_whole: bool = True) -> list[Spoken]:
+        """The rest. An answer that is not whole was cut, and so are its open calls."""
+        self._feed.is_final, self._is_whole = True, is_whole
+        return self._go_on()
+
+    def _go_on(self) -> list[Spoken]:
+        next(self._steps, None)
+        spoken, self._spoken = self._spoken, []
+        return spoken
+
+    def _marks(self, *, is_reasoning: bool) -> list[str]:
+        found = list(self._format.wrappers)
+        marks = self._format.reasoning
+        if marks is not None:
+            found.append(marks.closes)
+            if not is_reasoning:
+                found.append(marks.opens)
+        if not is_reasoning:
+            found += [*self._format.turn_ends, *self._format.strays]
+        if self._calls is not None:
+            found += [*self._calls.strict]
+            found += [] if is_reasoning else [*self._calls.lenient]
+        return [first_mark(mark) for mark in found]
+
+    def _read(self, *, is_open: bool) -> Generator[None, None, None]:
+        if self._format.channels is not None:
+            yield from self._read_channels(self._format.channels, is_open=is_open)
+            return
+        if not self.is_reasoning and not is_open:
+            yield from self._bare_calls()
+        while self._feed.text or not self._feed.is_final:
+            if not self._feed.text:
+                yield
+            elif self.is_reasoning:
+                yield from self._think()
+            else:
+                yield from self._talk()
+
+    def _say(self, marks: MarkSet) -> Reading[FoundMark | None]:
+        """Tell the text up to the next mark, which then begins the feed."""
+        feed = self._feed
+        while True:
+            found = marks.search(feed.text, 0, is_final=feed.is_final)
+            end = len(feed.text) if feed.is_final else marks.hold(feed.text, 0)
+            self._tell(feed.text[: found.start if found else end])
+            feed.drop(found.start if found else end)
+            if found is not None or feed.is_final:
+                return found
+            yield
+
+    def _tell(self, text: str) -> None:
+        if not text:
+            return
+        if self.is_reasoning and self._prefix:
+            if text.isspace():
+                return
+            text, self._prefix = self._prefix + text, ""
+        self._spoken.append(Thought(text) if self.is_reasoning else Content(text))
+        self._has_said = self._has_said or (not self.is_reasoning and not text.isspace())
+
+    def _talk(self) -> Reading[None]:
+        """Content up to what ends it."""
+        found = yield from self._say(self._content_marks)
+        if found is None:
+            return
+        mark, marks = found.text, self._format.reasoning
+        opened = 0 if marks is None else (yield from self._match((marks.opens,), mark))
+        if opened:
+            self._spoken.append(Break())
+            self._feed.drop(opened)
+            self.is_reasoning = True
+            return
+        is_call = self._calls is not None and mark in self._calls.strict | self._calls.lenient
+        if is_call and (yield from self._call()):
+            return
+        structure = yield from self._match(self._structure, mark)
+        if structure:
+            self._feed.drop(structure)
+            if not self._has_said:
+                yield from self._bare_calls()
+        elif self._calls is not None and mark in self._calls.strict and not self._is_shared(mark):
+            self._unparsed((yield from self._calls.unreadable(0)))
+        else:
+            self._tell(mark)
+            self._feed.drop(len(mark))
+
+    @property
+    def _structure(self) -> tuple[str, ...]:
+        """The literals of content that are dropped."""
+        marks = self._format.reasoning
+        closes = () if marks is None else (marks.closes,)
+        return (*closes, *self._format.wrappers, *self._format.turn_ends, *self._format.strays)
+
+    def _is_shared(self, mark: str) -> bool:
+        marks = self._format.reasoning
+        opens = () if marks is None else (marks.opens,)
+        return any(first_mark(one) == mark for one in (*opens, *self._structure))
+
+    def _match(self, literals: Iterable[str], mark: str) -> Reading[int]:
+        """The end of the first literal that begins with a mark and stands here; 0 if none does."""
+        for literal in literals:
+            if first_mark(literal) == mark:
+                end = yield from self._feed.literal(literal, 0)
+                if end is not None:
+                    return end
+        return 0
+
+    def _think(self) -> Reading[None]:
+        """A thought up to its end; calls in it are quoted, unless the answer ends with them."""
+        found = yield from self._say(self._thought_marks)
+        marks = self._format.reasoning
+        if found is None or marks is None:
+            return
+        # An answer may begin without the end of its thoughts.
+        end = yield from self._match((marks.closes, *self._format.wrappers[:1]), found.text)
+        if end:
+            self._feed.drop(end)
+            self.is_reasoning = False
+            self._spoken.append(Break())
+            yield from self._bare_calls()
+        elif self._calls is not None and found.text in self._calls.strict:
+            yield from self._quoted_call(found.text)
+        else:
+            self._tell(found.text)
+            self._feed.drop(len(found.text))
+
+    def _quoted_call(self, mark: str) -> Reading[None]:
+        """Calls in a thought count if the whole answer ends with them."""
+        found = yield from self._section(is_lenient=False)
+        end = None if found is None else (yield from self._feed.space(found.end))
+        if found is not None and end == len(self._feed.text) and self._is_whole:
+            self.is_reasoning = False
+            self._finish_calls(found.calls, found.end, is_closed=found.is_closed)
+            return
+        self._tell(mark)
+        self._feed.drop(len(mark))
+
+    def _call(self) -> Reading[bool]:
+        """Whether calls begin here; then they are told."""
+        self.is_in_call = True
+        found = yield from self._section(is_lenient=True)
+        if found is not None:
+            self._end_calls(found.calls, found.end, is_closed=found.is_closed)
+        self.is_in_call = False
+        return found is not None
+
+    def _section(self, *, is_lenient: bool) -> Reading[ReadCalls | None]:
+        """The calls that begin here; after many tries up to the end of the text, none."""
+        assert self._calls is not None
+        if self._n_vain > MAX_IN_VAIN:
+            return None
+        found = yield from self._calls.section(0, is_lenient=is_lenient)
+        self._n_vain += found is None and self._feed.is_final
+        return found
+
+    def _end_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
+        """Tell calls; one that the end of a cut answer left open is cut, others count."""
+        has_end = self._format.calls is not None and any(
+            one.strip() for one in (self._format.calls.closes, self._format.calls.section_closes)
+        )
+        if not self._is_whole and self._feed.is_final and not is_closed and has_end:
+            calls = calls[:-1]
+            self._spoken.append(Cut())
+        self._finish_calls(calls, end, is_closed=is_closed)
+
+    def _finish_calls(self, calls: tuple[ToolCall, ...], end: int, *, is_closed: bool) -> None:
+        if not is_closed and self._feed.is_final and self._feed.text[end:].isspace():
+            end = len(self._feed.text)
+        self._spoken.append(Break())
+        if calls:
+            self._spoken.append(Calls(calls, self._feed.text[:end], is_closed))
+        self._feed.drop(end)
+
+    def _unparsed(self, end: int) -> None:
+        raw = self._feed.text[:end]
+        self._feed.drop(end)
+        self._spoken.append(Break())
+        if not self._is_whole and not self._feed.text:
+            self._spoken.append(Cut())
+            return
+        self._spoken.append(Unparsed(raw))
+
+    def _bare_calls(self) -> Reading[None]:
+        """Calls that no mark announces may begin the content."""
+        if self._calls is None or self._format.calls is None or not self._format.calls.is_bare:
+            return
+        start = yield from self._feed.space(0)
+        self.is_in_call = True
+        found = yield from self._calls.section(start)
+        if found is not None:
+            self._feed.drop(start)
+            self._end_calls(found.calls, found.end - start, is_closed=found.is_closed)
+        self.is_in_call = False
+
+    def _read_channels(self, channels: Channels, *, is_open: bool) -> Generator[None, None, None]:
+        is_in_message = is_open or self.is_reasoning
+        while self._feed.text or not self._feed.is_final:
+            if not self._feed.text:
+                yield
+            elif is_in_message:
+                yield from self._message(channels)
+                is_in_message = False
+            else:
+                is_in_message = yield from self._header(channels)
+
+    def _message(self, channels: Channels) -> Reading[None]:
+        """Thought or content up to the end of its message."""
+        found = yield from self._say(MarkSet([*channels.ends, channels.starts]))
+        self._spoken.append(Break())
+        self.is_reasoning = False
+        if found is not None and found.text in channels.ends:
+            self._feed.drop(len(found.text))
+
+    def _header(self, channels: Channels) -> Reading[bool]:
+        """Whether a header is followed by speech; the message of a call is read with it."""
+        feed = self._feed
+        found = yield from feed.find(MarkSet([channels.message]), 0)
+        header = feed.text if found is None else feed.text[: found.start]
+        if found is None or len(header) > MAX_HEADER:
+            self._headless(channels)
+            return False
+        call = re.search(channels.call, header)
+        if call is not None and self._calls is not None:
+            self.is_in_call = True
+            yield from self._channel_call(channels, call["name"], found.end)
+            self.is_in_call = False
+            return False
+        self.is_reasoning = re.search(channels.reasoning, header) is not None
+        feed.drop(found.end)
+        return True
+
+    def _headless(self, channels: Channels) -> None:
+        """Text without a header is content, unless it only begins one."""
+        text = self._feed.text
+        self._feed.drop(len(text))
+        if not self._is_whole and re.search(channels.call, text):
+            self._spoken.append(Cut())
+        elif not any(mark in text for mark in (channels.starts, *channels.ends)) and not re.match(
+            r"\s*(?:<\||to=)", text
+        ):
+            self._tell(text)
+
+    def _channel_call(self, channels: Channels, name: str, at: int) -> Reading[None]:
+        """The call in a message: JSON of its arguments, or a section of its own."""
+        feed, syntax = self._feed, self._format.calls
+        assert self._calls is not None and syntax is not None
+        calls: tuple[ToolCall, ...] = ()
+        if syntax.section_opens:
+            found = yield from self._calls.section(at)
+            calls, end = ((), at) if found is None else (found.calls, found.end)
+        else:
+            start = yield from feed.space(at)
+            end = at
+            if (yield from feed.starts("{", start)):
+                end = yield from feed.balanced(start, QUOTES, channels.ends)
+        stop = yield from feed.find(MarkSet([*channels.ends, channels.starts]), max(end, at))
+        message = feed.text[at : len(feed.text) if stop is None else stop.start]
+        if not syntax.section_opens:
+            calls = _call_of(name, message)
+        start = len(channels.starts) if feed.text.startswith(channels.starts) else 0
+        feed.drop(start)
+        last = at + len(message) - start
+        if calls:
+            self._finish_calls(calls, last, is_closed=stop is not None)
+        else:
+            self._unparsed(last)
+        if stop is not None and stop.text in channels.ends:
+            feed.drop(len(stop.text))
+
+
+def _call_of(name: str, message: str) -> tuple[ToolCall, ...]:
+    """The call whose arguments are a message, if they are JSON."""
+    try:
+        call = checked_call(name, None, object_of(message.strip()))
+    except ValueError:
+        return ()
+    return () if call is None else (call,)

@@ -1,0 +1,111 @@
+"""The values of arguments: text as it is, everything else by the schema."""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.grammar.schema_types import OTHERS, SchemaTypes, properties, schema_types
+
+UNDECODABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+NULLS = ("null", "None")
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
+ANY = SchemaTypes(({"type": "string"},), ({"type": list(OTHERS)},))
+TEXT = SchemaTypes(({"type": "string"},))
+
+
+class ArgumentTypes:
+    """The types of the arguments of all offered tools."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self._tools = {tool.name: tool.parameters for tool in tools}
+        self._known: dict[str, Mapping[str, SchemaTypes]] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether a tool of this name is offered."""
+        return name in self._tools
+
+    def of(self, name: str, key: str) -> SchemaTypes:
+        """The types of one argument; an argument that the tool does not have is text."""
+        if name not in self._tools:
+            return ANY
+        if name not in self._known:
+            root = dict(self._tools[name])
+            self._known[name] = {
+                argument: schema_types(schema, root)
+                for argument, (schema, _) in properties(root).items()
+            }
+        return self._known[name].get(key, TEXT if self._known[name] else ANY)
+
+
+def argument_value(text: str, types: SchemaTypes) -> Any:
+    """A bare argument by its types; text stays as it is, white space included."""
+    wrapped = CDATA.fullmatch(text)
+    if wrapped:
+        return wrapped[1]
+    bare = text.strip()
+    if types.is_text:
+        return None if types.others and text in NULLS else text
+    kinds = _kinds(types)
+    if kinds == {"boolean"} and not types.texts and bare.casefold() in BOOLEANS:
+        return BOOLEANS[bare.casefold()]
+    value = decoded(bare, text)
+    if isinstance(value, float) and kinds <= {"integer", "number"}:
+        return _number(value)
+    if types.texts and not _fits(value, kinds):
+        return text
+    return value
+
+
+def decoded(bare: str, text: str) -> Any:
+    """The value that JSON or else Python reads; `text` if neither does."""
+    try:
+        return json.loads(bare, strict=False)
+    except UNDECODABLE:
+        pass
+    try:
+        return ast.literal_eval(bare)
+    except UNDECODABLE:
+        return text
+
+
+def object_of(text: str) -> Any:
+    """A JSON value, or else a Python literal; raises ValueError."""
+    try:
+        return json.loads(text, strict=False)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except UNDECODABLE as error:
+            raise ValueError(str(error)) from error
+
+
+def _kinds(types: SchemaTypes) -> set[str]:
+    """The names of the types that are no text."""
+    found: set[str] = set()
+    for schema in types.others:
+        named = schema.get("type", list(OTHERS))
+        found |= set(named) if isinstance(named, list) else {str(named)}
+    return found
+
+
+def _fits(value: Any, kinds: set[str]) -> bool:
+    """Whether a value has one of the types."""
+    names = {
+        bool: ("boolean",), int: ("integer", "number"), float: ("number",), dict: ("object",),
+        list: ("array",), type(None): ("null",),
+    }.get(type(value), ())  # fmt: skip
+    return not kinds.isdisjoint(names)
+
+
+def _number(value: float) -> float | int:
+    """Raises ValueError for what no JSON number is."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no number of JSON")
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,387 @@
+"""The syntax of tool calls, derived from what a template writes for probe calls."""
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.text.formats.argument_values import object_of
+from mlxstack.text.formats.description import (
+    ARGUMENTS,
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    TYPE,
+    CallBody,
+    CallSyntax,
+    JsonBody,
+    NamedBody,
+    PythonBody,
+    ReasoningMarks,
+    TaggedBody,
+)
+from mlxstack.text.formats.template_probes import (
+    CONTENT,
+    IDS,
+    KEYS,
+    NAMES,
+    TWO,
+    TYPED,
+    VALUES,
+    TemplateProbes,
+    shared_end,
+    shared_start,
+    tokens,
+)
+
+_SCALAR = {
+    "integer": r"73519", "number": r"73\.5", "boolean": r"[Tt]rue", "array": r"\[",
+    "object": r"\{", "null": r"null|None",
+}  # fmt: skip
+
+
+class WrittenCall(Struct, frozen=True):
+    """One call as the template wrote it: where it begins and ends, and its body."""
+
+    start: int
+    end: int
+    body: CallBody
+
+
+def derive_calls(
+    probes: TemplateProbes, turn_end: str, reasoning: ReasoningMarks | None
+) -> CallSyntax | None:
+    """The syntax of the calls that a template writes; None if it writes none that is known."""
+    one = _one_call(probes)
+    if one is None:
+        return None
+    written = _written(probes, one, 0)
+    if written is None:
+        return None
+    before = _before(probes, one[: written.start], reasoning)
+    after = _after(probes, one[written.end :], turn_end)
+    if isinstance(written.body, PythonBody):
+        return CallSyntax(written.body, opens=before, closes=after, between=", ")
+    return _framed(probes, written, (before, after))
+
+
+def _one_call(probes: TemplateProbes) -> str | None:
+    """A turn with one call, whose arguments are an object or else text."""
+    for as_text in (False, True):
+        probes.arguments_as_text = as_text
+        for content in ("", None):
+            text = probes.turn(content, probes.calls(TWO))
+            if text is not None and NAMES[0] in text and VALUES[0] in text:
+                return text
+    return None
+
+
+def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str]) -> CallSyntax:
+    """The marks around a body, those of all calls told from those of each."""
+    two = probes.turn("", probes.calls(TWO, TWO))
+    before, after = tokens(around[0]), tokens(around[1])
+    body = written.body
+    if isinstance(body, JsonBody) and body.is_list:
+        between = _list_between(two) or ", "
+        return CallSyntax(body, opens=around[0], closes=around[1], between=between)
+    second = None if two is None or NAMES[1] not in two else _second(probes, two)
+    if second is None or two is None:
+        return CallSyntax(body, opens=around[0], closes=around[1])
+    middle = tokens(two[second[0] : second[1]])
+    opens = shared_end(before, middle)
+    while opens and opens[0].isspace():
+        opens = opens[1:]
+    middle = middle[: len(middle) - len(opens)]
+    closes = shared_start(after, middle)
+    while closes and closes[-1].isspace():
+        closes = closes[:-1]
+    section = before[: len(before) - len(opens)]
+    ending = after[len(closes) :]
+    n = _shared_mark(opens, ending)
+    section, closes = section + opens[:n], closes + opens[:n]
+    opens, ending = opens[n:], ending[n:]
+    middle = [*closes, *middle[len(closes) - n :]] if n else middle
+    return CallSyntax(
+        body,
+        section_opens="".join(section) if "".join(section).strip() else "",
+        section_closes="".join(ending) if "".join(ending).strip() else "",
+        opens="".join(opens),
+        closes="".join(closes),
+        between="".join(middle[len(closes) :]),
+    )
+
+
+def _second(probes: TemplateProbes, two: str) -> tuple[int, int] | None:
+    """Where the first of two calls ends and the second begins."""
+    first, second = _written(probes, two, 0), _written(probes, two, 1)
+    return None if first is None or second is None else (first.end, second.start)
+
+
+def _written(probes: TemplateProbes, text: str, at: int) -> WrittenCall | None:
+    """The call number `at` in a turn."""
+    start = text.find(NAMES[at])
+    if start < 0:
+        return None
+    found = _json(text, start, at) or _python(text, start)
+    return found or _named(text, start, at) or _tagged(probes, text, start)
+
+
+def _json(text: str, name: int, at: int) -> WrittenCall | None:
+    """A call as an object, or in a list of objects."""
+    for match in re.finditer(r"[\[{]", text[:name]):
+        end = _json_end(text, match.start())
+        if end <= name:
+            continue
+        try:
+            value = object_of(text[match.start() : end])
+        except ValueError:
+            continue
+        item = value[0] if isinstance(value, list) and value else value
+        body = _json_body(item, at) if isinstance(item, dict) else None
+        if body is None:
+            continue
+        if not isinstance(value, list):
+            parts = _parts(text[match.start() : end], at)
+            return WrittenCall(match.start(), end, _with(body, parts))
+        inner = text.index("{", match.start())
+        stop = _json_end(text, inner)
+        last = text.rindex("}", 0, end) + 1
+        listed = _with(
+            body,
+            _parts(text[inner:stop], 0),
+            is_list=True,
+            list_opens=text[match.start() : inner],
+            list_closes=text[last:end],
+        )
+        return WrittenCall(match.start(), end, listed)
+    return None
+
+
+def _with(body: JsonBody, parts: tuple[str, ...], **fields: Any) -> JsonBody:
+    return JsonBody(parts, body.name, body.arguments, body.id, **fields)
+
+
+def _json_body(item: dict[str, Any], at: int) -> JsonBody | None:
+    """The paths of name, arguments and id in an object."""
+    if NAMES[at] in item:
+        return JsonBody((), (), (NAMES[at],))
+    name, arguments = _path(item, NAMES[at]), _arguments_path(item)
+    if name is None or arguments is None:
+        return None
+    found = _path(item, IDS[at])
+    ids = [key for key, value in item.items() if "id" in key and isinstance(value, int | str)]
+    return JsonBody((), name, arguments, found or (tuple(ids[:1]) if ids else ()))
+
+
+def _path(item: dict[str, Any], wanted: str) -> tuple[str, ...] | None:
+    for key, value in item.items():
+        if value == wanted:
+            return (key,)
+        if isinstance(value, dict) and (rest := _path(value, wanted)) is not None:
+            return (key, *rest)
+    return None
+
+
+def _arguments_path(item: dict[str, Any]) -> tuple[str, ...] | None:
+    for key, value in item.items():
+        if value == TWO or (isinstance(value, str) and VALUES[0] in value):
+            return (key,)
+        if isinstance(value, dict) and (rest := _arguments_path(value)) is not None:
+            return (key, *rest)
+    return None
+
+
+def _json_end(text: str, at: int) -> int:
+    """The end of the value whose bracket opens at a position; -1 if there is none."""
+    depth, is_text = 0, False
+    for match in re.compile(r'\\.|["\[\]{}]', re.DOTALL).finditer(text, at):
+        sign = match[0]
+        if sign == '"':
+            is_text = not is_text
+        elif not is_text and sign in "[]{}":
+            depth += 1 if sign in "[{" else -1
+            if depth == 0:
+                return match.end()
+    return -1
+
+
+def _parts(text: str, at: int) -> tuple[str, ...]:
+    """The literals and slots of a call written as JSON."""
+    start = text.find(KEYS[0])
+    opening = text.rfind("{", 0, start)
+    end = _json_end(text, opening)
+    quoted = text[max(0, opening - 1)] == '"' and text[end : end + 1] == '"'
+    marked = text[: opening - quoted] + ARGUMENTS + text[end + quoted :]
+    slots = {NAMES[at]: NAME, IDS[at]: ID}
+    found = re.split(
+        "(" + "|".join(map(re.escape, (*slots, ARGUMENTS))) + ")",
+        re.sub(r'("[a-z_]*id": ?")\d+(")', rf"\g<1>{IDS[at]}\2", marked),
+    )
+    return tuple(slots.get(part, part) for part in found if part)
+
+
+def _python(text: str, name: int) -> WrittenCall | None:
+    """A list of Python calls."""
+    if not re.match(rf"{NAMES[0]}\(\s*{KEYS[0]}\s*=", text[name:]):
+        return None
+    start = text.rfind("[", 0, name)
+    end = text.find("]", name) + 1
+    return WrittenCall(start, end, PythonBody()) if start >= 0 and end else None
+
+
+def _named(text: str, name: int, at: int) -> WrittenCall | None:
+    """A name, then the arguments as JSON."""
+    key = text.find(f'"{KEYS[0]}"', name)
+    opening = text.rfind("{", name, key) if key >= 0 else -1
+    end = _json_end(text, opening) if opening >= 0 else -1
+    if end < 0 or VALUES[1] not in text[opening:end]:
+        return None
+    if text.find(NAMES[1 - at], name, opening) >= 0:
+        return None
+    start, before = _id_before(text, name, at)
+    parts = _head_parts(text[name + len(NAMES[at]) : opening], at)
+    return WrittenCall(start, end, NamedBody((*before, NAME, *parts)))
+
+
+def _id_before(text: str, name: int, at: int) -> tuple[int, tuple[str, ...]]:
+    """Where a call begins whose id stands before its name, and the parts up to the name."""
+    start = text.rfind(IDS[at], 0, name)
+    between = text[start + len(IDS[at]) : name]
+    if start < 0 or any(one in between for one in (*NAMES, *VALUES)):
+        return name, ()
+    return start, (ID, between)
+
+
+def _head_parts(text: str, at: int) -> tuple[str, ...]:
+    """The literals and slots after a name."""
+    found = re.split(f"({IDS[at]})", text)
+    slots = tuple(ID if part == IDS[at] else part for part in found if part)
+    # Calls are counted from 0 or from 1.
+    index = re.search(rf"(?<=\W)(?:{at}|{at + 1})(?=\W|$)", slots[0]) if slots else None
+    if index is None:
+        return slots
+    around = (slots[0][: index.start()], INDEX, slots[0][index.end() :])
+    return (*(part for part in around if part), *slots[1:])
+
+
+def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
+    """A name, then a pair of tags for each argument."""
+    places = [text.find(one, name) for one in (KEYS[0], VALUES[0], KEYS[1], VALUES[1])]
+    if -1 in places or sorted(places) != places:
+        return None
+    key, value, second, last = places
+    head = text[name + len(NAMES[0]) : key] if text.startswith(NAMES[0], name) else None
+    if head is None:
+        head = text[name + len(NAMES[1]) : key]
+    value_opens = text[key + len(KEYS[0]) : value]
+    between = text[value + len(VALUES[0]) : second].replace(KEYS[0], KEY)
+    after = text[last + len(VALUES[1]) :].replace(KEYS[1], KEY, 1)
+    if not value_opens.strip() or not between.strip():
+        return None
+    argument_opens = shared_end(tokens(head), tokens(between))
+    closing = tokens(between)[: len(tokens(between)) - len(argument_opens)]
+    closes = shared_start(closing, tokens(after))
+    n = _shared_mark(argument_opens, tokens(after)[len(closes) :])
+    closes += argument_opens[:n]
+    opening = "".join(argument_opens[n:])
+    head = head[: len(head) - len(opening)]
+    has_json = value_opens.endswith('"') and after.startswith('"')
+    value_closes = "".join(closes).rstrip()
+    if has_json:
+        value_opens, value_closes = value_opens[:-1], value_closes[1:]
+    types = _types(probes, value_opens, value_closes)
+    start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
+    body = TaggedBody(
+        (*before, NAME, *_head_parts(head, 0)),
+        argument_opens=opening,
+        value_opens=types[0],
+        value_closes=value_closes,
+        types=types[1],
+        has_json_text=has_json,
+    )
+    if not opening.strip() or not value_closes.strip():
+        return None
+    end = last + len(VALUES[1])
+    ending = value_closes.replace(KEY, KEYS[1])
+    end = text.find(ending, end) + len(ending)
+    return WrittenCall(start, end, body)
+
+
+def _shared_mark(opens: list[str], after: list[str]) -> int:
+    """The number of tokens that begin an opening only because they end what stands before."""
+    same = shared_start(opens, after)
+    return len(same) if "".join(same).strip() and len(same) < len(opens) else 0
+
+
+def _types(
+    probes: TemplateProbes, value_opens: str, value_closes: str
+) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """What opens a value, with a slot where it names the type, and the words by type."""
+    opened = {"string": value_opens}
+    for kind, value in TYPED.items():
+        key = f"key_{kind}"
+        text = probes.turn("", probes.calls({key: value})) or ""
+        at = text.find(key)
+        found = re.search(_SCALAR[kind], text[at + len(key) :]) if at >= 0 else None
+        if found is not None:
+            opened[kind] = text[at + len(key) :][: found.start()]
+    if len(set(opened.values())) == 1 or not all(
+        tokens(one)[:1] == tokens(value_opens)[:1] for one in opened.values()
+    ):
+        return value_opens, ()
+    start = _common(opened.values())
+    end = _common([one[start:][::-1] for one in opened.values()])
+    while start and value_opens[start - 1].isalnum():
+        start -= 1
+    while end and value_opens[len(value_opens) - end].isalnum():
+        end -= 1
+    words = {kind: one[start : len(one) - end] for kind, one in opened.items()}
+    tail = value_opens[len(value_opens) - end :]
+    return value_opens[:start] + TYPE + tail, tuple(words.items())
+
+
+def _common(texts: Any) -> int:
+    first, *others = texts
+    n = 0
+    while n < len(first) and all(n < len(one) and one[n] == first[n] for one in others):
+        n += 1
+    return n
+
+
+def _list_between(two: str | None) -> str:
+    """The text between two objects of a list."""
+    if two is None or NAMES[1] not in two or NAMES[0] not in two:
+        return ""
+    first = two.rfind("{", 0, two.find(NAMES[0]))
+    end = _json_end(two, first)
+    second = two.find("{", end)
+    return two[end:second] if 0 <= end < second else ""
+
+
+def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None) -> str:
+    """What stands before a call, without what opens the turn and empty thoughts."""
+    found = probes.answer(text)
+    marked = probes.turn(CONTENT, probes.calls(TWO))
+    at = -1 if marked is None else marked.find(CONTENT)
+    second = _written(probes, marked, 0) if marked is not None and at >= 0 else None
+    if marked is not None and second is not None and at < second.start:
+        inside = shared_end(tokens(text), tokens(marked[at + len(CONTENT) : second.start]))
+        joined = "".join(inside)
+        if joined.strip() and len(joined.strip()) <= len(found.strip()):
+            found = joined
+    for mark in () if reasoning is None else (reasoning.opens, reasoning.closes):
+        found = found.lstrip().removeprefix(mark) if mark else found
+    return found.lstrip()
+
+
+def _after(probes: TemplateProbes, text: str, turn_end: str) -> str:
+    """What stands after a call, without what ends the turn."""
+    cuts = [text.find(eos) for eos in probes.eos if eos in text]
+    text = text[: min(cuts)] if cuts else text
+    ending = tokens(turn_end.strip())
+    found = tokens(text.rstrip())
+    same = shared_end(found, ending)
+    if same and len(same) == len(ending):
+        found = found[: len(found) - len(same)]
+    return "".join(found).rstrip()

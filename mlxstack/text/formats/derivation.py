@@ -1,0 +1,141 @@
+"""The output format of a model, derived from its chat template."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Tool
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls
+from mlxstack.text.formats.call_derivation import derive_calls
+from mlxstack.text.formats.description import (
+    FALLBACK_CALLS,
+    CallSyntax,
+    DerivedFormat,
+    FormatSource,
+    GemmaBody,
+    JsonBody,
+    NamedBody,
+    PublishedBody,
+    PythonBody,
+    TaggedBody,
+)
+from mlxstack.text.formats.families import FAMILIES, Family
+from mlxstack.text.formats.reasoning_derivation import derive_reasoning, derive_turn
+from mlxstack.text.formats.template_probes import NAMES, TYPED, TemplateProbes
+
+MOST_KNOWN = 32
+SYNTAXES = {
+    JsonBody: "json", NamedBody: "named_json", TaggedBody: "tagged", PythonBody: "pythonic",
+    GemmaBody: "gemma", PublishedBody: "published",
+}  # fmt: skip
+CHECKED: dict[str, dict[str, Any]] = {
+    "code": {"key_one": '    if (a < b) {\n        return "x\\n";\n    }\n', "key_two": "\n\né 格"},
+    "text like JSON": {"key_one": "5", "key_two": "[1, 2]"},
+    "tags": {"key_one": "</parameter>", "key_two": "<tool_call>\n</tool_call> </think>"},
+    "no arguments": {},
+    **{kind: {f"key_{kind}": value} for kind, value in TYPED.items()},
+}
+_known: OrderedDict[bytes, DerivedFormat] = OrderedDict()
+_lock = threading.Lock()
+
+
+def derive_format(tokenizer: Any) -> DerivedFormat:
+    """The format of a model, from its mlx-lm TokenizerWrapper; cached by what it depends on."""
+    probes_source = str(getattr(tokenizer, "chat_template", None) or "")
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    spelled = repr((probes_source, sorted((at, t.content) for at, t in added.items())))
+    published = getattr(tokenizer.tool_parser, "__module__", "")
+    eos = sorted(tokenizer.eos_token_ids)
+    key = hashlib.blake2b(f"{spelled}{published}{eos}".encode(), digest_size=16).digest()
+    with _lock:
+        if key in _known:
+            _known.move_to_end(key)
+            return _known[key]
+    found = _derive(tokenizer)
+    with _lock:
+        _known[key] = found
+        while len(_known) > MOST_KNOWN:
+            _known.popitem(last=False)
+    return found
+
+
+def _derive(tokenizer: Any) -> DerivedFormat:
+    probes = TemplateProbes(tokenizer)
+    family = next((one for one in FAMILIES if _is_of(one, probes)), None)
+    if family is not None and family.format.channels is not None:
+        return family.format
+    reasoning = derive_reasoning(probes)
+    turn = derive_turn(probes, reasoning)
+    base = DerivedFormat(reasoning=reasoning, wrappers=turn.wrappers, turn_ends=turn.ends)
+    calls = derive_calls(probes, turn.end, reasoning)
+    if calls is not None:
+        name = SYNTAXES[type(calls.body)]
+        derived = replace(base, name=name, source=FormatSource.DERIVED, calls=calls)
+        problems = _problems(derived, probes)
+        if not problems:
+            return derived
+        base = replace(base, problems=problems, is_certain=False)
+    if family is not None:
+        return _completed(family.format, base)
+    if (published := _published(tokenizer)) is not None:
+        name = str(tokenizer.tool_parser.__module__).rpartition(".")[2]
+        return replace(base, name=name, source=FormatSource.MLX_LM, calls=published)
+    if calls is not None:
+        return replace(derived, problems=base.problems, is_certain=False)
+    # The prompt tells the model of a template without calls to write them so.
+    told = replace(base, name="json", source=FormatSource.FALLBACK, calls=FALLBACK_CALLS)
+    return told if probes.source else base
+
+
+def _is_of(family: Family, probes: TemplateProbes) -> bool:
+    texts = (probes.source, *probes.tokens)
+    return all(any(one in text for text in texts) for one in family.contains)
+
+
+def _completed(family: DerivedFormat, base: DerivedFormat) -> DerivedFormat:
+    """A family with the marks that were derived where it names none."""
+    return replace(
+        family,
+        reasoning=family.reasoning or base.reasoning,
+        wrappers=family.wrappers or base.wrappers,
+        turn_ends=family.turn_ends or base.turn_ends,
+        problems=base.problems,
+    )
+
+
+def _published(tokenizer: Any) -> CallSyntax | None:
+    """The syntax that a parser of mlx-lm reads between its marks."""
+    if not tokenizer.has_tool_calling or tokenizer.tool_parser is None:
+        return None
+    return CallSyntax(
+        PublishedBody(tokenizer.tool_parser),
+        section_opens=tokenizer.tool_call_start or "",
+        section_closes=tokenizer.tool_call_end or "",
+    )
+
+
+def _problems(derived: DerivedFormat, probes: TemplateProbes) -> tuple[str, ...]:
+    """The probes whose calls are not read back as they were written."""
+    schemas = {"string": {"type": "string"}, **{kind: {"type": kind} for kind in TYPED}}
+    keys = {"key_one": "string", "key_two": "string", **{f"key_{kind}": kind for kind in TYPED}}
+    parameters = {
+        "type": "object",
+        "properties": {key: schemas[kind] for key, kind in keys.items()},
+    }
+    tools = [Tool(name, "", parameters) for name in NAMES]
+    found = []
+    for name, arguments in CHECKED.items():
+        turn = probes.turn("", probes.calls(arguments))
+        if turn is None or NAMES[0] not in turn:
+            continue
+        text = probes.answer(turn)
+        cuts = [text.find(eos) for eos in probes.eos if eos in text]
+        reader = AnswerReader(derived, tools)
+        spoken = [*reader.feed(text[: min(cuts)] if cuts else text), *reader.finish()]
+        calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
+        if [(call.name, call.arguments) for call in calls] != [(NAMES[0], arguments)]:
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,222 @@
+"""The description of an output format: reasoning marks, tool-call syntax, marks of the turn."""
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from mlxstack.core.conversation import ToolCall
+
+NAME, ID, INDEX, ARGUMENTS = "{name}", "{id}", "{index}", "{arguments}"
+TYPE, KEY = "{type}", "{key}"
+"""Slots among the literal parts of a written call."""
+
+_PIECE = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
+_MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+
+
+class FormatSource(StrEnum):
+    """The origin of a description."""
+
+    DERIVED = "derived"
+    FAMILY = "family"
+    MLX_LM = "mlx-lm"
+    FALLBACK = "fallback"
+    NONE = "none"
+
+
+class ReasoningMarks(Struct, frozen=True):
+    """The marks around a thought; `opens` is empty where a thought needs none.
+
+    `prefix` are words of the prompt that a thought begins with.
+    """
+
+    opens: str
+    closes: str
+    prefix: str = ""
+
+
+class JsonBody(Struct, frozen=True):
+    """A call as a JSON object: paths of name, arguments and id; `is_list` writes a list of them.
+
+    An empty path of the name: the name is the only key, and the arguments are its value.
+    """
+
+    parts: tuple[str, ...]
+    name: tuple[str, ...]
+    arguments: tuple[str, ...]
+    id: tuple[str, ...] = ()
+    is_list: bool = False
+    list_opens: str = "["
+    list_closes: str = "]"
+
+
+class NamedBody(Struct, frozen=True):
+    """A name between literal parts, then the arguments as a JSON object."""
+
+    parts: tuple[str, ...]
+
+
+class TaggedBody(Struct, frozen=True):
+    """A name between literal parts, then a pair of tags for each argument.
+
+    `value_opens` stands between key and value and may hold `{type}`, whose words `types` gives
+    by JSON type; `value_closes` may hold `{key}`. Text is written as it is, or as JSON if
+    `has_json_text`.
+    """
+
+    parts: tuple[str, ...]
+    argument_opens: str
+    value_opens: str
+    value_closes: str
+    types: tuple[tuple[str, str], ...] = ()
+    has_json_text: bool = False
+
+
+class PythonBody(Struct, frozen=True):
+    """A list of Python calls with keyword arguments."""
+
+
+class GemmaBody(Struct, frozen=True):
+    """`call:name{key:value}`, with `quote` around text."""
+
+    quote: str
+
+
+class PublishedBody(Struct, frozen=True):
+    """Text that a parser of mlx-lm reads, as it stands between the marks of the section."""
+
+    parser: Callable[[str, Any], Any]
+
+
+CallBody = JsonBody | NamedBody | TaggedBody | PythonBody | GemmaBody | PublishedBody
+
+
+class CallSyntax(Struct, frozen=True):
+    """The syntax of tool calls.
+
+    All calls of an answer stand between `section_opens` and `section_closes`, each between
+    `opens` and `closes`, `between` two of them. Literals are kept as the template writes them.
+    """
+
+    body: CallBody
+    section_opens: str = ""
+    section_closes: str = ""
+    opens: str = ""
+    closes: str = ""
+    between: str = ""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether no mark announces a call."""
+        return not self.section_opens.strip() and not self.opens.strip()
+
+
+FALLBACK_CALLS = CallSyntax(
+    JsonBody(
+        parts=('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+        name=("name",),
+        arguments=("arguments",),
+    ),
+    opens="<tool_call>\n",
+    closes="\n</tool_call>",
+    between="\n",
+)
+"""The calls of a template that writes none."""
+
+
+class Channels(Struct, frozen=True):
+    """An answer of several messages, each behind a header that ends with `message`.
+
+    `reasoning` and `call` are regular expressions of headers; `call` has a group `name`.
+    `starts` opens a header after one of `ends`; `answer` is the header of a plain answer, and
+    `call_head` that of a call, where the call itself stands in the message.
+    """
+
+    starts: str
+    message: str
+    ends: tuple[str, ...]
+    reasoning: str
+    call: str
+    answer: str
+    call_head: str = ""
+
+
+class DerivedFormat(Struct, frozen=True):
+    """The output format of one model. `name` says the syntax, or the family of `source`.
+
+    `turn_ends` are the texts that end an answer; `wrappers` are marks around its content. A
+    format that is not `is_certain` did not read back every probe: `problems` says which.
+    """
+
+    name: str = "text"
+    source: FormatSource = FormatSource.NONE
+    is_certain: bool = True
+    problems: tuple[str, ...] = ()
+    reasoning: ReasoningMarks | None = None
+    calls: CallSyntax | None = None
+    channels: Channels | None = None
+    turn_ends: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+
+    def opens_thought(self, tail: str) -> bool:
+        """Whether the end of a prompt leaves a thought open."""
+        if self.reasoning is None:
+            return False
+        opens = self.reasoning.opens or self.reasoning.prefix
+        return bool(opens.strip()) and tail.rfind(opens) > tail.rfind(self.reasoning.closes)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that are structure, not speech."""
+        found = [*self.turn_ends, *self.wrappers, *self.strays]
+        if self.reasoning is not None:
+            found += [self.reasoning.opens, self.reasoning.closes]
+        if self.channels is not None:
+            found += [self.channels.starts, self.channels.message, self.channels.answer]
+            found += self.channels.ends
+        return tuple(one for one in (*found, *call_marks(self.calls)) if one.strip())
+
+
+class ParsedMessage(Struct, frozen=True):
+    """A whole answer. `n_unparsed` counts the calls that stayed text."""
+
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    n_unparsed: int = 0
+
+
+def call_marks(syntax: CallSyntax | None) -> tuple[str, ...]:
+    """The literals of a call, slots left out."""
+    if syntax is None:
+        return ()
+    found = [syntax.section_opens, syntax.opens, syntax.closes, syntax.section_closes]
+    match syntax.body:
+        case TaggedBody() as body:
+            found += [*body.parts, body.argument_opens, body.value_opens, body.value_closes]
+        case NamedBody() as body:
+            found += body.parts
+        case GemmaBody():
+            found.append(syntax.body.quote)
+    return tuple(one for one in found if one not in (NAME, ID, INDEX))
+
+
+def pieces(literal: str) -> list[str]:
+    """The marks and words of a literal, between which white space may vary."""
+    return _PIECE.findall(literal)
+
+
+def first_mark(literal: str) -> str:
+    """The text by which a literal is searched for."""
+    run = next(iter(literal.split()), "")
+    found = _MARK.match(run)
+    return found[0] if found else run
+
+
+def is_mark(text: str) -> bool:
+    """Whether a text is one mark and nothing else."""
+    return _MARK.fullmatch(text) is not None

@@ -1,0 +1,74 @@
+"""The arguments of Gemma's calls: JSON with bare keys, and marks of its own around text."""
+
+import re
+from typing import Any
+
+from mlxstack.text.formats.argument_values import BOOLEANS, NULLS
+
+_BARE = re.compile(r"[^,:{}\[\]]+")
+
+
+def parse_gemma_call(text: str, quote: str) -> dict[str, Any]:
+    """An object in braces. Raises ValueError."""
+    value, end = _value(text, 0, quote)
+    if end != len(text) or not isinstance(value, dict):
+        raise ValueError(f"no object: {text!r}")
+    return value
+
+
+def _value(text: str, at: int, quote: str) -> tuple[Any, int]:
+    at = _skip(text, at)
+    if text.startswith(quote, at):
+        return _text(text, at, quote)
+    if text.startswith("{", at):
+        return _object(text, at + 1, quote)
+    if text.startswith("[", at):
+        return _list(text, at + 1, quote)
+    found = _BARE.match(text, at)
+    if found is None:
+        raise ValueError(f"no value at {text[at:]!r}")
+    return _scalar(found[0].strip()), found.end()
+
+
+def _object(text: str, at: int, quote: str) -> tuple[dict[str, Any], int]:
+    found: dict[str, Any] = {}
+    while not text.startswith("}", at := _skip(text, at)):
+        if text.startswith(quote, at):
+            key, at = _text(text, at, quote)
+        else:
+            end = text.index(":", at)
+            key, at = text[at:end].strip().strip('"'), end
+        found[key], at = _value(text, text.index(":", at) + 1, quote)
+    return found, at + 1
+
+
+def _list(text: str, at: int, quote: str) -> tuple[list[Any], int]:
+    found = []
+    while not text.startswith("]", at := _skip(text, at)):
+        value, at = _value(text, at, quote)
+        found.append(value)
+    return found, at + 1
+
+
+def _text(text: str, at: int, quote: str) -> tuple[str, int]:
+    end = text.index(quote, at + len(quote))
+    return text[at + len(quote) : end], end + len(quote)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in ", \n\t":
+        at += 1
+    return at
+
+
+def _scalar(text: str) -> Any:
+    if text in NULLS:
+        return None
+    if text.casefold() in ("true", "false"):
+        return BOOLEANS[text.casefold()]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            pass
+    return text.removeprefix('"').removesuffix('"')

@@ -1,0 +1,70 @@
+"""Calls written in Python, also where their strings are not escaped."""
+
+import ast
+import re
+from typing import Any
+
+from mlxstack.core.conversation import ToolCall
+from mlxstack.text.formats.argument_values import decoded
+from mlxstack.text.tool_call_parser import checked_call
+
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_HEAD = re.compile(r"[\s,]*([\w.]+)\(\s*")
+_KEY = re.compile(r"[\s,]*(\w+)\s*=\s*")
+# An argument ends where another one or the end of its call follows.
+_REST = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:,|\]|$)))"
+_TEXT = re.compile(rf"\"(.*?)\"{_REST}|'(.*?)'{_REST}", re.DOTALL)
+_VALUE = re.compile(rf".*?{_REST}", re.DOTALL)
+
+
+def parse_python_calls(text: str) -> tuple[ToolCall, ...]:
+    """The calls of a Python list; raises ValueError or SyntaxError."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return _unescaped(text.strip())
+    if not isinstance(tree, ast.List):
+        raise ValueError(f"no list of calls: {text!r}")
+    return tuple(_call(node) for node in tree.elts)
+
+
+def _call(node: Any) -> ToolCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError(f"no call with keywords: {ast.unparse(node)!r}")
+    arguments = {str(one.arg): ast.literal_eval(_Names().visit(one.value)) for one in node.keywords}
+    return _checked(ast.unparse(node.func), arguments)
+
+
+def _unescaped(text: str) -> tuple[ToolCall, ...]:
+    """Calls whose strings are written as they are."""
+    calls, at = [], 1
+    while head := _HEAD.match(text, at):
+        at = head.end()
+        arguments: dict[str, Any] = {}
+        while key := _KEY.match(text, at):
+            if found := _TEXT.match(text, key.end()):
+                arguments[key[1]] = found[1] if found[1] is not None else found[2]
+            elif found := _VALUE.match(text, key.end()):
+                arguments[key[1]] = decoded(found[0].strip(), found[0])
+            else:
+                raise ValueError(f"no argument: {text[at:]!r}")
+            at = found.end()
+        at = text.index(")", at) + 1
+        calls.append(_checked(head[1], arguments))
+    if not text.startswith("[") or text[at:].strip() != "]":
+        raise ValueError(f"no list of calls: {text!r}")
+    return tuple(calls)
+
+
+def _checked(name: str, arguments: dict[str, Any]) -> ToolCall:
+    call = checked_call(name, None, arguments)
+    if call is None:
+        raise ValueError(f"no call: {name!r}")
+    return call
+
+
+class _Names(ast.NodeTransformer):
+    """Reads the names of JSON as the values of Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

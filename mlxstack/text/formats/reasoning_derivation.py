@@ -1,0 +1,170 @@
+"""The marks of thoughts, content and turns, derived from what a template writes."""
+
+import re
+
+from msgspec import Struct
+
+from mlxstack.text.formats.description import ReasoningMarks, first_mark, is_mark, pieces
+from mlxstack.text.formats.template_probes import (
+    CONTENT,
+    THOUGHT,
+    THOUGHT_FIELDS,
+    TWO,
+    TemplateProbes,
+    common_start,
+    tokens,
+)
+
+_NAME = r"[\w:.▁ -]*(?:think|thought|reason)[\w:.▁ -]*"
+_PAIRS = (
+    (rf"<({_NAME})>", "</{}>"),
+    (rf"\[({_NAME})\]", "[/{}]"),
+    (r"<\|START_(THINKING|REASONING)\|>", "<|END_{}|>"),
+    (r"<\|((?:begin|start)_of_(?:thought|thinking|reasoning))\|>", "<|{}|>"),
+)
+
+
+class TurnMarks(Struct, frozen=True):
+    """The marks around content, and those that end a turn."""
+
+    wrappers: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    end: str = ""
+
+
+def derive_reasoning(probes: TemplateProbes) -> ReasoningMarks | None:
+    """The marks of a thought: written by the template, or else named by it."""
+    return _written_marks(probes) or _opened_marks(probes) or _named_marks(probes)
+
+
+def derive_turn(probes: TemplateProbes, reasoning: ReasoningMarks | None) -> TurnMarks:
+    """The marks around content and after it."""
+    turn = probes.turn(CONTENT)
+    if turn is None or CONTENT not in turn:
+        return TurnMarks()
+    before, _, after = turn.partition(CONTENT)
+    opens = probes.answer(before).strip()
+    if reasoning is not None:
+        for mark in (reasoning.opens, reasoning.closes):
+            opens = opens.replace(mark.strip(), "") if mark.strip() else opens
+    cuts = [after.find(eos) for eos in probes.eos if eos in after]
+    inside = after[: min(cuts)] if cuts else ""
+    ends = _units(after if not cuts else "")
+    if ends and (opening := probes.prompt[common_start(probes.bare, probes.prompt) :].strip()):
+        # An answer of several turns, as a model writes it on without a pause.
+        ends = (f"{ends[0]}{opening}", *ends)
+    closes = _units(inside)
+    opens = opens.strip() if first_mark(opens) and is_mark(first_mark(opens)) else ""
+    if not opens:
+        return TurnMarks((), (*closes, *ends), after)
+    return TurnMarks((opens, *closes), ends, after)
+
+
+def _units(text: str) -> tuple[str, ...]:
+    """The marks in a text, each with the words up to the next of its kind."""
+    found: list[list[str]] = []
+    for piece in pieces(text):
+        if found and piece != found[-1][0]:
+            found[-1].append(piece)
+        else:
+            found.append([piece])
+    units = ("".join(one) for one in found)
+    return tuple(dict.fromkeys(one for one in units if is_mark(first_mark(one))))
+
+
+def _written_marks(probes: TemplateProbes) -> ReasoningMarks | None:
+    """The marks that the template writes around a thought that it is given."""
+    plain = probes.turn(CONTENT) or ""
+    parts = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": CONTENT}]
+    given = [(CONTENT, {field: THOUGHT}) for field in THOUGHT_FIELDS]
+    for content, fields in [*given, (parts, {})]:
+        for calls in ((), probes.calls(TWO)):
+            turn = probes.turn(content, calls, **fields)
+            if turn is None or THOUGHT not in turn:
+                continue
+            before, _, after = turn.partition(THOUGHT)
+            after = after[: after.find(CONTENT)] if CONTENT in after else after
+            if CONTENT in before:
+                before = before[before.find(CONTENT) + len(CONTENT) :]
+            found = _around(probes, plain, before, after)
+            if found is not None:
+                return found
+    return None
+
+
+def _around(probes: TemplateProbes, plain: str, before: str, after: str) -> ReasoningMarks | None:
+    closing = _closing(after, plain.partition(CONTENT)[0])
+    if not closing:
+        return None
+    n = len(pieces(closing))
+    written = pieces(before)
+    opened = written[-n:]
+    while len(opened) < len(written) and not opened[0].startswith(("<", "[")):
+        opened = written[-len(opened) - 1 :]
+    opening = _as_written(before, opened)
+    if written == pieces(plain.partition(CONTENT)[0]) and not _is_pair(opening, closing):
+        return _prompted(probes, before, closing)
+    return ReasoningMarks(opening, closing)
+
+
+def _prompted(probes: TemplateProbes, before: str, closing: str) -> ReasoningMarks:
+    """Marks whose first part only the prompt writes: a mark, or words of the thought."""
+    opening = probes.prompt[common_start(probes.bare, probes.prompt) :]
+    words = opening[common_start(before, opening) :]
+    if is_mark(first_mark(words)):
+        return ReasoningMarks(words.strip(), closing)
+    return ReasoningMarks("", closing, words)
+
+
+def _closing(after: str, before_content: str) -> str:
+    """The mark that ends a thought: the first mark, up to the next of its kind."""
+    found = tokens(after.strip())
+    if not found:
+        return ""
+    same = [at for at, one in enumerate(found[1:], 1) if one[:2] == found[0][:2] or one[:1] == "<"]
+    text = after.strip()
+    if first_mark(text) == text:
+        return text
+    first = found[0]
+    if is_mark(first) and (len(found) == 1 or found[1].isspace() or is_mark(found[1])):
+        return first
+    if is_mark(first):
+        # Words between marks belong to the first, with the mark that ends them.
+        end = same[0] + 1 if same else len(found)
+        return "".join(found[:end])
+    line = text.split("\n", 1)[0]
+    return line.strip() if first[:1] in "<[" else ""
+
+
+def _as_written(text: str, last: list[str]) -> str:
+    """The end of a text that holds these pieces."""
+    at = len(text)
+    for piece in reversed(last):
+        at = text.rfind(piece, 0, at)
+    return text[at:].strip()
+
+
+def _is_pair(opening: str, closing: str) -> bool:
+    return closing.replace("/", "", 1) == opening or closing.replace("END", "START") == opening
+
+
+def _opened_marks(probes: TemplateProbes) -> ReasoningMarks | None:
+    """The mark that the prompt opens an answer with, if the template closes it anywhere."""
+    opening = probes.prompt[common_start(probes.bare, probes.prompt) :].rstrip()
+    found = re.search(r"(<[^<>\s]+>|\[[^\[\]\s]+\])$", opening)
+    if found is None:
+        return None
+    closing = found[0][0] + "/" + found[0][1:]
+    is_known = closing in probes.source or closing in probes.tokens
+    return ReasoningMarks(found[0], closing) if is_known else None
+
+
+def _named_marks(probes: TemplateProbes) -> ReasoningMarks | None:
+    """A pair of marks in the template or the vocabulary whose name speaks of thoughts."""
+    for pattern, closing in _PAIRS:
+        for text in (probes.source, "\n".join(sorted(probes.tokens))):
+            for match in re.finditer(pattern, text, re.IGNORECASE):
+                closes = closing.format(re.sub("^(?:begin|start)", "end", match[1]))
+                if closes in text or closes in probes.source or closes in probes.tokens:
+                    return ReasoningMarks(match[0], closes)
+    return None

@@ -1,0 +1,91 @@
+"""Chat templates as programs: compiled in a sandbox, and what their source says of their inputs."""
+
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
+
+GIVEN = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"}
+)
+"""What every template is given, so that no variable of a request stands for it."""
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}`, which marks for training what the assistant says: its body alone."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment() -> SandboxedEnvironment:
+    """The environment that published templates are written for.
+
+    Lists may be changed, since templates of some models keep queues in them; a rendering gets
+    copies of everything.
+    """
+    made = SandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _refuse
+    made.globals["strftime_now"] = _now
+    return made
+
+
+def free_variables(source: str) -> dict[str, tuple[str, ...]]:
+    """The variables that a template reads before it sets them, and the texts each is compared to.
+
+    Raises jinja2.TemplateError for a source that is no template.
+    """
+    made = environment()
+    tree = made.parse(source)
+    names = meta.find_undeclared_variables(tree) - GIVEN - set(made.globals)
+    compared: dict[str, list[str]] = {name: [] for name in sorted(names)}
+    for comparison in tree.find_all(nodes.Compare):
+        parts = [comparison.expr, *(operand.expr for operand in comparison.ops)]
+        texts = [text for part in parts for text in _texts(part)]
+        for name in {one.name for part in parts for one in _names(part)} & compared.keys():
+            compared[name] += texts
+    return {name: tuple(dict.fromkeys(texts)) for name, texts in compared.items()}
+
+
+def _names(node: nodes.Node) -> list[nodes.Name]:
+    own = [node] if isinstance(node, nodes.Name) else []
+    return [*own, *node.find_all(nodes.Name)]
+
+
+def _texts(node: nodes.Node) -> list[str]:
+    constants = [node] if isinstance(node, nodes.Const) else node.find_all(nodes.Const)
+    return [one.value for one in constants if isinstance(one.value, str)]
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    # The filter of Jinja escapes the letters of HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(form)
+
+
+Renderer = Callable[..., str]
+
+
+def compiled(source: str) -> Renderer:
+    """The rendering of one template, given its variables by name."""
+    return environment().from_string(source).render

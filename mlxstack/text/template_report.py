@@ -1,0 +1,208 @@
+"""What is known of a chat template, in words and numbers for people."""
+
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
+
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.core.errors import BadRequest
+from mlxstack.text.answer_replay import SampledAnswer
+from mlxstack.text.checkpoint_positions import common_length
+from mlxstack.text.formats import (
+    DerivedFormat,
+    FormatSource,
+    ParsedMessage,
+    derive_format,
+    read_answer,
+)
+from mlxstack.text.formats.description import call_marks
+from mlxstack.text.prompt import Prompt, PromptMaker
+from mlxstack.text.template_adaptation import CallText, TemplateCapabilities
+from mlxstack.text.template_probes import losses
+from mlxstack.text.tool_call_replay import NAMELESS
+
+READ = Tool(
+    "read_file",
+    "Read a file of the project.",
+    {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+)
+SYSTEM = Message(Role.SYSTEM, "You are a coding agent. " * 8)
+ASKED = Message(Role.USER, "Fix the bug in main.py, please.")
+RESULT = "def main():\n    return 1\n" * 4
+THOUGHT = "The file has to be read first, since the bug may be in any line of it. " * 4
+NOTES = {
+    "takes_tools": "the template shows no tools; they are written into the system prompt",
+    "takes_calls": "the template shows no tool calls; they are written as JSON in <tool_call>",
+    "takes_results": "the template shows no results; they are written as user turns",
+    "has_system": "the template shows no system prompt; it begins the first user turn",
+    "takes_parallel_calls": "the template shows one call per turn; others get turns of their own",
+    "takes_references": "the template follows no references; parameters are simplified for it",
+}
+TEXT_NOTES = {
+    CallText.BEFORE: "the template drops text beside a call; it gets a turn of its own",
+    CallText.RESULT: "the template drops text beside a call; it is quoted before the result",
+}
+
+
+class FormatReport(Struct, frozen=True):
+    """The output format, its marks, and what of it is not read back."""
+
+    name: str
+    source: str
+    is_certain: bool
+    problems: tuple[str, ...] = ()
+    reasoning: tuple[str, str] | None = None
+    calls: tuple[str, ...] = ()
+    turn_ends: tuple[str, ...] = ()
+
+
+class TemplateReport(Struct, frozen=True):
+    """All that was found of a template. `reuse` is the share of tokens by kind of turn."""
+
+    format: FormatReport
+    adaptations: dict[str, Any] = field(default_factory=dict)
+    keeps_thoughts_by: dict[str, Any] = field(default_factory=dict)
+    thinking_on: dict[str, Any] = field(default_factory=dict)
+    thinking_off: dict[str, Any] = field(default_factory=dict)
+    effort_levels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reuse: dict[str, float | None] = field(default_factory=dict)
+
+
+def report(tokenizer: Any) -> TemplateReport:
+    """The report on the template of a mlx-lm TokenizerWrapper. Raises Unsupported without one."""
+    maker = PromptMaker(tokenizer)
+    template = maker.template
+    maker.text(Conversation((ASKED,)))
+    switches, capabilities = template.switches, template.capabilities
+    found = derive_format(tokenizer)
+    return TemplateReport(
+        format=_format(found),
+        adaptations={
+            key: value
+            for key, value in asdict(capabilities).items()
+            if value != getattr(TemplateCapabilities(), key)
+        },
+        keeps_thoughts_by=dict(switches.keep),
+        thinking_on=dict(switches.on),
+        thinking_off=dict(switches.off),
+        effort_levels=dict(switches.levels),
+        lost=tuple(losses(template.probe, capabilities)),
+        notes=notes(capabilities, found),
+        reuse=_reuse(maker, tokenizer, found),
+    )
+
+
+def notes(capabilities: TemplateCapabilities, found: DerivedFormat) -> tuple[str, ...]:
+    """What a person should know before an agent uses this model."""
+    said = [text for key, text in NOTES.items() if not getattr(capabilities, key)]
+    if capabilities.call_text in TEXT_NOTES:
+        said.append(TEXT_NOTES[capabilities.call_text])
+    if found.source is FormatSource.FALLBACK and capabilities.takes_calls:
+        said.append("no format of tool calls was found; JSON in <tool_call> is read")
+    if not found.is_certain:
+        said.append(f"the format is not certain; not read back: {', '.join(found.problems)}")
+    return tuple(said)
+
+
+def _format(found: DerivedFormat) -> FormatReport:
+    reasoning = found.reasoning
+    return FormatReport(
+        name=found.name,
+        source=found.source.value,
+        is_certain=found.is_certain,
+        problems=found.problems,
+        reasoning=None if reasoning is None else (reasoning.opens, reasoning.closes),
+        calls=tuple(one for one in call_marks(found.calls) if one.strip()),
+        turn_ends=found.turn_ends,
+    )
+
+
+def _reuse(maker: PromptMaker, tokenizer: Any, found: DerivedFormat) -> dict[str, float | None]:
+    """How much of prompt and answer the next prompt reuses, in a tool loop and after it."""
+    call = ToolCall("call00001", READ.name, {"path": "src/main.py"})
+    turns = [SYSTEM, ASKED]
+    shares: dict[str, float | None] = {"tool loop": None, "new user message": None}
+    thought = THOUGHT.strip() if found.reasoning or found.channels else None
+    steps = (
+        ("tool loop", Message(Role.ASSISTANT, "", reasoning=thought, tool_calls=(call,)),
+         Message(Role.TOOL, RESULT, tool_call_id=call.id)),
+        ("new user message", Message(Role.ASSISTANT, "It is fixed.", reasoning=thought),
+         Message(Role.USER, "Thank you. Is there another bug?")),
+    )  # fmt: skip
+    for kind, answer, follows in steps:
+        conversation = Conversation(tuple(turns), tools=(READ,), thinking=True)
+        turns += [answer, follows]
+        after = replace(conversation, messages=tuple(turns))
+        try:
+            shares[kind] = _share(maker, tokenizer, conversation, answer, after, found)
+        except BadRequest:
+            return shares
+    return shares
+
+
+def _share(
+    maker: PromptMaker,
+    tokenizer: Any,
+    conversation: Conversation,
+    answer: Message,
+    after: Conversation,
+    found: DerivedFormat,
+) -> float:
+    prompt = maker.make(conversation)
+    text = _sampled_text(maker, conversation, prompt, answer, found)
+    added = tokenizer.added_tokens_decoder
+    ends = [text.find(added[at].content) for at in tokenizer.eos_token_ids if at in added]
+    text = text[: min((end for end in ends if end >= 0), default=len(text))]
+    tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+    if prompt.anchor is not None:
+        maker.answers.remember(NAMELESS, prompt.anchor, SampledAnswer(answer, tokens))
+    cached, later = prompt.tokens + tokens, maker.make(after).tokens
+    pairs = enumerate(zip(cached, later, strict=False))
+    same = next((at for at, (a, b) in pairs if a != b), min(len(cached), len(later)))
+    return same / len(cached)
+
+
+def _sampled_text(
+    maker: PromptMaker,
+    conversation: Conversation,
+    prompt: Prompt,
+    answer: Message,
+    found: DerivedFormat,
+) -> str:
+    """What a model would sample for an answer, as its own template writes it."""
+    closed = replace(conversation, add_generation_prompt=False)
+    asked, opened = maker.text(closed), prompt.text or ""
+    said = maker.text(replace(closed, messages=(*conversation.messages, answer)))
+    n_before = common_length(asked, opened)
+    opening, body = opened[n_before:], said[n_before:]
+    n_same = common_length(opening, body)
+    # Never in the middle of a mark.
+    n_same = body.rfind("<", 0, n_same) if _is_in_mark(body[:n_same]) else n_same
+    text = body[n_same:]
+    thought = answer.reasoning
+    if thought is None or found.reasoning is None or thought in text:
+        return text
+    opens = "" if prompt.is_in_thinking else found.reasoning.opens
+    closes = found.reasoning.closes
+    return f"{opens}{thought}{'' if text.lstrip().startswith(closes.strip()) else closes}{text}"
+
+
+def _is_in_mark(text: str) -> bool:
+    return text.rfind("<") > text.rfind(">")
+
+
+def parsed(
+    maker: PromptMaker, found: DerivedFormat, conversation: Conversation, raw: str
+) -> ParsedMessage:
+    """A raw answer to a conversation, read as the service reads it. Raises as `make` does."""
+    prompt = maker.make(conversation)
+    return read_answer(
+        found,
+        raw,
+        conversation.tools,
+        is_in_thinking=prompt.is_in_thinking,
+        is_open=conversation.continue_final,
+    )

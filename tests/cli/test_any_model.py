@@ -1,0 +1,79 @@
+"""Any model by its name: a hub id, a folder, a path in a cache; nothing but its config is read."""
+
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests import hub
+from tests.cli.terminal import Shell
+from tests.conftest import ModelOf
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+NAME = "tiny-org/tiny-llama"
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+
+def test_a_hub_id_is_planned_started_swapped_and_found_again(
+    shell: Shell, model_of: ModelOf
+) -> None:
+    del shell.env["MLX_STACK_WORKER"]
+    folder = model_of("tiny")
+    files = hub.files_of(folder) | {"generation_config.json": b'{"temperature": 0.5, "top_k": 7}'}
+    with hub.serving(files, NAME) as here:
+        shell.env |= here.env(shell.folder / "hf")
+        plan = json.loads(shell.run("plan", NAME, "--json").stdout)
+        assert plan["spec"]["weights_from"] == "estimated"
+        assert plan["wanted"]["fits"]
+        assert "model.safetensors" not in here.fetched
+        up = shell.run("up", NAME, "--port", str(shell.port), "--ctx", "1k", "--slots", "2")
+        assert up.returncode == 0, up.stderr
+    rows = {line.split()[0]: line for line in up.stdout.splitlines() if line.strip()}
+    assert rows["slots.n_ctx"].split()[1:3] == ["1024", "given"]
+    assert rows["slots.count"].split()[1:3] == ["2", "given"]
+    assert "temperature 0.5, top_k 7" in rows["sampling"]
+    assert "generation_config.json" in rows["sampling"]
+    service = shell.services()["tiny-llama"]
+    assert (service["state"], service["n_slots"], service["n_ctx"]) == ("healthy", 2, 1024)
+    answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
+    assert answer.status_code == 200 and answer.json()["model"] == NAME
+    swapped = shell.run("swap", str(folder))
+    assert swapped.returncode == 0, swapped.stderr
+    assert "slots.count" in swapped.stdout
+    answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
+    assert answer.json()["model"] == folder.name
+    assert shell.run("down").returncode == 0
+    again = shell.run("up", "tiny-llama", "--port", str(shell.port), "--dry-run")
+    assert "n_ctx: 1024" in again.stdout and NAME in again.stdout
+
+
+def test_a_folder_and_a_path_in_a_cache_are_models(shell: Shell, model_of: ModelOf) -> None:
+    folder = model_of("tiny-swa")
+    up = shell.run("up", str(folder), "--port", str(shell.port), "--ctx", "512")
+    assert up.returncode == 0, up.stderr
+    assert shell.services()["tiny-swa"]["n_ctx"] == 512
+    snapshot = shell.folder / "cache" / "models--org--tiny" / "snapshots" / hub.COMMIT
+    snapshot.parent.mkdir(parents=True)
+    shutil.copytree(folder, snapshot)
+    found = json.loads(shell.run("up", str(snapshot.parents[1]), "--dry-run", "--json").stdout)
+    assert found["preset"]["model"]["id"] == str(snapshot)
+    assert found["preset"]["name"] == "tiny"
+    assert found["preset"]["slots"]["count"] >= 2
+
+
+def test_presets_new_writes_down_what_up_would_choose(shell: Shell, model_of: ModelOf) -> None:
+    folder = model_of("tiny")
+    made = shell.run("presets", "new", "mine", "--from", str(folder), "--ctx", "2k")
+    assert made.returncode == 0, made.stderr
+    text = (shell.home / "presets" / "mine.yaml").read_text()
+    assert f"id: {folder}" in text and "n_ctx: 2048" in text
+    again = shell.run("presets", "new", "mine", "--from", str(folder))
+    assert again.returncode == 4 and "exists already" in again.stderr
+    short = shell.run("presets", "new", "short", "--from", "demo", "--slots", "1")
+    assert short.returncode == 0
+    shown = json.loads(shell.run("presets", "show", "short", "--json").stdout)["preset"]
+    assert (shown["slots"]["count"], shown["model"]["id"]) == (1, "demo")
+    assert not Path(shell.home / "derived").exists()

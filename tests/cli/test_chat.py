@@ -1,0 +1,196 @@
+"""`chat`: turns on a terminal, piped input, agents, and Ctrl-C, against the demo model."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.running import Running
+from tests.cli.terminal import CLI, Shell
+from tests.clients.stage import playing
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+REMEMBER = "Remember the magic word: tutorialdemo."
+SUMMARY = re.compile(
+    r"\[prompt: (\d+) tokens reused, (\d+) new; first token after [\d.]+ s; "
+    r"(\d+) tokens generated, [\d.]+ tok/s\]"
+)
+
+
+class Terminal:
+    """A terminal in which one `mlx-stack chat` runs."""
+
+    def __init__(self, shell: Shell, *words: str) -> None:
+        self.text = ""
+        self._ours, theirs = pty.openpty()
+        env = shell.env | {"TERM": "dumb", "NO_COLOR": "1"}
+        self.process = subprocess.Popen(
+            [*CLI, *words],
+            env=env,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=None,
+        )
+        os.close(theirs)
+
+    def type(self, line: str) -> None:
+        os.write(self._ours, f"{line}\n".encode())
+
+    def until(self, words: str, seconds: float = 120) -> str:
+        """Everything up to `words`; what was read before is gone."""
+        deadline = time.monotonic() + seconds
+        while words not in self.text:
+            assert time.monotonic() < deadline, self.text
+            try:
+                self.text += os.read(self._ours, 65536).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"it ended without {words!r}: {self.text}") from None
+        before, _, self.text = self.text.partition(words)
+        return before
+
+    def close(self) -> int:
+        os.write(self._ours, b"\x04")
+        code = self.process.wait(60)
+        os.close(self._ours)
+        return code
+
+
+@pytest.fixture
+def demo(shell: Shell) -> Shell:
+    del shell.env["MLX_STACK_WORKER"]
+    shell.preset.write_text(shell.preset.read_text().replace("1024", "4096"))
+    up = shell.up()
+    assert up.returncode == 0, up.stderr
+    return shell
+
+
+def figures(text: str) -> tuple[int, int, int]:
+    found = SUMMARY.search(text)
+    assert found is not None, text
+    reused, new, made = (int(group) for group in found.groups())
+    return reused, new, made
+
+
+def test_turns_reuse_what_was_computed_and_commands_work(demo: Shell) -> None:
+    chat = Terminal(demo, "chat")
+    chat.until("/help lists commands")
+    chat.until("> ")
+    chat.type(REMEMBER)
+    first = chat.until("tok/s]") + "tok/s]"
+    reused, new, made = figures(first)
+    assert (reused, made > 0) == (0, True)
+    assert "tutorialdemo" in first
+    chat.until("> ")
+    chat.type("What is the magic word?")
+    second = chat.until("tok/s]") + "tok/s]"
+    again = figures(second)
+    assert again[0] >= reused + new, "the first prompt is reused"
+    assert "tutorialdemo" in second
+    chat.type("/agent reviewer")
+    chat.until("new agent reviewer")
+    chat.type(REMEMBER)
+    chat.until("tok/s]")
+    chat.type("/new")
+    chat.until("new conversation")
+    chat.type("/agent reviewer")
+    chat.until("reviewer continues after 2 messages")
+    chat.type("What is the magic word?")
+    assert "tutorialdemo" in chat.until("tok/s]")
+    chat.type("/nonsense")
+    chat.until("/agent NAME")
+    assert chat.close() == 0
+    history = json.loads(demo.run("agents", "history", "reviewer", "--json").stdout)
+    assert len(history["messages"]) == 4
+
+
+def test_piped_input_is_one_prompt_and_only_the_answer_is_on_stdout(demo: Shell) -> None:
+    def piped(text: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        command = [*CLI, "chat", *words]
+        return subprocess.run(
+            command, env=demo.env, input=text, capture_output=True, text=True, check=False
+        )
+
+    done = piped(REMEMBER, "tiny")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1 and "tutorialdemo" in done.stdout
+    assert figures(done.stderr)[0] == 0
+    empty = piped("  \n")
+    assert (empty.returncode, empty.stderr) == (2, "error: the prompt is empty\n")
+    flagged = demo.run("chat", "-p", REMEMBER, "--system", "You are short.")
+    assert flagged.returncode == 0 and flagged.stdout.strip()
+
+
+def test_nothing_runs_and_nobody_can_be_asked(shell: Shell) -> None:
+    done = subprocess.run(
+        [*CLI, "chat"], env=shell.env | {"MLX_STACK_MEMORY": "64GB"}, input="hi",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert re.fullmatch(
+        r"error: no service is running; start one with `mlx-stack up \S+ .*`\n", done.stderr
+    )
+    small = subprocess.run(
+        [*CLI, "chat"], env=shell.env | {"MLX_STACK_MEMORY": "2GB"}, input="hi",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert small.returncode == 5
+    assert "no preset with 64k of context fits" in small.stderr
+
+
+def test_run_offers_the_recommended_model_on_a_terminal(shell: Shell) -> None:
+    shell.env["MLX_STACK_MEMORY"] = "64GB"
+    terminal = Terminal(shell, "run", "claude")
+    question = terminal.until("[Y/n]")
+    assert re.search(r"No service is running. Start \S+ \(\d x 64k tokens\) for claude\?", question)
+    assert "demo" not in question
+    terminal.type("n")
+    terminal.until("start one with `mlx-stack up ")
+    assert terminal.process.wait(60) == 3
+
+
+def test_a_model_that_does_not_run_is_started(shell: Shell) -> None:
+    """The tests' worker answers no chat; that it was started is what counts."""
+    done = subprocess.run(
+        [*CLI, "chat", str(shell.preset)], env=shell.env, input="hi",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert shell.services()["tiny"]["state"] == "healthy"
+    assert done.returncode == 1 and "not here" in done.stderr
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Running]:
+    """A model that says a very long answer."""
+    with playing(tmp_path / "slow", [{"when": ".", "say": "and so on " * 3000}], 65536) as found:
+        yield found
+
+
+def test_ctrl_c_stops_an_answer_and_the_chat_goes_on(slow: Running, shell: Shell) -> None:
+    chat = Terminal(shell, "chat", "--url", slow.url)
+    chat.until("> ")
+    chat.type("tell me everything")
+    chat.until("and so on")
+    os.kill(chat.process.pid, signal.SIGINT)
+    chat.until("[stopped]")
+    chat.until("> ")
+    chat.type("/new")
+    chat.until("new conversation")
+    assert chat.close() == 0
+    assert slow.service.request_log.requests()[0].ended == "cancelled"
+
+
+def test_the_chat_imports_no_engine() -> None:
+    code = "import sys, mlxstack.cli.commands.chat, mlxstack.cli.chat_session; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"mlx", "mlx_lm", "litestar", "textual"} & set(told.stdout.split())

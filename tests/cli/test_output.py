@@ -1,0 +1,165 @@
+"""Tables: columns give way by importance, and nothing is cut inside a URL, a name or an id."""
+
+import itertools
+import json
+import os
+import pty
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from mlxstack.cli.commands.status import LEAST
+from mlxstack.cli.doctor import CheckLevel
+from mlxstack.cli.output import _cell as cell
+from mlxstack.cli.output import layout
+from mlxstack.cli.services.probe import ServiceHealthLevel
+from mlxstack.core.formatting import printable, printable_lines, size
+from tests.cli.terminal import CLI, Shell
+from tests.cli.test_presets import completions
+
+WIDTHS = (80, 110, 200)
+HEADS = ["SERVICE", "STATE", "MODEL", "URL", "CONTEXT", "MEMORY", "MLX", "UP", "RESTARTS", "DETAIL"]
+MODEL = "mlx-community/Qwen3.6-35B-A3B-Instruct-4bit-DWQ"
+URL = "http://127.0.0.1:52665"
+DETAIL = "decoding slot by slot: the self-check found other tokens in a batch than alone"
+ROWS: list[list[object]] = [
+    ["demo-embedding", ServiceHealthLevel.HEALTHY, "demo", "http://127.0.0.1:7110",
+     "1 x 4096 = 4096", "133 MiB", "7.1 MiB", "2 min", 0, ""],
+    ["qwen3.6-35b-a3b", ServiceHealthLevel.DEGRADED, MODEL, URL,
+     "3 x 131072 = 393216", "31.4 GiB", "21.2 GiB + 4.4 GiB cache", "3 h", 0, DETAIL],
+    ["small", ServiceHealthLevel.CRASHED, MODEL, URL, "3 x 4096 = 12288", "-", "-", "-", 1,
+     "gave up after 5 crashes; see `mlx-stack logs small`"],
+]  # fmt: skip
+PICTURES = Path(__file__).parent / "tables"
+
+
+def drawn(width: int) -> list[str]:
+    rows = [[cell(value) for value in row] for row in ROWS]
+    return [line.plain for line in layout(HEADS, rows, width, LEAST)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_table_looks_as_it_did(width: int) -> None:
+    """The files beside this one are the pictures; written anew where one is missing."""
+    picture = PICTURES / f"status_{width}.txt"
+    text = "\n".join(drawn(width)) + "\n"
+    if not picture.exists():
+        picture.write_text(text)
+    assert text == picture.read_text()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_name_url_or_state_is_cut_and_no_line_is_too_long(width: int) -> None:
+    lines = drawn(width)
+    assert max(map(len, lines)) <= width
+    words = set(" ".join(lines).split())
+    for row in ROWS:
+        assert {str(row[0]), str(row[1]), str(row[3])} <= words
+    assert {"self-check", "`mlx-stack", "small`"} <= words
+
+
+def test_columns_give_way_in_their_order() -> None:
+    shown = [drawn(width)[0].split() for width in (400, 170, 110, 80)]
+    assert shown[0] == HEADS
+    for wide, narrow in itertools.pairwise(shown):
+        gone = [head for head in LEAST if head not in narrow]
+        assert set(narrow) <= set(wide)
+        assert gone == list(LEAST[: len(gone)])
+    assert shown[-1] == ["SERVICE", "STATE", "URL", "DETAIL"]
+
+
+def test_what_fits_no_width_becomes_a_block_of_lines() -> None:
+    lines = [line.plain for line in layout(["ID", "MODEL"], [[cell("a" * 30), cell(MODEL)]], 40)]
+    assert lines == [f"ID     {'a' * 30}", f"MODEL  {MODEL}"]
+
+
+def test_a_column_without_text_is_left_out() -> None:
+    lines = layout(["A", "B"], [[cell(1), cell("")], [cell(2), cell("")]], 80)
+    assert [line.plain for line in lines] == ["A", "1", "2"]
+    assert layout(["A", "B"], [], 80)[0].plain == "A  B"
+
+
+def test_states_have_colors_and_other_words_have_none() -> None:
+    assert cell(ServiceHealthLevel.HEALTHY).style == cell(CheckLevel.OK).style == "green"
+    assert cell(ServiceHealthLevel.CRASHED).style == cell(CheckLevel.BAD).style == "bold red"
+    assert cell(ServiceHealthLevel.DEGRADED).style == cell(CheckLevel.WARN).style == "yellow"
+    assert cell("healthy").style == "" and cell("crashed").style == ""
+
+
+def test_sizes_have_one_form() -> None:
+    shown = [size(n) for n in (0, 1023, 64 * 1024, 1.5 * 2**20, 45 * 2**20, 12 * 2**30, 2**41)]
+    assert shown == ["0 B", "1023 B", "64 KiB", "1.5 MiB", "45 MiB", "12.0 GiB", "2.0 TiB"]
+
+
+def test_foreign_text_has_no_control_characters() -> None:
+    evil = "a\x1b[31m\u202eb\n\tc"
+    assert printable(evil) == "a\\x1b[31m\\u202eb\\n\\tc"
+    assert printable_lines(evil) == "a\\x1b[31m\\u202eb\n\tc"
+    assert printable("abcdef", 4) == "abc…"
+
+
+def in_terminal(shell: Shell, columns: int, *words: str, **env: str) -> str:
+    """What a command prints on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    variables = {k: v for k, v in shell.env.items() if k != "COLUMNS"}
+    more = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50"}
+    process = subprocess.Popen(
+        [*CLI, *words], env=variables | more | env, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        text += chunk
+    os.close(ours)
+    process.wait(60)
+    return text.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_status_and_slots_on_a_terminal(shell: Shell, columns: int) -> None:
+    assert shell.up().returncode == 0
+    status = in_terminal(shell, columns, "status")
+    assert "\x1b[32mhealthy" in status
+    plain = in_terminal(shell, columns, "status", NO_COLOR="1")
+    assert "\x1b[3" not in plain and "healthy" in plain
+    for text in (plain, in_terminal(shell, columns, "slots", NO_COLOR="1")):
+        bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        assert max(map(len, bare.splitlines())) <= columns
+    assert f"http://127.0.0.1:{shell.port}" in plain
+
+
+@pytest.mark.net
+def test_a_stopped_service_leaves_the_list_after_a_day(shell: Shell) -> None:
+    assert shell.up().returncode == 0
+    assert shell.run("down").returncode == 0
+    assert "tiny" in shell.run("status").stdout
+    state = shell.home / "run" / "tiny.json"
+    old = time.time() - 25 * 3600
+    os.utime(state, (old, old))
+    assert "tiny" not in shell.run("status").stdout
+    assert json.loads(shell.run("status", "--json").stdout)["services"] == []
+    assert "tiny" in shell.run("status", "--all").stdout
+    assert "tiny" in shell.run("status", "--name", "tiny").stdout
+
+
+@pytest.mark.net
+def test_completion_knows_services_and_agents(shell: Shell) -> None:
+    """Against the demo, whose agents have names."""
+    del shell.env["MLX_STACK_WORKER"]
+    assert shell.up().returncode == 0
+    assert shell.run("chat", "--agent", "reviewer", "-p", "Hello").returncode == 0
+
+    for verb in ("down", "logs", "chat"):
+        assert completions(shell.home, f"{verb} ti") == ["tiny"]
+    assert completions(shell.home, "agents show rev") == ["reviewer"]
+    assert completions(shell.home, "agents show nob") == []

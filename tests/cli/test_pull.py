@@ -1,0 +1,180 @@
+"""Models on this machine: `pull` against a hub of our own, `models` and `rm`."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import hub
+from tests.cli.terminal import CLI
+from tests.cli.test_words import run
+from tests.models import LLAMA
+
+pytestmark = pytest.mark.net
+
+WEIGHTS = "model.safetensors"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+PATIENCE_S = 60.0
+
+
+def shard(n_bytes: int) -> bytes:
+    """A safetensors file with one tensor of so many bytes."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}})
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(n_bytes)
+
+
+def model_files(**more: bytes) -> dict[str, bytes]:
+    config = LLAMA | {"quantization": {"group_size": 64, "bits": 4}}
+    return {"config.json": json.dumps(config).encode(), WEIGHTS: shard(1000), **more}
+
+
+def test_pull_tells_lines_when_piped_and_the_model_is_listed_and_removed(tmp_path: Path) -> None:
+    with hub.serving(model_files()) as here:
+        env = here.env(tmp_path / "hf")
+        done = run(tmp_path, "pull", hub.MODEL, **env)
+        assert done.returncode == 0, done.stderr
+        lines = done.stderr.splitlines()
+        assert re.fullmatch(r"org/tiny: [\d.]+ KiB to download", lines[0])
+        told = r"downloading org/tiny: \d+ %, \d+ MiB of \d+ MiB, \d+ MiB/s, \d+ s left"
+        assert any(re.fullmatch(told, line) for line in lines[1:])
+        assert "org/tiny is here after" in done.stdout
+        again = run(tmp_path, "pull", hub.MODEL, **env)
+        assert "org/tiny is here already" in again.stdout
+        assert here.fetched.count(WEIGHTS) == 1
+    listed = json.loads(run(tmp_path, "models", "--json", **env).stdout)["models"]
+    (one,) = listed
+    assert (one["name"], one["quantization"], one["fits"]) == (hub.MODEL, "4 bit", "yes")
+    assert one["is_complete"] and one["n_trained"] == LLAMA["max_position_embeddings"]
+    row = run(tmp_path, "ls", **env).stdout.splitlines()[1]
+    assert row.split()[0] == hub.MODEL and row.split()[-1] == "today"
+    silent = run(tmp_path, "rm", hub.MODEL, **env)
+    assert silent.returncode == 2 and "`--yes` deletes without asking" in silent.stderr
+    gone = run(tmp_path, "rm", hub.MODEL, "--yes", **env)
+    assert gone.returncode == 0 and "is deleted" in gone.stdout
+    assert "no models in" in run(tmp_path, "models", **env).stderr
+
+
+def test_pull_draws_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    with hub.serving(model_files()) as here:
+        ours, theirs = pty.openpty()
+        env = os.environ | here.env(tmp_path / "hf") | {"MLX_STACK_HOME": str(tmp_path)}
+        process = subprocess.Popen(
+            [*CLI, "pull", hub.MODEL],
+            env=env | {"TERM": "xterm-256color", "COLUMNS": "100"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        drawn = _read_all(ours)
+        assert process.wait(PATIENCE_S) == 0
+    assert "100 %" in drawn
+    assert "━" in drawn
+    assert "KiB" in drawn and "/s" in drawn
+
+
+def test_pull_goes_on_after_kill_9(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": FIRST, "b": SECOND}}
+    files = model_files(
+        **{
+            "model.safetensors.index.json": json.dumps(index).encode(),
+            FIRST: shard(1000),
+            SECOND: shard(24 * 2**20),
+        }
+    )
+    del files[WEIGHTS]
+    with hub.serving(files) as here:
+        env = os.environ | here.env(tmp_path / "hf") | {"MLX_STACK_HOME": str(tmp_path)}
+        process = subprocess.Popen([*CLI, "pull", hub.MODEL], env=env, stderr=subprocess.DEVNULL)
+        assert here.is_held.wait(PATIENCE_S)
+        blobs = tmp_path / "hf" / "hub" / "models--org--tiny" / "blobs"
+        _until(lambda: sum(file.suffix != ".incomplete" for file in blobs.iterdir()) == 3)
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_S)
+        env_of_here = here.env(tmp_path / "hf")
+        (half,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
+        assert half["fits"] == "incomplete"
+        here.go_on.set()
+        done = run(tmp_path, "pull", hub.MODEL, **env_of_here)
+        assert done.returncode == 0, done.stderr
+        assert "are here already" in done.stderr
+        assert here.fetched.count(FIRST) == 1
+        assert here.fetched.count(SECOND) == 2
+    (whole,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
+    assert whole["is_complete"]
+
+
+def test_pull_refuses_a_full_disk_before_it_begins(tmp_path: Path) -> None:
+    class Huge(bytes):
+        """A file that says that it is larger than any disk."""
+
+        def __len__(self) -> int:
+            return 2**60
+
+    with hub.serving(model_files(**{WEIGHTS: Huge()})) as here:
+        done = run(tmp_path, "pull", hub.MODEL, **here.env(tmp_path / "hf"))
+        assert here.fetched == []
+    assert done.returncode == 5
+    assert "and that disk has" in done.stderr and "mlx-stack rm" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "files", "words"),
+    [
+        (hub.GATED, {}, "is gated: accept its license at"),
+        (
+            "org/tiny-4bit",
+            model_files(),
+            "the hub has no model org/tiny-4bit; did you mean org/tiny",
+        ),
+        (hub.MODEL, {"tiny.Q4_K_M.gguf": b"GGUF"}, "holds GGUF files, which llama.cpp reads; get"),
+        (hub.MODEL, {"config.json": b"{}"}, "holds no safetensors weights"),
+    ],
+)
+def test_an_error_of_the_hub_is_one_line_with_the_remedy(
+    tmp_path: Path, model: str, files: dict[str, bytes], words: str
+) -> None:
+    with hub.serving(files) as here:
+        done = run(tmp_path, "pull", model, **here.env(tmp_path / "hf"))
+    assert done.returncode == 5
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_no_network_is_said(tmp_path: Path) -> None:
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    done = run(tmp_path, "pull", hub.MODEL, **env)
+    assert done.returncode == 5
+    assert "http://127.0.0.1:9 cannot be reached; check the network" in done.stderr
+    offline = run(tmp_path, "pull", hub.MODEL, HF_HUB_OFFLINE="1", **env)
+    assert "HF_HUB_OFFLINE forbids to ask the hub; unset it" in offline.stderr
+    assert {done.stderr.count("\n"), offline.stderr.count("\n")} == {1}
+
+
+def _read_all(terminal: int) -> str:
+    parts = []
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # Linux: the other side is closed.
+            break
+        if not data:
+            break
+        parts.append(data)
+    os.close(terminal)
+    return b"".join(parts).decode(errors="replace")
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,261 @@
+"""Output formats derived from templates that no model has, written and read back."""
+
+import json
+import os
+import re
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from mlxstack.text.formats import DerivedFormat, FormatSource, derive_format, read_answer
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Spoken, Thought
+from mlxstack.text.formats.description import call_marks, pieces
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.output_format import OutputFormat
+from mlxstack.text.prompt import PromptMaker
+from tests.text.formats import EACH, PAIRS, TEXT, Format, made_tokenizer, respelled
+from tests.text.test_forced import PERSON, assert_valid, written
+
+TEXT_TYPE = {"type": "string"}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": TEXT_TYPE,
+        "old": TEXT_TYPE,
+        "n": {"type": "integer"},
+        "all": {"type": "boolean"},
+        "lines": {"type": "array"},
+        "more": {"type": "object"},
+        "maybe": {"type": ["string", "null"]},
+    },
+}
+TOOLS = (Tool("edit", "Edits.", SCHEMA), Tool("now", "Tells."))
+THOUGHT = "{%- if m.reasoning_content %}{{- 'OPEN' + m.reasoning_content + 'CLOSE' }}{%- endif %}"
+
+
+def thinking(opens: str, closes: str) -> str:
+    return THOUGHT.replace("OPEN", opens).replace("CLOSE", closes)
+
+
+INVENTED = {
+    # Tags that name the types of their values, all calls in a section.
+    "runes": Format(
+        "{%- if m.tool_calls %}{{- '<deeds>' }}" + EACH
+        + "{{- '<deed who=\"' + f.name + '\">' }}" + PAIRS
+        + "{{- '<with what=\"' + k + '\" kind=\"' + ('words' if v is string else 'data') + '\">' }}"
+        "{{- " + TEXT + " + '</with>' }}{%- endfor %}{{- '</deed>' }}{%- endfor %}"
+        "{{- '</deeds>' }}{%- endif %}",
+        added=("<deeds>", "</deeds>"),
+        reminder="<deeds></deeds>",
+        thoughts=thinking("<muse>", "</muse>\\n"),
+    ),
+    # One JSON list with other keys than those of any model.
+    "ledger": Format(
+        "{%- if m.tool_calls %}{{- '[ORDERS][' }}" + EACH
+        + "{{- '{\"order_id\": \"' + c.id + '\", \"verb\": \"' + f.name + '\", \"details\": ' }}"
+        "{{- (f.arguments | tojson) + '}' + ('' if loop.last else ', ') }}{%- endfor %}"
+        "{{- '][/ORDERS]' }}{%- endif %}",
+        special=("[ORDERS]", "[/ORDERS]"),
+        reminder="[ORDERS][][/ORDERS]",
+        thoughts=thinking("[MULL]", "[/MULL]"),
+    ),
+    # Name and id between marks, then JSON, each call with marks of its own.
+    "relay": Format(
+        EACH + "{{- '<|dial|>' + f.name + '<|line|>' + c.id + '<|say|>' }}"
+        "{{- (f.arguments | tojson) + '<|hangup|>\\n' }}{%- endfor %}",
+        special=("<|dial|>", "<|line|>", "<|say|>", "<|hangup|>"),
+        reminder="<|dial|><|hangup|>",
+        thoughts=thinking("<|ponder|>", "<|/ponder|>"),
+    ),
+    # One tag for each argument, with text as JSON.
+    "script": Format(
+        EACH + "{{- '<run ' + f.name + '>\\n' }}" + PAIRS
+        + "{{- '<let ' + k + ' := ' + (v | tojson) + '/>\\n' }}{%- endfor %}"
+        "{{- '</run>\\n' }}{%- endfor %}",
+        reminder="<run now></run>",
+        thoughts=thinking("<draft>", "</draft>"),
+    ),
+    # The name is the only key of an object.
+    "keyed": Format(
+        EACH + "{{- '<do>{\"' + f.name + '\": ' + (f.arguments | tojson) + '}</do>' }}"
+        "{%- endfor %}",
+        reminder="<do></do>",
+        thoughts=thinking("<inner>", "</inner>"),
+    ),
+}  # fmt: skip
+CODE = '    if (a < b && c > d) {\n        return "x\\n";\n    }'
+ANSWERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
+    "one": (("edit", {"path": "a.py", "n": 3}),),
+    "two": (("edit", {"path": "a.py"}), ("edit", {"old": "b", "all": True})),
+    "none": (("now", {}),),
+    "code": (("edit", {"path": "a.c", "old": CODE}),),
+    "edges": (("edit", {"path": "  two\n", "old": "\n\nlines\n"}),),
+    "like JSON": (("edit", {"path": "5", "old": "[1, 2]"}),),
+    "the text null": (("edit", {"path": "null", "old": "None"}),),
+    "marks": (("edit", {"path": "</parameter>", "old": "<tool_call>\n</tool_call> </think>"}),),
+    "types": (("edit", {"all": False, "lines": [1, "2"], "more": {"a": None}, "maybe": None}),),
+}
+FOLDER = os.environ.get("MLX_STACK_FORMATS", "")
+
+
+@pytest.fixture(scope="module", params=INVENTED)
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return made_tokenizer(INVENTED[request.param])
+
+
+def said(tokenizer: Any, answer: Message) -> str:
+    """The answer as the template writes it after its prompt."""
+    maker = PromptMaker(tokenizer)
+    talk = (Message(Role.USER, "hi"),)
+    prompt = maker.text(Conversation(talk, TOOLS))
+    whole = maker.text(Conversation((*talk, answer), TOOLS, add_generation_prompt=False))
+    assert whole.startswith(prompt)
+    return whole[len(prompt) :].removesuffix("<|im_end|>")
+
+
+def message(name: str, text: str = "", thought: str | None = None) -> Message:
+    calls = (ToolCall(f"callid00{at}", *one) for at, one in enumerate(ANSWERS[name]))
+    return Message(Role.ASSISTANT, text, thought, tuple(calls))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_invented_calls_are_read_as_they_were_written(tokenizer: Any, name: str) -> None:
+    found = derive_format(tokenizer)
+    assert (found.source, found.problems) == (FormatSource.DERIVED, ())
+    for thought in (None, "Let me\nsee."):
+        text = said(tokenizer, message(name, "" if thought is None else "So:", thought))
+        read = read_answer(found, text, TOOLS)
+        assert [(one.name, one.arguments) for one in read.tool_calls] == [*ANSWERS[name]]
+        assert (read.reasoning_content, read.n_unparsed) == (thought or "", 0)
+        assert read.content.strip() == ("" if thought is None else "So:")
+
+
+def test_no_mark_of_an_invented_format_is_content(tokenizer: Any) -> None:
+    found = derive_format(tokenizer)
+    read = read_answer(found, said(tokenizer, message("two", "So:", "Hm.")), TOOLS)
+    marks = [one for mark in call_marks(found.calls) for one in pieces(mark) if len(one) > 2]
+    assert not [mark for mark in marks if mark in read.content + read.reasoning_content]
+
+
+def test_a_forced_invented_call_has_valid_arguments(tokenizer: Any) -> None:
+    made = OutputFormat(tokenizer)
+    tools = (Tool("greet", "", PERSON), Tool("visit", "", PERSON))
+    assert made.call_marks is not None
+    asked = call_grammars(ForcedCalls(tools, made.call_marks, is_single=True))
+    rules = GrammarCompiler(tokenizer, len(tokenizer)).compile(asked, "tools")
+    assert rules is not None
+    for walk in range(5):
+        text = made.forced_opening + written(tokenizer, rules, Random(walk))
+        read = read_answer(made.description, text, tools)
+        assert (read.content, read.n_unparsed) == ("", 0)
+        assert_valid(read.tool_calls, tools)
+
+
+def test_a_call_quoted_in_a_thought_is_not_executed(tokenizer: Any) -> None:
+    found = derive_format(tokenizer)
+    assert found.reasoning is not None
+    call = said(tokenizer, message("one"))
+    text = f"{found.reasoning.opens}Maybe {call} or not{found.reasoning.closes}No."
+    read = read_answer(found, text, TOOLS)
+    assert (read.tool_calls, read.content) == ((), "No.")
+    assert read.reasoning_content == f"Maybe {call} or not"
+    ended = read_answer(found, f"{found.reasoning.opens}Now.{call}", TOOLS)
+    assert (len(ended.tool_calls), ended.reasoning_content) == (1, "Now.")
+
+
+def joined(spoken: list[Spoken]) -> tuple[str, str, list[Any]]:
+    """Thought, content, and everything else in its order."""
+    thought = "".join(one.text for one in spoken if isinstance(one, Thought))
+    content = "".join(one.text for one in spoken if isinstance(one, Content))
+    return thought, content, [one for one in spoken if not isinstance(one, Thought | Content)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_split_of_the_text_gives_the_same_answer(tokenizer: Any, data: Any) -> None:
+    """Whole answers and broken ones, split anywhere; no stretch shows a part of a mark."""
+    found = derive_format(tokenizer)
+    name = data.draw(st.sampled_from(sorted(ANSWERS)))
+    text = said(tokenizer, message(name, "So:", "Hm."))
+    marks = [one for mark in found.marks for one in pieces(mark)]
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(at, min(len(text), at + 9)))
+        text = text[:at] + data.draw(st.sampled_from(["", " ", "x", *marks])) + text[end:]
+    is_whole = data.draw(st.booleans())
+    whole = AnswerReader(found, TOOLS)
+    expected = joined([*whole.feed(text), *whole.finish(is_whole=is_whole)])
+    random, reader, spoken = Random(data.draw(st.integers(0, 99))), AnswerReader(found, TOOLS), []
+    rest = text
+    while rest:
+        n = random.choice([1, 1, 2, 3, 8])
+        spoken += reader.feed(rest[:n])
+        rest = rest[n:]
+    assert joined([*spoken, *reader.finish(is_whole=is_whole)]) == expected
+
+
+def test_tokens_of_any_width_give_the_same_calls(tokenizer: Any) -> None:
+    made, text = derive_format(tokenizer), said(tokenizer, message("two", "So:", "Hm."))
+    random = Random(1)
+    for _ in range(5):
+        tokens = respelled(tokenizer, text, lambda: random.choice([1, 2, 5]))
+        spelled = "".join(tokenizer.decode([token]) for token in tokens)
+        assert spelled == text
+        reader, spoken = AnswerReader(made, TOOLS), []
+        for token in tokens:
+            spoken += reader.feed(tokenizer.decode([token]))
+        spoken += reader.finish()
+        calls = [call for one in spoken if isinstance(one, Calls) for call in one.calls]
+        assert [(one.name, one.arguments) for one in calls] == [*ANSWERS["two"]]
+
+
+def test_a_format_is_derived_once_for_one_template(tokenizer: Any) -> None:
+    again = made_tokenizer(INVENTED["runes"])
+    assert derive_format(again) is derive_format(made_tokenizer(INVENTED["runes"]))
+    others = {id(derive_format(made_tokenizer(form))) for form in INVENTED.values()}
+    assert len(others) == len(INVENTED)
+    assert id(derive_format(tokenizer)) in others
+
+
+@pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder of published templates")
+def test_published_templates_are_derived_and_read_back() -> None:
+    """The raw answers of published templates mean what their publishers' tests say."""
+    folder = Path(FOLDER)
+    cases = json.loads((folder / "cases.json").read_text())
+    n_right = n_all = 0
+    for case in cases:
+        if case["skip"] or case["is_partial"] or case["continue_final_message"]:
+            continue
+        template = (folder / "models/templates" / case["template"]).read_text()
+        form = Format("", special=tuple(sorted(_marks(template))))
+        tools = tuple(
+            Tool(one["name"], one.get("description") or "", one.get("parameters") or {})
+            for one in case["tools"]
+        )
+        found = derive_format(made_tokenizer(form, template))
+        read = read_answer(found, case["raw_output"], tools, is_in_thinking=_opens(found, case))
+        wanted = [(one["name"], one["arguments"]) for one in case["expected"]["tool_calls"]]
+        n_all += 1
+        n_right += [(one.name, one.arguments) for one in read.tool_calls] == wanted
+    assert n_right > 0.95 * n_all
+
+
+def _marks(template: str) -> set[str]:
+    return set(
+        re.findall(r"<\|[^\s<>|{}]{1,40}\|>|<｜[^｜<>{}]{1,40}｜>|\[/?[A-Z_]{3,30}\]", template)
+    )
+
+
+def _opens(found: DerivedFormat, case: dict[str, Any]) -> bool:
+    """Whether the prompt of a case opened a thought that its answer closes."""
+    if found.reasoning is None:
+        return False
+    opens, closes = found.reasoning.opens, found.reasoning.closes
+    raw = case["raw_output"]
+    return closes in raw and (not opens or opens not in raw[: raw.find(closes)])

@@ -1,0 +1,59 @@
+"""Published chat templates, read from a folder that is not part of the project.
+
+MLX_STACK_FORMATS names a folder with `models/templates/*.jinja`.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxstack.core.conversation import Conversation
+from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.template_probes import losses
+from mlxstack.text.template_report import report
+from tests.text.conftest import byte_level, loaded
+from tests.text.test_template_losses import ACT, CONVERSATIONS, words_of
+
+FOLDER = os.environ.get("MLX_STACK_FORMATS")
+TEMPLATES = sorted(Path(FOLDER, "models", "templates").glob("*.jinja")) if FOLDER else []
+MARK = re.compile(r"<[|｜][^\s<>{}']{1,40}[|｜]>|</?[a-z_]{2,20}(?::[a-z_]+)?>|\[/?[A-Z_]{3,30}\]")
+ENDS = re.compile(
+    r"<\|im_end\|>|<\|eot(?:_id)?\|>|<\|return\|>|<turn\|>|\[e~\[|<\|end\|>|</assistant>"
+    r"|<[|｜][^<>]*(?:end▁of▁sentence|hy_eos|END_OF_TURN)[^<>]*[|｜]>|<\|(?:user|observation)\|>|<sep>"
+    r"|<seed:eos>"
+)
+
+
+def tokenizer_of(template: Path, folder: Path) -> Any:
+    """A small tokenizer with the marks of a template as tokens."""
+    source = template.read_text()
+    ends = list(dict.fromkeys(ENDS.findall(source))) or ["</s>"]
+    special = list(dict.fromkeys(["<s>", *ends, *MARK.findall(source)]))
+    texts = {"bos_token": "<s>", "eos_token": ends[0]}
+    return loaded(folder, byte_level(special, []), source, texts)
+
+
+@pytest.mark.skipif(not FOLDER, reason="MLX_STACK_FORMATS names no folder with chat templates")
+def test_there_are_templates_to_read() -> None:
+    assert TEMPLATES
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path: Path) -> None:
+    maker = PromptMaker(tokenizer_of(template, tmp_path))
+    for messages in CONVERSATIONS.values():
+        for effort in ({}, {"reasoning_effort": "medium"}, {"reasoning_effort": "xhigh"}):
+            text = maker.text(Conversation(messages, tools=(ACT,), template=effort))
+            assert [word for word in (*words_of(messages), "word-tool") if word not in text] == []
+    assert losses(maker.template.probe, maker.template.capabilities) == []
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_a_published_template_reuses_a_tool_loop(template: Path, tmp_path: Path) -> None:
+    found = report(tokenizer_of(template, tmp_path))
+    assert (found.reuse["tool loop"] or 0) >= 0.99
+    if found.keeps_thoughts_by:
+        assert (found.reuse["new user message"] or 0) >= 0.99
