@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import RequestTimings
@@ -18,7 +18,10 @@ from mlxstack.service.text_processor import TextProcessor
 
 
 class Timings(Struct, frozen=True):
-    """cache_n + prompt_n = prompt tokens; 0.0 where a rate has no meaning."""
+    """cache_n + prompt_n = prompt tokens; 0.0 where a rate has no meaning.
+
+    As in llama-server, `draft_n` is there only if something was drafted.
+    """
 
     cache_n: int
     prompt_n: int
@@ -29,6 +32,8 @@ class Timings(Struct, frozen=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class CachedTokens(Struct, frozen=True):
@@ -39,12 +44,19 @@ class ReasoningTokens(Struct, frozen=True):
     reasoning_tokens: int
 
 
+class CompletionTokens(ReasoningTokens, frozen=True):
+    """How the draft tokens fared, too."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class OpenAIUsage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionTokens
 
 
 def timings(work: RequestTimings) -> Timings:
@@ -61,6 +73,8 @@ def timings(work: RequestTimings) -> Timings:
         predicted_ms=predicted_ms,
         predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
         predicted_per_second=_ratio(n_predicted, work.decode_s),
+        draft_n=work.n_drafted or UNSET,
+        draft_n_accepted=work.n_accepted if work.n_drafted else UNSET,
     )
 
 
@@ -106,7 +120,11 @@ def usage(ended: Sequence[GenerationFinished], n_choices: int = 1) -> OpenAIUsag
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
         prompt_tokens_details=CachedTokens(sum(work.n_cached for work in prompts)),
-        completion_tokens_details=ReasoningTokens(sum(one.n_reasoning for one in ended)),
+        completion_tokens_details=CompletionTokens(
+            sum(one.n_reasoning for one in ended),
+            sum(one.work.n_accepted for one in ended),
+            sum(one.work.n_drafted - one.work.n_accepted for one in ended),
+        ),
     )
 
 

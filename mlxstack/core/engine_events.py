@@ -27,7 +27,10 @@ class FinishReason(StrEnum):
 
 
 class RequestTimings(Struct, frozen=True):
-    """Cost of a request. Times in seconds; cached + computed = prompt tokens."""
+    """Cost of a request. Times in seconds; cached + computed = prompt tokens.
+
+    Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
+    """
 
     n_prompt: int = 0
     n_cached: int = 0
@@ -37,6 +40,8 @@ class RequestTimings(Struct, frozen=True):
     decode_s: float = 0.0
     ttft_s: float = 0.0
     saved_s: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class CacheMiss(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Ports: interfaces that the engine depends on, injected at start-up."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -117,6 +117,23 @@ class ConstraintState(Protocol):
 
     def advance(self, token: int) -> None:
         """The answer goes on with `token`. Raises StackError when it may not."""
+        ...
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether a grammar rules the next token."""
+        ...
+
+    def forced_tokens(self) -> Sequence[int]:
+        """The next tokens as far as the grammar leaves no choice but how to tokenize them."""
+        ...
+
+    def position(self) -> object:
+        """The place reached, for `rewind`."""
+        ...
+
+    def rewind(self, position: object) -> None:
+        """Take back the tokens since that position."""
         ...
 
 

@@ -336,6 +336,13 @@ class ServerSpec(Strict, frozen=True):
     ] = True
 
 
+class Speculation(StrEnum):
+    """Whether rows bring draft tokens to a decode step."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class Preset(Strict, frozen=True):
     """One service. `description` is the line that `mlx-stack presets` shows."""
 
@@ -351,6 +358,13 @@ class Preset(Strict, frozen=True):
     slots: SlotSpec = field(default_factory=SlotSpec)
     kv: KVSpec = field(default_factory=KVSpec)
     batch: BatchSpec = field(default_factory=BatchSpec)
+    speculation: Annotated[
+        Speculation,
+        Meta(
+            description="`auto` drafts tokens that the grammar forces or that were seen "
+            "before, where it pays; the output is the same. `off` does not."
+        ),
+    ] = Speculation.OFF
     prefill: PrefillSpec = field(default_factory=PrefillSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)

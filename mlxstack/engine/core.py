@@ -28,7 +28,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
@@ -43,9 +43,12 @@ from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import memory_of, this_memory
+from mlxstack.policy.draft_governor import UNMEASURED
 from mlxstack.policy.scheduler import limits_of
 
 log = logging.getLogger(__name__)
@@ -249,18 +252,29 @@ class EngineCore:
             self._archive.open()
         slots = [SlotContext(maker) for _ in range(preset.slots.count)]
         pieces = BackgroundSteps(self._post, lambda: self._turns.batch.is_busy)
+        runner = ModelRunner(
+            loaded.model, is_batching=verdict.is_batching, is_ragged=verdict.is_ragged
+        )
         slot_kv = SlotKVManager(
             slots,
             memory,
             self._archive,
             pieces,
             preset.agents.persist,
-            kv_bytes_per_token(loaded.model, maker),
+            kv_bytes_per_token(runner, maker),
             plan.array_limit,
         )
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
-        batch = Batch(loaded.model, is_batching=verdict.is_batching)
-        self._turns = EngineLoop(batch, slot_kv, preset.slots.n_ctx, limits, plan.max_cached_bytes)
+        is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
+        batch = Batch(runner, measure_widths(runner, maker) if is_drafting else UNMEASURED)
+        self._turns = EngineLoop(
+            batch,
+            slot_kv,
+            preset.slots.n_ctx,
+            limits,
+            plan.max_cached_bytes,
+            is_drafting=is_drafting,
+        )
         self._actions = SlotActionRunner(self._turns, self._archive, pieces, self._publish)
         if verdict.why_not:
             log.warning("decoding slot by slot: %s", verdict.why_not)

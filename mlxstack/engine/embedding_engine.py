@@ -20,6 +20,7 @@ from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.model import loader
+from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.host.memory_budget import this_memory
 
 MOST_TOKENS = 4096
@@ -38,7 +39,7 @@ class EmbeddingEngine:
         self._stopped: Future[None] = Future()
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
-        self._model: Any = None
+        self._runner: ModelRunner | None = None
         self._device_memory = DeviceMemory(this_memory(os.environ).total)
         self.tokenizer: Any = None
 
@@ -54,7 +55,8 @@ class EmbeddingEngine:
         def work() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(embed(self._model, texts))
+                    assert self._runner is not None, "texts come after the model is loaded"
+                    future.set_result(embed(self._runner, texts))
                 except Exception as error:
                     future.set_exception(error)
 
@@ -97,20 +99,21 @@ class EmbeddingEngine:
         found = loader.load(self._preset.model, self._preset.kv)
         self._device_memory.apply()
         try:
-            embed(found.model, ((0, 0),))
+            runner = ModelRunner(found.model)
+            embed(runner, ((0, 0),))
         except (AttributeError, TypeError, ValueError) as error:
             raise SetupError(
                 f"the model {found.facts.id} shows no hidden states, so it cannot embed: {error}"
             ) from error
-        self._model, self.tokenizer = found.model, found.tokenizer
+        self._runner, self.tokenizer = runner, found.tokenizer
         return found.facts
 
 
-def embed(model: Any, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
+def embed(runner: ModelRunner, texts: Sequence[Tokens]) -> tuple[bytes, ...]:
     """Vectors of length one, little-endian float32, in the order of the texts."""
     vectors: dict[int, bytes] = {}
     for batch in batches([len(text) for text in texts]):
-        rows = _pooled(model.model, [texts[i] for i in batch])
+        rows = _pooled(runner, [texts[i] for i in batch])
         vectors |= dict(zip(batch, rows, strict=True))
     return tuple(vectors[at] for at in range(len(texts)))
 
@@ -125,11 +128,11 @@ def batches(lengths: Sequence[int]) -> list[list[int]]:
     return made
 
 
-def _pooled(trunk: Any, texts: Sequence[Tokens]) -> list[bytes]:
+def _pooled(runner: ModelRunner, texts: Sequence[Tokens]) -> list[bytes]:
     """Attention is causal: what is padded on the right changes nothing before it."""
     longest = max(len(text) for text in texts)
     padded = mx.array([[*text, *[0] * (longest - len(text))] for text in texts])
-    states = trunk(padded)
+    states: Any = runner.hidden_states(padded)
     last = mx.array([len(text) - 1 for text in texts])
     found = states[mx.arange(len(texts)), last].astype(mx.float32)
     vectors = found / mx.maximum(mx.linalg.norm(found, axis=-1, keepdims=True), 1e-12)

@@ -3,6 +3,7 @@
 from mlxstack.core.engine_events import CacheMiss, FinishReason, KVSource, RequestTimings
 from mlxstack.core.engine_snapshot import RequestPhase
 from mlxstack.core.request import Request
+from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.policy.scheduler_state import QueuedRequest
 
 
@@ -23,6 +24,7 @@ class RequestState:
         self.first_at = 0.0
         self.prefill_s = 0.0
         self.saved_s = 0.0
+        self.drafter: Drafter | None = None
 
     def choose(self, token: int, now: float, n_ctx: int) -> FinishReason | None:
         """Count a sampled token; the finish reason if it is the request's last.
@@ -52,6 +54,8 @@ class RequestState:
             decode_s=max(0.0, now - self.running_at) if self.running_at else 0.0,
             ttft_s=max(0.0, self.first_at - arrived) if self.first_at else 0.0,
             saved_s=self.saved_s,
+            n_drafted=self.drafter.n_drafted if self.drafter else 0,
+            n_accepted=self.drafter.n_accepted if self.drafter else 0,
         )
 
 

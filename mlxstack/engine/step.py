@@ -74,6 +74,8 @@ class EngineLoop:
         n_ctx: int,
         limits: SchedulerLimits,
         max_cached_bytes: int = device.MIN_BOUND,
+        *,
+        is_drafting: bool = False,
     ) -> None:
         self.slots = slot_kv.slots
         self._state = scheduler_state.initial_state(len(self.slots))
@@ -82,6 +84,7 @@ class EngineLoop:
         self._limits = limits
         self.slot_kv = slot_kv
         self.batch = batch
+        self._is_drafting = is_drafting
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
@@ -205,6 +208,9 @@ class EngineLoop:
             self.ledger.counters,
             n_decode_calls=self.batch.n_calls,
             n_decode_rows=self.batch.n_rows,
+            n_drafts=self.batch.n_drafts,
+            n_drafted_tokens=self.batch.n_drafted,
+            n_accepted_tokens=self.batch.n_accepted,
             n_evicted=self.slot_kv.memory.index.n_evicted,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
@@ -269,7 +275,7 @@ class EngineLoop:
         idle = scheduler_state.idle_slots(self._state)
         self.slot_kv.admit_growth(context, self.slot_kv.need(live.request), idle)
         start = len(context)
-        took = prefill_chunk(self.batch.model, context, live.request, n_tokens)
+        took = prefill_chunk(self.batch.runner, context, live.request, n_tokens)
         live.prefill_s += took
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
@@ -281,7 +287,12 @@ class EngineLoop:
         self._state = scheduler_state.advance(self._state, live.slot, position)
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
-            self.batch.join(row_of(live.request, live.slot, self.slots[live.slot]))
+            context = self.slots[live.slot]
+            row = row_of(
+                live.request, live.slot, context, self.n_ctx, is_drafting=self._is_drafting
+            )
+            live.drafter = row.drafter
+            self.batch.join(row)
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from mlxstack.bench.dev import prefix_cache_scenarios
+from mlxstack.bench.dev.drafts import TEXTS
 from mlxstack.bench.dev.registry import SMALL, BenchContext, BenchRequest, report
 from mlxstack.bench.dev.sandbox import Sandbox, measure, service, with_model
 from mlxstack.bench.dev.serving_scenarios import SCENES, crowds
@@ -54,6 +55,18 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
     bytes_alone, ours = told.raw["uneven: alone bytes"], told.raw["uneven: ours bytes"]
     assert ours[0] <= 1.05 * bytes_alone[0]
     assert len(told.targets) == 5
+    assert all(min(values) > 0 for values in told.raw.values())
+
+
+def test_drafts(tmp_path: Path) -> None:
+    told = run("drafts", tmp_path)
+    (table,) = told.tables
+    assert column(table, "Text") == [text for text in TEXTS for _ in range(2)]
+    assert column(table, "Agents") == ["1", "2"] * len(TEXTS)
+    assert len(told.targets) == len(table.rows)
+    for n in (1, 2):
+        assert told.raw[f"schema x {n}: on passes"] < told.raw[f"schema x {n}: off passes"]
+        assert told.raw[f"copied x {n}: on passes"] <= told.raw[f"copied x {n}: off passes"]
     assert all(min(values) > 0 for values in told.raw.values())
 
 

@@ -15,6 +15,7 @@ from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -130,7 +131,7 @@ def test_a_step_ahead_chooses_the_same_tokens_and_feeds_no_finished_row(
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
     makers = [CacheFactory(model, KVSpec())] * 3
-    at_once, ahead = Batch(model), Batch(model)
+    at_once, ahead = (Batch(ModelRunner(model)) for _ in range(2))
     at_once.is_ahead, ahead.is_ahead = False, True
     assert _run(ahead, makers, PROMPTS[:3], 9) == _run(at_once, makers, PROMPTS[:3], 9)
     assert ahead.n_calls == at_once.n_calls == 9
@@ -139,13 +140,13 @@ def test_a_step_ahead_chooses_the_same_tokens_and_feeds_no_finished_row(
 def _decode(
     model: object, makers: list[CacheFactory], prompts: list[tuple[int, ...]]
 ) -> list[list[int]]:
-    return _run(Batch(model), makers, prompts, 20)
+    return _run(Batch(ModelRunner(model)), makers, prompts, 20)
 
 
 def _run(
     batch: Batch, makers: list[CacheFactory], prompts: list[tuple[int, ...]], n: int
 ) -> list[list[int]]:
-    model: Any = batch.model
+    model: Any = batch.runner.model
     for slot, (maker, tokens) in enumerate(zip(makers, prompts, strict=True)):
         context = SlotContext(maker)
         model(mx.array([tokens[:-1]]), cache=context.caches)

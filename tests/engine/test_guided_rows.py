@@ -9,11 +9,11 @@ import pytest
 from mlxstack.core.preset import KVSpec, ModelSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
-from mlxstack.engine.decode.mask import masked
-from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sampler import Sampler, masked
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf
 from tests.engine.harness import prompt
 from tests.models import VOCAB
@@ -66,7 +66,7 @@ def _run(
     model: Any, sampling: SamplingParams, *, is_guided: bool, is_ahead: bool
 ) -> list[list[int]]:
     """Three rows; the middle one may be guided."""
-    batch, maker = Batch(model), CacheFactory(model, KVSpec())
+    batch, maker = Batch(ModelRunner(model)), CacheFactory(model, KVSpec())
     batch.is_ahead = is_ahead
     for slot, tokens in enumerate(PROMPTS):
         context = SlotContext(maker)

@@ -32,14 +32,21 @@ def logits_of(step: int, row: int, dtype: mx.Dtype = mx.float32) -> mx.array:
     return (noise * 3).astype(dtype)
 
 
+def only(choices: tuple[SampledToken, ...] | Exception) -> SampledToken:
+    """The one choice of a row without a draft."""
+    assert isinstance(choices, tuple)
+    (choice,) = choices
+    return choice
+
+
 def drawn(samplings: list[SamplingParams], dtype: mx.Dtype = mx.float32) -> list[list[int]]:
     """The tokens of rows that decode together, over N_STEPS steps."""
     choosers = [Sampler(sampling, [], 0) for sampling in samplings]
     tokens: list[list[int]] = [[] for _ in samplings]
     for step in range(N_STEPS):
         logits = mx.concatenate([logits_of(step, row, dtype) for row in range(len(samplings))])
-        for row, choice in enumerate(sample_rows(choosers, logits)):
-            assert isinstance(choice, SampledToken)
+        for row, choices in enumerate(sample_rows(choosers, logits)):
+            choice = only(choices)
             tokens[row].append(int(choice.token.item().real))
     return tokens
 
@@ -95,8 +102,8 @@ def n_graph_nodes(rules: SamplingParams, n_rows: int, folder: Path) -> int:
     logits = mx.random.normal((n_rows, VOCAB))
     mx.eval(logits)
     arrays: list[Any] = []
-    for choice in sample_rows(choosers, logits):
-        assert isinstance(choice, SampledToken)
+    for choices in sample_rows(choosers, logits):
+        choice = only(choices)
         arrays += [choice.token, *(choice.top or ())]
         arrays += [] if choice.logprob is None else [choice.logprob]
     path = folder / "graph.dot"
@@ -123,8 +130,7 @@ def test_top_k_does_not_sort_the_whole_vocabulary(tmp_path: Path) -> None:
 def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
     logits = mx.concatenate([mx.array([[20.0, 10.0, 9.0]]), mx.full((1, 997), -20.0)], axis=1)
     half = logits.astype(dtype)
-    [choice] = sample_rows([Sampler(SamplingParams(top_logprobs=1000), [], 0)], half)
-    assert isinstance(choice, SampledToken)
+    choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=1000), [], 0)], half))
     assert choice.logprob is not None
     assert choice.top is not None
     exact = np.array(half.astype(mx.float32)).astype(np.float64)[0]
@@ -135,12 +141,10 @@ def test_logprobs_of_half_precision_logits_are_float32(dtype: mx.Dtype) -> None:
 
 def test_top_logprobs_are_the_likeliest_in_order() -> None:
     logits = logits_of(0, 0)
-    [choice] = sample_rows([Sampler(SamplingParams(top_logprobs=5), [], 0)], logits)
-    assert isinstance(choice, SampledToken)
+    choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=5), [], 0)], logits))
     assert choice.top is not None
     assert choice.top[0].tolist() == mx.argsort(-logits[0])[:5].tolist()
-    [choice] = sample_rows([Sampler(SamplingParams(top_logprobs=2 * VOCAB), [], 0)], logits)
-    assert isinstance(choice, SampledToken)
+    choice = only(*sample_rows([Sampler(SamplingParams(top_logprobs=2 * VOCAB), [], 0)], logits))
     assert choice.top is not None
     assert choice.top[0].size == VOCAB
 
@@ -155,7 +159,7 @@ def test_a_row_whose_rules_raise_gets_its_exception_alone() -> None:
 
     choosers = [Sampler(SamplingParams(), [], 0), Sampler(SamplingParams(), [], 0, Wrong())]
     good, bad = sample_rows(choosers, mx.random.normal((2, VOCAB)))
-    assert isinstance(good, SampledToken)
+    assert only(good).token.size == 1
     assert isinstance(bad, ValueError)
 
 

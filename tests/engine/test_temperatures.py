@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
+from mlxstack.engine.decode.sampler import Sampler, sample_rows
 
 pytestmark = pytest.mark.mlx
 LOGITS = mx.array([[0.5, 3.0, -1.0, 2.5, -mx.inf, -mx.inf, -mx.inf, -mx.inf]])
@@ -14,8 +14,9 @@ def drawn(temperature: float, n: int = 60) -> list[int]:
     sampler = Sampler(SamplingParams(temperature=temperature, seed=7), [1], 0)
     tokens = []
     for _ in range(n):
-        (sampled,) = sample_rows([sampler], LOGITS)
-        assert isinstance(sampled, SampledToken)
+        (choices,) = sample_rows([sampler], LOGITS)
+        assert isinstance(choices, tuple)
+        (sampled,) = choices
         tokens.append(int(sampled.token.item()))
     return tokens
 

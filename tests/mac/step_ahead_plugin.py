@@ -42,6 +42,8 @@ NOT_IN_HALF = {
     "mla": "a CPU multiplies matrices of experts in float32 only",
     "sinks": "a CPU multiplies matrices of experts in float32 only",
     "d4_and_f8": "its bytes are those of float32",
+    "drafts": "a pass of several tokens rounds otherwise than single ones",
+    "rollback": "a pass of several tokens rounds otherwise than single ones",
     "what_was_compared": "4,000 tokens of prefill take a CPU a minute in bfloat16",
 }
 """Kinds of models, and tests, that have no bfloat16 on a CPU, with the reason."""

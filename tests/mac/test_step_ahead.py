@@ -16,6 +16,7 @@ from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, check_context, preset_of, prompt, running
 
@@ -40,6 +41,17 @@ class Guide:
     def advance(self, token: int) -> None:
         """Every token is allowed."""
 
+    is_ruled = False
+
+    def forced_tokens(self) -> tuple[int, ...]:
+        return ()
+
+    def position(self) -> int:
+        return self._n_left
+
+    def rewind(self, position: int) -> None:
+        self._n_left = position
+
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("kind", ["tiny", "tiny-swa"])
@@ -50,7 +62,7 @@ def test_a_row_that_raises_has_as_many_tokens_as_its_kv(
     context, tokens = SlotContext(CacheFactory(model, KVSpec())), prompt(9)
     model(mx.array([tokens]), cache=context.caches)
     context.extend(tokens)
-    one = Batch(model)
+    one = Batch(ModelRunner(model))
     one.is_ahead = is_ahead
     one.join(BatchRow(0, context, Sampler(SamplingParams(), tokens, 1, Guide(4)), 10, 50))
     for _ in range(10):

@@ -1,5 +1,6 @@
 """What the engine promises for a model, checked on one: batched, rewound, stored, in 8 bits."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,17 +13,24 @@ from mlxstack.core.ports import TensorBytes
 from mlxstack.core.preset import KVSpec
 from mlxstack.core.request import SamplingParams
 from mlxstack.engine.decode.batch import Batch, BatchRow
+from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv import segments
 from mlxstack.engine.kv.segments import PackedSegment
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
+from mlxstack.engine.model.batching_check import BatchingCheck
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.policy.draft_governor import DraftOffer
 from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
 N_STEPS = 12
 BITE = 40
 CUT = 50
+WIDTH = 3
+PATTERNS = ((3,), (0, 2), (3, 1, 0), (1, 3))
+"""How many tokens of each draft of a row are right."""
 KV16 = KVSpec()
 KV8 = KVSpec(bits=8, group_size=32)
 
@@ -56,29 +64,32 @@ def prefill(model: Any, context: SlotContext, tokens: Sequence[int]) -> None:
 
 
 def decode(
-    model: Any, contexts: Sequence[SlotContext], prompts: Sequence[Tokens], is_batching: bool
+    model: Any,
+    contexts: Sequence[SlotContext],
+    prompts: Sequence[Tokens],
+    is_batching: bool,
+    n_tokens: int = N_STEPS,
 ) -> list[Tokens]:
-    """Greedy answers of N_STEPS; row i joins i steps after the first one."""
-    batch = Batch(model)
-    batch.is_batching = is_batching
+    """Greedy answers of `n_tokens`; row i joins i steps after the first one."""
+    batch = Batch(ModelRunner(model, is_batching=is_batching))
     answers: list[Tokens] = [[] for _ in contexts]
-    for step in range(N_STEPS + len(contexts)):
+    for step in range(n_tokens + len(contexts)):
         if step < len(contexts):
             chooser = Sampler(SamplingParams(), prompts[step], 0)
             batch.join(BatchRow(step, contexts[step], chooser, prompts[step][-1]))
         for one in batch.step():
             answers[one.row.slot].append(one.token)
-            if len(answers[one.row.slot]) == N_STEPS:
+            if len(answers[one.row.slot]) == n_tokens:
                 batch.leave(one.row.slot)
     batch.sync()
     return answers
 
 
-def cold(model: Any, maker: CacheFactory, tokens: Tokens) -> Tokens:
+def cold(model: Any, maker: CacheFactory, tokens: Tokens, n_tokens: int = N_STEPS) -> Tokens:
     """The answer of a fresh context."""
     context = SlotContext(maker)
     prefill(model, context, tokens)
-    return decode(model, [context], [tokens], is_batching=False)[0]
+    return decode(model, [context], [tokens], is_batching=False, n_tokens=n_tokens)[0]
 
 
 def check_batch(model: Any, maker: CacheFactory, is_batching: bool) -> None:
@@ -93,6 +104,58 @@ def check_batch(model: Any, maker: CacheFactory, is_batching: bool) -> None:
     for n, one, other in zip(LENGTHS, alone, together, strict=True):
         if one != other:
             raise Wrong(f"the row of {n} tokens answers {other}, alone {one}")
+
+
+class ScriptedDrafter(Drafter):
+    """Drafts `WIDTH` tokens of a known answer, of which as many are right as `pattern` says.
+
+    The pattern begins anew at its end.
+    """
+
+    def __init__(self, tokens: Tokens, answer: Tokens, pattern: Sequence[int]) -> None:
+        super().__init__(tokens, frozenset())
+        self._answer = answer
+        self._pattern = itertools.cycle(pattern)
+        self._n_known = 0
+        self._tokens: tuple[int, ...] = ()
+
+    def propose(self, forced: Sequence[int], most: int) -> DraftOffer:
+        coming = self._answer[self._n_known : self._n_known + min(most, WIDTH)]
+        n_right = next(self._pattern) if coming else 0
+        wrong = [(token + 1) % VOCAB for token in coming[n_right:]]
+        self._tokens = (*coming[:n_right], *wrong)
+        return DraftOffer(len(self._tokens), 1.0)
+
+    def take(self, n_tokens: int) -> tuple[int, ...]:
+        return self._tokens[:n_tokens]
+
+    def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
+        self._n_known += len(tokens)
+        super().settle(tokens, n_drafted)
+
+
+def check_drafts(model: Any, maker: CacheFactory, check: BatchingCheck) -> None:
+    """With drafts, right and wrong, rows get what they get alone, and go on so without them."""
+    n_tokens = 2 * N_STEPS
+    alone = [cold(model, maker, tokens, n_tokens) for tokens in PROMPTS]
+    runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+    batch, contexts = Batch(runner), [SlotContext(maker) for _ in PROMPTS]
+    answers: list[Tokens] = [[] for _ in PROMPTS]
+    for slot, (context, tokens) in enumerate(zip(contexts, PROMPTS, strict=True)):
+        prefill(model, context, tokens)
+        drafter = ScriptedDrafter(tokens, alone[slot], PATTERNS[slot])
+        sampler = Sampler(SamplingParams(), tokens, 0)
+        batch.join(BatchRow(slot, context, sampler, tokens[-1], n_tokens, drafter))
+    while batch.is_in_flight or any(row.n_left for row in batch.rows):
+        for one in batch.step():
+            answers[one.row.slot].append(one.token)
+            if len(answers[one.row.slot]) >= N_STEPS:
+                one.row.drafter = None
+    for n, one, other in zip(LENGTHS, alone, answers, strict=True):
+        if one != other:
+            raise Wrong(f"with drafts the row of {n} tokens answers {other}, without {one}")
+    if batch.n_calls >= n_tokens * (1 if check.is_ragged else len(PROMPTS)):
+        raise Wrong(f"drafts saved no forward pass: {batch.n_calls}")
 
 
 def check_rewind(model: Any, maker: CacheFactory) -> str:

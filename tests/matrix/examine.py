@@ -42,6 +42,8 @@ def examine(name: str) -> Row:
         return Row(name, note=f"does not run: {_words(error)}")
     faults: list[str] = []
     _try(faults, "batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    if verdict.can_draft:
+        _try(faults, "drafts", lambda: checks.check_drafts(model, maker, verdict))
     rewind = _try(faults, "rewind", lambda: checks.check_rewind(model, maker))
     stored = _try(faults, "store", lambda: checks.check_stored(model, maker))
     kv8, why_not_8 = examine_kv8(model, faults)
@@ -67,6 +69,8 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
     except Exception as error:
         return "no", f"8-bit KV: {_words(error)}"
     _try(faults, "kv8 batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
+    if verdict.can_draft:
+        _try(faults, "kv8 drafts", lambda: checks.check_drafts(model, maker, verdict))
     _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, maker))
     _try(faults, "kv8 store", lambda: checks.check_stored(model, maker))
     if not verdict.is_batching:

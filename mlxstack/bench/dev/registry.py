@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from mlxstack.bench.dev import (
     cli_startup,
+    drafts,
     engine,
     peers,
     prefix_cache_report,
@@ -89,6 +90,11 @@ def _engine(stage: Sandbox, wanted: BenchRequest) -> Results:
     return engine.run(stage, replace(plan, passes=wanted.passes))
 
 
+def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = drafts.SMALL if wanted.is_small else drafts.DraftsPlan()
+    return drafts.run(stage, replace(plan, passes=wanted.passes))
+
+
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
     return tokenization.run(stage, replace(plan, passes=wanted.passes))
@@ -143,6 +149,7 @@ async def _served(
 
 BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
+    "drafts": _drafts,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
@@ -151,5 +158,5 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "tui": _tui,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "cache", "text", "tui", "peers")
+EVERYTHING = ("start", "engine", "drafts", "cache", "text", "tui", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""

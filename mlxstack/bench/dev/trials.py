@@ -64,6 +64,20 @@ class FullEngine(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
+class Drafts(Struct, frozen=True, tag=True):
+    """The whole engine answers `n_rows` requests, by turns with drafts and without.
+
+    `text` is "copied", "schema", "prose" or "adversarial". Gives `token_s` and `passes` of on and
+    off.
+    """
+
+    text: str
+    n_rows: int
+    n_prompt: int = 600
+    n_tokens: int = 400
+    passes: int = 3
+
+
 class FollowUp(Struct, frozen=True, tag=True):
     """Text work of the next turn on a history of `n_tokens` tokens, and of doing it from scratch.
 
@@ -74,7 +88,7 @@ class FollowUp(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
-Trial = BuildModel | Steps | Joins | SingleFloor | LoadFiles | FullEngine | FollowUp
+Trial = BuildModel | Steps | Joins | SingleFloor | LoadFiles | FullEngine | Drafts | FollowUp
 
 
 class BenchJob(Struct, frozen=True):

@@ -1,37 +1,93 @@
-"""Decodes one token for every running slot at once; on a GPU the next step is scheduled ahead."""
+"""Decodes the running slots together, one token or several drafted ones for each per step.
 
+On a GPU the next step is scheduled ahead, but for rows whose next tokens can be drafted.
+"""
+
+import time
+from collections.abc import Sequence
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.engine.decode.row_views import view
+from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
+from mlxstack.policy.draft_governor import (
+    MOST_DRAFTED,
+    UNMEASURED,
+    DraftOffer,
+    WidthCosts,
+    observe_width,
+    widths,
+)
+
+NO_DRAFT: tuple[int, ...] = ()
 
 
 class BatchRow:
-    """A slot in the running batch. `feed` (1,) is its next input token, perhaps still lazy.
+    """A slot in the running batch. `input_token` (1,) is the last chosen token, perhaps lazy.
 
     `n_left` tokens at most are still to be sampled.
     """
 
     def __init__(
-        self, slot: int, context: SlotContext, chooser: Sampler, last: int, n_left: float = inf
+        self,
+        slot: int,
+        context: SlotContext,
+        sampler: Sampler,
+        last: int,
+        n_left: float = inf,
+        drafter: Drafter | None = None,
     ) -> None:
         self.slot = slot
         self.n_left = n_left
         self.context = context
-        self.sampler = chooser
+        self.sampler = sampler
+        self.drafter = drafter
         self.input_token = mx.array([last])
         self.pending: int | None = last
-        """The token of `feed` once its value is known; it enters the context when it is fed."""
+        """The token of `input_token` once its value is known; it enters the context when fed."""
+        self.replay: list[int] = []
+        """Tokens before it that a rollback took out of recurrent state."""
+
+    def expected(self) -> DraftOffer:
+        """The draft that may be possible once the token in flight is known."""
+        return self.drafter.expected(self.sampler.is_ruled) if self.drafter else DraftOffer()
+
+    @property
+    def known(self) -> list[int]:
+        """The known tokens that the next pass feeds."""
+        return self.replay if self.pending is None else [*self.replay, self.pending]
+
+    def tokens(self, draft: Sequence[int]) -> mx.array:
+        """The tokens (n,) that this row feeds."""
+        return mx.array([*self.known, *draft]) if self.replay or draft else self.input_token
+
+    def propose(self) -> DraftOffer:
+        """Prepare a draft; none after a rollback of recurrent state, so that replays stay short.
+
+        KV is quantized between passes, so a draft ends at the latest where that is due.
+        """
+        if self.drafter is None:
+            return DraftOffer()
+        forced = self.sampler.forced_tokens()
+        due = self.context.quantized_start - len(self.context)
+        most = min(self.n_left, due if due > 0 else inf, MOST_DRAFTED + 1) - 1
+        return self.drafter.propose(forced, 0 if self.replay else int(most))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The caches hold these known tokens now."""
+        self.context.extend(tokens)
+        self.pending, self.replay = None, []
 
 
 class RowToken(Struct, frozen=True):
-    """What a row chose in one step."""
+    """A token that a row chose in one step; with a draft a step may choose several."""
 
     row: BatchRow
     token: int
@@ -39,34 +95,45 @@ class RowToken(Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class InFlightStep(Struct, frozen=True):
-    """A step that was scheduled but not read yet.
+class FedRow(Struct, frozen=True):
+    """A row in a scheduled step: its draft, its choices, and where it stood before a draft.
 
-    `rows` made `choices`; `fed` are these and the rows that raised after the model had run.
+    Without choices its rules raised after the model had run.
     """
 
-    rows: tuple[BatchRow, ...]
-    sampled: tuple[SampledToken, ...]
-    fed: tuple[BatchRow, ...]
+    row: BatchRow
+    draft: tuple[int, ...] = ()
+    choices: tuple[SampledToken, ...] = ()
+    start: PassStart | None = None
+
+
+class InFlightStep(Struct, frozen=True):
+    """A step that was scheduled but not read yet, of `width` tokens."""
+
+    fed: tuple[FedRow, ...]
+    width: int
 
 
 class Batch:
-    """The running rows. Joining and leaving touch nobody else's arrays.
+    """The running rows. Joining and leaving touch no other row's arrays.
 
-    `is_batching` False decodes row by row, each on its own caches: for models that the row
-    view does not serve. `is_ahead` schedules a step before the last one is read, which keeps a
-    GPU busy; a CPU computes while it schedules, so there it would only delay every token.
+    `is_ahead` schedules a step before the last one is read, which keeps a GPU busy; a CPU
+    computes while it schedules, so there it would only delay every token. A step with drafts
+    needs the last tokens and is read at once.
     """
 
-    def __init__(self, model: Any, *, is_batching: bool = True) -> None:
-        self.model = model
+    def __init__(self, runner: ModelRunner, costs: WidthCosts = UNMEASURED) -> None:
+        self.runner = runner
         self._in_flight: InFlightStep | None = None
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
-        self.is_batching = is_batching
         self.is_ahead = has_gpu()
+        self.costs = costs
         self.n_calls = 0
         self.n_rows = 0
+        self.n_drafts = 0
+        self.n_drafted = 0
+        self.n_accepted = 0
 
     @property
     def is_in_flight(self) -> bool:
@@ -83,16 +150,26 @@ class Batch:
         self.rows.append(row)
 
     def leave(self, slot: int) -> None:
-        """The slot's row takes no further part; its context holds every token read so far."""
+        """The slot's row takes no further part; its context holds the tokens that its KV has."""
         self.rows = [row for row in self.rows if row.slot != slot]
 
     def step(self) -> list[RowToken]:
-        """What every row chose: of this step, or, when ahead, of the step before it.
+        """The tokens that every row chose: in this step, or, when ahead, in the step before it.
 
         When ahead the first call reads nothing, and rows at their last token are not fed again.
         """
+        if self._in_flight is not None and any(self._widths([r.expected() for r in self.rows])):
+            return self.sync()
+        began = time.perf_counter()
         landed, self._in_flight = self._in_flight, self._dispatch()
-        return self._collect(landed) if self.is_ahead else self.sync()
+        if self._in_flight is not None and (not self.is_ahead or _has_draft(self._in_flight)):
+            assert landed is None
+            landed, self._in_flight = self._in_flight, None
+        tokens = self._collect(landed)
+        if landed is not None and len(tokens) >= len(landed.fed):
+            seconds = time.perf_counter() - began
+            self.costs = observe_width(self.costs, landed.width, seconds)
+        return tokens
 
     def sync(self) -> list[RowToken]:
         """Read the scheduled step without scheduling another; afterwards nothing is in flight."""
@@ -111,70 +188,145 @@ class Batch:
         self._in_flight = None
 
     def _dispatch(self) -> InFlightStep | None:
-        rows = tuple(row for row in self.rows if row.n_left)
+        rows, drafts = self._draft([row for row in self.rows if row.n_left])
         if not rows:
             return None
-        logits = self._forward(rows)
-        for row in rows:
-            if row.pending is not None:
-                row.context.extend([row.pending])
-                row.pending = None
-        chosen = self._sample(rows, logits)
-        for row, choice in chosen:
-            row.input_token = choice.token
-            row.n_left -= 1
-        mx.async_eval([a for _, choice in chosen for a in _arrays(choice)])  # type: ignore[no-untyped-call]
-        return InFlightStep(
-            tuple(row for row, _ in chosen), tuple(choice for _, choice in chosen), rows
-        )
+        starts = [
+            PassStart.of(row.context.caches, len(row.known) + len(draft)) if draft else None
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        n_replayed = [len(row.replay) for row in rows]
+        logits, width = self._forward(rows, drafts)
+        if any(n_replayed):
+            logits = logits[mx.array(_new_lines(n_replayed, drafts))]
+        for row, draft in zip(rows, drafts, strict=True):
+            if not draft and row.known:
+                row.extend(row.known)
+        chosen = self._sample(rows, logits, drafts)
+        for row, draft, choices in zip(rows, drafts, chosen, strict=True):
+            if choices and not draft:
+                row.input_token = choices[0].token
+                row.n_left -= 1
+        mx.async_eval([a for choices in chosen for choice in choices for a in _arrays(choice)])  # type: ignore[no-untyped-call]
+        each = zip(rows, drafts, chosen, starts, strict=True)
+        return InFlightStep(tuple(FedRow(*one) for one in each), width)
+
+    def _draft(self, rows: list[BatchRow]) -> tuple[list[BatchRow], list[tuple[int, ...]]]:
+        """The rows and their drafts; none while a token in flight decides what may come."""
+        if self._in_flight is not None:
+            return rows, [NO_DRAFT] * len(rows)
+        offers: dict[int, DraftOffer] = {}
+        for i, row in enumerate(rows):
+            try:
+                offers[i] = row.propose()
+            except Exception as error:
+                self._broken.append((row, error))
+        rows = [rows[i] for i in offers]
+        each = zip(rows, self._widths(list(offers.values())), strict=True)
+        return rows, [row.drafter.take(n) if row.drafter else NO_DRAFT for row, n in each]
+
+    def _widths(self, offers: Sequence[DraftOffer]) -> list[int]:
+        if not any(offer.n_tokens for offer in offers):
+            return [0] * len(offers)
+        return widths(offers, self.costs)
 
     def _sample(
-        self, rows: tuple[BatchRow, ...], logits: mx.array
-    ) -> list[tuple[BatchRow, SampledToken]]:
-        """What each row chooses; a row that raises is put among the broken and left out."""
+        self, rows: Sequence[BatchRow], logits: mx.array, drafts: Sequence[tuple[int, ...]]
+    ) -> list[tuple[SampledToken, ...]]:
+        """The choices of each row; none for a row that raises, which is put among the broken."""
         if any(row.sampler.is_guided for row in rows):
             # The device goes on while a guide reads its last token and works out the next mask.
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
-        chosen = []
-        results = sample_rows([row.sampler for row in rows], logits)
+        chosen: list[tuple[SampledToken, ...]] = []
+        results = sample_rows([row.sampler for row in rows], logits, drafts)
         for row, result in zip(rows, results, strict=True):
             if isinstance(result, Exception):
                 self._broken.append((row, result))
+                chosen.append(())
             else:
-                chosen.append((row, result))
+                chosen.append(result)
         return chosen
 
-    def _forward(self, rows: tuple[BatchRow, ...]) -> mx.array:
+    def _forward(
+        self, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]]
+    ) -> tuple[mx.array, int]:
+        """Logits (tokens, vocabulary) of one pass, and its tokens."""
+        each = zip(rows, drafts, strict=True)
+        plan = [SlotTokens(row.context.caches, row.tokens(draft)) for row, draft in each]
+        before = self.runner.n_calls
+        logits = self.runner.execute(plan)
+        self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
-        if len(rows) == 1 or not self.is_batching:
-            self.n_calls += len(rows)
-            each = [self.model(r.input_token[None], cache=r.context.caches)[:, -1] for r in rows]
-            return mx.concatenate(each) if len(each) > 1 else each[0]
-        self.n_calls += 1
-        views = [view(caches) for caches in zip(*(r.context.caches for r in rows), strict=True)]
-        tokens = mx.concatenate([row.input_token for row in rows])[:, None]
-        logits: mx.array = self.model(tokens, cache=views)[:, -1]
-        return logits
+        return logits, logits.shape[0]
 
     def _collect(self, flight: InFlightStep | None) -> list[RowToken]:
         if flight is None:
             return []
-        mx.eval([choice.token for choice in flight.sampled])
+        mx.eval([choice.token for fed in flight.fed for choice in fed.choices])
         # A row that raised ahead was fed all the same: its KV holds this token.
-        ahead = {id(row) for row in self._in_flight.fed} if self._in_flight else set()
+        ahead = {id(fed.row) for fed in self._in_flight.fed} if self._in_flight else set()
         running = {id(row) for row in self.rows}
         sampled = []
-        for row, choice in zip(flight.rows, flight.sampled, strict=True):
-            if id(row) not in running and id(row) not in ahead:
+        for fed in flight.fed:
+            row, is_running = fed.row, id(fed.row) in running
+            if not is_running and id(row) not in ahead:
                 continue
-            token = int(choice.token.item().real)
-            if id(row) in ahead:
-                row.context.extend([token])
-            else:
-                row.pending = token
-            if id(row) in running:
-                sampled.append(RowToken(row, token, *_numbers(choice)))
+            tokens = _accepted(fed)
+            if fed.start is not None:
+                _settle(fed, fed.start, tokens)
+                self.n_drafts += 1
+                self.n_drafted += len(fed.draft)
+                self.n_accepted += max(0, len(tokens) - 1)
+            elif tokens and id(row) in ahead:
+                row.context.extend(tokens)
+            elif tokens:
+                row.pending = tokens[0]
+            if tokens and row.drafter is not None:
+                row.drafter.settle(tokens, len(fed.draft))
+            if is_running:
+                each = zip(tokens, fed.choices, strict=False)
+                sampled += [RowToken(row, token, *_numbers(choice)) for token, choice in each]
         return sampled
+
+
+def _has_draft(flight: InFlightStep) -> bool:
+    return any(fed.draft for fed in flight.fed)
+
+
+def _new_lines(n_replayed: Sequence[int], drafts: Sequence[tuple[int, ...]]) -> list[int]:
+    """The lines of the logits that follow the last token of each row and its draft."""
+    lines: list[int] = []
+    start = 0
+    for n, draft in zip(n_replayed, drafts, strict=True):
+        lines += range(start + n, start + n + 1 + len(draft))
+        start += n + 1 + len(draft)
+    return lines
+
+
+def _accepted(fed: FedRow) -> list[int]:
+    """The chosen tokens up to the first one that is not the draft's."""
+    tokens: list[int] = []
+    for choice, drafted in zip_longest(fed.choices, fed.draft[: len(fed.choices)]):
+        tokens.append(int(choice.token.item().real))
+        if tokens[-1] != drafted:
+            break
+    return tokens
+
+
+def _settle(fed: FedRow, start: PassStart, tokens: Sequence[int]) -> None:
+    """Take the tokens of the draft that were not chosen out of the row's caches."""
+    row = fed.row
+    kept = [*row.known, *tokens[:-1]]
+    if start.roll_back(len(kept)):
+        row.extend(kept)
+    else:
+        row.replay = kept
+    if not tokens:
+        return
+    row.sampler.accept([choice.token for choice in fed.choices[: len(tokens)]], len(fed.draft))
+    row.pending = tokens[-1]
+    row.input_token = fed.choices[len(tokens) - 1].token
+    row.n_left -= len(tokens)
 
 
 def _arrays(choice: SampledToken) -> list[mx.array]:

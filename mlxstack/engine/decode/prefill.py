@@ -6,9 +6,11 @@ import mlx.core as mx
 
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import BatchRow
+from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 
 RESERVE = 512
 """Tokens for which room is made beside a prompt: the beginning of its answer."""
@@ -19,7 +21,9 @@ def room_for(request: Request) -> int:
     return cache_adapters.in_steps(len(request.tokens) + min(request.max_tokens, RESERVE))
 
 
-def prefill_chunk(model: object, context: SlotContext, request: Request, n_tokens: int) -> float:
+def prefill_chunk(
+    runner: ModelRunner, context: SlotContext, request: Request, n_tokens: int
+) -> float:
     """Extend the context by at most `n_tokens` of the prompt; seconds until it was computed.
 
     It ends earlier where a checkpoint is worth taking, and takes it there.
@@ -29,7 +33,7 @@ def prefill_chunk(model: object, context: SlotContext, request: Request, n_token
     tokens = request.tokens[start:end]
     began = time.perf_counter()
     context.reserve(room_for(request))
-    model(mx.array([tokens]), cache=context.caches)  # type: ignore[operator]
+    runner.execute([SlotTokens(context.caches, mx.array(tokens))])
     context.evaluate()
     took = time.perf_counter() - began
     context.extend(tokens)
@@ -38,11 +42,19 @@ def prefill_chunk(model: object, context: SlotContext, request: Request, n_token
     return took
 
 
-def row_of(request: Request, slot: int, context: SlotContext) -> BatchRow:
-    """The row of an ask whose prompt is computed but for its last token."""
+def row_of(
+    request: Request, slot: int, context: SlotContext, n_ctx: int, *, is_drafting: bool
+) -> BatchRow:
+    """The row of a request whose prompt is computed but for its last token.
+
+    Its answer ends at the latest when prompt and answer are `n_ctx` tokens.
+    """
+    tokens = request.tokens
     state = request.constraint.start() if request.constraint else None
-    chooser = Sampler(request.sampling, request.tokens, time.monotonic_ns(), state)
-    return BatchRow(slot, context, chooser, request.tokens[-1], request.max_tokens)
+    sampler = Sampler(request.sampling, tokens, time.monotonic_ns(), state)
+    drafter = Drafter(tokens, request.eos) if is_drafting else None
+    n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
+    return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter)
 
 
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:

@@ -1,10 +1,13 @@
-"""Thin views over the caches of the running slots, one per layer, for one decode step.
+"""Thin views over the caches of the running slots, one per layer, for one forward pass.
 
-Every slot keeps its own mlx-lm caches; a view hands each row of the batch to its own cache and
-gives the model what it expects of a single one. Nothing is merged, padded or copied.
+Every slot keeps its own mlx-lm caches; a view hands the tokens of each slot to its own cache and
+gives the model what it expects of a single one. Caches are not merged. The tokens of a slot are
+rows of a batch (N, 1), without padding; models with recurrent layers, which need sequences, get
+one padded row per slot (slots, longest).
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
@@ -21,16 +24,19 @@ from mlx_lm.models.cache import (
 class RaggedArray(mx.array):
     """One array per row of the batch, of different lengths; stands in for a stacked one.
 
+    `counts` are the queries of each row that are not padding.
+
     Latent attention (MLA) multiplies queries by keys outside of the attention function, so
     transposing and multiplying from the left work row by row. It is a subclass of `mx.array`
     because only then does Python ask `__rmatmul__` before the left operand's `__matmul__`.
     """
 
-    def __init__(self, arrays: Sequence[Any]) -> None:
+    def __init__(self, arrays: Sequence[Any], counts: Sequence[int] | None = None) -> None:
         # Where an operation takes the stand-in itself, all it gets is not a number.
         dtype = getattr(arrays[0], "dtype", mx.float32)
         super().__init__(float("nan"), dtype)
         self.arrays = list(arrays)
+        self.counts = counts or [1] * len(self.arrays)
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -60,39 +66,83 @@ def row_of(value: Any, index: int) -> Any:
 
 
 class KVView:
-    """A layer's KV caches of any kind, one per row: rotating, quantised, plain, mixed."""
+    """A layer's KV caches of any kind, one per slot: rotating, quantized, plain, mixed.
 
-    def __init__(self, caches: Sequence[Any]) -> None:
-        self.caches = list(caches)
-        self.offset = mx.array([cache.offset for cache in self.caches])
+    Token j of a slot is a row of its own that sees the slot's keys up to itself, so a step of
+    several tokens runs the attention of as many single steps.
+    """
+
+    def __init__(self, slots: Sequence[Any], counts: Sequence[int]) -> None:
+        self._slots = list(slots)
+        self._counts = counts
+        self.caches = [slot for slot, n in zip(slots, counts, strict=True) for _ in range(n)]
+        """The cache of each row."""
+        self.offset = mx.array(
+            [slot.offset + j for slot, n in zip(slots, counts, strict=True) for j in range(n)]
+        )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
-        """Append (B, heads, 1, dim) row by row; the full keys and values of every row."""
-        n_rows = len(self.caches)
-        new = zip(mx.split(keys, n_rows), mx.split(values, n_rows), strict=True)
-        pairs = [cache.update_and_fetch(*one) for cache, one in zip(self.caches, new, strict=True)]
-        return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
+        """Append (N, heads, 1, dim), the tokens of a slot at once; keys and values of each row."""
+        ends = list(accumulate(self._counts))[:-1]
+        new = zip(mx.split(keys, ends), mx.split(values, ends), strict=True)
+        for slot, n, (k, v) in zip(self._slots, self._counts, new, strict=True):
+            slot.update_and_fetch(*(a if n == 1 else a.transpose(2, 1, 0, 3) for a in (k, v)))
+        return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
-        """What the owner layer has stored, for layers that share its KV."""
-        pairs = [cache.keys_and_values() for cache in self.caches]
+        """The stored keys and values of each row, also for layers that share this one's KV."""
+        pairs: list[tuple[Any, Any]] = []
+        for slot, n in zip(self._slots, self._counts, strict=True):
+            keys, values = slot.keys_and_values()
+            bounds = _bounds(slot, n, _length(keys))
+            pairs += [(_part(keys, *b), _part(values, *b)) for b in bounds]
         return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
 
     def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
         """One mask per row, or None when no row needs one."""
-        masks = [cache.make_mask(n, **options) for cache in self.caches]
+        each = [_masks(s, n, **options) for s, n in zip(self._slots, self._counts, strict=True)]
+        masks = [mask for slot in each for mask in slot]
+        return None if all(mask is None for mask in masks) else RaggedArray(masks)
+
+
+class PaddedKVView:
+    """A layer's KV caches, one per slot; a row is a slot's tokens, padded on the right."""
+
+    def __init__(self, caches: Sequence[Any], counts: Sequence[int]) -> None:
+        self.caches = list(caches)
+        self._counts = counts
+        self.offset = mx.array([cache.offset for cache in caches])
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RaggedArray, RaggedArray]:
+        """Append (slots, heads, longest, dim) without the padding; keys and values of each row."""
+        for i, (cache, n) in enumerate(zip(self.caches, self._counts, strict=True)):
+            cache.update_and_fetch(*(a[i : i + 1, :, :n] for a in (keys, values)))
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
+        """The stored keys and values of each row."""
+        keys, values = zip(*(cache.keys_and_values() for cache in self.caches), strict=True)
+        return RaggedArray(keys, self._counts), RaggedArray(values, self._counts)
+
+    def make_mask(self, n: int, **options: Any) -> RaggedArray | None:
+        """One mask per row, or None when no row needs one."""
+        each = zip(self.caches, self._counts, strict=True)
+        masks = [cache.make_mask(n, **options) for cache, n in each]
         return None if all(mask is None for mask in masks) else RaggedArray(masks)
 
 
 class RecurrentStateView(ArraysCache):  # type: ignore[misc]
     """A layer's recurrent state: gathered when read, scattered when written. Fixed size.
 
-    Of mlx-lm's class, because some models write their state to nothing else.
+    Of mlx-lm's class, because some models write their state to nothing else; `lengths` is how
+    these models are told of padding.
     """
 
-    def __init__(self, caches: Sequence[ArraysCache]) -> None:
+    def __init__(self, caches: Sequence[ArraysCache], counts: Sequence[int]) -> None:
         super().__init__(len(caches[0].cache))
         self.caches = list(caches)
+        if len(set(counts)) > 1:
+            self.prepare(lengths=counts)
 
     def __getitem__(self, index: int) -> mx.array | None:
         states = [cache[index] for cache in self.caches]
@@ -106,34 +156,65 @@ class RecurrentStateView(ArraysCache):  # type: ignore[misc]
         for i, cache in enumerate(self.caches):
             cache[index] = value[i : i + 1]
 
-    def advance(self, n: int) -> None:
-        """Nothing to do: there is no padding to walk through."""
-
-    def make_mask(self, n: int) -> None:
-        """No row is padded."""
-
 
 class CacheListView:
     """A layer with several caches, such as attention beside a state space model."""
 
-    def __init__(self, caches: Sequence[CacheList]) -> None:
-        width = len(caches[0].caches)
-        self.views = [view([cache[i] for cache in caches]) for i in range(width)]
+    def __init__(self, views: Sequence[Any]) -> None:
+        self._views = views
 
     def __getitem__(self, index: int) -> Any:
-        return self.views[index]
+        return self._views[index]
 
 
 PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache)
 
 
-def view(caches: Sequence[Any]) -> Any:
-    """The view over one layer's caches. Raises TypeError for a kind that has none."""
+def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) -> Any:
+    """The view over one layer's caches, `counts` tokens each.
+
+    Raises TypeError for a kind of cache that has none.
+    """
     first = caches[0]
     if isinstance(first, PER_ROW):
-        return KVView(caches)
+        return (PaddedKVView if is_padded else KVView)(caches, counts)
     if isinstance(first, ArraysCache):
-        return RecurrentStateView(caches)
+        return RecurrentStateView(caches, counts)
     if isinstance(first, CacheList):
-        return CacheListView(caches)
+        inner = zip(*(cache.caches for cache in caches), strict=True)
+        return CacheListView([view(each, counts, is_padded) for each in inner])
     raise TypeError(f"a cache of kind {type(first).__name__} cannot be viewed by row")
+
+
+def _bounds(cache: Any, n: int, length: int) -> list[tuple[int, int] | tuple[()]]:
+    """Which of `length` stored keys each of the last `n` tokens sees; () for all of them."""
+    if n == 1:
+        return [()]
+    window = cache.max_size if isinstance(cache, RotatingKVCache) else length
+    return [(max(0, end - window), end) for end in range(length - n + 1, length + 1)]
+
+
+def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
+    """The mask of each of the next `n` tokens over the keys that it sees."""
+    if n == 1:
+        return [cache.make_mask(1, **options)]
+    window, stored = options.get("window_size"), getattr(cache, "max_size", None)
+    if window is None or (stored is not None and stored <= window):
+        return [None] * n
+    mask = cache.make_mask(n, **{**options, "return_array": True})
+    bounds = _bounds(cache, n, mask.shape[-1])
+    return [mask[..., j : j + 1, slice(*b)] for j, b in enumerate(bounds)]
+
+
+def _length(keys: Any) -> int:
+    """Number of keys in an array, or in the arrays of quantized ones."""
+    return int((keys if isinstance(keys, mx.array) else keys[0]).shape[2])
+
+
+def _part(arrays: Any, *bounds: int) -> Any:
+    """The keys or values between the bounds."""
+    if not bounds:
+        return arrays
+    if isinstance(arrays, mx.array):
+        return arrays[..., slice(*bounds), :]
+    return tuple(a[..., slice(*bounds), :] for a in arrays)

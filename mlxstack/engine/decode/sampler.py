@@ -1,8 +1,9 @@
 """Sampling: rows of a batch with equal rules draw in one operation, each by its own random key.
 
 Penalties are mlx-lm's, and so is top-p over a whole vocabulary. The draw is inverse transform
-sampling from one uniform number per row, as `mx.random.categorical` does it, so that a seeded row
-gets the same tokens alone and beside others.
+sampling from one uniform number per token, as `mx.random.categorical` does it. The number depends
+on the seed and on the position of the token, so that a seeded row gets the same tokens alone and
+beside others, with drafts and without.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ from msgspec.structs import replace
 
 from mlxstack.core.ports import ConstraintState
 from mlxstack.core.request import SamplingParams
-from mlxstack.engine.decode.mask import masked
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e6
 """Bounds within which a temperature divides float32 logits; below them sampling is greedy."""
@@ -39,14 +39,18 @@ class UniformStream:
         self._key = mx.random.key(seed)
         self._numbers: list[float] = []
 
-    def take(self) -> float:
-        """Return the next number.
+    def peek(self, position: int) -> float:
+        """Return the number `position` steps from the next one.
 
         Numbers are computed on the CPU, so that reading them does not wait for a GPU.
         """
-        if not self._numbers:
-            self._numbers = self._compute()
-        return self._numbers.pop()
+        while position >= len(self._numbers):
+            self._numbers += self._compute()
+        return self._numbers[position]
+
+    def skip(self, n: int) -> None:
+        """Drop the next `n` numbers."""
+        del self._numbers[:n]
 
     def _compute(self) -> list[float]:
         with mx.stream(mx.cpu):
@@ -55,15 +59,16 @@ class UniformStream:
                 self._key, key = mx.random.split(self._key)
                 keys.append(key)
             draw = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
-            numbers: Any = draw(mx.stack(keys))[::-1, 0].tolist()
+            numbers: Any = draw(mx.stack(keys))[:, 0].tolist()
             mx.eval(self._key)
         return list(numbers)
 
 
 class Sampler:
-    """Chooses for one ask, step by step. `seed` is used where the ask brings none.
+    """Chooses for one request, step by step. `seed` is used where the request brings none.
 
-    `walk` rules what may be chosen. It must know the last token, so that one is read first.
+    `state` rules which tokens may be chosen. It must know the last token, so that one is read
+    first.
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class Sampler:
         self._processors = _processors(sampling)
         self._recent = mx.array(list(prompt[-sampling.window :])) if self._processors else None
         self._constraint = state
+        self._positions: list[Any] = []
+        """Where the constraint stood before each token of the draft at hand, and after all."""
         self._last: mx.array | None = None
         self.draw_rules = _draw_rules(sampling)
 
@@ -87,63 +94,144 @@ class Sampler:
         """Whether choosing reads the token before."""
         return self._constraint is not None
 
-    def uniform(self) -> float:
-        """Return the number that decides the next draw, in [0, 1)."""
-        return self._uniform.take()
+    @property
+    def is_ruled(self) -> bool:
+        """Whether a grammar, which may force tokens, rules the next one."""
+        return self._constraint is not None and self._constraint.is_ruled
 
-    def adjust(self, logits: mx.array) -> mx.array | None:
-        """Apply penalties and the grammar mask to logits (1, vocabulary).
+    def forced_tokens(self) -> Sequence[int]:
+        """The tokens that the grammar leaves no choice about from here on."""
+        if self._constraint is None:
+            return ()
+        self._advance()
+        return self._constraint.forced_tokens()
 
-        None when this row has neither. Raises what the grammar raises.
+    def uniform(self, position: int) -> float:
+        """Return the number in [0, 1) that decides a draw, `position` tokens from the next."""
+        return self._uniform.peek(position)
+
+    def adjust(self, logits: mx.array, draft: Sequence[int] = ()) -> list[mx.array] | None:
+        """Apply penalties and the grammar mask to logits (1 + draft, vocabulary), row by row.
+
+        Row i follows i tokens of the draft. Rows after a token that the grammar forbids are left
+        out. None when there is neither penalty nor grammar. Raises what the grammar raises.
         """
         if self._constraint is None and not self._processors:
             return None
-        logits = logits.astype(mx.float32)
-        for process in self._processors:
-            logits = process(self._recent, logits)
-        if self._constraint is None:
-            return logits
-        if self._last is not None:
-            self._constraint.advance(int(self._last.item().real))
-        mask = self._constraint.mask()
-        return logits if mask is None else masked(logits, mask)
+        self._advance()
+        masks = self._masks(draft) if self._constraint is not None else [None] * (len(draft) + 1)
+        rows = []
+        for i, mask in enumerate(masks):
+            row = logits[i : i + 1].astype(mx.float32)
+            recent = self._recent_with(draft[:i])
+            for process in self._processors:
+                row = process(recent, row)
+            rows.append(row if mask is None else masked(row, mask))
+        return rows
 
-    def accept(self, token: mx.array) -> None:
-        """Note the chosen token (1,), which may be lazy, for the next step."""
-        self._last = token
+    def accept(self, tokens: Sequence[mx.array], n_drafted: int = 0) -> None:
+        """Note the chosen tokens, (1,) each; all but the last are known to be those of a draft.
+
+        The last one may be lazy. `n_drafted` is the length of the draft.
+        """
+        self._uniform.skip(len(tokens))
+        self._last = tokens[-1]
+        if n_drafted and self._constraint is not None:
+            self._constraint.rewind(self._positions[len(tokens) - 1])
+            self._positions = []
         if self._recent is not None:
-            self._recent = mx.concatenate([self._recent, token])[-self._sampling.window :]
+            self._recent = mx.concatenate([self._recent, *tokens])[-self._sampling.window :]
+
+    def _masks(self, draft: Sequence[int]) -> list[bytes | None]:
+        """The grammar mask before each token of the draft that may come, and the one after.
+
+        What the grammar raises beyond the next token is raised when an answer gets there.
+        """
+        constraint = self._constraint
+        assert constraint is not None
+        if not draft:
+            return [constraint.mask()]
+        self._positions = [constraint.position()]
+        masks = [constraint.mask()]
+        for token in draft:
+            if not _is_allowed(masks[-1], token):
+                break
+            try:
+                constraint.advance(token)
+                position = constraint.position()
+                masks.append(constraint.mask())
+            except Exception:
+                break
+            self._positions.append(position)
+        return masks
+
+    def _advance(self) -> None:
+        """Let the constraint know the last token."""
+        if self._constraint is not None and self._last is not None:
+            last, self._last = self._last, None
+            self._constraint.advance(int(last.item().real))
+
+    def _recent_with(self, draft: Sequence[int]) -> mx.array | None:
+        if self._recent is None or not draft:
+            return self._recent
+        return mx.concatenate([self._recent, mx.array(list(draft))])[-self._sampling.window :]
 
 
-def sample_rows(choosers: Sequence[Sampler], logits: mx.array) -> list[SampledToken | Exception]:
+def sample_rows(
+    samplers: Sequence[Sampler], logits: mx.array, drafts: Sequence[Sequence[int]] = ()
+) -> list[tuple[SampledToken, ...] | Exception]:
     """Choose the next token of every row from logits (rows, vocabulary), lazily.
 
+    A row with a draft has a line of logits more for each of its tokens, and gets a choice for
+    each: choice i is valid if all before it equal the draft. It must be told what was accepted.
     Rows with equal rules are one operation. A row whose rules raise gets the exception.
     """
-    results: list[SampledToken | Exception | None] = [None] * len(choosers)
-    adjusted: dict[int, mx.array] = {}
-    groups: dict[SamplingParams, list[int]] = {}
-    for i, chooser in enumerate(choosers):
+    drafts = drafts or [()] * len(samplers)
+    lines: list[mx.array | None] = [None] * logits.shape[0]
+    results: dict[int, list[SampledToken] | Exception] = {}
+    groups: dict[SamplingParams, list[tuple[int, int, int]]] = {}
+    start = 0
+    for i, (sampler, draft) in enumerate(zip(samplers, drafts, strict=True)):
+        end = start + 1 + len(draft)
         try:
-            row = chooser.adjust(logits[i : i + 1])
+            adjusted = sampler.adjust(logits[start:end], draft)
         except Exception as error:
             results[i] = error
-            continue
-        if row is not None:
-            adjusted[i] = row
-        groups.setdefault(chooser.draw_rules, []).append(i)
-    for rules, members in groups.items():
-        uniforms = [choosers[i].uniform() for i in members] if rules.temperature else []
+        else:
+            if adjusted is not None:
+                end_adjusted = start + len(adjusted)
+                lines[start:end_adjusted] = adjusted
+            n = len(draft) + 1 if adjusted is None else len(adjusted)
+            members = groups.setdefault(sampler.draw_rules, [])
+            members += [(i, position, start + position) for position in range(n)]
+            results[i] = []
+        start = end
+    for rules, group in groups.items():
+        uniforms = [samplers[i].uniform(at) for i, at, _ in group] if rules.temperature else []
         try:
-            choices = draw(rules, _rows_of(members, logits, adjusted), uniforms)
+            choices = draw(
+                rules, _lines_of([line for _, _, line in group], logits, lines), uniforms
+            )
         except Exception as error:
-            for i in members:
-                results[i] = error
+            results |= {i: error for i, _, _ in group}
             continue
-        for i, choice in zip(members, choices, strict=True):
-            choosers[i].accept(choice.token)
-            results[i] = choice
-    return [result for result in results if result is not None]
+        for (i, _, _), choice in zip(group, choices, strict=True):
+            found = results[i]
+            assert isinstance(found, list)
+            found.append(choice)
+    for i, sampler in enumerate(samplers):
+        found = results[i]
+        if isinstance(found, list) and not drafts[i]:
+            sampler.accept([found[0].token])
+    return [tuple(r) if isinstance(r, list) else r for _, r in sorted(results.items())]
+
+
+def masked(logits: mx.array, mask: bytes) -> mx.array:
+    """Logits (1, vocabulary) with -inf for every token whose bit in `mask` is 0 or missing."""
+    n = logits.shape[-1]
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=n, bitorder="little")
+    allowed = mx.array(bits.astype(np.bool_))
+    return mx.where(allowed, logits, mx.array(float("-inf"), logits.dtype))
 
 
 def draw(rules: SamplingParams, logits: mx.array, uniforms: Sequence[float]) -> list[SampledToken]:
@@ -216,11 +304,20 @@ def _within_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     return mx.where(logprobs < threshold, -float("inf"), logprobs)
 
 
-def _rows_of(members: Sequence[int], logits: mx.array, adjusted: dict[int, mx.array]) -> mx.array:
-    """The logits of these rows, (members, vocabulary), after their own adjustments."""
-    if not any(i in adjusted for i in members):
+def _lines_of(
+    members: Sequence[int], logits: mx.array, adjusted: Sequence[mx.array | None]
+) -> mx.array:
+    """These lines of the logits, (members, vocabulary), after their own adjustments."""
+    each = [adjusted[i] for i in members]
+    if all(line is None for line in each):
         return logits if len(members) == logits.shape[0] else logits[mx.array(list(members))]
-    return mx.concatenate([adjusted.get(i, logits[i : i + 1]) for i in members])
+    return mx.concatenate(
+        [logits[i : i + 1] if line is None else line for i, line in zip(members, each, strict=True)]
+    )
+
+
+def _is_allowed(mask: bytes | None, token: int) -> bool:
+    return mask is None or (token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1))
 
 
 def _draw_rules(s: SamplingParams) -> SamplingParams:

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models import base
 from msgspec import Struct
 
-from mlxstack.engine.decode.row_views import KVView, RaggedArray, row_of
+from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.engine.device import has_gpu
 
 _original = base.scaled_dot_product_attention
@@ -35,7 +35,7 @@ def attend(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attention of (B, heads, 1, dim) queries, each over its own row's keys, without padding.
+    """Attention of (B, heads, n, dim) queries, each row over its own keys, without padding.
 
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
     layer's quantised KV and have no cache which says so, and for one query on a CPU.
@@ -46,13 +46,13 @@ def attend(
         return _multiply_out(queries * scale, each_keys, each_values)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
-    caches = cache.caches if isinstance(cache, KVView) else [None] * len(keys)
-    outputs = [
-        _attend_alone(
-            queries[i : i + 1], keys[i], values[i], caches[i], scale, row_of(mask, i), sinks
-        )
-        for i in range(len(keys))
-    ]
+    caches = cache.caches if isinstance(cache, KVView | PaddedKVView) else [None] * len(keys)
+    outputs = []
+    for i, n in enumerate(keys.counts):
+        one = queries[i : i + 1, :, :n]
+        out = _attend_alone(one, keys[i], values[i], caches[i], scale, row_of(mask, i), sinks)
+        padding = queries.shape[2] - n
+        outputs.append(mx.pad(out, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else out)
     return mx.concatenate(outputs, axis=0)
 
 

@@ -6,9 +6,13 @@ prefill and is just as good: alone and together see the same.
 Rounding is no fault. Matrices of other shapes are multiplied by other kernels, and in half
 precision that can send a token to another expert. So a difference counts only when it is larger
 than rounding explains, changes which tokens are likely, and comes back with other tokens.
+
+The same comparison tells whether rows may bring several tokens to a pass and take the last of
+them back, which speculative decoding needs.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import inf, isnan
 from typing import Any
 
@@ -16,12 +20,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, QuantizedKVCache
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.errors import SetupError
-from mlxstack.engine.decode.row_views import view
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_factory import CacheFactory, describe
+from mlxstack.engine.model.runner import ModelRunner, PassStart, SlotTokens
 
 LENGTHS = (5, 11, 8)
 STEPS = 3
@@ -53,11 +58,17 @@ Logits = list[mx.array]
 
 
 class BatchingCheck(Struct, frozen=True):
-    """Whether the model may be batched by row, and if not, why. `kv` describes its caches."""
+    """Whether the model may be batched by row, and if not, why. `kv` describes its caches.
+
+    `can_draft`: rows may bring several tokens to a pass and take some of them back; `is_ragged`:
+    in one pass with other rows.
+    """
 
     is_batching: bool
     why_not: str | None
     kv: str
+    can_draft: bool = False
+    is_ragged: bool = False
 
 
 class Comparison(Struct, frozen=True):
@@ -81,26 +92,94 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
     code does not know.
     """
     dtype = _precision(model)
+    runner = ModelRunner(model)
     found: list[Comparison] = []
     for trial in range(N_TRIALS):
         prompts = [[(7 * i + 3 * n + 101 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
         try:
-            alone = [_alone(model, c, p) for c, p in _rows(model, maker, prompts)]
-            allowed = _allowed(model, maker, prompts[1], alone[1], dtype)
+            alone = [_alone(runner, c, p) for c, p in _rows(runner, maker, prompts)]
+            allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
         except Exception as error:
             raise SetupError(_cannot(maker, error)) from error
-        rows = _rows(model, maker, prompts)
-        kv = describe(rows[0][0].caches)
+        contexts = [context for context, _ in _rows(runner, maker, prompts)]
+        kv = describe(contexts[0].caches)
         try:
-            together = _together(model, [context for context, _ in rows], [fed for _, fed in alone])
+            together = _together(runner, contexts, [fed for _, fed in alone])
         except Exception as error:
-            return BatchingCheck(False, f"the row view cannot serve it: {_words(error)}", kv)
+            why = f"the row view cannot serve it: {_words(error)}"
+            return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
         found.append(_compare([logits for logits, _ in alone], together))
         if found[-1].is_same(allowed, dtype):
-            return BatchingCheck(True, None, kv)
+            return _with_drafts(BatchingCheck(True, None, kv), model, maker, n_vocab)
     least = min(one.distance for one in found)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
-    return BatchingCheck(False, why, kv)
+    return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
+
+
+def _with_drafts(
+    check: BatchingCheck, model: Any, maker: CacheFactory, n_vocab: int
+) -> BatchingCheck:
+    """The check with its findings on several tokens per row: together, else each row apart."""
+    for is_ragged in [True, False] if check.is_batching else [False]:
+        runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=is_ragged)
+        if _can_draft(runner, maker, n_vocab):
+            return replace(check, can_draft=True, is_ragged=is_ragged)
+    return check
+
+
+def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
+    """Whether logits are as alone while rows bring drafts, of which some are taken back."""
+    if not all(map(cache_adapters.can_roll_back, cache_adapters.leaves(maker.make()))):
+        return False
+    dtype = _precision(runner.model)
+    for trial in range(N_TRIALS):
+        prompts = [[(5 * i + 3 * n + 89 * trial) % n_vocab for i in range(n)] for n in LENGTHS]
+        alone = [_alone(runner, c, p) for c, p in _rows(runner, maker, prompts)]
+        allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
+        contexts = [context for context, _ in _rows(runner, maker, prompts)]
+        try:
+            drafted = _drafted(runner, contexts, [fed for _, fed in alone], n_vocab)
+        except Exception:
+            return False
+        if _compare([logits for logits, _ in alone], drafted).is_same(allowed, dtype):
+            return True
+    return False
+
+
+def _drafted(
+    runner: ModelRunner, contexts: Sequence[SlotContext], fed: Sequence[list[int]], n_vocab: int
+) -> list[Logits]:
+    """Logits of the same tokens in two passes; of the first, row i keeps i + 1 of STEPS tokens."""
+    wrong = [
+        [*tokens[: i + 1], *((t + 1) % n_vocab for t in tokens[i + 1 :])]
+        for i, tokens in enumerate(fed)
+    ]
+    starts = [PassStart.of(context.caches, STEPS) for context in contexts]
+    first = _execute(runner, contexts, wrong)
+    left = [start.roll_back(i + 1) for i, start in enumerate(starts)]
+    rest = [tokens[n:] for tokens, n in zip(fed, left, strict=True)]
+    second = _execute(
+        runner,
+        [c for c, tokens in zip(contexts, rest, strict=True) if tokens],
+        [tokens for tokens in rest if tokens],
+    )
+    again = iter(second)
+    return [
+        [*(logits[: i + 1]), *(next(again) if tokens else [])[i + 1 - n :]]
+        for i, (logits, n, tokens) in enumerate(zip(first, left, rest, strict=True))
+    ]
+
+
+def _execute(
+    runner: ModelRunner, contexts: Sequence[SlotContext], tokens: Sequence[list[int]]
+) -> list[Logits]:
+    """Logits of every row's tokens, computed in one pass."""
+    each = zip(contexts, tokens, strict=True)
+    logits = runner.execute([SlotTokens(c.caches, mx.array(row)) for c, row in each])
+    logits = logits.astype(mx.float32)
+    mx.eval(logits)
+    ends = [*accumulate(map(len, tokens))]
+    return [list(logits[end - len(row) : end]) for end, row in zip(ends, tokens, strict=True)]
 
 
 def _precision(model: Any) -> mx.Dtype:
@@ -111,10 +190,10 @@ def _precision(model: Any) -> mx.Dtype:
 
 
 def _rows(
-    model: Any, maker: CacheFactory, prompts: Sequence[list[int]]
+    runner: ModelRunner, maker: CacheFactory, prompts: Sequence[list[int]]
 ) -> list[tuple[SlotContext, list[int]]]:
     """A context for each prompt but its last token; the last one lengthened and quantised."""
-    contexts = [_prefilled(model, maker, p) for p in prompts]
+    contexts = [_prefilled(runner, maker, p) for p in prompts]
     long = contexts[-1]
     n_more = _reach(long)
     for seed, leaf in enumerate(long.leaves):
@@ -135,39 +214,40 @@ def _reach(context: SlotContext) -> int:
     return min(max(*windows, sparse, 0), LONGEST_WINDOW) + LENGTHS[0]
 
 
-def _prefilled(model: Any, maker: CacheFactory, prompt: list[int], n_rows: int = 1) -> SlotContext:
+def _prefilled(
+    runner: ModelRunner, maker: CacheFactory, prompt: list[int], n_rows: int = 1
+) -> SlotContext:
     context = SlotContext(maker)
-    model(mx.array([prompt[:-1]] * n_rows), cache=context.caches)
+    runner.forward(mx.array([prompt[:-1]] * n_rows), context.caches)
     context.tokens = prompt[:-1]
     context.evaluate()
     return context
 
 
-def _alone(model: Any, context: SlotContext, prompt: list[int]) -> tuple[Logits, list[int]]:
+def _alone(
+    runner: ModelRunner, context: SlotContext, prompt: list[int]
+) -> tuple[Logits, list[int]]:
     outputs, fed, token = [], [], prompt[-1]
     for _ in range(STEPS):
         fed.append(token)
-        logits = model(mx.array([[token]]), cache=context.caches)[0, -1]
-        outputs.append(logits.astype(mx.float32))
-        token = int(mx.argmax(logits).item().real)
+        outputs += _execute(runner, [context], [[token]])[0]
+        token = int(mx.argmax(outputs[-1]).item().real)
     return outputs, fed
 
 
 def _together(
-    model: Any, contexts: Sequence[SlotContext], fed: Sequence[list[int]]
+    runner: ModelRunner, contexts: Sequence[SlotContext], fed: Sequence[list[int]]
 ) -> list[Logits]:
     outputs: list[Logits] = [[] for _ in fed]
     for step in range(STEPS):
-        views = [view(caches) for caches in zip(*(c.caches for c in contexts), strict=True)]
-        logits = model(mx.array([[tokens[step]] for tokens in fed]), cache=views)[:, -1]
-        mx.eval(logits)
-        for i, output in enumerate(outputs):
-            output.append(logits[i].astype(mx.float32))
+        each = _execute(runner, contexts, [[tokens[step]] for tokens in fed])
+        for output, logits in zip(outputs, each, strict=True):
+            output.extend(logits)
     return outputs
 
 
 def _allowed(
-    model: Any,
+    runner: ModelRunner,
     maker: CacheFactory,
     prompt: list[int],
     alone: tuple[Logits, list[int]],
@@ -177,8 +257,8 @@ def _allowed(
 
     At least the tolerance of the precision: two rows round less than three, and need not flip.
     """
-    context = _prefilled(model, maker, prompt, n_rows=2)
-    twins = [model(mx.array([[t], [t]]), cache=context.caches)[0, -1] for t in alone[1]]
+    context = _prefilled(runner, maker, prompt, n_rows=2)
+    twins = [runner.forward(mx.array([[t], [t]]), context.caches)[0, -1] for t in alone[1]]
     noise = _distance(alone[0], [logits.astype(mx.float32) for logits in twins])
     return min(max(TOLERANCES[dtype], 3 * noise), MOST_TOLERANCE)
 

@@ -58,6 +58,27 @@ def can_cut(leaf: Any) -> bool:
     return is_sliceable(leaf)
 
 
+def can_roll_back(leaf: Any) -> bool:
+    """Whether the last tokens of a forward pass can be taken back, with `cut` or as a whole."""
+    if type(leaf) is RotatingKVCache:
+        return bool(leaf.keep == 0)
+    return is_sliceable(leaf) or is_stateful(leaf)
+
+
+def cut(leaf: Any, n_tokens: int) -> None:
+    """Drop the last tokens of the forward pass that was the last one of this cache.
+
+    A window holds the tokens in order after a pass of several, and enough of the older ones for
+    its first token: that one stays.
+    """
+    if type(leaf) is not RotatingKVCache:
+        leaf.trim(n_tokens)
+        return
+    leaf._idx = leaf.keys.shape[2] - n_tokens
+    leaf.offset -= n_tokens
+    leaf.keys, leaf.values = (a[..., : leaf._idx, :] for a in (leaf.keys, leaf.values))
+
+
 def window_of(leaf: Any) -> int:
     """How many tokens this cache remembers; 0: all of them, or none."""
     if isinstance(leaf, RotatingKVCache):
@@ -153,6 +174,21 @@ def restore_state(leaf: Any, frozen: LayerState) -> None:
         return
     leaf.offset, leaf.keep, leaf.max_size = frozen.numbers
     leaf._idx = 0 if leaf.keys is None else leaf.keys.shape[2]
+
+
+def reference_state(leaf: Any) -> LayerState | None:
+    """The state of a cache that cannot be cut before a pass, without a copy; None if it can.
+
+    Only for passes of several tokens: those replace a window's arrays instead of changing them.
+    """
+    if isinstance(leaf, ArraysCache):
+        return LayerState(tuple(leaf.cache))
+    if type(leaf) is not RotatingKVCache:
+        return None
+    if leaf.keys is None:
+        return LayerState((None, None), (0, leaf.keep, leaf.max_size))
+    arrays = tuple(leaf._temporal_order(a) for a in (leaf.keys, leaf.values))
+    return LayerState(arrays, (leaf.offset, leaf.keep, leaf.max_size))
 
 
 def detach(leaf: Any) -> None:

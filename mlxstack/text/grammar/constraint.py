@@ -65,6 +65,17 @@ class ConstraintPhase(Enum):
     FREE = auto()
 
 
+class GrammarPosition(Struct, frozen=True):
+    """A place that an answer has reached, after `n_ruled` tokens that the grammar has read."""
+
+    passage: ConstraintLayout
+    at: ConstraintPhase
+    n_thoughts: int
+    tail: tuple[int, ...]
+    recent: tuple[int, ...]
+    n_ruled: int
+
+
 class GrammarState:
     """One answer on its way. Used by one thread at a time."""
 
@@ -76,6 +87,35 @@ class GrammarState:
         self._tail: tuple[int, ...] = ()
         self._recent = passage.before
         self._n_recent = max(map(len, passage.forbidden), default=0)
+        self._n_ruled = 0
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether the grammar alone rules the next token."""
+        is_free = self._passage.opens or self._passage.escapes
+        return self._rules is not None and (
+            self._at is ConstraintPhase.RULED
+            or (self._at is ConstraintPhase.BEGINNING and not is_free)
+        )
+
+    def forced_tokens(self) -> list[int]:
+        """The next tokens as far as the grammar leaves no choice but how to tokenize them."""
+        return self._rules.compute_ff_tokens() if self._rules is not None and self.is_ruled else []
+
+    def position(self) -> GrammarPosition:
+        """The place reached, for `rewind`."""
+        return GrammarPosition(
+            self._passage, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled
+        )
+
+    def rewind(self, position: object) -> None:
+        """Take back the tokens since that position."""
+        assert isinstance(position, GrammarPosition)
+        if self._rules is not None and self._n_ruled > position.n_ruled:
+            self._rules.rollback(self._n_ruled - position.n_ruled)
+        self._passage, self._at = position.passage, position.at
+        self._n_thoughts, self._tail = position.n_thoughts, position.tail
+        self._recent, self._n_ruled = position.recent, position.n_ruled
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
@@ -123,6 +163,7 @@ class GrammarState:
         assert self._rules is not None
         if not self._rules.consume_token(token):
             raise BadRequest(f"the answer left its grammar: {self._rules.get_error()}")
+        self._n_ruled += 1
 
     def _open(self, token: int) -> None:
         self._tail = (*self._tail, token)

@@ -33,9 +33,13 @@ def llama_counters(now: Counters) -> Numbers:
         ("tokens_predicted_total", "Generated tokens", now.n_generated_tokens),
         ("tokens_predicted_seconds_total", "Time spent generating tokens", now.decode_s),
         ("n_decode_total", "Decode calls of the model", now.n_decode_calls),
-        ("spec_decode_num_draft_tokens_total", "Speculative: drafted tokens", 0),
-        ("spec_decode_num_accepted_tokens_total", "Speculative: accepted tokens", 0),
-        ("spec_decode_num_drafts_total", "Speculative: verification steps", 0),
+        ("spec_decode_num_draft_tokens_total", "Speculative: drafted tokens", now.n_drafted_tokens),
+        (
+            "spec_decode_num_accepted_tokens_total",
+            "Speculative: accepted tokens",
+            now.n_accepted_tokens,
+        ),
+        ("spec_decode_num_drafts_total", "Speculative: verification steps", now.n_drafts),
     )
 
 

@@ -10,6 +10,7 @@ from mlxstack.bench.dev.in_process import (
     baselines,
     batch_join,
     decode_steps,
+    drafts,
     full_engine,
     random_llama,
     text_work,
@@ -18,6 +19,7 @@ from mlxstack.bench.dev.trials import (
     BenchJob,
     BenchResult,
     BuildModel,
+    Drafts,
     FollowUp,
     FullEngine,
     Joins,
@@ -49,6 +51,8 @@ def run(job: BenchJob) -> list[BenchResult]:
             found.append(baselines.load(trial))
         elif isinstance(trial, FullEngine):
             found.append(full_engine.whole(trial, job.model))
+        elif isinstance(trial, Drafts):
+            found.append(drafts.drafts(trial, job.model))
         else:
             loaded = loaded or loader.load(ModelSpec(id=job.model), KVSpec())
             found.append(_with_model(trial, loaded))

@@ -15,6 +15,7 @@ from mlxstack.engine.decode.sampler import Sampler
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner
 
 FIRST = 5
 """The token that every row is fed first; which one does not matter."""
@@ -47,7 +48,7 @@ class Ours:
 
     def __init__(self, model: Any, caches: Sequence[list[Any]]) -> None:
         self._maker = CacheFactory(model, KVSpec())
-        self._batch = Batch(model)
+        self._batch = Batch(ModelRunner(model))
         for each in caches:
             self.join(self.newcomer(each))
         self.finish()

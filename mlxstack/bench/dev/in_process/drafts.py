@@ -1,0 +1,186 @@
+"""Speculative decoding of the whole engine, with drafts and without, on several kinds of text."""
+
+import json
+import queue
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+from llguidance import LLMatcher
+from msgspec import Struct
+
+from mlxstack.bench.dev.trials import BenchResult, Drafts, TrialSamples
+from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished
+from mlxstack.core.ports import Constraint
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.core.request import Request, SamplingParams
+from mlxstack.engine.core import EngineCore
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
+from mlxstack.text.grammar.compiler import GrammarCompiler
+from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
+
+N_VOCAB = 1000
+COPIED, ADVERSARIAL = (40, 4), (6, 3)
+"""Tokens quoted from the prompt, and tokens that differ, by turns: an edit, and what looks so."""
+
+NAMES = ("file_path", "old_string", "new_string", "replace_all")
+SCHEMA = {
+    "type": "object",
+    "properties": {name: {"type": "string", "maxLength": 8} for name in NAMES},
+    "required": list(NAMES),
+    "additionalProperties": False,
+}
+
+
+class Quote(Struct, frozen=True):
+    """Allows only the next token of `text` for `n_quoted` tokens, then any for `n_free`."""
+
+    text: tuple[int, ...]
+    n_quoted: int
+    n_free: int
+
+    def start(self) -> "QuoteState":
+        """At the first token of an answer."""
+        return QuoteState(self)
+
+
+class QuoteState:
+    """How far an answer has come. No grammar: nothing is forced, so that drafts are guesses."""
+
+    is_ruled = False
+
+    def __init__(self, quote: Quote) -> None:
+        self._quote = quote
+        self._at = 0
+
+    def mask(self) -> bytes | None:
+        """One bit while the text is quoted."""
+        quote = self._quote
+        if self._at % (quote.n_quoted + quote.n_free) >= quote.n_quoted:
+            return None
+        token = quote.text[self._at % len(quote.text)]
+        return bytes(token // 8) + bytes([1 << token % 8])
+
+    def advance(self, token: int) -> None:
+        """Any token leads to the next place."""
+        self._at += 1
+
+    def forced_tokens(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def position(self) -> int:
+        """Tokens so far."""
+        return self._at
+
+    def rewind(self, position: object) -> None:
+        """Go back there."""
+        assert isinstance(position, int)
+        self._at = position
+
+
+class MeasuredEngine:
+    """An engine with or without drafts."""
+
+    def __init__(self, engine: EngineCore, arrived: "queue.SimpleQueue[Event]") -> None:
+        self._engine = engine
+        self._arrived = arrived
+
+    def token_s(self, trial: Drafts, seed: int) -> float:
+        """Seconds of decoding per token of an answer, while all rows decode."""
+        for request in self._requests(trial, seed):
+            self._engine.submit(request)
+        ended: list[RequestFinished] = []
+        while len(ended) < trial.n_rows:
+            event = self._arrived.get()
+            if isinstance(event, RequestFailed):
+                raise event.error
+            if isinstance(event, RequestFinished):
+                ended.append(event)
+        work = [one.timings for one in ended]
+        return sum(w.decode_s for w in work) / sum(w.n_generated for w in work)
+
+    def n_passes(self) -> int:
+        """Forward passes so far."""
+        return self._engine.snapshot().counters.n_decode_calls
+
+    def _requests(self, trial: Drafts, seed: int) -> list[Request]:
+        random = Random(seed)
+        requests = []
+        for i in range(trial.n_rows):
+            prompt = tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
+            constraint, eos = self._constraint(trial.text, prompt)
+            temperature = 0.0 if trial.text in {"copied", "adversarial"} else 1.0
+            requests.append(
+                Request(
+                    f"{trial.text}-{seed}-{i}",
+                    prompt,
+                    trial.n_tokens,
+                    SamplingParams(temperature=temperature, seed=i),
+                    eos,
+                    use_cache=False,
+                    constraint=constraint,
+                    arrived=time.monotonic(),
+                )
+            )
+        return requests
+
+    def _constraint(
+        self, text: str, prompt: tuple[int, ...]
+    ) -> tuple[Constraint | None, frozenset[int]]:
+        if text in {"copied", "adversarial"}:
+            return Quote(prompt, *(COPIED if text == "copied" else ADVERSARIAL)), frozenset()
+        if text == "prose":
+            return None, frozenset()
+        tokenizer = self._engine.tokenizer
+        eos, n_vocab = frozenset(tokenizer.eos_token_ids), tokenizer.vocab_size
+        grammar = LLMatcher.grammar_from_json_schema(
+            json.dumps(SCHEMA), {"whitespace_flexible": False}
+        )
+        rules = GrammarCompiler(tokenizer, n_vocab).compile((grammar,), "schema")
+        return GrammarConstraint(ConstraintLayout(n_vocab, eos), rules), eos
+
+
+def drafts(trial: Drafts, model: str) -> BenchResult:
+    """Seconds per token and passes of both sides, once per pass, by turns."""
+    seconds: dict[str, list[float]] = {"on": [], "off": []}
+    passes: dict[str, list[float]] = {"on": [], "off": []}
+    with ExitStack() as stack:
+        sides = {
+            "on": stack.enter_context(_side(trial, model, Speculation.AUTO)),
+            "off": stack.enter_context(_side(trial, model, Speculation.OFF)),
+        }
+        for seed in range(trial.passes):
+            for who in sorted(sides, reverse=bool(seed % 2)):
+                before = sides[who].n_passes()
+                seconds[who].append(sides[who].token_s(trial, seed))
+                passes[who].append(sides[who].n_passes() - before)
+    return BenchResult(
+        tuple(TrialSamples(who, "token_s", tuple(values)) for who, values in seconds.items())
+        + tuple(TrialSamples(who, "passes", tuple(values)) for who, values in passes.items())
+    )
+
+
+@contextmanager
+def _side(trial: Drafts, model: str, speculation: Speculation) -> Iterator[MeasuredEngine]:
+    n_ctx = max(64, trial.n_prompt + trial.n_tokens + 64)
+    slots = SlotSpec(count=trial.n_rows, n_ctx=n_ctx)
+    preset = Preset(model=ModelSpec(id=model), slots=slots, speculation=speculation)
+    arrived: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def deliver(events: tuple[Event, ...]) -> None:
+        for event in events:
+            arrived.put(event)
+
+    with tempfile.TemporaryDirectory() as folder:
+        stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")
+        engine = EngineCore(preset, *stores, deliver)
+        engine.start().result()
+        try:
+            yield MeasuredEngine(engine, arrived)
+        finally:
+            engine.stop(drain_s=1).result()

@@ -1,0 +1,29 @@
+"""Measures the seconds of a forward pass by its width in tokens, for the draft governor."""
+
+import time
+
+import mlx.core as mx
+
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.policy.draft_governor import WidthCosts
+
+WIDTHS = (1, 2, 4, 8, 16, 32)
+N_PASSES = 3
+"""Of each width; the fastest counts, since the first one may compile kernels."""
+
+
+def measure_widths(runner: ModelRunner, maker: CacheFactory) -> WidthCosts:
+    """Seconds of a pass of one slot. Steps of several slots correct them while serving."""
+    return WidthCosts(WIDTHS, tuple(_seconds(runner, maker, width) for width in WIDTHS))
+
+
+def _seconds(runner: ModelRunner, maker: CacheFactory, width: int) -> float:
+    caches = maker.make()
+    tokens = mx.zeros((width,), mx.int32)
+    taken = []
+    for _ in range(N_PASSES):
+        began = time.perf_counter()
+        mx.eval(runner.execute([SlotTokens(caches, tokens)]))
+        taken.append(time.perf_counter() - began)
+    return min(taken)

@@ -1,0 +1,85 @@
+"""Draft tokens are told where clients of OpenAI, llama-server and Prometheus look for them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from mlxstack.core.preset import Speculation
+from tests.api.running import running, tiny_preset
+from tests.api.speaking import chat, chat_body, chunks
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a_rather_long_name": {"type": "boolean"},
+        "another_rather_long_name": {"enum": ["one constant of many letters", "and another one"]},
+    },
+    "required": ["a_rather_long_name", "another_rather_long_name"],
+    "additionalProperties": False,
+}
+WANTED: dict[str, Any] = {
+    "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}},
+    "max_tokens": 200,
+}
+
+
+@pytest.fixture(scope="module")
+def drafting(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service that drafts."""
+    preset = tiny_preset(model_folder, speculation=Speculation.AUTO)
+    with running(preset, tmp_path_factory.mktemp("drafting")) as found:
+        yield found.url
+
+
+@pytest.fixture
+def auto(drafting: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=drafting, timeout=60) as client:
+        yield client
+
+
+def test_accepted_and_rejected_tokens_are_told(auto: httpx.Client) -> None:
+    before = drafted(auto)
+    answer = chat(auto, **WANTED)
+    details = answer["usage"]["completion_tokens_details"]
+    n_accepted = details["accepted_prediction_tokens"]
+    n_drafted = n_accepted + details["rejected_prediction_tokens"]
+    assert 0 < n_accepted < answer["usage"]["completion_tokens"]
+    timings = answer["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (n_drafted, n_accepted)
+    after = drafted(auto)
+    assert after[0] - before[0] == n_drafted
+    assert after[1] - before[1] == n_accepted
+    assert 0 < after[2] - before[2] <= n_drafted
+
+
+def test_a_stream_tells_them_at_its_end(auto: httpx.Client) -> None:
+    body = chat_body("tell me", **WANTED, stream_options={"include_usage": True})
+    last = chunks(auto, "/v1/chat/completions", body)[-1]
+    assert last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    assert last["timings"]["draft_n_accepted"] > 0
+
+
+def test_off_drafts_nothing_and_says_the_same(auto: httpx.Client, http: httpx.Client) -> None:
+    answers = [chat(client, **WANTED, temperature=1, seed=4) for client in (auto, http)]
+    assert drafted(http) == (0, 0, 0)
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0] == texts[1]
+    assert "draft_n" in answers[0]["timings"]
+    assert "draft_n" not in answers[1]["timings"]
+    details = answers[1]["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
+
+
+def drafted(http: httpx.Client) -> tuple[float, float, float]:
+    """The totals of `/metrics`: drafted tokens, accepted tokens, drafts."""
+    each = families(http.get("/metrics").text)
+    found = {sample.name: sample.value for family in each for sample in family.samples}
+    names = ("draft_tokens", "accepted_tokens", "drafts")
+    tokens, accepted, drafts = (found[f"llamacpp:spec_decode_num_{name}_total"] for name in names)
+    return tokens, accepted, drafts
