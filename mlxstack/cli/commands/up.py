@@ -53,9 +53,7 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay in this terminal.")
-    ] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run.")] = False,
     sets: Set = None,
     json: Json = False,
@@ -102,7 +100,10 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 
 
 def restart(
-    name: Annotated[str | None, typer.Argument(help="The service; may be left out if one.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The service; may be left out if one.", autocompletion=service_names),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Stop a service and start it again from its preset, read anew."""
