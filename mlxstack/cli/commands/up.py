@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxstack.cli.completion import service_names
 from mlxstack.cli.output import as_json, note, spinner
 
 if TYPE_CHECKING:
