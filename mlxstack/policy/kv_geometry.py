@@ -108,9 +108,9 @@ class Geometry(Struct, frozen=True):
         return self.growth * (n_tokens + SLACK if n_tokens else 0)
 
     def peak_state_bytes(self, n_tokens: int, chunk: int) -> int:
-        """The most bytes that layers which cannot be cut allocate up to `n_tokens`, in bites.
+        """The most bytes that layers which cannot be cut allocate up to `n_tokens`, in chunks.
 
-        A window holds at most W - 1 + bite tokens.
+        A window holds at most W - 1 + chunk tokens.
         """
         return self._bounded_bytes(n_tokens, chunk)
 

@@ -1,6 +1,5 @@
 """What clients send in many clothes, brought into one: pure functions that every door shares.
 
-Rule ids (C-1, A-10 ...) are those in the names of the tests.
 """
 
 import json

@@ -21,9 +21,9 @@ from mlxstack.policy.simulation.simulate import SimulatedMachine, simulate
 from mlxstack.policy.simulation.workload import Workload, draw_agents
 
 WORK = Workload(span_s=60.0, n_asks=(20, 40), pause_s=5.0)
-"""Coding agents that all work at the same time: a tool call or two between two asks."""
+"""Coding agents that all work at the same time: a tool call or two between two requests."""
 
-HEADS = ("PRIORITY", "ASKS", "SEAT P50", "P95", "MAX", "FIRST TOKEN P50", "P95", "MAX")
+HEADS = ("PRIORITY", "REQUESTS", "SLOT P50", "P95", "MAX", "FIRST TOKEN P50", "P95", "MAX")
 
 
 class Scenario(Struct, frozen=True):
@@ -105,20 +105,20 @@ def show_outcome(found: Outcome) -> None:
     report, scenario = found.report, found.scenario
     typer.echo(
         f"{scenario.workload.n_agents} agents, {scenario.machine.n_slots} slots: "
-        f"{report.n_asks} asks in {report.span_s:.0f} s, the machine busy for {report.busy_s:.0f} s"
+        f"{report.n_asks} requests in {report.span_s:.0f} s, the machine busy for {report.busy_s:.0f} s"
     )
     machine = scenario.machine
     typer.echo(
         f"prefill {machine.prefill_tps:.0f} tokens/s, a decode step {machine.step_s * 1000:.1f} ms "
         f"and {machine.row_s * 1000:.1f} ms for each row; "
-        "seconds until a seat, and until the first token:"
+        "seconds until a slot, and until the first token:"
     )
     waits = [(w.priority.name, w.n_asks, *_texts(w.waited), *_texts(w.ttft)) for w in report.waits]
     table(HEADS, waits)
     reused = 1 - report.n_computed / report.n_prompt if report.n_prompt else 0.0
     typer.echo(
         f"{found.tps:.0f} tokens/s while busy; {reused:.0%} of {report.n_prompt} prompt tokens "
-        f"reused; {report.n_warm} asks found their own seat warm; {report.n_refused} met a full "
+        f"reused; {report.n_warm} requests found their own slot warm; {report.n_refused} met a full "
         f"queue; longest silence {report.longest_silence_s:.2f} s"
     )
 

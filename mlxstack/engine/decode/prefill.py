@@ -1,4 +1,4 @@
-"""Prefills a bite: the next piece of a prompt, on the slot's own caches; then a row decodes."""
+"""Chunked prefill: computes the next chunk of a prompt in its slot; at the end a row decodes."""
 
 import time
 
@@ -58,7 +58,7 @@ def row_of(
 
 
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:
-    """Where a bite has to end at the latest: the next point worth a checkpoint, or the end."""
+    """Latest end of a prefill chunk: the next checkpoint position, or the end of the prompt."""
     end = len(request.tokens) - 1
     stops = [context.quantized_start]
     if not context.is_sliceable:
