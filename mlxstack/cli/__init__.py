@@ -1,1 +1,1 @@
-"""What a person types: one file per verb family."""
+"""Command line: one file per group of verbs."""

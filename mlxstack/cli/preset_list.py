@@ -1,4 +1,4 @@
-"""Every preset that can be found, read, with what is wrong with those that cannot."""
+"""All presets, with the errors of those that cannot be read."""
 
 from msgspec import Struct
 

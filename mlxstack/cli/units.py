@@ -1,4 +1,4 @@
-"""Sizes as people type and read them: 32k tokens, 24GB, 64 KiB."""
+"""Sizes as people type them: 32k tokens, 24GB, 64 KiB."""
 
 import re
 

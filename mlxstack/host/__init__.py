@@ -1,1 +1,1 @@
-"""This computer: paths, processes, memory, presets."""
+"""The local machine: paths, processes, memory, presets."""

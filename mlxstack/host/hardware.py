@@ -1,4 +1,4 @@
-"""This computer: its chip, cores and memory, and the BLAS that makes MLX fast on Linux."""
+"""Chip, cores and memory of this machine, and the BLAS of MLX on Linux."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""The heap of this process: gives memory that was freed back to the system."""
+"""Returns freed heap memory to the system."""
 
 import ctypes
 from functools import cache

@@ -1,4 +1,4 @@
-"""Where everything of one user lives: the layout under $MLX_STACK_HOME."""
+"""Directory layout under $MLX_STACK_HOME."""
 
 from collections.abc import Mapping
 from pathlib import Path

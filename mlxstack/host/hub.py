@@ -1,4 +1,4 @@
-"""The Hugging Face hub: configs and sizes before a download, downloads, and errors in words."""
+"""Hugging Face hub: configs, sizes, downloads and their errors."""
 
 import logging
 import shutil

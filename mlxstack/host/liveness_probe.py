@@ -1,4 +1,4 @@
-"""Feels the pulse of a running worker, and says when it has been stuck for too long."""
+"""Liveness probe of a worker: reports one that has been stuck too long."""
 
 import json
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""The models on this machine: in the hub's cache, and in the folders of LM Studio."""
+"""Models on this machine: the hub's cache and LM Studio's folders."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The log of a service: written with rotation, read from its end, followed across rotations."""
+"""Log of a service: rotation, tail and follow."""
 
 import io
 import logging

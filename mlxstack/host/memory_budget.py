@@ -1,4 +1,4 @@
-"""How much memory there is for models: on this computer, or on one that is only imagined."""
+"""Memory budget for models on this machine or an imagined one."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Memory pressure of this computer, as its kernel reports it.
+"""Memory pressure as reported by the kernel.
 
 macOS: kern.memorystatus_vm_pressure_level (1 normal, 2 warning, 4 critical). Linux: pressure
 stall information (PSI). Both know what the share of used memory does not: how much of it the

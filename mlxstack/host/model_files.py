@@ -1,4 +1,4 @@
-"""Finds a model on this computer without loading it: its config, and what its weights weigh."""
+"""Config and weight sizes of a local model, without loading it."""
 
 import json
 from pathlib import Path

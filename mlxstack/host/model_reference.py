@@ -1,4 +1,4 @@
-"""The model or preset that a person names: a preset, a hub id, a folder, a folder of a cache."""
+"""Resolves a model reference: preset, hub id, folder, or cache folder."""
 
 import re
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Modes: named sets of presets that run together, read as strictly as presets are."""
+"""Modes: named sets of presets that run together."""
 
 from pathlib import Path
 

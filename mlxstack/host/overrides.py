@@ -1,4 +1,4 @@
-"""Single values from outside the preset file: `--set slots.count=5` and `MLX_STACK_SLOTS_COUNT=5`.
+"""Preset overrides: `--set slots.count=5` and `MLX_STACK_SLOTS_COUNT=5`.
 
 Precedence: command line, then environment, then the file, then what it extends, then defaults.
 """

@@ -1,4 +1,4 @@
-"""The worker's side of the bond with its supervisor: when that one is gone, the worker goes too."""
+"""Parent watchdog: the worker exits when its supervisor is gone."""
 
 import os
 import signal

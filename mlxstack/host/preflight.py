@@ -1,4 +1,4 @@
-"""What can be known before a model is loaded: its folder, the slot files' folder, the port."""
+"""Checks before a load: model folder, slot files' folder, port."""
 
 import errno
 import tempfile

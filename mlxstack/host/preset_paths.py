@@ -1,4 +1,4 @@
-"""Makes the paths of a preset absolute, so that they mean the same from any folder."""
+"""Makes the paths of a preset absolute."""
 
 from pathlib import Path
 

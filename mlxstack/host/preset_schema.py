@@ -1,4 +1,4 @@
-"""The shape of a preset: which keys there are, what each may hold, and how to say so."""
+"""Schema of a preset: keys, types, and error messages."""
 
 import difflib
 import math

@@ -1,4 +1,4 @@
-"""What no single key can tell: values of a preset that are impossible, or contradict each other."""
+"""Validates presets across keys: impossible or contradictory values."""
 
 import ipaddress
 import re

@@ -1,4 +1,4 @@
-"""Finds presets by name or path, and reads them strictly: a wrong one is refused with its line."""
+"""Loads presets by name or path; errors name the line."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Processes and ports of this computer: who is alive, who listens, how to end one."""
+"""Processes and ports of this machine: alive, listening, terminate."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""Which ends of a service its supervisor of the system should not answer with another start.
+"""Exit codes after which launchd or systemd must not restart a service.
 
 systemd is told by RestartPreventExitStatus. launchd knows one distinction only, success or not:
 under it such an end is reported as success.

@@ -1,4 +1,4 @@
-"""What is written about a service in `run/`: its plan, its state, and who owns its name."""
+"""Files of a service in `run/`: spec, state, owner lock."""
 
 import fcntl
 import os

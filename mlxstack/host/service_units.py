@@ -1,4 +1,4 @@
-"""Services that start with the computer: launchd agents on macOS, systemd user units on Linux."""
+"""Login services: launchd agents on macOS, systemd user units on Linux."""
 
 import os
 import plistlib

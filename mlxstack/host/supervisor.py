@@ -1,4 +1,4 @@
-"""Keeps one worker alive: starts it, logs it, restarts a dead or stuck one, gives up on flaps."""
+"""Supervisor of one worker: start, log, restart with backoff, give up when flapping."""
 
 import asyncio
 import os

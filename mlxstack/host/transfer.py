@@ -1,4 +1,4 @@
-"""Progress of a download in words: percent, bytes, speed, and the time that is left."""
+"""Progress of a download as text: percent, bytes, speed, ETA."""
 
 import threading
 

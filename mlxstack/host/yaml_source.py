@@ -1,4 +1,4 @@
-"""YAML that remembers where each value was written, and refuses a key written twice."""
+"""YAML with source locations; refuses duplicate keys."""
 
 import re
 from collections.abc import Iterator

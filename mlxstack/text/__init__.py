@@ -1,1 +1,1 @@
-"""Words to tokens and back."""
+"""Chat templates, tokenization, and parsing of model output."""

@@ -1,4 +1,4 @@
-"""Where a rendered prompt holds answers that were sampled before, and the tokens for them.
+"""Locates sampled answers in a rendered prompt and returns their tokens.
 
 An answer stands where the prompt it answered ended: if the text up to there is still the same,
 the place is known. Where it ends is seen in the rendering of the conversation up to this answer.

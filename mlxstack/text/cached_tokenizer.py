@@ -1,4 +1,4 @@
-"""Text to tokens, paying only once for what was seen before.
+"""Tokenizer that caches the tokens of text it has seen.
 
 A special token is matched before anything else looks at a text, so the text between two of them
 always gives the same tokens, wherever it stands. The text is cut there, and the tokens of each

@@ -1,4 +1,4 @@
-"""The chat template of a model: renders conversations, and knows what it refuses."""
+"""Chat template of a model: rendering, and its capabilities."""
 
 import hashlib
 import json
@@ -263,7 +263,7 @@ class ChatTemplate:
         return turn
 
     def _thoughts(self, message: Message) -> Turn:
-        """The reasoning of a turn, also where a client left it inside the text (C-5)."""
+        """The reasoning of a turn, also where a client left it inside the text."""
         thoughts, answer = message.reasoning, message.text
         if thoughts is None and self._tokenizer.think_start is not None:
             start, end = self._tokenizer.think_start, self._tokenizer.think_end

@@ -1,4 +1,4 @@
-"""Where a prompt is worth a checkpoint: the ends of what other prompts are likely to share."""
+"""Checkpoint positions of a prompt: ends of parts that other prompts share."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

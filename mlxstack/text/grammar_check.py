@@ -1,4 +1,4 @@
-"""Finds out in a process of its own whether a grammar compiles in bounded time.
+"""Checks in a child process that a grammar compiles in bounded time.
 
 llguidance bounds the work of a grammar, except for `multipleOf`: a schema of 200 bytes with
 several of them takes minutes and gigabytes, and a thread in it cannot be stopped.

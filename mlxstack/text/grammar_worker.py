@@ -1,4 +1,4 @@
-"""Process that compiles grammars under a limit of CPU time, for `mlxstack.text.grammar_check`.
+"""Child process that compiles grammars under a CPU limit, for `grammar_check`.
 
 It reads lines of JSON: first the tokenizer, then one grammar after the other. It answers each
 with a line, unless the kernel kills it, since the compiler itself cannot be interrupted.

@@ -1,4 +1,4 @@
-"""Chat templates as programs: compiled in a sandbox, and what their source says of their inputs."""
+"""Jinja sandbox for chat templates, and static analysis of their variables."""
 
 import datetime
 import json

@@ -1,6 +1,4 @@
-"""What clients send in many clothes, brought into one: pure functions that every door shares.
-
-"""
+"""Normalizes message content, tool calls and results of all API dialects."""
 
 import json
 import re
@@ -20,12 +18,12 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "summary_text", "r
 
 
 def drop_billing(text: str) -> str:
-    """`text` without a leading billing header, which differs per conversation or request (C-1)."""
+    """`text` without a leading billing header, which differs per conversation or request."""
     return _BILLING.sub("", text, count=1)
 
 
 def plain_text(content: Any, joint: str = "") -> str:
-    """The text of a `content` field: None, a string, or a list of text parts (C-2, C-3, O-1).
+    """The text of a `content` field: None, a string, or a list of text parts.
 
     Other keys of a part, such as cache_control, are ignored. Raises Unsupported for a part
     that is not text.
@@ -49,13 +47,13 @@ def _part_text(part: Any) -> str:
 
 
 def system_text(content: Any) -> str:
-    """A system prompt, string or blocks, without billing headers, as one string (C-1, C-3)."""
+    """A system prompt, string or blocks, without billing headers, as one string."""
     blocks = content if isinstance(content, list) else [content]
     return "".join(drop_billing(_part_text(block)) for block in blocks if block is not None)
 
 
 def parse_arguments(arguments: Any) -> dict[str, Any] | str:
-    """Tool call arguments as an object in the order of its keys; never fails (C-4, O-3).
+    """Tool call arguments as an object in the order of its keys; never fails.
 
     What is not a JSON object stays a string. Nothing at all means no arguments. Letters that
     nobody can write become U+FFFD.
@@ -86,12 +84,12 @@ def writable(value: Any) -> Any:
 
 
 def error_text(text: str) -> str:
-    """The text of a failed tool call; templates have no field for the failure (A-11)."""
+    """The text of a failed tool call; templates have no field for the failure."""
     return text if text.startswith("Error: ") else f"Error: {text}"
 
 
 class Definitions:
-    """The tools of one request by name, to be described in its midst (A-20, A-21)."""
+    """The tools of one request by name, to be described in its midst."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -119,7 +117,7 @@ class Definitions:
 
 
 def result_text(content: Any, tools: Definitions) -> str:
-    """The content of a tool result; `tool_reference` parts become definitions (A-20).
+    """The content of a tool result; `tool_reference` parts become definitions.
 
     Parts are joined by line breaks. Raises Unsupported for a part that is not text.
     """
@@ -135,7 +133,7 @@ def _is_reference(part: Any) -> bool:
 
 
 def user_message(results: Iterable[Message], text: str) -> tuple[Message, ...]:
-    """The tool results of a user message, in order, then what the user said (A-10)."""
+    """The tool results of a user message, in order, then what the user said."""
     spoken = (Message(Role.USER, text),) if text else ()
     return (*results, *spoken)
 
@@ -150,10 +148,10 @@ def split_thoughts(text: str, start: str, end: str) -> tuple[str | None, str]:
 
 
 def removal_note(name: str) -> str:
-    """The line that stands for a `tool_removal` block (A-21)."""
+    """The line that stands for a `tool_removal` block."""
     return f"The tool {name} is no longer available."
 
 
 def head_tools(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The tools that are rendered in the head of the prompt: those not deferred (A-20)."""
+    """The tools that are rendered in the head of the prompt: those not deferred."""
     return tuple(tool for tool in tools if not tool.is_deferred)

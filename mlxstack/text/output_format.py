@@ -1,4 +1,4 @@
-"""The output format of a model in its own tokens, worked out once per tokenizer."""
+"""Output format of a model as token ids, computed once per tokenizer."""
 
 from typing import Any
 

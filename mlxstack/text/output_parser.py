@@ -1,4 +1,4 @@
-"""The tokens of one answer to thoughts, content and tool calls."""
+"""Output parser and detokenizer: reasoning, content and tool calls of one answer."""
 
 import logging
 from collections.abc import Callable, Iterable

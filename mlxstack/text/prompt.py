@@ -1,4 +1,4 @@
-"""Conversations and texts to prompts: tokens, and where to keep checkpoints."""
+"""Builds prompts: token ids and checkpoint positions of conversations and texts."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Keeps people and files from forging turns: a special token spelled in a text stays a text.
+"""Escapes special tokens in user content so that it cannot inject turns.
 
 A message may contain the letters of a special token, such as the mark that opens a system turn.
 Before rendering, an invisible mark is put inside every such spelling; after rendering, only the

@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer: which are structure, and which text can be cut at them."""
+"""Special tokens of a tokenizer: structural ones, and safe split points."""
 
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Where a rendered prompt holds calls that were sampled before, and the tokens for them.
+"""Locates sampled tool calls in a rendered prompt and returns their tokens.
 
 The prompt is rendered a second time with a sentinel at the name and the id of each remembered
 call. Without the sentinels both texts must be equal; so the sentinels say where the template

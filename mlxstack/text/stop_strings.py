@@ -1,4 +1,4 @@
-"""A stretch of plain speech: finds stop words, and trims what belongs to the template."""
+"""Stop strings: holds back text that may begin one, and trims white space."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A conversation made fit for one chat template: what it refuses is said in a way it accepts."""
+"""Rewrites a conversation to fit what a chat template supports."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +38,8 @@ class CallText(StrEnum):
 class TemplateCapabilities(Struct, frozen=True):
     """What a chat template accepts, found by trying it.
 
-    `has_late_system`: a system message between turns is rendered where it stands (A-12).
-    `needs_alternation`: two user turns in a row are refused (A-13). `takes_user_after_tool`:
+    `has_late_system`: a system message between turns is rendered where it stands.
+    `needs_alternation`: two user turns in a row are refused. `takes_user_after_tool`:
     a user may speak right after a tool. `takes_objects`, `takes_strings`: forms of tool call
     arguments. `needs_short_ids`: call ids must be nine letters and digits.
     `takes_text_and_thought`: a call may have both beside it. `takes_parallel_calls`: all calls
@@ -188,7 +188,7 @@ def _lacks_user(turns: Sequence[Message], capabilities: TemplateCapabilities) ->
 
 
 def _clean(message: Message) -> Message:
-    """Without a billing header (C-1), and with arguments that are objects where they can be."""
+    """Without a billing header, and with arguments that are objects where they can be."""
     if message.role is Role.SYSTEM:
         text = drop_billing(message.text)
         return message if text == message.text else msgspec.structs.replace(message, text=text)
@@ -211,7 +211,7 @@ def _split_head(messages: Sequence[Message]) -> tuple[Message | None, list[Messa
 
 
 def _name_tools(turns: Sequence[Message]) -> list[Message]:
-    """Every tool message bears the name of the function it answers (A-15)."""
+    """Every tool message bears the name of the function it answers."""
     names = {call.id: call.name for turn in turns for call in turn.tool_calls}
     return [
         msgspec.structs.replace(turn, name=names[turn.tool_call_id])
@@ -305,7 +305,7 @@ def _quoted(tag: str, text: str) -> str:
 
 
 def reminder(text: str) -> str:
-    """How a system message is quoted inside another turn (A-12)."""
+    """How a system message is quoted inside another turn."""
     return _quoted("system-reminder", text)
 
 
@@ -348,7 +348,7 @@ def _fold_users_into_tools(turns: Sequence[Message]) -> list[Message]:
 
 
 def _merge_turns(turns: Sequence[Message]) -> list[Message]:
-    """Turns of one speaker in a row become one (A-13); tool results stay apart."""
+    """Turns of one speaker in a row become one; tool results stay apart."""
     mergeable = (Role.USER, Role.ASSISTANT)
     return _gathered(turns, lambda one, two: one.role is two.role and two.role in mergeable)
 

@@ -1,4 +1,4 @@
-"""What a chat template accepts, found by small conversations with a sentinel in every field.
+"""Capabilities of a chat template, probed with sentinels in every field.
 
 A capability is taken from its default only where that brings more of the sentinels into the
 prompt: what a template refuses, drops or spoils is written in another way. No model is known by

@@ -1,4 +1,4 @@
-"""What is known of a chat template, in words and numbers for people."""
+"""Report on a chat template for `mlx-stack template`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The variables of a chat template that switch thoughts, found by trying them.
+"""Template variables that switch thinking, found by probing.
 
 Publishers name them as they like: `preserve_thinking`, `clear_thinking`, `thinking_mode` ... What
 a variable does is seen by rendering one conversation with each of its values.

@@ -1,4 +1,4 @@
-"""The bytes that one token stands for."""
+"""Bytes of single tokens."""
 
 import re
 from functools import cache

@@ -1,4 +1,4 @@
-"""The text of a tool call to the call it means, by mlx-lm's parsers."""
+"""Parses tool-call text, with mlx-lm's parsers as fallback."""
 
 import math
 from collections.abc import Callable, Iterable

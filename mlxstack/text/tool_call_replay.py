@@ -1,7 +1,7 @@
 """Sampled tool calls, kept as tokens for the later prompts of their conversation.
 
 Clients send the arguments of a call back as JSON of their own making, and templates print them
-in a third way; every difference would cost the rest of the cached conversation (C-4).
+in a third way; every difference would cost the rest of the cached conversation.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The parameters of tools, made fit for templates that read them without a check."""
+"""Fills in missing schema keys of tools for templates that need them."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""`models` and `rm`: the models on this machine."""
+"""`models` and `rm`: models on this machine."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`plan` and `spec`: what fits where, from config.json alone, before anything is downloaded."""
+"""`plan` and `spec`: capacity from config.json alone, before a download."""
 
 import os
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`presets`: what can be started, when to use it, and what exactly is in one."""
+"""`presets`: list, show and create presets."""
 
 import os
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`pull`: bring a model from the hub, with a bar or with lines."""
+"""`pull`: download a model from the hub, with progress."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`swap`: change the model of a running service; requests wait meanwhile."""
+"""`swap`: change the model of a running service; requests wait."""
 
 import os
 from collections.abc import Iterator

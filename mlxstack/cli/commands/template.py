@@ -1,4 +1,4 @@
-"""`template`: what was found of a model's chat template and output format."""
+"""`template`: findings about a model's chat template and output format."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`tui`: watch a running service in the terminal; and the same as plain text."""
+"""`tui`: the dashboard, or the same as plain text."""
 
 import os
 import sys

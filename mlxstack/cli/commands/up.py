@@ -1,4 +1,4 @@
-"""`up` and `restart`: a service in the background, healthy when the command returns."""
+"""`up` and `restart`: start a service and wait until it is healthy."""
 
 import os
 import shlex

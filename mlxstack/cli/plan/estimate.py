@@ -1,4 +1,4 @@
-"""What `plan` and `spec` tell of a model: its KV by kind of layer, its sum, and what fits."""
+"""Estimate of a model for `plan` and `spec`: KV per layer kind, total, fit."""
 
 from collections.abc import Sequence
 

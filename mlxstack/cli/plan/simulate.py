@@ -1,4 +1,4 @@
-"""`plan --simulate`: imagined agents on imagined hardware, through the real scheduler."""
+"""`plan --simulate`: simulated agents and hardware through the real scheduler."""
 
 import random
 from pathlib import Path
@@ -105,7 +105,8 @@ def show_outcome(found: Outcome) -> None:
     report, scenario = found.report, found.scenario
     typer.echo(
         f"{scenario.workload.n_agents} agents, {scenario.machine.n_slots} slots: "
-        f"{report.n_asks} requests in {report.span_s:.0f} s, the machine busy for {report.busy_s:.0f} s"
+        f"{report.n_asks} requests in {report.span_s:.0f} s, "
+        f"the machine busy for {report.busy_s:.0f} s"
     )
     machine = scenario.machine
     typer.echo(
@@ -118,8 +119,8 @@ def show_outcome(found: Outcome) -> None:
     reused = 1 - report.n_computed / report.n_prompt if report.n_prompt else 0.0
     typer.echo(
         f"{found.tps:.0f} tokens/s while busy; {reused:.0%} of {report.n_prompt} prompt tokens "
-        f"reused; {report.n_warm} requests found their own slot warm; {report.n_refused} met a full "
-        f"queue; longest silence {report.longest_silence_s:.2f} s"
+        f"reused; {report.n_warm} requests found their own slot warm; "
+        f"{report.n_refused} met a full queue; longest silence {report.longest_silence_s:.2f} s"
     )
 
 

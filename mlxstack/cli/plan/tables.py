@@ -1,4 +1,4 @@
-"""Draws what `plan` and `spec` found."""
+"""Tables of `plan` and `spec`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""From a preset to a healthy service: resolve, check, start, wait, or say why not."""
+"""Launches a preset: resolve, check, start, wait until healthy."""
 
 import asyncio
 import contextlib

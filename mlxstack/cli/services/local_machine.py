@@ -1,4 +1,4 @@
-"""What a dashboard can do to the computer that it runs on: its presets, its modes."""
+"""Local actions of the dashboard: presets and modes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Refuses a start that cannot fit into memory, with the sum and with what would fit."""
+"""Refuses a start that does not fit into memory, with the sum and alternatives."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Switches to a mode: check everything, stop, start, and go back when a member fails."""
+"""Switches to a mode: check, stop, start, and roll back on failure."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From a word on the command line to a preset: a listed one, or one derived from a model."""
+"""Resolves a model argument to a preset, listed or derived."""
 
 import os
 from pathlib import Path

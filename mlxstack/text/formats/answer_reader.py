@@ -1,4 +1,4 @@
-"""The text of an answer to thoughts, content and calls, by the description of its format."""
+"""Splits answer text into reasoning, content and tool calls."""
 
 import re
 from collections.abc import Generator, Iterable

@@ -1,4 +1,4 @@
-"""The values of arguments: text as it is, everything else by the schema."""
+"""Values of tool-call arguments, typed by the JSON schema."""
 
 import ast
 import json

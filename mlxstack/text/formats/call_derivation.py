@@ -1,4 +1,4 @@
-"""The syntax of tool calls, derived from what a template writes for probe calls."""
+"""Derives tool-call syntax from the rendering of probe calls."""
 
 import re
 from typing import Any

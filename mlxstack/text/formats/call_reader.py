@@ -1,4 +1,4 @@
-"""The calls of an answer, read by the description of their syntax as the text arrives."""
+"""Incremental parser of tool calls for a described syntax."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The output format of a model, derived from its chat template."""
+"""Derives the output format of a model from its chat template."""
 
 import hashlib
 import threading

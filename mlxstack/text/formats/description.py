@@ -1,4 +1,4 @@
-"""The description of an output format: reasoning marks, tool-call syntax, marks of the turn."""
+"""Description of an output format: reasoning marks, call syntax, turn ends."""
 
 import re
 from collections.abc import Callable

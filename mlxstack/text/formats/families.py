@@ -1,4 +1,4 @@
-"""Formats written by hand: those that no rendering of a template explains.
+"""Hand-written formats that no rendering of a template explains.
 
 A family is chosen by what a template contains, never by the name of a model.
 """

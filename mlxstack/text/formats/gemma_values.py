@@ -1,4 +1,4 @@
-"""The arguments of Gemma's calls: JSON with bare keys, and marks of its own around text."""
+"""Arguments of Gemma's calls: JSON with bare keys and its own string marks."""
 
 import re
 from typing import Any

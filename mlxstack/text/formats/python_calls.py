@@ -1,4 +1,4 @@
-"""Calls written in Python, also where their strings are not escaped."""
+"""Pythonic tool calls, also with unescaped strings."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""A whole raw answer to the message it means."""
+"""Parses a complete raw answer into a message."""
 
 from collections.abc import Iterable
 from itertools import count

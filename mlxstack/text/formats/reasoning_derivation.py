@@ -1,4 +1,4 @@
-"""The marks of thoughts, content and turns, derived from what a template writes."""
+"""Derives reasoning, content and turn marks from the rendering of probes."""
 
 import re
 

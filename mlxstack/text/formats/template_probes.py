@@ -1,4 +1,4 @@
-"""Probe conversations, rendered by a chat template."""
+"""Probe conversations rendered by a chat template."""
 
 import json
 import re

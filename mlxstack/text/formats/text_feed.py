@@ -1,4 +1,4 @@
-"""Text that arrives piece by piece, and searches in it that wait for what they need.
+"""Buffer of streamed text with searches that wait for more text.
 
 The searches are generators: one that yields cannot decide yet, and goes on with more text. Each
 result depends on the whole text alone, never on how it was cut.

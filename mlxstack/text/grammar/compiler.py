@@ -1,4 +1,4 @@
-"""Compiles grammars for one tokenizer, and remembers the last ones."""
+"""Compiler and cache of llguidance grammars for one tokenizer."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Keeps an answer to its grammar and its thoughts to their budget, token by token.
+"""Structured output: token masks of a grammar and a thinking budget.
 
 Thoughts are free. The grammar begins where the answer begins; a model that may think or call a
 tool first can choose so with its first token.

@@ -1,4 +1,4 @@
-"""The grammar of a tool call that must be made."""
+"""Grammar of a forced tool call (`tool_choice: required`)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writes the rules of a Lark grammar: marks, JSON, and text that stands between marks as it is."""
+"""Builds Lark rules: marks, JSON, and verbatim text between marks."""
 
 import json
 import re

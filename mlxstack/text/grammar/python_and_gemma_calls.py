@@ -1,4 +1,4 @@
-"""Tool calls in languages of their own: Python's, and those of the two Gemmas."""
+"""Grammars of pythonic tool calls and of the two Gemma syntaxes."""
 
 import keyword
 import re

@@ -1,4 +1,4 @@
-"""What an answer must look like, and the grammar that says so to llguidance.
+"""Structured output: grammar of a `response_format`.
 
 White space between the parts of a JSON text is at most one space, so that no model can fill its
 answer with it.

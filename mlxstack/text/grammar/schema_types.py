@@ -1,4 +1,4 @@
-"""What a schema lets an argument be: text, something else, or one of both.
+"""JSON types that a schema allows: string, other, or both.
 
 Families that write arguments between tags write text as it is and everything else as JSON, so
 that only the schema tells `5` from "5".

@@ -1,4 +1,4 @@
-"""Tool calls whose arguments stand between tags: text as it is, everything else as JSON."""
+"""Grammar of tool calls with tagged arguments: strings verbatim, others as JSON."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The grammar of one call, from the description of its syntax."""
+"""Grammar of one tool call, built from its syntax description."""
 
 import json
 import re
