@@ -12,7 +12,7 @@ from mlxstack.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
-FORMULA = ROOT / "packaging" / "homebrew" / "mlx-stack.rb"
+FORMULA = ROOT / ".github" / "homebrew" / "mlx-stack.rb"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
