@@ -59,7 +59,18 @@ def json_schema() -> dict[str, Any]:
     form["anyOf"] = [{"required": ["model"]}, {"required": ["extends"]}]
     for section in (form, schema["$defs"][ModelSpec.__name__]):
         section.pop("required", None)
+    _allow_short_forms(form, schema["$defs"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _allow_short_forms(form: dict[str, Any], sections: dict[str, Any]) -> None:
+    """Accept the texts that `normalized` writes out: `model: ID`, and tokens such as `64k`."""
+    form["properties"]["model"] = {"anyOf": [{"type": "string"}, form["properties"]["model"]]}
+    for section, key in TOKEN_KEYS:
+        name = form["properties"][section]["$ref"].rpartition("/")[2]
+        fields = sections[name]["properties"]
+        short = {"type": "string", "pattern": "^[0-9]+[kKmM]$"}
+        fields[key] = {"anyOf": [fields[key], short]}
 
 
 def at(keys: Keys, shape: mi.Type = PRESET) -> mi.Type | None:

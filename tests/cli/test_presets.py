@@ -9,13 +9,15 @@ import jsonschema
 import pytest
 import yaml
 
+from mlxstack.core.preset import AUTO
 from mlxstack.host import modes, presets
 from mlxstack.host.home import Home
 from mlxstack.host.preset_schema import json_schema, leaves
 from mlxstack.host.presets import builtin_folder
 from mlxstack.policy.capacity import kv_budget, need
+from mlxstack.service.plan_candidate import of_many
 from tests.cli.test_words import run
-from tests.pages.preset_page import candidate, smallest_mac
+from tests.pages.preset_page import files_of, smallest_mac
 
 COMPLETE = "from mlxstack.cli.main import app; app(prog_name='mlx-stack')"
 
@@ -87,7 +89,7 @@ def test_completion_knows_verbs_presets_and_clients(tmp_path: Path) -> None:
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "demo-of-mine.yaml").write_text("extends: demo\n")
     assert completions(tmp_path, "up demo") == ["demo", "demo-embedding", "demo-of-mine"]
-    assert completions(tmp_path, "presets show gpt") == ["gpt-oss-20b"]
+    assert completions(tmp_path, "presets show gpt") == ["gpt-oss-120b", "gpt-oss-20b"]
     assert completions(tmp_path, "run co") == ["codex"]
 
 
@@ -108,10 +110,15 @@ def test_all_slots_of_a_shipped_preset_can_be_full_on_the_smallest_mac(
     tmp_path: Path, name: str
 ) -> None:
     preset = presets.load(name, Home(tmp_path)).preset
-    sum_of = need(candidate(preset).load())
+    [found] = of_many([(preset, files_of(preset))])
+    sum_of = need(found.load())
     memory = smallest_mac(sum_of.total)
-    share = memory.total * preset.prefix_cache.memory_budget_pct / 100
-    budget = min(share, kv_budget(memory.usable, sum_of.weights, sum_of.workspace))
+    share, budget = (
+        preset.prefix_cache.memory_budget_pct,
+        kv_budget(memory.usable, sum_of.weights, sum_of.workspace),
+    )
+    if share != AUTO:
+        budget = min(budget, int(memory.total * share / 100))
     assert sum_of.kv_full + sum_of.kv_state <= budget
 
 
@@ -120,11 +127,14 @@ def test_the_members_of_the_coding_mode_can_all_be_full_on_one_mac(tmp_path: Pat
         presets.load(one.preset, Home(tmp_path), one.overrides).preset
         for one in modes.load("coding", Home(tmp_path)).members
     ]
-    sums = [need(candidate(preset).load()) for preset in members]
+    found = of_many([(preset, files_of(preset)) for preset in members])
+    sums = [need(one.load()) for one in found]
     memory = smallest_mac(sum(one.total for one in sums))
     taken = 0.0
     for preset, one in zip(members, sums, strict=True):
-        budget = memory.total * preset.prefix_cache.memory_budget_pct / 100
+        share = preset.prefix_cache.memory_budget_pct
+        assert share != AUTO, "the first member would take what the others need"
+        budget = memory.total * share / 100
         assert one.kv_full + one.kv_state <= budget
         taken += one.total - one.kv_full - one.kv_state + budget
     assert taken <= memory.usable
