@@ -19,6 +19,7 @@ log = logging.getLogger("mlxstack.api")
 STATUSES: ErrorTable[int] = {
     errors.StackError: 500,
     errors.BadRequest: 400,
+    errors.InvalidSlot: 400,
     errors.TooLong: 400,
     errors.TooLarge: 413,
     errors.Unsupported: 501,

@@ -3,10 +3,8 @@
 Guards are coroutines because Litestar sends plain functions through a thread, each time.
 """
 
-import hashlib
 import ipaddress
 import re
-import secrets
 import socket
 import uuid
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard, Message, Scope
 from msgspec.structs import replace
 
+from mlxstack.api.api_keys import as_key, fits
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.run_generation import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
@@ -41,7 +40,6 @@ CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"}
 """Docker's and Podman's names for the host of a container; no registry has `.internal`."""
 APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 
-DIGEST = "sha256:"
 BATCH = "/v1/batch/"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -218,19 +216,6 @@ def _key(connection: Connection, dialect: Dialect) -> str | None:
     return header or bearer if dialect.prefers_x_api_key else bearer or header
 
 
-def as_key(key: str | ApiKey) -> ApiKey:
-    """The key, with its digest instead of its text."""
-    found = ApiKey(key) if isinstance(key, str) else key
-    if found.key.startswith(DIGEST):
-        return replace(found, key=found.key.lower())
-    return replace(found, key=_digest(found.key))
-
-
-def fits(key: ApiKey, given: str) -> bool:
-    """Compare a given key with a configured one, in constant time."""
-    return secrets.compare_digest(_digest(given), key.key)
-
-
 def attach_key(connection: Connection, key: ApiKey) -> None:
     """Keep the key with the connection. Raises Forbidden where the path names others' agents."""
     connection.state.key = key
@@ -321,7 +306,3 @@ def _is_named(key: ApiKey, agent: str) -> bool:
 
 def _priority(key: ApiKey) -> Priority:
     return Priority[key.tier.name]
-
-
-def _digest(key: str) -> str:
-    return DIGEST + hashlib.sha256(key.encode()).hexdigest()

@@ -72,7 +72,7 @@ def test_drafts(tmp_path: Path) -> None:
 
 def test_tui(tmp_path: Path) -> None:
     told = run("tui", tmp_path)
-    rows = ["nobody watches", "a dashboard is attached", "what it costs, pass by pass"]
+    rows = ["no dashboard", "a dashboard is attached", "what it costs, pass by pass"]
     assert column(told.tables[0], "Service") == rows
     assert len(told.raw["costs"]) == 1
     assert all(min(told.raw[name]) > 0 for name in ("alone", "watched", "frames", "cpu"))
@@ -173,7 +173,7 @@ def test_the_command_prints_json() -> None:
     done = subprocess.run([*command, "--passes", "1"], capture_output=True, check=True)
     (told,) = msgspec.json.decode(done.stdout, type=list[BenchReport])
     assert told.name == "bench dev text"
-    assert told.command.endswith("bench text --small --json --passes 1")
+    assert told.command.endswith("bench dev text --small --json --passes 1")
 
 
 @pytest.mark.parametrize(

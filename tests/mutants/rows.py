@@ -23,7 +23,7 @@ DOORS_AND_FILES = (
         GUARDS + "test_x11_a_key_opens_in_either_header",
     ),
     Mutant(
-        "a stored digest is no key", "api/guards.py",
+        "a stored digest is no key", "api/api_keys.py",
         "secrets.compare_digest(_digest(given), key.key)",
         "given == key.key or secrets.compare_digest(_digest(given), key.key)",
         GUARDS + "test_a_digest_is_no_key",

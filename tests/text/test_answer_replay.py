@@ -160,7 +160,7 @@ def outside(model: Model, tokens: Sequence[int]) -> list[tuple[int, ...]]:
 
 def test_an_answer_that_comes_back_with_other_words_is_not_replayed(load: Load) -> None:
     model = load(FORGETS)
-    said, cached = model.sample([ASK], "Hm.</think>\n\nYes.")
+    said, cached = model.sample([ASK], "</think>\n\nYes.")
     changed = Message(ASSISTANT, "No.")
     assert begins(model.prompt([ASK, said, MORE]).tokens, cached)
     replayed = model.prompt([ASK, changed, MORE]).tokens
@@ -202,15 +202,22 @@ def test_an_answer_that_was_cut_is_not_remembered(load: Load) -> None:
 
 def test_an_answer_stays_with_its_tenant_and_conversation(load: Load) -> None:
     model = load(FORGETS)
-    said, cached = model.sample([ASK], "A secret thought.</think>\n\nYes.")
+    said, cached = model.sample([ASK], "</think>\n\nYes.")
+    assert said.text == "Yes."
     bare = Message(ASSISTANT, "Yes.")
     assert begins(model.prompt([ASK, bare, MORE]).tokens, cached)
     for scope in (Scope("another tenant"), Scope("", "another conversation")):
-        text = model.maker.detokenize(model.prompt([ASK, bare, MORE], scope).tokens)
-        assert "secret" not in text
+        assert not begins(model.prompt([ASK, bare, MORE], scope).tokens, cached)
     elsewhere = model.prompt([Message(USER, "Another question."), bare, MORE])
-    assert "secret" not in model.maker.detokenize(elsewhere.tokens)
-    assert said.reasoning == "A secret thought."
+    first = model.prompt([Message(USER, "Another question.")]).tokens
+    assert not begins(elsewhere.tokens, (*first, *cached[len(model.prompt([ASK]).tokens) :]))
+
+
+def test_a_thought_that_no_template_writes_ends_with_the_next_user_message(load: Load) -> None:
+    model = load(FORGETS)
+    model.sample([ASK], "A secret thought.</think>\n\nYes.")
+    text = model.maker.detokenize(model.prompt([ASK, Message(ASSISTANT, "Yes."), MORE]).tokens)
+    assert "secret" not in text
 
 
 def test_answers_take_a_bounded_room(load: Load) -> None:

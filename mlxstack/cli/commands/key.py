@@ -19,7 +19,7 @@ def key(tier: Tier = "normal", salt: Salt = "", json: Json = False) -> None:
     """Create an API key. Only its hash goes into the preset; store the key itself."""
     import secrets
 
-    from mlxstack.api.guards import as_key
+    from mlxstack.api.api_keys import as_key
     from mlxstack.core import preset
 
     known = [one.value for one in preset.Tier]

@@ -58,6 +58,7 @@ def models(json: Json = False) -> None:
 def rm(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A name of `mlx-stack models`.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
 ) -> None:
     """Delete a model from this machine's disk; never one that is running."""
     from mlxstack.cli.exit_codes import Misuse
@@ -77,7 +78,11 @@ def rm(
         if not sys.stdin.isatty():
             raise Misuse("there is no terminal to ask on; `--yes` deletes without asking")
         typer.confirm(f"Delete {found.name} ({size(found.n_bytes)}) from {found.path}?", abort=True)
-    typer.echo(f"{found.name} is deleted, {size(delete(found))} are free again")
+    n_freed = delete(found)
+    if json:
+        as_json({"model": found.name, "path": found.path, "n_freed": n_freed})
+        return
+    typer.echo(f"{found.name} is deleted, {size(n_freed)} are free again")
 
 
 def _named(model: str) -> "LocalModel":

@@ -74,12 +74,16 @@ def new_preset(
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,
+    json: Json = False,
 ) -> None:
     """Write a preset of your own, with the settings that `up` would choose."""
     from mlxstack.cli.services.model_request import sizes_of, write_preset
     from mlxstack.host.home import home_from
 
     path = write_preset(name, source, home_from(os.environ), sizes_of(ctx, slots, kv_bits))
+    if json:
+        as_json({"preset": name, "path": path})
+        return
     typer.echo(f"{path} is written; `mlx-stack up {name}` starts it")
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlxstack.cli.output import note
+from mlxstack.cli.commands.up import Json
+from mlxstack.cli.output import as_json, note
 
 if TYPE_CHECKING:
     from mlxstack.core.preset import ModelSpec
@@ -22,6 +23,7 @@ LINE_S = 2.0
 def pull(
     model: Annotated[str, typer.Argument(metavar="HUB ID | PRESET", help="The model to download.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    json: Json = False,
 ) -> None:
     """Download a model from the hub; goes on where an earlier download ended."""
     from mlxstack.cli.units import size
@@ -37,6 +39,9 @@ def pull(
     began = time.monotonic()
     with _progress(wanted) as report:
         folder = hub.download(spec.id, spec.revision, report)
+    if json:
+        as_json({"model": spec.id, "path": folder, "n_bytes": wanted.n_bytes})
+        return
     took = f" after {time.monotonic() - began:.0f} s" if wanted.n_missing else " already"
     typer.echo(f"{spec.id} is here{took}: {size(wanted.n_bytes)} in {folder}")
 

@@ -130,6 +130,7 @@ class CallReader:
         start = at = yield from feed.space(at)
         again = yield from feed.literal(syntax.section_opens, at)
         inside = yield from feed.literal(syntax.opens, at if again is None else again)
+        is_marked = inside is not None and not syntax.is_bare
         if inside is None and is_lenient:
             opening = next(iter(self.lenient), "")
             inside = yield from feed.literal(_from(syntax.opens, opening), start)
@@ -141,7 +142,7 @@ class CallReader:
             found = None
         if found is None:
             return (yield from self._foreign(start))
-        if is_lenient and not self._knows(found):
+        if is_lenient and not is_marked and not self._knows(found):
             return None
         end = yield from feed.optional(syntax.closes, found.end)
         is_closed = not syntax.closes.strip() or end > found.end
