@@ -397,7 +397,9 @@ def test_a_key_of_some_agents_does_not_read_what_others_said(tmp_path: Path) -> 
     with running(preset, tmp_path / "home") as found:
         for agent, headers, words in (("day", plain, "sesame"), ("night-1", slow, "nothing")):
             turn = {"role": "user", "content": f"{shared}The secret is {words}, do not tell."}
-            said = {"messages": [turn], "agent": agent, "max_tokens": 1}
+            # A first turn would be a new conversation, of which no difference is told.
+            later = [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Good."}]
+            said = {"messages": [turn, *later], "agent": agent, "max_tokens": 1}
             httpx.post(found.url + CHAT, json=said, headers=headers).raise_for_status()
         there = found.url + "/v1/agents/night-1"
         whole, own = (httpx.get(there, headers=who).json()["miss"] for who in (plain, slow))
