@@ -1,0 +1,27 @@
+"""API keys: kept as digests, compared in constant time."""
+
+import hashlib
+import secrets
+
+from msgspec.structs import replace
+
+from mlxstack.core.preset import ApiKey
+
+DIGEST = "sha256:"
+
+
+def as_key(key: str | ApiKey) -> ApiKey:
+    """The key, with its digest instead of its text."""
+    found = ApiKey(key) if isinstance(key, str) else key
+    if found.key.startswith(DIGEST):
+        return replace(found, key=found.key.lower())
+    return replace(found, key=_digest(found.key))
+
+
+def fits(key: ApiKey, given: str) -> bool:
+    """Compare a given key with a configured one, in constant time."""
+    return secrets.compare_digest(_digest(given), key.key)
+
+
+def _digest(key: str) -> str:
+    return DIGEST + hashlib.sha256(key.encode()).hexdigest()
