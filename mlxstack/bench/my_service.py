@@ -185,7 +185,7 @@ async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> lis
     found: list[PromptSpeed] = []
     longest, tps = 0, 0.0
     for wanted in LENGTHS:
-        n_tokens = min(wanted, n_ctx - RESERVE)
+        n_tokens = min(wanted, n_ctx - max(RESERVE, n_ctx // 8))
         expected_s = n_tokens / tps if tps else 0.0
         if n_tokens == longest:
             found.append(PromptSpeed(wanted, skipped=f"a slot holds {n_ctx} tokens"))
