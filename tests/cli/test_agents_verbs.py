@@ -52,7 +52,7 @@ def test_agents_are_listed_and_shown(here: Running) -> None:
     assert json.loads(run(here, "agents", "list", "--json").stdout)["agents"][0]["id"] == "ann"
     assert [(one["id"], one["n_requests"]) for one in found] == [("ann", 2)]
     shown = run(here, "agents", "show", "ann").stdout
-    assert "KV: " in shown and "live" in shown and "WHY NOT MORE" in shown
+    assert "KV: " in shown and "live" in shown and "MISS" in shown
     told = run(here, "agents", "history", "ann").stdout
     assert "user: remember apple" in told and "user: and\\x1b[31m pear" in told
 
@@ -76,7 +76,7 @@ def test_agents_are_changed_branched_and_forgotten(here: Running) -> None:
     assert "has 3 messages" in run(here, "agents", "rewind", "bea", "3").stdout
     kept = json.loads(run(here, "agents", "history", "bea", "--json").stdout)["messages"]
     assert len(kept) == 3
-    assert "left the memory" in run(here, "agents", "rm", "bea", "--evict-only").stdout
+    assert "evicted from memory" in run(here, "agents", "rm", "bea", "--evict-only").stdout
     found = {one["id"]: one for one in json.loads(run(here, "agents", "--json").stdout)["agents"]}
     assert (found["ann"]["is_pinned"], found["ann"]["priority"]) == (True, "low")
     assert "forgotten" in run(here, "agents", "rm", "bea").stdout

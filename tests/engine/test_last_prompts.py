@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxstack.core.preset import PrefixCacheSpec
 from mlxstack.core.request import Request
 from mlxstack.engine.kv.prefix_lookup import PROMPT_SHARE, PrefixLookup
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
@@ -51,7 +52,9 @@ def test_f8_last_prompts_are_bounded_by_bytes_and_part_of_the_budget(
 def test_f8_the_newest_prompt_is_remembered_however_small_the_budget(
     model_of: ModelOf, tmp_path: Path
 ) -> None:
-    with running(preset_of(model_of("tiny")), tmp_path, 4 << 20) as driver:
+    share = PrefixCacheSpec(memory_budget_pct=10)
+    preset = preset_of(model_of("tiny"), prefix_cache=share)
+    with running(preset, tmp_path, 4 << 20) as driver:
         finding = remember(driver, 3)
         assert [finding.last(f"chat-{n}") is not None for n in range(3)] == [False, False, True]
 

@@ -62,6 +62,10 @@ def _chosen(preset: str, url: str | None) -> Iterator[dict[str, str]]:
     if url is not None and HUB_ID.fullmatch(preset):
         yield {"model": preset}
         return
+    if url is not None and not presets.is_path(preset):
+        # The service may have another home, whose presets it knows itself.
+        yield {"preset": preset}
+        return
     home = home_from(os.environ)
     wanted = request_for(preset, home, SlotSizes())
     if wanted.derived is not None:
