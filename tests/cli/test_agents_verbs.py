@@ -79,7 +79,7 @@ def test_agents_are_changed_branched_and_forgotten(here: Running) -> None:
     assert "evicted from memory" in run(here, "agents", "rm", "bea", "--evict-only").stdout
     found = {one["id"]: one for one in json.loads(run(here, "agents", "--json").stdout)["agents"]}
     assert (found["ann"]["is_pinned"], found["ann"]["priority"]) == (True, "low")
-    assert "forgotten" in run(here, "agents", "rm", "bea").stdout
+    assert "deleted" in run(here, "agents", "rm", "bea").stdout
     gone = run(here, "agents", "show", "bea")
     assert gone.exit_code != 0 and isinstance(gone.exception, NotFound)
     assert run(here, "agents", "pin", "ann", "--off").exit_code == 0
