@@ -117,7 +117,7 @@ async def measure(client: Client, limit_s: float, say: Say) -> ServiceSpeed:
 
 
 class Trial:
-    """Requests of one measurement, each from an agent whose name nobody else has."""
+    """Requests of one measurement, each from an agent with a unique name."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -26,7 +26,7 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Fals
 
 
 class ServiceKind(StrEnum):
-    """What a service is for."""
+    """Purpose of a service."""
 
     CHAT = "chat"
     EMBEDDING = "embedding"
@@ -269,7 +269,7 @@ class Tier(StrEnum):
 
 
 class ApiKey(Strict, frozen=True):
-    """What a key gives its holder.
+    """API key with its tier, salt and agents.
 
     `key` is the key itself or, so that no file holds it, "sha256:" and its digest in hex. `salt`
     keeps the holder's KV apart from everybody else's. `agents` are the explicit agents that he

@@ -26,7 +26,7 @@ class Hardware(Struct, frozen=True):
 
 
 def this_hardware() -> Hardware:
-    """What this process runs on, now."""
+    """Machine that this process runs on."""
     memory = psutil.virtual_memory()
     return Hardware(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",

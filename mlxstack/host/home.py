@@ -55,7 +55,7 @@ class Home(Struct, frozen=True):
         return self.run / f"{name}.pid"
 
     def state_file(self, name: str) -> Path:
-        """What the supervisor last said about the service."""
+        """State of the service, written by its supervisor."""
         return self.run / f"{name}.json"
 
     def start_file(self, name: str) -> Path:
@@ -63,7 +63,7 @@ class Home(Struct, frozen=True):
         return self.run / f"{name}.start"
 
     def plan_file(self, name: str) -> Path:
-        """What the supervisor was asked to run."""
+        """Spec of the service for its supervisor."""
         return self.run / "plans" / f"{name}.json"
 
     def preset_file(self, name: str) -> Path:
@@ -75,11 +75,11 @@ class Home(Struct, frozen=True):
         return self.run / "handovers" / f"{handover}.json"
 
     def log_file(self, name: str) -> Path:
-        """What the worker prints."""
+        """Log of the worker."""
         return self.logs / f"{name}.log"
 
     def supervisor_log(self, name: str) -> Path:
-        """What the supervisor prints, if it ever does."""
+        """Output of the supervisor, usually empty."""
         return self.logs / f"{name}.supervisor.log"
 
 

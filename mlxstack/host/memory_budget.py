@@ -21,10 +21,10 @@ CUDA_PACKAGES = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 LARGE_MAC_BYTES = 36 * 2**30
 SMALL_MAC_SHARE, LARGE_MAC_SHARE = 2 / 3, 3 / 4
-"""What macOS lets the GPU wire of the memory, below and from 36 GiB on."""
+"""Share of memory that macOS lets the GPU wire, below and from 36 GiB."""
 
 BUFFER_CACHE_SHARE, MAX_BUFFER_CACHE_BYTES = 0.04, 2 * 2**30
-"""What MLX may keep of freed buffers on a GPU: a share of the working set, and at most so much."""
+"""Limit of freed buffers on a GPU: a share of the working set, and bytes."""
 
 LINUX_SHARE = 0.9
 """The rest is for the system and for what else runs."""
@@ -98,7 +98,7 @@ def bytes_of(text: str) -> int:
 
 
 def _wired_limit() -> int:
-    """What the owner of a Mac set by `sysctl iogpu.wired_limit_mb`; 0 when nothing."""
+    """Bytes set by `sysctl iogpu.wired_limit_mb`; 0 if unset."""
     command = ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return int(told) * 2**20 if told.isdigit() else 0

@@ -21,7 +21,7 @@ LM_STUDIO_FOLDERS = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
 
 
 class ReferenceKind(StrEnum):
-    """What a word on the command line means."""
+    """Resolved model argument of a command."""
 
     PRESET = "preset"
     MODEL = "model"

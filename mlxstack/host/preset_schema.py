@@ -43,7 +43,7 @@ NOT_SERVED = {
 
 
 def why_unknown(keys: Keys) -> str:
-    """What to do about a key that no preset has; "" where nothing is known of it."""
+    """Remedy for an unknown key; "" if there is none."""
     name = ".".join(map(str, keys))
     if name in RENAMED:
         return f"`{name}` is called `{RENAMED[name]}` now"
@@ -100,7 +100,7 @@ def bare(shape: mi.Type) -> mi.Type:
 
 
 def description(field: mi.Field) -> str:
-    """What a key means, in a sentence."""
+    """Description of a key, one sentence."""
     shape = field.type
     found = shape.extra_json_schema if isinstance(shape, mi.Metadata) else None
     return str((found or {}).get("description", ""))
@@ -181,7 +181,7 @@ def parse(raw: str, shape: mi.Type) -> Any:
 
 
 def meaning(shape: mi.Type | None) -> str:
-    """What may stand there, in words: `a whole number from 1 to 256`."""
+    """Allowed values as text: `a whole number from 1 to 256`."""
     match shape:
         case mi.UnionType():
             kinds = [one for one in shape.types if not isinstance(one, mi.NoneType)]

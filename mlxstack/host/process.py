@@ -127,7 +127,7 @@ def free_port(host: str) -> int:
 
 
 def listener(port: int) -> str | None:
-    """Who listens on a port, as `name (pid 123)`; None where the system does not tell."""
+    """Process that listens on a port, as `name (pid 123)`; None where the system does not tell."""
     for process in psutil.process_iter(["pid", "name"]):
         try:
             connections = process.net_connections(kind="tcp")

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """What the supervisor is doing. CRASHED: it gave up; STOPPED: it was asked to end."""
+    """Phase of the supervisor. CRASHED: it gave up; STOPPED: it was asked to end."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -51,7 +51,7 @@ class RestartPolicy(Struct, frozen=True):
 
 
 class ServiceSpec(Struct, frozen=True):
-    """What a supervisor is asked to run: the `worker` command, with `env` added to its own.
+    """Spec for a supervisor: the `worker` command, with `env` added to its own.
 
     `preset` and `overrides` are as the person typed them in the folder `cwd`; `n_ctx` is tokens
     per slot.
@@ -76,7 +76,7 @@ class ServiceSpec(Struct, frozen=True):
 
 
 class ServiceState(Struct, frozen=True):
-    """What the supervisor last said. `since` is seconds since the epoch, of the last start.
+    """State written by the supervisor. `since` is seconds since the epoch, of the last start.
 
     `last_words` are the last lines of a worker that died with `exit_code` (negative: a signal);
     `died_how` tells its end in words: "was killed by SIGKILL".
@@ -123,7 +123,7 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def read_state(home: Home, name: str) -> ServiceState | None:
-    """What is known of a service; None when nothing is."""
+    """State of a service; None if there is none."""
     return read_json(home.state_file(name), ServiceState)
 
 

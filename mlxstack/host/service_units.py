@@ -23,7 +23,7 @@ RETRY_S = 30
 
 
 class LoginJob(Struct, frozen=True):
-    """What is to run at login: `command` in folder `cwd` with `env`; `stop_s` seconds to drain.
+    """Job started at login: `command` in folder `cwd` with `env`; `stop_s` seconds to drain.
 
     `log` takes what is said outside of the service's own log.
     """

@@ -40,7 +40,7 @@ PlainYamlLoader.add_implicit_resolver(f"{TAG}float", BROKEN, list("-+.0123456789
 
 
 class SourceLocation(Struct, frozen=True):
-    """Who gave a value: a file and its line, or an option, or a variable.
+    """Source of a value: a file and its line, or an option, or a variable.
 
     Relative paths in the value are meant from `folder`.
     """

@@ -36,7 +36,7 @@ class Budget(Struct, frozen=True):
 
 
 class ServiceLoad(Struct, frozen=True):
-    """What a service wants to hold: bytes of `weights` and `workspace`, slots, tokens per slot.
+    """Memory needs of a service: bytes of `weights` and `workspace`, slots, tokens per slot.
 
     `chunk` is the longest prefill chunk; windows are larger while it runs.
     `budget` bounds the KV of all slots; None is no bound but the memory itself.

@@ -1,4 +1,4 @@
-"""What to do when something does not fit, and which model to take when several do."""
+"""Advice where a plan does not fit, and the choice among models that do."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum

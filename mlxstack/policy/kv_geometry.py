@@ -1,4 +1,4 @@
-"""What the KV of a model weighs, layer by layer, as mlx-lm really allocates it."""
+"""KV bytes of a model, layer by layer, as mlx-lm allocates them."""
 
 from enum import StrEnum
 

@@ -176,6 +176,6 @@ def _words(text: str) -> list[str]:
 
 
 def _key(inputs: TemplateInputs) -> bytes:
-    """What can change how the template writes an answer."""
+    """Digest of the inputs that change how the template writes an answer."""
     said = json.dumps([inputs.tools, inputs.variables], default=str)
     return hashlib.blake2b(said.encode(), digest_size=16).digest()

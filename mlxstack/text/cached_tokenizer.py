@@ -245,7 +245,7 @@ class CachedTokenizer:
         return list(self.encode(probe).tokens) == self._scratch(probe)
 
     def _find_opening(self) -> tuple[str, int]:
-        """What to put before the continuation of a text, so that it is not taken for a beginning.
+        """Prefix for the continuation of a text, so that it is not tokenized as a beginning.
 
         Some tokenizers put a space before the first word. After a special token they do not.
         """

@@ -54,7 +54,7 @@ MAX_FINDINGS = 16
 
 
 class TemplateInputs(Struct, frozen=True):
-    """What a template is given beside the turns."""
+    """Inputs of a template besides the messages."""
 
     tools: tuple[Tool, ...] = ()
     variables: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class TemplateInputs(Struct, frozen=True):
 
 
 class TemplateFindings(Struct, frozen=True):
-    """What probing a template has shown."""
+    """Capabilities of a template, found by probing."""
 
     capabilities: TemplateCapabilities = TemplateCapabilities()
     switches: TemplateSwitches = NO_SWITCHES

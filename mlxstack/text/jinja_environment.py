@@ -14,7 +14,7 @@ from jinja2.sandbox import SandboxedEnvironment
 GIVEN = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"}
 )
-"""What every template is given, so that no variable of a request stands for it."""
+"""Globals of every template, which request variables cannot replace."""
 
 
 class GenerationBlock(Extension):

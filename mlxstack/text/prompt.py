@@ -252,7 +252,7 @@ class PromptMaker:
         return text
 
     def piece(self, token: int) -> str | list[int]:
-        """What one token stands for: a text, or its bytes when they are no whole text."""
+        """Text of one token, or its bytes if they are not complete UTF-8."""
         data = self.pieces.of(token)
         try:
             return data.decode()
@@ -321,7 +321,7 @@ class PromptMaker:
         return len(marked) - len(tail) if marked.endswith(tail) else None
 
     def _tail(self, inputs: TemplateInputs) -> str:
-        """What the template writes to open the answer."""
+        """Text that the template writes to open the answer."""
         key = hashlib.blake2b(_spelled(inputs.variables), digest_size=16).digest()
         tail = self._tails.get(key)
         if tail is None:

@@ -10,7 +10,7 @@ from mlxstack.text.formats.description import is_mark, pieces
 
 
 class SpecialTokens(Struct, frozen=True):
-    """What a tokenizer treats as more than text.
+    """Special tokens of a tokenizer.
 
     `structure`: the tokens that make turns and markers; nobody may spell them in a message.
     `calls`: those of them that open and close a tool call. `anchors`: those at which a text can

@@ -231,6 +231,6 @@ def _digest(text: str) -> bytes:
 
 
 def _key(calls: Sequence[ToolCall], inputs: TemplateInputs) -> bytes:
-    """What can change how the template writes one of these calls."""
+    """Digest of the inputs that change how the template writes these calls."""
     ids = [call.id for call in calls]
     return _digest(json.dumps([ids, inputs.tools, inputs.variables], default=str))

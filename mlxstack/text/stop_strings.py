@@ -15,7 +15,7 @@ class WhitespaceTrimmer:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """What of it can be said now."""
+        """Return the text that can be emitted now."""
         text = self._held + text
         if not self._is_open:
             text = text.lstrip("\r\n")
@@ -44,7 +44,7 @@ class StopStringFilter:
         self._edges = None if is_raw else WhitespaceTrimmer(is_open=is_open)
 
     def push(self, text: str) -> str:
-        """What of it can be said now: neither a stop word, nor the beginning of one."""
+        """Return the text that can be emitted now: no stop string, no beginning of one."""
         self._state, segments = TextStateMachine.split(self._state, text)
         said = self._trimmed(segments[0][1])
         if len(segments) > 1:
@@ -53,13 +53,13 @@ class StopStringFilter:
         return said
 
     def leave(self) -> str:
-        """What was held back; something else follows, so that trailing white space is dropped."""
+        """Return held-back text without trailing white space, as something else follows."""
         said = self._trimmed(self._flushed())
         self._rest()
         return said
 
     def finish(self) -> str:
-        """What was held back; nothing follows."""
+        """Return held-back text; nothing follows."""
         return self._trimmed(self._flushed()) + self._rest()
 
     def _flushed(self) -> str:

@@ -130,6 +130,6 @@ def _shown(value: object) -> str:
 
 
 def _origin(origins: dict[str, str], name: str) -> str:
-    """Who gave the value itself, or the first thing inside of it."""
+    """Source of a value, or of the first value inside it."""
     within = (origin for key, origin in origins.items() if key.startswith((f"{name}.", f"{name}[")))
     return origins.get(name) or next(within, DEFAULT)

@@ -122,7 +122,7 @@ def _parsing(preset: "Preset", tokenizer: Any) -> Line:
 
 
 def _conversation(body: Any) -> "Conversation":
-    """What a chat body means, as the chat endpoint reads it."""
+    """Convert a chat body to a conversation, as the chat endpoint does."""
     import msgspec
 
     from mlxstack.api.dialects.openai_chat.request_schema import ChatBody

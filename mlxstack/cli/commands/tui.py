@@ -58,7 +58,7 @@ def tui(
 
 
 def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:
-    """What the dashboard shows, as a page of text every `every_s` seconds, until Ctrl-C."""
+    """Print the dashboard as a text page every `every_s` seconds, until Ctrl-C."""
     import asyncio
 
     from mlxstack.cli.tui_runner import print_pages

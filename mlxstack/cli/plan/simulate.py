@@ -27,7 +27,7 @@ HEADS = ("PRIORITY", "REQUESTS", "SLOT P50", "P95", "MAX", "FIRST TOKEN P50", "P
 
 
 class Scenario(Struct, frozen=True):
-    """What is played; the same `seed` draws the same agents."""
+    """Simulated load and machine; the same `seed` draws the same agents."""
 
     machine: SimulatedMachine = SimulatedMachine()
     workload: Workload = Workload()

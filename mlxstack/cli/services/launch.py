@@ -52,7 +52,7 @@ DOWNLOADING = "downloading "
 
 
 class LaunchRequest(Struct, frozen=True):
-    """What a person asked for: a preset by name or path, and `--set` texts, from folder `cwd`."""
+    """Start request: a preset by name or path, and `--set` texts, from folder `cwd`."""
 
     preset: str
     sets: tuple[str, ...]
@@ -175,7 +175,7 @@ def _raise_if_dead(plan: ServiceSpec, process: "subprocess.Popen[bytes] | None")
 
 
 def _state_of(plan: ServiceSpec, process: "subprocess.Popen[bytes]") -> ServiceState | None:
-    """What this supervisor said, rather than one before it."""
+    """State that this supervisor wrote, not an earlier one."""
     state = read_state(plan.home, plan.name)
     return state if state is not None and state.supervisor.pid == process.pid else None
 

@@ -51,7 +51,7 @@ class LocalActions(Struct, frozen=True):
         return tail(Home(self.home).log_file(service), LOG_LINES)
 
     async def switch_mode(self, mode: str) -> str:
-        """What the command says. Raises Broken with its error.
+        """Output of a command. Raises Broken with its error.
 
         Whoever leaves the dashboard meanwhile leaves no half of a switch: the command goes on.
         """

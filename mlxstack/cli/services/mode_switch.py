@@ -59,7 +59,7 @@ class ModeMember(Struct, frozen=True):
 
     @property
     def preset(self) -> Preset:
-        """What it is to serve."""
+        """Preset that the member serves."""
         return self.loaded.preset
 
 

@@ -77,7 +77,7 @@ def write_preset(name: str, source: str, home: Home, given: SlotSizes) -> Path:
 def candidate_for(
     wanted: str, home: Home, memory: MemoryBudget, sets: tuple[str, ...] = ()
 ) -> Candidate:
-    """What the planner knows of a preset, a model, or a config file. Raises SetupError."""
+    """Planner input for a preset, a model, or a config file. Raises SetupError."""
     over = [*overrides.from_environment(os.environ), *map(overrides.from_option, sets)]
     file = expanded(wanted)
     if file.suffix == ".json" and file.is_file():

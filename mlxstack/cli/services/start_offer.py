@@ -43,7 +43,7 @@ def running_or_started(home: Home, model: str) -> ServiceTarget:
 def running_or_offered(home: Home, purpose: str) -> ServiceTarget:
     """The running service, else the recommended model, started if the user agrees.
 
-    Raises Unreachable where nothing runs and nobody can be asked, or the answer is no; SetupError
+    Raises Unreachable without a running service, terminal or consent; SetupError
     where no preset fits.
     """
     if services.running(home):

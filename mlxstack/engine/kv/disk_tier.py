@@ -227,7 +227,7 @@ class DiskTier:
         return self._memory.get(key) is None and not self._store.has(self._identity, key)
 
     def _is_unwritten(self, key: str) -> bool:
-        """Whether it must be written: in memory, and not on disk or being written.
+        """Whether a record must be written: in memory, and not on disk or being written.
 
         A file that the index does not know may lack its parent: the store compares headers.
         """

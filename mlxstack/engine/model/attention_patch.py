@@ -101,7 +101,7 @@ def _multiply_out(queries: mx.array, keys: Sequence[Any], values: Sequence[Any])
 
 
 def _precision(queries: mx.array, keys: Any, cache: Any) -> Any:
-    """What tells mlx-lm how the keys are quantised: the cache, or else what the shapes say."""
+    """Quantization parameters of the keys for mlx-lm: those of the cache, else from the shapes."""
     if hasattr(cache, "bits") or not isinstance(keys, tuple | list):
         return cache
     packed, scales, _ = keys

@@ -1,4 +1,4 @@
-"""What can be done with one layer's cache: cut out a span, rebuild from spans, freeze, thaw.
+"""Operations on one layer's cache: cut a span, rebuild from spans, snapshot, restore.
 
 Sliceable caches (full attention) hold one entry per token and can be cut anywhere. Stateful
 ones (sliding window, chunked, recurrent) can only be frozen as they are at one exact position.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CHUNK = 1 << 22
 BLOB = re.compile(r"[0-9a-f]{64}")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
-"""What mlx-lm reads of an adapter: its rank and scale, and its matrices."""
+"""Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""

@@ -117,7 +117,7 @@ class _Simulation:
         self._busy += self._now - began
 
     def report(self) -> SimulationReport:
-        """What came out of it."""
+        """Result of the simulation."""
         return report_of(
             self._samples,
             span_s=self._now,

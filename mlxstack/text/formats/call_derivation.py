@@ -317,7 +317,7 @@ def _shared_mark(opens: list[str], after: list[str]) -> int:
 def _types(
     probes: TemplateProbes, value_opens: str, value_closes: str
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What opens a value, with a slot where it names the type, and the words by type."""
+    """Opening of a value, with a slot for its type, and the type names."""
     opened = {"string": value_opens}
     for kind, value in TYPED.items():
         key = f"key_{kind}"
@@ -360,7 +360,7 @@ def _list_between(two: str | None) -> str:
 
 
 def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None) -> str:
-    """What stands before a call, without what opens the turn and empty thoughts."""
+    """Text before a call, without the turn opening and empty thoughts."""
     found = probes.answer(text)
     marked = probes.turn(CONTENT, probes.calls(TWO))
     at = -1 if marked is None else marked.find(CONTENT)
@@ -376,7 +376,7 @@ def _before(probes: TemplateProbes, text: str, reasoning: ReasoningMarks | None)
 
 
 def _after(probes: TemplateProbes, text: str, turn_end: str) -> str:
-    """What stands after a call, without what ends the turn."""
+    """Text after a call, without the end of the turn."""
     cuts = [text.find(eos) for eos in probes.eos if eos in text]
     text = text[: min(cuts)] if cuts else text
     ending = tokens(turn_end.strip())

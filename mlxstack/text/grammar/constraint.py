@@ -38,7 +38,7 @@ class ConstraintLayout(Struct, frozen=True):
 
 
 class GrammarConstraint:
-    """What one request asked for; every choice of it starts afresh. `rules` None rules nothing."""
+    """Constraint of one request; each choice starts anew. `rules` None constrains nothing."""
 
     def __init__(self, passage: ConstraintLayout, rules: LLMatcher | None = None) -> None:
         self._passage = passage

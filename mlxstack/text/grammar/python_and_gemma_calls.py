@@ -30,7 +30,7 @@ class SchemaPosition(Struct, frozen=True):
 
     @property
     def kinds(self) -> SchemaTypes:
-        """What it may be."""
+        """Rule of the value."""
         return schema_types(self.schema, self.root)
 
 

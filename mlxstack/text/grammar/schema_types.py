@@ -56,7 +56,7 @@ def _kinds(schema: Any, root: Schema, seen: set[str]) -> SchemaTypes:
 
 
 def _meant(schema: Schema, root: Schema) -> Schema | None:
-    """What a schema says that only points at another one."""
+    """Resolve a schema that is only a `$ref`."""
     if "$ref" in schema:
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         return {**(_referred(str(schema["$ref"]), root) or {}), **rest}
@@ -116,7 +116,7 @@ def _listed(values: list[Any]) -> SchemaTypes:
 
 
 def _referred(reference: str, root: Schema) -> Schema | None:
-    """What `#/a/b` points at, if it is a schema."""
+    """Schema that `#/a/b` refers to, if it is one."""
     found: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         name = part.replace("~1", "/").replace("~0", "~")

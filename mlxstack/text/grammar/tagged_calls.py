@@ -20,7 +20,7 @@ NO_TEXT = (
 
 
 class TagFormat(Struct, frozen=True):
-    """What stands around a call and around each argument.
+    """Tags around a call and around each argument.
 
     `{name}`, `{index}`, `{key}` and `{type}` are filled in; names and keys match `names`. Text
     never contains one of `never`, and never matches one of `avoided`, because the parser would
@@ -94,7 +94,7 @@ def _values(
 
 
 def _avoided(tags: TagFormat, found: SchemaTypes) -> tuple[str, ...]:
-    """What text must not be, lest the parser take it for something else."""
+    """Texts that the parser would read as another type."""
     avoided = (*tags.avoided, *(containing(one) for one in tags.never))
     if tags.types:
         return avoided
