@@ -60,7 +60,7 @@ class Advice(Struct, frozen=True):
 
 
 def precisions(load: ServiceLoad) -> Iterator[ServiceLoad]:
-    """The load as it is, then with KV of fewer bits, as far as its heads can be quantised."""
+    """The load as it is, then with KV of fewer bits, as far as its heads can be quantized."""
     yield load
     for bits in sorted(QUANTIZED_BITS, reverse=True):
         if bits < load.geometry.bits:

@@ -55,9 +55,9 @@ class Layer(Struct, frozen=True):
 class Geometry(Struct, frozen=True):
     """Every layer, and how numbers are stored.
 
-    `element_bytes` is the size of an unquantised number. Only FULL layers are quantised to
+    `element_bytes` is the size of an unquantized number. Only FULL layers are quantized to
     `bits`, in groups of `group_size` numbers with one scale and one bias each: mlx-lm has no
-    quantised rotating cache, and MLX no quantised attention with sinks.
+    quantized rotating cache, and MLX no quantized attention with sinks.
     """
 
     layers: tuple[Layer, ...]
@@ -159,12 +159,12 @@ def quantized(geometry: Geometry, bits: int, group_size: int = 64) -> Geometry:
     if bits not in QUANTIZED_BITS:
         raise Unsupported(f"KV of {bits} bits is not stored; use 16, 8 or 4", "kv.bits")
     if geometry.has_sinks:
-        raise Unsupported("MLX has no quantised attention with sinks; use kv.bits 16", "kv.bits")
+        raise Unsupported("MLX has no quantized attention with sinks; use kv.bits 16", "kv.bits")
     full = [layer for layer in geometry.layers if layer.kind is LayerKind.FULL]
     dims = {dim for layer in full for dim in (layer.k_dim, layer.v_dim)}
     if odd := sorted(dim for dim in dims if dim % group_size):
         raise Unsupported(
-            f"KV heads of {odd[0]} numbers cannot be quantised in groups of {group_size}; "
+            f"KV heads of {odd[0]} numbers cannot be quantized in groups of {group_size}; "
             "use kv.bits 16 or a smaller kv.group_size",
             "kv.group_size",
         )

@@ -100,10 +100,10 @@ def test_a5_keys_of_other_servers_are_refused_with_the_reason(shell: Shell) -> N
     assert "remove it" in up.stderr and up.stderr.count("\n") == 1
 
 
-def test_kv_that_cannot_be_quantised_is_refused_before_the_start(shell: Shell) -> None:
+def test_kv_that_cannot_be_quantized_is_refused_before_the_start(shell: Shell) -> None:
     up = shell.up("--set", "kv.bits=8")
     assert up.returncode == 5
-    assert "kv.group_size: KV heads of 40 numbers cannot be quantised" in up.stderr
+    assert "kv.group_size: KV heads of 40 numbers cannot be quantized" in up.stderr
 
 
 @pytest.mark.mlx

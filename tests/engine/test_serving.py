@@ -324,7 +324,7 @@ def test_e15_only_the_mlx_thread_runs_the_model_and_moves_kv(
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 0.53), (4, 0.28)])
-def test_e20_quantised_kv_takes_its_share_of_16_bit(
+def test_e20_quantized_kv_takes_its_share_of_16_bit(
     model_of: ModelOf, bits: int, share: float
 ) -> None:
     model = loader.load(ModelSpec(id=str(model_of("tiny"))), KVSpec()).model

@@ -1,4 +1,4 @@
-"""KV that is quantised from a position on: nothing of the other kind serves before or after it."""
+"""KV that is quantized from a position on: nothing of the other kind serves before or after it."""
 
 from pathlib import Path
 

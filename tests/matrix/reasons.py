@@ -22,7 +22,7 @@ REASONS = {
     "gemma2": both(OWN_ATTENTION, PLAIN_8),
     "glm_moe_dsa": both(SPARSE_INDEX, PLAIN_8),
     "gpt_bigcode": "it gives all rows the position of one",
-    "gpt_oss": "8-bit KV: MLX has no quantised attention with sinks",
+    "gpt_oss": "8-bit KV: MLX has no quantized attention with sinks",
     "llama4": ONE_POSITION,
     "minimax_m3_vl": both("its sparse attention cuts blocks out of one array of keys", PLAIN_8),
     "muse_spark": NO_METAL,

@@ -37,7 +37,7 @@ engine. This page is written by `make matrix` (`python -m tests.matrix`); {versi
 * **rewind**: going back and on with other tokens answers as a cold start does, *anywhere* or from
   *checkpoints*.
 * **saved**: restored from bytes alone it goes on as if it had never stopped, and can be rewound.
-* **8-bit KV**: all of that with the full KV quantised to 8 bits; *none*: there is no full KV. A
+* **8-bit KV**: all of that with the full KV quantized to 8 bits; *none*: there is no full KV. A
   preset that asks for it where it is *no* is refused at start.
 
 Vision and audio towers are not built: mlx-lm serves the language model of such types.

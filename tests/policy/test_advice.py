@@ -61,7 +61,7 @@ def test_where_the_memory_is_too_small_each_change_comes_with_its_budget() -> No
         assert fits(replace(load, budget=Budget(2 * memory, one.budget_pct)), memory)
 
 
-def test_a6_heads_that_cannot_be_quantised_are_not_proposed_so() -> None:
+def test_a6_heads_that_cannot_be_quantized_are_not_proposed_so() -> None:
     assert [one.geometry.bits for one in precisions(replace(LOAD, geometry=ODD))] == [16]
     sinks = replace(LLAMA, has_sinks=True)
     assert [one.geometry.bits for one in precisions(replace(LOAD, geometry=sinks))] == [16]

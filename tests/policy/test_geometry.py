@@ -139,8 +139,8 @@ def test_f2_gpt_oss_slides_first_with_and_without_the_list() -> None:
     assert geometry(unlisted).full_layers == tuple(range(1, 24, 2))
 
 
-def test_kv_beside_sinks_is_not_quantised() -> None:
-    with pytest.raises(Unsupported, match="no quantised attention with sinks"):
+def test_kv_beside_sinks_is_not_quantized() -> None:
+    with pytest.raises(Unsupported, match="no quantized attention with sinks"):
         quantized(geometry(GPT_OSS_20B), 8)
 
 
@@ -158,7 +158,7 @@ def test_f1_windows_are_not_quantized() -> None:
 
 def test_f1_quantizing_refuses_what_mlx_cannot_hold() -> None:
     odd = geometry(LLAMA31_8B | {"head_dim": 80})
-    with pytest.raises(Unsupported, match="80 numbers cannot be quantised in groups of 64"):
+    with pytest.raises(Unsupported, match="80 numbers cannot be quantized in groups of 64"):
         quantized(odd, 8)
     with pytest.raises(Unsupported, match="use 16, 8 or 4"):
         quantized(odd, 6)

@@ -20,7 +20,7 @@ _original = base.scaled_dot_product_attention
 
 
 class KVPrecision(Struct, frozen=True):
-    """How keys and values are quantised, as mlx-lm asks a cache for it."""
+    """How keys and values are quantized, as mlx-lm asks a cache for it."""
 
     group_size: int
     bits: int
@@ -38,7 +38,7 @@ def attend(
     """Attention of (B, heads, n, dim) queries, each row over its own keys, without padding.
 
     With an ordinary cache this is mlx-lm's own function, but for layers that read another
-    layer's quantised KV and have no cache which says so, and for one query on a CPU.
+    layer's quantized KV and have no cache which says so, and for one query on a CPU.
     """
     is_alone = not isinstance(keys, RaggedArray)
     each_keys, each_values = ([keys], [values]) if is_alone else (keys.arrays, values.arrays)
@@ -65,10 +65,10 @@ def _attend_alone(
     mask: Any,
     sinks: mx.array | None,
 ) -> mx.array:
-    """mlx-lm's own function, told how the keys are quantised."""
+    """mlx-lm's own function, told how the keys are quantized."""
     read = _precision(queries, keys, cache)
     if read is not cache:
-        # mlx-lm scales the queries of quantised attention in place.
+        # mlx-lm scales the queries of quantized attention in place.
         queries = queries[:]
     out: mx.array = _original(
         queries, keys, values, cache=read, scale=scale, mask=mask, sinks=sinks

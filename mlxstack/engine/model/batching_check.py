@@ -192,7 +192,7 @@ def _precision(model: Any) -> mx.Dtype:
 def _rows(
     runner: ModelRunner, maker: CacheFactory, prompts: Sequence[list[int]]
 ) -> list[tuple[SlotContext, list[int]]]:
-    """A context for each prompt but its last token; the last one lengthened and quantised."""
+    """A context for each prompt but its last token; the last one lengthened and quantized."""
     contexts = [_prefilled(runner, maker, p) for p in prompts]
     long = contexts[-1]
     n_more = _reach(long)
@@ -293,9 +293,9 @@ def _distance(one: Logits, other: Logits) -> float:
 
 
 def _cannot(maker: CacheFactory, error: Exception) -> str:
-    quantised = maker.quantize(maker.make()) if maker.quantized_start else maker.make()
+    quantized = maker.quantize(maker.make()) if maker.quantized_start else maker.make()
     bits = {
-        leaf.bits for leaf in cache_adapters.leaves(quantised) if isinstance(leaf, QuantizedKVCache)
+        leaf.bits for leaf in cache_adapters.leaves(quantized) if isinstance(leaf, QuantizedKVCache)
     }
     if bits:
         return (

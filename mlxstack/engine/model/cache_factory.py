@@ -15,7 +15,7 @@ class CacheFactory:
     """Caches for one model and one KV precision.
 
     With `quantized_start` > 0 a context keeps 16-bit KV until it reaches that many tokens, and
-    all of it is quantised then.
+    all of it is quantized then.
     """
 
     def __init__(self, model: Any, kv: KVSpec) -> None:
@@ -24,7 +24,7 @@ class CacheFactory:
 
     @property
     def quantized_start(self) -> int:
-        """The position at which KV is quantised; 0: never, or from the first token."""
+        """The position at which KV is quantized; 0: never, or from the first token."""
         return self._kv.quantized_start if self._kv.bits < 16 else 0
 
     def make(self, n_tokens: int = 0) -> list[Any]:
@@ -34,7 +34,7 @@ class CacheFactory:
         return self.quantize(caches) if is_due else caches
 
     def quantize(self, caches: list[Any]) -> list[Any]:
-        """The caches with full-attention KV quantised; other kinds as they are."""
+        """The caches with full-attention KV quantized; other kinds as they are."""
         return [self._quantize(cache) for cache in caches]
 
     def _quantize(self, cache: Any) -> Any:
