@@ -23,6 +23,7 @@ from mlxstack.text.answer_splices import AnswerSplicer
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.checkpoint_positions import after_turn, common_length, head_end, tidy, turn_ends
+from mlxstack.text.expected_turn import UNKNOWN, continued
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.normalize_messages import head_tools
 from mlxstack.text.output_format import accent_of
@@ -64,6 +65,16 @@ class Prompt(Struct, frozen=True):
     before: tuple[int, ...] = ()
     may_think: bool = True
     anchor: AnswerAnchor | None = None
+
+
+class EncodedConversation(Struct, frozen=True):
+    """A conversation, its thoughts put back, as tokens; the messages end at character `end`."""
+
+    conversation: Conversation
+    inputs: TemplateInputs
+    encoded: Encoded
+    end: int | None
+    cuts: tuple[int, ...]
 
 
 class TokenizeOptions(Struct, frozen=True):
@@ -114,6 +125,33 @@ class PromptMaker:
 
         Calls that were sampled in this `scope` get the tokens that were sampled for them.
         """
+        done = self._encoded(conversation, scope)
+        conversation, encoded, end = done.conversation, done.encoded, done.end
+        return Prompt(
+            tokens=encoded.tokens,
+            text=unescape(encoded.text),
+            checkpoint_positions=done.cuts,
+            is_in_thinking=self._is_in_thinking(encoded.text[0 if end is None else end :]),
+            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
+            may_think=self._may_think(conversation),
+            anchor=self._anchor(conversation, done.inputs, encoded, end),
+        )
+
+    def expected(
+        self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
+    ) -> Prompt:
+        """The beginning of the next prompt, once `answer` was given: all but unknown words.
+
+        The tokens are the same whatever the client says next. Raises as `make` does.
+        """
+        done = self._encoded(continued(conversation, answer), scope)
+        known = done.encoded.text.find(UNKNOWN)
+        # A template that drops the last message says nothing about where it would stand.
+        n_known = self._encoder.place(done.encoded, known) if known >= 0 else 0
+        cuts = tuple(cut for cut in done.cuts if cut < n_known)
+        return Prompt(tokens=done.encoded.tokens[:n_known], checkpoint_positions=cuts)
+
+    def _encoded(self, conversation: Conversation, scope: Scope) -> EncodedConversation:
         self._refuse_too_long(_heard(conversation))
         known = self.answers.known(scope, conversation.messages)
         conversation = _with_thoughts(conversation, known)
@@ -124,15 +162,7 @@ class PromptMaker:
         encoded = self._encoder.encode(marked, splices)
         end = self._messages_end(marked, inputs)
         cuts = self._cuts(conversation, messages, encoded, end)
-        return Prompt(
-            tokens=encoded.tokens,
-            text=unescape(marked),
-            checkpoint_positions=cuts,
-            is_in_thinking=self._is_in_thinking(marked[0 if end is None else end :]),
-            before=encoded.tokens[-N_BEFORE:] if conversation.continue_final else (),
-            may_think=self._may_think(conversation),
-            anchor=self._anchor(conversation, inputs, encoded, end),
-        )
+        return EncodedConversation(conversation, inputs, encoded, end, cuts)
 
     def text(self, conversation: Conversation) -> str:
         """The rendered template, for people. Raises as `make` does."""
