@@ -7,7 +7,7 @@ then least recent use; a request may wait for a prefix that another one computes
 
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mlxstack.core.preset import Preset
 from mlxstack.policy.chunked_prefill import (
@@ -18,6 +18,7 @@ from mlxstack.policy.chunked_prefill import (
 )
 from mlxstack.policy.scheduler_state import (
     ACTIVE,
+    EarlyTurn,
     QueuedRequest,
     SchedulerState,
     Slot,
@@ -38,6 +39,9 @@ SharedPrefillFn = Callable[[str, str], int]
 """(request, other) -> prompt tokens that the prefill of the other request computes, or 0."""
 
 COMPUTING = frozenset((SlotState.LOADING, SlotState.PREFILLING))
+
+REST_STEPS = 100
+"""Decode steps between two chunks of early turns: their stalls stay above the 99th percentile."""
 
 KEEP = 0.5
 """With no empty slot left, a request takes a context of which it keeps at least this share."""
@@ -185,6 +189,13 @@ class PrefillChunk(Struct, frozen=True):
     n_tokens: int
 
 
+class EarlyChunk(Struct, frozen=True):
+    """Compute the next `n_tokens` of an early turn; 0: look up the cached ones first."""
+
+    turn: EarlyTurn
+    n_tokens: int
+
+
 Action = AssignSlot | Expire | RunSlotAction | PrefillChunk
 
 
@@ -242,6 +253,32 @@ def next_prefill_chunk(
     slot = next_to_prefill(slots, pace)
     n_tokens = chunk_size(slot, n_decoding, speed, pace)
     return skip(state, slot.id), PrefillChunk(slot.id, n_tokens)
+
+
+def may_compute_early(state: SchedulerState) -> bool:
+    """Whether no other work waits, prefills or uses a slot, but decoding."""
+    is_quiet = all(s.state in (SlotState.IDLE, SlotState.RUNNING) for s in state.slots)
+    return bool(state.early) and is_quiet and not (state.waiting or state.actions)
+
+
+def next_early_chunk(
+    state: SchedulerState, speed: ThroughputModel, pace: PrefillPolicy
+) -> tuple[SchedulerState, EarlyChunk | None]:
+    """The chunk of an early turn in this step, or None: other work goes first.
+
+    It delays a request by one chunk within `max_stall_s` at most. Beside decoding requests there
+    are long rests.
+    """
+    if not may_compute_early(state):
+        return state, None
+    if state.n_active and state.n_rested < REST_STEPS:
+        return structs.replace(state, n_rested=state.n_rested + 1), None
+    turn = state.early[0]
+    if turn.position is None:
+        return state, EarlyChunk(turn, 0)
+    slot = Slot(turn.slot, position=turn.position, n_prompt=turn.n_prompt)
+    # An arrival waits as shortly as a decoding request, also while none decodes.
+    return state, EarlyChunk(turn, chunk_size(slot, max(1, state.n_active), speed, pace))
 
 
 def _has_room(state: SchedulerState, limits: SchedulerLimits) -> bool:

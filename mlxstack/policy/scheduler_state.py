@@ -53,7 +53,8 @@ class Slot(Struct, frozen=True):
     """A slot. `position` of `n_prompt` tokens are prefilled; `n_tokens` is the idle context.
 
     An idle slot remembers `n_prompt`: the length of the last prompt in tokens, 0 if unknown,
-    and `name`: the agent or conversation whose context it holds, None if unknown.
+    and `name`: the agent or conversation whose context it holds, None if unknown. `n_early`
+    tokens of it are of an early turn.
     `n_passed` counts chunks of other slots since its assignment or its own last chunk.
     """
 
@@ -66,6 +67,7 @@ class Slot(Struct, frozen=True):
     n_passed: int = 0
     last_used: float = 0.0
     name: str | None = None
+    n_early: int = 0
 
     @property
     def n_left(self) -> int:
@@ -73,12 +75,30 @@ class Slot(Struct, frozen=True):
         return max(0, self.n_prompt - 1 - self.position)
 
 
+class EarlyTurn(Struct, frozen=True):
+    """The expected next prompt of the last conversation in an idle slot, computed meanwhile.
+
+    `position` of `n_prompt` tokens are in KV; None until the cached ones were looked up. It has
+    no output, and its slot stays idle: a request or an action that takes the slot ends it.
+    """
+
+    request: str
+    slot: int
+    n_prompt: int
+    position: int | None = None
+
+
 class SchedulerState(Struct, frozen=True):
-    """Everything the scheduler knows."""
+    """Everything the scheduler knows.
+
+    `n_rested` is the number of steps with decoding since the last chunk of an early turn.
+    """
 
     slots: tuple[Slot, ...]
     waiting: tuple[QueuedRequest, ...] = ()
     actions: tuple[SlotAction, ...] = ()
+    early: tuple[EarlyTurn, ...] = ()
+    n_rested: int = 0
 
     def slot(self, slot: int) -> Slot:
         """The slot of this id."""
@@ -133,14 +153,53 @@ def dequeue(state: SchedulerState, request: str) -> SchedulerState:
     )
 
 
+def begin_early(state: SchedulerState, turn: EarlyTurn) -> SchedulerState:
+    """Add an early turn, in the place of an older one of its slot."""
+    assert state.slot(turn.slot).state is SlotState.IDLE, f"slot {turn.slot} is in use"
+    state = end_early(state, turn.slot)
+    return msgspec.structs.replace(state, early=(*state.early, turn))
+
+
+def advance_early(
+    state: SchedulerState, turn: EarlyTurn, position: int, n_kept: int
+) -> SchedulerState:
+    """Move an early turn to `position`; with one token left it is over.
+
+    Of the last prompt in the slot the context has at least `n_kept` tokens.
+    """
+    slot = state.slot(turn.slot)
+    n_new = 0 if turn.position is None else position - turn.position
+    slot = msgspec.structs.replace(
+        slot,
+        n_tokens=position,
+        n_prompt=min(slot.n_prompt, n_kept),
+        n_early=slot.n_early + n_new,
+    )
+    moved = msgspec.structs.replace(turn, position=position)
+    rest = (moved if e.slot == turn.slot else e for e in state.early)
+    state = msgspec.structs.replace(_with_slot(state, slot), early=tuple(rest), n_rested=0)
+    return end_early(state, turn.slot) if position >= turn.n_prompt - 1 else state
+
+
+def end_early(state: SchedulerState, slot: int) -> SchedulerState:
+    """End the early turn in a slot; its KV stays there."""
+    rest = tuple(e for e in state.early if e.slot != slot)
+    return msgspec.structs.replace(state, early=rest)
+
+
 def assign_slot(state: SchedulerState, queued: QueuedRequest, slot: int) -> SchedulerState:
     """Give an idle slot to the request; prefill begins at position 0."""
     slot_state = state.slot(slot)
     assert slot_state.state is SlotState.IDLE, f"slot {slot} is {slot_state.state}, not idle"
     taken = msgspec.structs.replace(
-        slot_state, state=SlotState.PREFILLING, queued=queued, position=0, n_prompt=queued.n_prompt
+        slot_state,
+        state=SlotState.PREFILLING,
+        queued=queued,
+        position=0,
+        n_prompt=queued.n_prompt,
+        n_early=0,
     )
-    return dequeue(_with_slot(state, taken), queued.request)
+    return dequeue(_with_slot(end_early(state, slot), taken), queued.request)
 
 
 def start_loading(state: SchedulerState, slot: int) -> SchedulerState:
@@ -187,7 +246,7 @@ def reserve_slot(state: SchedulerState, pending: SlotAction) -> SchedulerState:
     slot = state.slot(pending.slot)
     assert slot.state is SlotState.IDLE, f"slot {pending.slot} is {slot.state}, not idle"
     held = msgspec.structs.replace(slot, state=SlotState.HELD)
-    return _with_slot(drop_action(state, pending), held)
+    return _with_slot(drop_action(end_early(state, pending.slot), pending), held)
 
 
 def release_slot(state: SchedulerState, slot: int, n_tokens: int, now: float) -> SchedulerState:

@@ -14,8 +14,15 @@ from msgspec.structs import replace
 
 from mlxstack.core.request import Priority
 from mlxstack.policy import scheduler_state as desks
-from mlxstack.policy.chunked_prefill import FINEST, ThroughputModel, observe_prefill
+from mlxstack.policy.chunked_prefill import (
+    FINEST,
+    HEADROOM,
+    ThroughputModel,
+    observe_prefill,
+    prefill_s,
+)
 from mlxstack.policy.scheduler import (
+    REST_STEPS,
     Action,
     AssignSlot,
     Expire,
@@ -23,11 +30,13 @@ from mlxstack.policy.scheduler import (
     SchedulerLimits,
     effective_priority,
     is_full,
+    next_early_chunk,
     next_prefill_chunk,
     schedule,
 )
 from mlxstack.policy.scheduler_state import (
     ACTIVE,
+    EarlyTurn,
     QueuedRequest,
     SchedulerState,
     Slot,
@@ -120,6 +129,13 @@ class Histories(RuleBasedStateMachine):
         if ask in self.admitted and ask not in self.ended:
             self.end(ask, "cancelled")
 
+    @precondition(lambda self: any(s.state is SlotState.IDLE for s in self.desk.slots))
+    @rule(n_prompt=st.sampled_from((1, 40, 3000)), n_rested=st.sampled_from((0, REST_STEPS)))
+    def a_next_turn_is_expected(self, n_prompt: int, n_rested: int) -> None:
+        slot = next(s.id for s in self.desk.slots if s.state is SlotState.IDLE)
+        turn = EarlyTurn(self.new_id(), slot, n_prompt)
+        self.desk = replace(desks.begin_early(self.desk, turn), n_rested=n_rested)
+
     @rule(slot=st.integers(0, 3))
     def an_errand_is_requested(self, slot: int) -> None:
         errand = SlotAction(self.new_id(), slot % len(self.desk.slots), self.now)
@@ -160,6 +176,7 @@ class Histories(RuleBasedStateMachine):
         before = self.desk
         self.desk, actions = schedule(before, self.now, self.limits, self.match, self.promise)
         self.check_order(before, actions)
+        self.check_early_turns_decide_nothing(before, actions)
         self.check_nothing_is_left_undone()
         for action in actions:
             match action:
@@ -172,8 +189,15 @@ class Histories(RuleBasedStateMachine):
                 case AssignSlot(ticket, slot):
                     self.take(ticket, before.slot(slot))
         self.bite()
+        self.early_bite()
 
     # What must be true
+
+    @invariant()
+    def early_turns_are_in_idle_slots(self) -> None:
+        slots = [turn.slot for turn in self.desk.early]
+        assert len(slots) == len(set(slots))
+        assert all(self.desk.slot(slot).state is SlotState.IDLE for slot in slots)
 
     @invariant()
     def everyone_is_at_one_place(self) -> None:
@@ -215,6 +239,13 @@ class Histories(RuleBasedStateMachine):
                     )
                     desk = put(desks.dequeue(desk, ticket.request), taken)
 
+    def check_early_turns_decide_nothing(
+        self, before: SchedulerState, actions: list[Action]
+    ) -> None:
+        """Without them the same requests get the same slots, and the same actions run."""
+        without = replace(before, early=())
+        assert schedule(without, self.now, self.limits, self.match, self.promise)[1] == actions
+
     def check_nothing_is_left_undone(self) -> None:
         """Work conserving; errands run; deadlines hold; deciding again changes nothing."""
         desk = self.desk
@@ -247,6 +278,9 @@ class Histories(RuleBasedStateMachine):
                     self.the_disk_answers()
         assert set(self.ended) == self.admitted
         assert self.done == self.requested
+        for _ in range(1 + 200 * len(self.desk.early)):
+            self.early_bite()
+        assert not self.desk.early, "early turns end when there is nothing else"
 
     # How the fake engine does it
 
@@ -289,6 +323,28 @@ class Histories(RuleBasedStateMachine):
         assert 1 <= bite.n_tokens <= max(FINEST, seat.n_left)
         self.speed = observe_prefill(self.speed, seat.position, bite.n_tokens, bite.n_tokens / TPS)
         self.desk = desks.advance(self.desk, bite.slot, seat.position + bite.n_tokens)
+
+    def early_bite(self) -> None:
+        """At most one chunk a step, behind all other work and inside the stall bound."""
+        before = self.desk
+        self.desk, chunk = next_early_chunk(before, self.speed, self.limits.pace)
+        if chunk is None:
+            return
+        assert not before.waiting
+        assert not before.actions
+        states = {slot.state for slot in before.slots}
+        assert states <= {SlotState.IDLE, SlotState.RUNNING}
+        assert SlotState.RUNNING not in states or before.n_rested >= REST_STEPS
+        turn, start = chunk.turn, chunk.turn.position
+        if start is None:
+            self.desk = desks.advance_early(self.desk, turn, turn.n_prompt // 2, turn.n_prompt // 2)
+            return
+        assert 1 <= chunk.n_tokens <= turn.n_prompt - 1 - start
+        pace = self.limits.pace
+        is_short = chunk.n_tokens <= max(FINEST, pace.block)
+        stall_s = prefill_s(self.speed, start, chunk.n_tokens)
+        assert is_short or stall_s <= HEADROOM * pace.max_stall_s + 1e-9
+        self.desk = desks.advance_early(self.desk, turn, start + chunk.n_tokens, start)
 
     def end(self, ask: str, how: str) -> None:
         seat = self.desk.find(ask)

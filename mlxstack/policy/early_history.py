@@ -1,0 +1,50 @@
+"""Whether to begin the next turn of an agent early: learned from the use of earlier ones."""
+
+from math import inf
+
+from msgspec import Struct
+
+FEWEST_TOKENS = 32
+"""Fewer tokens are not worth a change of the context."""
+
+MOST_WASTED = 2
+"""Wasted early turns in a row after which an agent gets one an hour."""
+
+MOST_TOKENS = 200_000
+"""Tokens of an agent that are begun early within an hour, used ones included."""
+
+LEAST_USED = 0.5
+"""Share of the tokens that the next prompt uses, or the early turn was wasted."""
+
+HOUR_S = 3600.0
+
+
+class EarlyHistory(Struct, frozen=True):
+    """Early turns of one agent: `n_tokens` since `began`, and `n_wasted` turns in a row."""
+
+    began: float = -inf
+    n_tokens: int = 0
+    n_wasted: int = 0
+
+
+def may_begin(history: EarlyHistory, n_tokens: int, now: float) -> bool:
+    """Whether to compute `n_tokens` of the expected next prompt."""
+    if n_tokens < FEWEST_TOKENS:
+        return False
+    is_new_hour = now - history.began >= HOUR_S
+    n_before = 0 if is_new_hour else history.n_tokens
+    is_trusted = is_new_hour or history.n_wasted < MOST_WASTED
+    return is_trusted and n_before + n_tokens <= MOST_TOKENS
+
+
+def note_begun(history: EarlyHistory, n_tokens: int, now: float) -> EarlyHistory:
+    """Count computed tokens."""
+    if now - history.began >= HOUR_S:
+        return EarlyHistory(now, n_tokens, history.n_wasted)
+    return EarlyHistory(history.began, history.n_tokens + n_tokens, history.n_wasted)
+
+
+def note_used(history: EarlyHistory, n_begun: int, n_used: int) -> EarlyHistory:
+    """Learn how many of the tokens the next prompt used."""
+    n_wasted = 0 if n_used >= LEAST_USED * n_begun else history.n_wasted + 1
+    return EarlyHistory(history.began, history.n_tokens, n_wasted)
