@@ -57,6 +57,13 @@ class CacheMiss(Struct, frozen=True):
     n_lost: int = 0
 
 
+class EarlyUse(Struct, frozen=True):
+    """Of a prompt `n_begun` tokens were computed before it came; it uses `n_used` of them."""
+
+    n_begun: int
+    n_used: int
+
+
 class RequestQueued(Struct, frozen=True):
     """The request was accepted; `position` 0 gets the next slot."""
 
@@ -65,13 +72,17 @@ class RequestQueued(Struct, frozen=True):
 
 
 class SlotAssigned(Struct, frozen=True):
-    """The request has a slot, and `n_cached` of its prompt tokens need not be computed."""
+    """The request has a slot, and `n_cached` of its prompt tokens need not be computed.
+
+    `early`: its agent's next turn was begun early, rightly or not.
+    """
 
     request: str
     slot: int
     n_cached: int
     source: KVSource = KVSource.NONE
     miss: CacheMiss | None = None
+    early: EarlyUse | None = None
 
 
 class PrefillProgress(Struct, frozen=True):

@@ -22,7 +22,8 @@ class SlotView(Struct, frozen=True):
     """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use.
 
     `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
-    came from.
+    came from. While the slot is idle, `n_early` tokens of the next turn are begun early, and
+    `n_early_left` are to come.
     """
 
     id: int
@@ -43,6 +44,8 @@ class SlotView(Struct, frozen=True):
     miss: CacheMiss | None = None
     elapsed_s: float = 0.0
     source: KVSource = KVSource.NONE
+    n_early: int = 0
+    n_early_left: int = 0
 
 
 class WaitingView(Struct, frozen=True):
@@ -57,7 +60,10 @@ class WaitingView(Struct, frozen=True):
 
 
 class Counters(Struct, frozen=True):
-    """Totals since the engine started; tokens, seconds, calls."""
+    """Totals since the engine started; tokens, seconds, calls.
+
+    Early tokens are of turns begun early; they are no prompt tokens of a request.
+    """
 
     n_prompt_tokens: int = 0
     n_cached_tokens: int = 0
@@ -77,6 +83,9 @@ class Counters(Struct, frozen=True):
     n_refused: int = 0
     n_tokens_max: int = 0
     n_evicted: int = 0
+    n_early_tokens: int = 0
+    n_early_used: int = 0
+    n_early_wasted: int = 0
 
     def plus(self, other: "Counters") -> "Counters":
         """The totals of both; of `n_tokens_max` the larger one."""

@@ -87,6 +87,8 @@ class PrefixCacheAdmin:
 
 
 def _reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
+    if pressure is not MemoryPressure.CALM:
+        loop.end_early()
     freed = FreedBytes(loop.slot_kv.memory.make_room(loop.slot_kv.live_bytes, pressure))
     loop.release_buffers()
     return freed

@@ -111,6 +111,15 @@ class EngineCore:
         """Admit a request. Its events come through `deliver`, the last one finished or failed."""
         self._post(lambda: self._turns.submit(request))
 
+    def begin_early(self, request: Request, after: str) -> None:
+        """Compute the expected next prompt after a request; see `EngineLoop.begin_early`."""
+
+        def begin() -> None:
+            if self._drain_until is None:
+                self._turns.begin_early(request, after)
+
+        self._post(begin)
+
     def cancel(self, request_id: str) -> None:
         """Cancel a request; no-op once it is over."""
         self._post(lambda: self._turns.cancel(request_id))
@@ -160,7 +169,12 @@ class EngineCore:
     def stop(self, drain_s: float) -> Future[None]:
         """Let running requests finish for at most `drain_s` seconds, then end the thread."""
         until = time.monotonic() + drain_s
-        self._post(lambda: setattr(self, "_drain_until", until))
+
+        def begin() -> None:
+            self._drain_until = until
+            self._turns.end_early()
+
+        self._post(begin)
         return self._stopped
 
     def _do(self, work: Callable[[EngineLoop], T]) -> Future[T]:
@@ -300,13 +314,17 @@ class EngineCore:
 
     def _listen(self) -> None:
         """Handle all messages; wait for one when there is nothing to do."""
-        if not self._turns.has_work and self._inbox.empty():
+        if not self._is_busy and self._inbox.empty():
             self._turns.release_buffers()
             self._has_work = False
             self._obey(self._next_message())
         # Messages posted by these wait for the next step: long work comes in pieces.
         for _ in range(self._inbox.qsize()):
             self._obey(self._inbox.get_nowait())
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._turns.has_work or self._turns.has_early_turn
 
     def _next_message(self) -> Message:
         with suppress(queue.Empty):
@@ -341,7 +359,7 @@ class EngineCore:
 
     def _publish(self) -> None:
         self._turned_at = time.monotonic()
-        self._has_work = self._turns.has_work or not self._inbox.empty()
+        self._has_work = self._is_busy or not self._inbox.empty()
         self._snapshot = replace(
             self._turns.snapshot(),
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,

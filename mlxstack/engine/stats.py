@@ -41,10 +41,13 @@ class EngineStats:
 
     def prefilled(self, start: int, n_tokens: int, seconds: float) -> None:
         """Record a prefill chunk from position `start` on."""
-        self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
-        if n_tokens >= BULK:
-            self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
+        self._observe(start, n_tokens, seconds)
         self.count(n_prompt_tokens=n_tokens, prompt_s=seconds, n_model_calls=1)
+
+    def begun_early(self, start: int, n_tokens: int, seconds: float) -> None:
+        """Record a chunk of an early turn, which is of no request."""
+        self._observe(start, n_tokens, seconds)
+        self.count(n_early_tokens=n_tokens, n_model_calls=1)
 
     def decoded(self, seconds: float, n_tokens: int) -> None:
         """A decode step was scheduled or read; it is over once tokens came out."""
@@ -81,6 +84,11 @@ class EngineStats:
             self.count(n_completed=1)
         return RequestPhase.COMPLETED
 
+    def _observe(self, start: int, n_tokens: int, seconds: float) -> None:
+        self.speed = observe_prefill(self.speed, start, n_tokens, seconds)
+        if n_tokens >= BULK:
+            self._bulk = observe_prefill(self._bulk, start, n_tokens, seconds)
+
     def saved_s(self, n_cached: int) -> float:
         """Seconds of prefill that reusing so many tokens saved, at the measured speed."""
         return prefill_s(self._bulk if self._bulk.prefill_tps else self.speed, 0, n_cached)
@@ -96,8 +104,14 @@ def build_snapshot(
 ) -> Snapshot:
     """Build the snapshot; `shown` maps each slot to its current or last request."""
     now = time.monotonic()
+    left = {e.slot: e.n_prompt - 1 - e.position for e in state.early if e.position is not None}
     views = tuple(
-        _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now) for slot in state.slots
+        replace(
+            _slot(slot, slots[slot.id], shown.get(slot.id), n_ctx, now),
+            n_early=slot.n_early,
+            n_early_left=left.get(slot.id, 0),
+        )
+        for slot in state.slots
     )
     waiting = tuple(
         WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)

@@ -23,11 +23,12 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.engine_snapshot import RequestPhase, Snapshot
-from mlxstack.core.errors import Broken, Busy, StackError, describe_error
+from mlxstack.core.errors import Broken, Busy, OutOfMemory, StackError, describe_error
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
 from mlxstack.engine.decode.prefill import prefill_chunk, row_of
+from mlxstack.engine.early_prefill import EarlyPrefill
 from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
@@ -36,14 +37,23 @@ from mlxstack.engine.stats import EngineStats, build_snapshot
 from mlxstack.policy import scheduler, scheduler_state
 from mlxstack.policy.scheduler import (
     AssignSlot,
+    EarlyChunk,
     Expire,
     RunSlotAction,
     SchedulerLimits,
     is_full,
+    may_compute_early,
+    next_early_chunk,
     next_prefill_chunk,
     schedule,
 )
-from mlxstack.policy.scheduler_state import ACTIVE, QueuedRequest, SlotState
+from mlxstack.policy.scheduler_state import (
+    ACTIVE,
+    EarlyTurn,
+    QueuedRequest,
+    SchedulerState,
+    SlotState,
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +99,7 @@ class EngineLoop:
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
         self.ledger = EngineStats()
+        self._early = EarlyPrefill(slot_kv, batch.runner, self.ledger)
         self._events: list[Event] = []
         self._n_steps = 0
         self.max_cached_bytes = max_cached_bytes
@@ -97,6 +108,11 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether another turn would do anything."""
         return bool(self._live or self._state.actions)
+
+    @property
+    def has_early_turn(self) -> bool:
+        """Whether the next turn of an agent can be begun now, while there is no other work."""
+        return may_compute_early(self._state)
 
     @property
     def is_holding(self) -> bool:
@@ -118,6 +134,24 @@ class EngineLoop:
         self.ledger.count(n_asks=1)
         self._emit(RequestQueued(request.id, len(self._state.waiting)))
         self._state = scheduler_state.enqueue(self._state, queued)
+
+    def begin_early(self, request: Request, after: str) -> None:
+        """Compute the expected next prompt of the request `after` in its slot, while it is idle.
+
+        Nothing happens when the slot has been used since.
+        """
+        assert request.slot is not None
+        slot, last = self._state.slot(request.slot), self._last.get(request.slot)
+        is_its_own = slot.state is SlotState.IDLE and last is not None and last.request.id == after
+        if is_its_own and len(self.slots[slot.id]) and self.slot_kv.memory.spec.enabled:
+            turn = EarlyTurn(request.id, slot.id, len(request.tokens))
+            self._state = scheduler_state.begin_early(self._state, turn)
+            self._early.expect(request, slot.id)
+
+    def end_early(self) -> None:
+        """End all early turns; their KV stays."""
+        for turn in self._state.early:
+            self._state = scheduler_state.end_early(self._state, turn.slot)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request in any phase; its KV stays in the slot."""
@@ -161,14 +195,18 @@ class EngineLoop:
         self._n_steps += 1
         self._schedule()
         self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
+        self._state, early = next_early_chunk(self._state, self.ledger.speed, self._limits.pace)
         if self._n_steps % GROWTH_EVERY == 0:
             self._admit_growth()
         self._decode(self.batch.step)
-        if chunk is not None:
+        if chunk is not None or early is not None:
             # Flush pending tokens first, so prefill neither delays them nor is timed with them.
             self._decode(self.batch.sync)
             self.flush(deliver)
+        if chunk is not None:
             self._prefill(chunk.slot, chunk.n_tokens)
+        elif early is not None:
+            self._compute_early(early)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
@@ -192,6 +230,7 @@ class EngineLoop:
 
     def fail_all(self, error: StackError) -> None:
         """Fail every request with this error and clear its slot; other slots stay."""
+        self.end_early()
         self.batch.reset()
         for request_id in list(self._live):
             self._fail(request_id, error)
@@ -255,7 +294,13 @@ class EngineLoop:
         live.n_cached, live.miss = plan.position, miss
         live.saved_s = self.ledger.saved_s(plan.position)
         self.ledger.count(n_cached_tokens=plan.position)
-        self._emit(SlotAssigned(live.request.id, slot, plan.position, live.source, miss))
+        early = self._early.settle(live.request, plan.position)
+        if early is not None and early.n_used == early.n_begun:
+            # The prompt differs from the last one as it was expected to.
+            live.miss = None
+        self._emit(
+            SlotAssigned(live.request.id, slot, plan.position, live.source, live.miss, early)
+        )
         self._advance(live, plan.position)
 
     def _slot_prepared(self, request_id: str, slot: int) -> None:
@@ -280,6 +325,36 @@ class EngineLoop:
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
         self._advance(live, len(context))
+
+    def _compute_early(self, chunk: EarlyChunk) -> None:
+        """Compute a chunk of an early turn; an exception ends it, and fails no request."""
+        turn = chunk.turn
+        if self.slot_kv.is_storing(turn.slot):
+            return
+        if not self._early.is_current(turn.slot):
+            self._state = scheduler_state.end_early(self._state, turn.slot)
+            return
+        try:
+            self._state = self._advance_early(turn, chunk.n_tokens)
+        except OutOfMemory as error:
+            log.info("a turn was not begun early: %s", error)
+            self._state = scheduler_state.end_early(self._state, turn.slot)
+            self.release(turn.slot)
+        except Exception as error:  # any error concerns this early turn only
+            log.exception("a turn could not be begun early")
+            self._state = scheduler_state.end_early(self._state, turn.slot)
+            self._clear(turn.slot, describe_error(error, "an early turn"))
+            self.renew(turn.slot)
+
+    def _advance_early(self, turn: EarlyTurn, n_tokens: int) -> SchedulerState:
+        if turn.position is None:
+            start = self._early.prepare(turn.slot)
+            if start is None:
+                return scheduler_state.end_early(self._state, turn.slot)
+            return scheduler_state.advance_early(self._state, turn, start, start)
+        idle = [slot for slot in scheduler_state.idle_slots(self._state) if slot != turn.slot]
+        end = self._early.compute(turn.slot, n_tokens, idle)
+        return scheduler_state.advance_early(self._state, turn, end, turn.position)
 
     def _advance(self, live: RequestState, position: int) -> None:
         """Record the prefill position; with one token left the slot joins the batch."""

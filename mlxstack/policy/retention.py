@@ -79,6 +79,11 @@ class Retention:
             node.agents.discard(agent)
             node.was_left = True
 
+    def abandon(self, keys: Iterable[str]) -> None:
+        """These records are of a path that is not expected to go on: they are evicted first."""
+        for node in self._existing(keys):
+            node.was_left = True
+
     def pin(self, name: PinnedPrefixName) -> None:
         """Keep, or protect when learned, the records of `name`; an older `name` is replaced."""
         self.unpin(name.name)

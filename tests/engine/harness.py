@@ -71,6 +71,17 @@ class Driver:
         self.engine.submit(ask)
         return ask.id
 
+    def expect(self, tokens: tuple[int, ...], after: str, slot: int = 0, **more: Any) -> None:
+        """Begin the next turn after an ask early."""
+        ask = Request(f"{after}-early", tokens, 0, slot=slot, arrived=time.monotonic(), **more)
+        self.engine.begin_early(ask, after)
+
+    @property
+    def n_early(self) -> tuple[int, int, int]:
+        """Tokens that were begun early, used and wasted."""
+        now = self.engine.snapshot().counters
+        return now.n_early_tokens, now.n_early_used, now.n_early_wasted
+
     def events(self, ask: str, kind: Any) -> list[Any]:
         return [e for e in self.listener.events.get(ask, []) if isinstance(e, kind)]
 

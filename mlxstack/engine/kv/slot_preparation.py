@@ -50,6 +50,7 @@ class SlotKVManager:
         self.memory = memory
         self.archive = archive
         self._is_room_due = False
+        self._storing: set[int] = set()
         self._idle: Sequence[int] = ()
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
@@ -98,18 +99,23 @@ class SlotKVManager:
             self.archive.load(missing, then)
         return bool(missing)
 
-    def prepare_slot(self, request: Request, slot: int, plan: ReusePlan) -> None:
+    def prepare_slot(
+        self, request: Request, slot: int, plan: ReusePlan, *, is_expected: bool = False
+    ) -> None:
         """Make the slot's context the planned beginning of the prompt.
 
         What it held before and the prompt does not continue is parked, unless it is short and
-        belongs to no explicit agent.
+        belongs to no explicit agent. A prompt that is only expected explains no later miss, and
+        what it does not continue is the first to be evicted.
         """
         mine, now = self.slots[slot], time.monotonic()
         kept = plan.position if plan.source is KVSource.SLOT else 0
         is_left = mine.agent is not None and not kept and len(mine) > 0
         if is_left or len(mine) - kept >= self.memory.spec.block_size:
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
-            self.park(mine, spared=kept)
+            parked = self.park(mine, spared=kept)
+            if is_expected and parked is not None:
+                self.memory.retention.abandon(parked.new)
         if plan.source is KVSource.SLOT:
             mine.rewind(plan.position)
         else:
@@ -124,22 +130,24 @@ class SlotKVManager:
             self._parker.restore_context(mine, request, plan, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.assign(request.salt, request.agent, len(request.tokens))
-        self.lookup.remember(request)
+        if not is_expected:
+            self.lookup.remember(request)
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
 
-    def park(self, context: SlotContext, spared: int = 0) -> None:
+    def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
         """Keep what the memory does not know yet of this context, and write it to disk.
 
-        The context keeps its checkpoint at position `spared`.
+        The context keeps its checkpoint at position `spared`. None if it cannot be kept.
         """
         spec = self.memory.spec
         if not spec.enabled or not context.is_storable:
-            return
+            return None
         context.checkpoint(spared)
         shelved = self._parker.park(context, time.monotonic())
         if spec.disk.enabled and self._may_be_written(context):
             self._write(context, shelved)
+        return shelved
 
     def end_request(self, slot: int) -> None:
         """Detach the context of a finished request; an agent's goes to disk if so configured."""
@@ -147,6 +155,10 @@ class SlotKVManager:
         self._is_room_due = True
         if self.slots[slot].agent is not None and self._persist is Persist.AFTER_TURN:
             self._store_in_pieces(self.slots[slot])
+
+    def note_growth(self) -> None:
+        """An idle context has grown: enforce the KV budget at the end of this step."""
+        self._is_room_due = True
 
     def maintain(self, turn: int, idle: Sequence[int]) -> None:
         """Enforce the KV budget every few steps."""
@@ -244,6 +256,10 @@ class SlotKVManager:
         if self._is_stored(context):
             self._write(context, self._parker.index_context(context, time.monotonic()))
 
+    def is_storing(self, slot: int) -> bool:
+        """Whether the last answer of this slot is still being packed for the disk."""
+        return id(self.slots[slot]) in self._storing
+
     def _store_in_pieces(self, context: SlotContext) -> None:
         """As `store`, unless the context changes meanwhile; its next user stores it then."""
         if not self._is_stored(context):
@@ -251,6 +267,7 @@ class SlotKVManager:
         packing = self.archive.incremental_pack(context)
 
         def end(error: Exception | None) -> None:
+            self._storing.discard(id(context))
             try:
                 if error is not None:
                     raise error
@@ -263,6 +280,7 @@ class SlotKVManager:
             self._is_room_due = True
             return packing.go_on()
 
+        self._storing.add(id(context))
         self._pieces.run(step, end)
 
     def _is_stored(self, context: SlotContext) -> bool:

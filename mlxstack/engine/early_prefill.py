@@ -1,0 +1,124 @@
+"""Early turns: expected next prompts, computed in idle slots. Runs on the MLX thread."""
+
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from mlxstack.core.engine_events import EarlyUse
+from mlxstack.core.request import Request
+from mlxstack.engine.decode.prefill import prefill_chunk
+from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.model.runner import ModelRunner
+from mlxstack.engine.stats import EngineStats
+from mlxstack.policy.early_history import EarlyHistory, may_begin, note_begun, note_used
+from mlxstack.policy.prefix_index import common_prefix
+
+MOST_AGENTS = 256
+
+
+class EarlyPrompt:
+    """An expected prompt, computed from `start` to `end`; `version` is that of its context."""
+
+    def __init__(self, request: Request, version: int) -> None:
+        self.request = request
+        self.version = version
+        self.start = 0
+        self.end = 0
+
+    @property
+    def n_begun(self) -> int:
+        """Tokens that were computed early."""
+        return self.end - self.start
+
+
+class EarlyPrefill:
+    """Computes early turns, and learns from their use."""
+
+    def __init__(self, slot_kv: SlotKVManager, runner: ModelRunner, ledger: EngineStats) -> None:
+        self._slot_kv = slot_kv
+        self._runner = runner
+        self._ledger = ledger
+        self._prompts: dict[int, EarlyPrompt] = {}
+        self._begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
+        self._histories: OrderedDict[str, EarlyHistory] = OrderedDict()
+
+    def expect(self, request: Request, slot: int) -> None:
+        """Note the expected prompt of an idle slot."""
+        self._prompts[slot] = EarlyPrompt(request, self._slot_kv.slots[slot].version)
+
+    def is_current(self, slot: int) -> bool:
+        """Whether the context is still as the early turn left it."""
+        return self._prompts[slot].version == self._slot_kv.slots[slot].version
+
+    def prepare(self, slot: int) -> int | None:
+        """Find the cached beginning; its length, or None if the rest is not worth computing."""
+        prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
+        request = prompt.request
+        plan, _ = self._slot_kv.plan(request, slot, may_read=False)
+        n_left = len(request.tokens) - 1 - plan.position
+        history = self._histories.get(_name(request), EarlyHistory())
+        fits = self._slot_kv.need(request) <= self._slot_kv.memory.budget
+        if not fits or not may_begin(history, n_left, time.monotonic()):
+            return None
+        self._slot_kv.prepare_slot(request, slot, plan, is_expected=True)
+        prompt.start = prompt.end = plan.position
+        prompt.version = context.version
+        self._note(prompt)
+        return plan.position
+
+    def compute(self, slot: int, n_tokens: int, idle: Sequence[int]) -> int:
+        """Compute a chunk; the position after it. `idle` slots may be parked for room."""
+        prompt, context = self._prompts[slot], self._slot_kv.slots[slot]
+        request, start = prompt.request, len(context)
+        self._slot_kv.admit_growth(context, self._slot_kv.need(request), idle)
+        took = prefill_chunk(self._runner, context, request, n_tokens)
+        prompt.end, prompt.version = len(context), context.version
+        self._slot_kv.note_growth()
+        self._ledger.begun_early(start, prompt.end - start, took)
+        history = self._histories.get(_name(request), EarlyHistory())
+        self._learn(request, note_begun(history, prompt.end - start, time.monotonic()))
+        return prompt.end
+
+    def settle(self, request: Request, n_cached: int) -> EarlyUse | None:
+        """How much of what was begun early the next request of the agent uses."""
+        salt, tokens, prompt = self._begun.get(_name(request), ("", array("I"), None))
+        if prompt is None or salt != request.salt or not request.use_cache:
+            return None
+        del self._begun[_name(request)]
+        n_common = min(common_prefix(tokens, request.tokens), n_cached)
+        use = EarlyUse(prompt.n_begun, max(0, min(n_common, prompt.end) - prompt.start))
+        return self._count(request, use) if use.n_begun else None
+
+    def _note(self, prompt: EarlyPrompt) -> None:
+        """Keep the expected tokens, to compare them to the real ones."""
+        request = prompt.request
+        name = _name(request)
+        if name in self._begun:
+            self._waste(name)
+        self._begun[name] = request.salt, array("I", request.tokens), prompt
+        if len(self._begun) > MOST_AGENTS:
+            self._waste(next(iter(self._begun)))
+
+    def _waste(self, name: str) -> None:
+        """No request came to use what was begun."""
+        _, _, prompt = self._begun.pop(name)
+        if prompt.n_begun:
+            self._count(prompt.request, EarlyUse(prompt.n_begun, 0))
+
+    def _count(self, request: Request, use: EarlyUse) -> EarlyUse:
+        self._ledger.count(n_early_used=use.n_used, n_early_wasted=use.n_begun - use.n_used)
+        history = self._histories.get(_name(request), EarlyHistory())
+        self._learn(request, note_used(history, use.n_begun, use.n_used))
+        return use
+
+    def _learn(self, request: Request, history: EarlyHistory) -> None:
+        name = _name(request)
+        self._histories[name] = history
+        self._histories.move_to_end(name)
+        if len(self._histories) > MOST_AGENTS:
+            self._histories.popitem(last=False)
+
+
+def _name(request: Request) -> str:
+    return request.agent or request.display_name or ""
