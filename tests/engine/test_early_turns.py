@@ -15,7 +15,7 @@ from mlxstack.core.engine_events import (
     RequestFinished,
     TokenSampled,
 )
-from mlxstack.core.preset import KVSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
 from mlxstack.engine.step import EngineLoop
 from tests.conftest import ModelOf
@@ -205,7 +205,7 @@ def test_it_ends_under_memory_pressure_and_with_the_engine(driver: Driver) -> No
 
 def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path) -> None:
     """The path that is left goes first, and no budget is exceeded by a guess."""
-    spec = PrefixCacheSpec(memory_budget_pct=1)
+    spec = PrefixCacheSpec(memory_budget_pct=1, disk=DiskSpec(enabled=False))
     preset = preset_of(model_of("tiny"), slots=TWO, prefix_cache=spec)
     with running(preset, tmp_path, memory_bytes=200_000_000) as driver:
         memory = driver.engine._turns.slot_kv.memory
