@@ -21,7 +21,7 @@ from mlxstack.api.streaming import (
     interleaved,
     streamed,
 )
-from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.engine_events import CacheMiss, EarlyUse
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Request as EngineRequest
 from mlxstack.service.admission import AdmittedRequest
@@ -50,6 +50,7 @@ CACHE_HEADERS = tuple(
         "cache-new-tokens",
         "ttft-saved-ms",
         "cache-miss-reason",
+        "begun-early",
         "slot",
         "agent",
     )
@@ -157,7 +158,7 @@ def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
     seed = request.sampling.seed
     sampling = structs.replace(request.sampling, seed=None if seed is None else seed + i)
     copy = structs.replace(request, id=f"{request.id}-{i}", agent=None, sampling=sampling)
-    return structs.replace(order, request=copy)
+    return structs.replace(order, request=copy, conversation=None)
 
 
 def cache_headers(request: EngineRequest, first: ResponsePart, saved_s: float) -> dict[str, str]:
@@ -166,6 +167,7 @@ def cache_headers(request: EngineRequest, first: ResponsePart, saved_s: float) -
     if not isinstance(first, GenerationStarted):
         return agent
     miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}
+    early = {PREFIX + "begun-early": _begun(first.early)} if first.early else {}
     return {
         PREFIX + "cache-hit": "true" if first.n_cached else "false",
         PREFIX + "cache-prefix-tokens": str(first.n_cached),
@@ -173,8 +175,13 @@ def cache_headers(request: EngineRequest, first: ResponsePart, saved_s: float) -
         PREFIX + "ttft-saved-ms": str(round(saved_s * 1000)) if first.n_cached else "0",
         PREFIX + "slot": str(first.slot),
         **miss,
+        **early,
         **agent,
     }
+
+
+def _begun(early: EarlyUse) -> str:
+    return f"{early.n_begun} tokens, used {early.n_used}"
 
 
 def _reason(miss: CacheMiss) -> str:

@@ -170,6 +170,13 @@ class MetricsSpec(Strict, frozen=True):
     log_interval: Annotated[Seconds, Meta(description="Seconds between two such lines.")] = 300.0
 
 
+class Anticipation(StrEnum):
+    """Whether the next turns of agents are begun early."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class PrefixCacheSpec(Strict, frozen=True):
     """The KV memory beside the live slots."""
 
@@ -201,6 +208,13 @@ class PrefixCacheSpec(Strict, frozen=True):
         tuple[WarmPrefix, ...],
         Meta(description="Prefixes to compute and pin; exactly one of the files each."),
     ] = ()
+    anticipate: Annotated[
+        Anticipation,
+        Meta(
+            description="`auto` computes the expected beginning of an agent's next prompt in the "
+            "pause after an answer, on mains power and while nothing else waits; `off` does not."
+        ),
+    ] = Anticipation.AUTO
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 

@@ -148,7 +148,10 @@ class AgentView(Struct, frozen=True):
 
 
 class RequestView(Struct, frozen=True):
-    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ..."""
+    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ...
+
+    `n_begun_early` tokens were computed before it came, of which it used `n_used_early`.
+    """
 
     id: str
     agent: str | None = None
@@ -165,6 +168,8 @@ class RequestView(Struct, frozen=True):
     ended: str = ""
     age_s: float = 0.0
     miss: MissView | None = None
+    n_begun_early: int = 0
+    n_used_early: int = 0
 
 
 class ThroughputSample(Struct, frozen=True, array_like=True):

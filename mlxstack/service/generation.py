@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import structs
 
+from mlxstack.core.conversation import Message
 from mlxstack.core.engine_events import (
     Event,
     FinishReason,
@@ -17,9 +18,11 @@ from mlxstack.core.engine_events import (
     TokenSampled,
 )
 from mlxstack.core.errors import Busy
+from mlxstack.core.preset import Anticipation
 from mlxstack.core.request import Request
 from mlxstack.service.admission import AdmittedRequest, ParseConfig
 from mlxstack.service.agents import agents
+from mlxstack.service.early_turns import Pause
 from mlxstack.service.openai_messages import assistant_message
 from mlxstack.service.response_parts import (
     ContentPart,
@@ -34,7 +37,7 @@ from mlxstack.service.response_parts import (
     TokenLogprob,
     ToolCallPart,
 )
-from mlxstack.service.service import Service
+from mlxstack.service.service import Service, ServiceHealth
 from mlxstack.text.answer_replay import AnswerReplay, SampledAnswer
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.output_parser import (
@@ -88,6 +91,7 @@ async def stream_response(
                 if isinstance(part, GenerationFinished):
                     service.stats.n_unparsed_calls += part.n_unparsed
                     await _remember(service, order, spoken)
+                    _anticipate(service, order, assembler.answer, part.slot)
                 elif isinstance(part, ReasoningPart | ContentPart | ToolCallPart):
                     spoken.append(part)
                 yield part
@@ -101,10 +105,24 @@ async def _remember(service: Service, order: AdmittedRequest, spoken: list[Spoke
         await agents.record_turn(service, agent, conversation, spoken)
 
 
+def _anticipate(
+    service: Service, order: AdmittedRequest, answer: Message | None, slot: int
+) -> None:
+    """Begin the next turn early, if the answer is complete."""
+    spec, conversation = service.preset.prefix_cache, order.conversation
+    is_wanted = spec.enabled and spec.anticipate is Anticipation.AUTO
+    if answer is None or conversation is None or not is_wanted:
+        return
+    if service.health is ServiceHealth.OK:
+        pause = Pause(service.generator, order.words, order.request, conversation, answer, slot)
+        service.early_turns.note_answer(pause)
+
+
 class ResponseAssembler:
     """Assembles the parts of one reply from events of the engine.
 
-    `is_enough` requests a cancel: the reply is complete.
+    `is_enough` requests a cancel: the reply is complete. `answer` is the message of an answer
+    that ended by itself and was parsed as a whole, as soon as it has ended.
     """
 
     def __init__(
@@ -116,6 +134,7 @@ class ResponseAssembler:
         answers: AnswerReplay | None = None,
     ) -> None:
         self.is_enough = False
+        self.answer: Message | None = None
         self._request = request
         self._parsing = parsing
         self._replay = replay
@@ -161,6 +180,7 @@ class ResponseAssembler:
             n_cached=assigned.n_cached,
             source=assigned.source,
             miss=assigned.miss,
+            early=assigned.early,
         )
         return self._started
 
@@ -241,8 +261,8 @@ class ResponseAssembler:
         if anchor is None or self._answers is None or not is_complete:
             return
         if self._parser.stop is None and not self._parser.n_unparsed and not self._parser.is_cut:
-            message = assistant_message(self._spoken)
-            sampled = SampledAnswer(message, tuple(self._tokens))
+            self.answer = assistant_message(self._spoken)
+            sampled = SampledAnswer(self.answer, tuple(self._tokens))
             self._answers.remember(self._scope, anchor, sampled)
 
     def _ending(self, reason: FinishReason) -> FinishCause:

@@ -104,7 +104,12 @@ def _view(
             ttft_s=timings.ttft_s,
             saved_s=timings.saved_s,
         )
-    return view if slot is None else replace(view, slot=slot.slot, source=slot.source)
+    if slot is None:
+        return view
+    if slot.early is not None:
+        n_begun, n_used = slot.early.n_begun, slot.early.n_used
+        view = replace(view, n_begun_early=n_begun, n_used_early=n_used)
+    return replace(view, slot=slot.slot, source=slot.source)
 
 
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxstack.core.engine_events import CacheMiss, KVSource, RequestTimings
+from mlxstack.core.engine_events import CacheMiss, EarlyUse, KVSource, RequestTimings
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -25,6 +25,7 @@ class GenerationStarted(Struct, frozen=True):
     n_cached: int
     source: KVSource = KVSource.NONE
     miss: CacheMiss | None = None
+    early: EarlyUse | None = None
 
 
 class PrefillProgressed(Struct, frozen=True):

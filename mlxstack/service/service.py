@@ -30,6 +30,7 @@ from mlxstack.host.sleep import SleepAssertion, caffeinate
 from mlxstack.service.agents.locks import AgentLocks
 from mlxstack.service.agents.registry import AgentRegistry, restore_agents
 from mlxstack.service.agents.store import AgentStore
+from mlxstack.service.early_turns import EarlyTurns
 from mlxstack.service.gate import SwapGate
 from mlxstack.service.request_log import RequestLog
 from mlxstack.service.request_stream import (
@@ -123,6 +124,7 @@ class Service:
         self.engine_factory = engine_factory
         self.agent_locks = AgentLocks(self.agent_store)
         self.gate = SwapGate()
+        self.early_turns = EarlyTurns()
         self.change: Change | None = None
         self.sleep = SleepAssertion(caffeinate() if preset.server.prevent_sleep else None)
         self.is_engine_left = False
@@ -218,6 +220,7 @@ class Service:
         Raises Broken for one that does not end within `limit_s`.
         """
         self._health = ServiceHealth.SWAPPING
+        self.early_turns.stop()
         if self._watch is not None:
             self._watch.cancel()
         if not await ended(self.engine, limit_s):
@@ -278,6 +281,7 @@ class Service:
         """
         was_loading = self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING)
         self._health = ServiceHealth.STOPPING
+        self.early_turns.stop()
         if self._watch is not None:
             self._watch.cancel()
         stopping = asyncio.wrap_future(self.engine.stop(drain_s))
@@ -311,6 +315,7 @@ class Service:
         )
         with lock, self.sleep.request():
             try:
+                self.early_turns.note_request(request)
                 engine.submit(request)
                 yield stream
             finally:

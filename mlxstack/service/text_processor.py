@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher
 
-from mlxstack.core.conversation import Conversation
+from mlxstack.core.conversation import Conversation, Message
 from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
 from mlxstack.core.preset import Preset
 from mlxstack.text.grammar.compiler import GrammarCompiler
@@ -49,6 +49,12 @@ class TextProcessor:
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
         return await self._run(lambda: self.maker.make(conversation, scope))
+
+    async def expected(
+        self, conversation: Conversation, answer: Message, scope: Scope = NAMELESS
+    ) -> Prompt:
+        """The expected beginning of the prompt after an answer. Raises as `prompt` does."""
+        return await self._run(lambda: self.maker.expected(conversation, answer, scope))
 
     async def text(self, conversation: Conversation) -> str:
         """The rendered template."""

@@ -11,8 +11,11 @@ UNKNOWN = "sxunknown0"
 def continued(conversation: Conversation, answer: Message) -> Conversation:
     """The conversation as its client will likely go on.
 
-    The results of the calls of the answer follow; the user speaks if it has none.
+    The results of the calls of the answer follow; the user speaks if it has none. Instructions
+    behind the last turn, such as a JSON format, are of one request: they come at its end again.
     """
+    turns = conversation.messages
+    last = max((i for i, m in enumerate(turns) if m.role is not Role.SYSTEM), default=0)
     results = (
         Message(Role.TOOL, UNKNOWN, tool_call_id=call.id, name=call.name)
         for call in answer.tool_calls
@@ -20,7 +23,7 @@ def continued(conversation: Conversation, answer: Message) -> Conversation:
     following = tuple(results) or (Message(Role.USER, UNKNOWN),)
     return replace(
         conversation,
-        messages=(*conversation.messages, answer, *following),
+        messages=(*turns[: last + 1], answer, *following),
         add_generation_prompt=True,
         continue_final=False,
     )

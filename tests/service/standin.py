@@ -75,6 +75,7 @@ class StandIn:
         self.is_full = False
         self.asked: list[Request] = []
         self.cancelled: list[str] = []
+        self.expected: list[tuple[Request, str]] = []
         self.deliver: Deliver = lambda _: None
 
     def start(self) -> Future[ModelFacts]:
@@ -94,6 +95,9 @@ class StandIn:
         work = RequestTimings(n_prompt=n, n_generated=len(said))
         last = RequestFinished(ask.id, FinishReason.EOS, work)
         self._later((*seated, PrefillProgress(ask.id, n, n), *said, last))
+
+    def begin_early(self, ask: Request, after: str) -> None:
+        self.expected.append((ask, after))
 
     def park(self) -> Future[FlushResult]:
         future: Future[FlushResult] = Future()

@@ -74,6 +74,8 @@ def why(
         as_json(found)
         return
     typer.echo(f"{found.id}: {found.n_cached} of {found.n_prompt} prompt tokens reused")
+    if found.n_begun_early:
+        typer.echo(f"begun early: {found.n_begun_early} tokens, used {found.n_used_early}")
     typer.echo(_reason(found.miss) if found.miss else "no miss")
 
 

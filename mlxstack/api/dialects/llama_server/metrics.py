@@ -72,6 +72,9 @@ def own_counters(now: Counters, service: Service) -> Numbers:
             "Requests whose client left, or whose stop word was met",
             now.n_cancelled,
         ),
+        ("early_tokens", "Tokens of next turns begun early", now.n_early_tokens),
+        ("early_tokens_used", "Tokens begun early that the next request used", now.n_early_used),
+        ("early_tokens_wasted", "Tokens begun early in vain", now.n_early_wasted),
         ("requests_failed", "Requests that broke", now.n_failed),
         ("requests_refused", "Requests that found the queue full", now.n_refused),
         (

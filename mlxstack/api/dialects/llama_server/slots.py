@@ -161,6 +161,8 @@ def _ours(slot: stats.SlotStatus) -> dict[str, Any]:
         "n_bytes": view.n_bytes,
         "idle_s": view.idle_s,
         "miss_reason": view.miss.reason if view.miss else None,
+        "n_early": view.n_early,
+        "n_early_left": view.n_early_left,
     }
 
 

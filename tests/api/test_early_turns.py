@@ -1,0 +1,256 @@
+"""A person's next turn, begun in the pause: only new words are computed when it comes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import structs
+
+from mlxstack.core.preset import Anticipation, ModelSpec, PrefixCacheSpec, Preset, SlotSpec
+from mlxstack.service import early_turns
+from tests import models
+from tests.api.running import TINY, Running, running, tiny_preset
+from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
+from tests.text.stripping import STRIPPING
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+WAIT_S = 20.0
+SLACK = 128
+CALL = {"name": "look", "arguments": '{"place": "the lake"}'}
+TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"place": {}}}}
+DONE = {"const": "It is done."}
+ONLY_DONE = {"type": "json_schema", "json_schema": {"name": "done", "schema": DONE}}
+NEXT = "And how wide is it?"
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with under("loop", tmp_path_factory.mktemp("loop")) as found:
+        yield found
+
+
+@contextmanager
+def under(template: str, folder: Path) -> Iterator[Running]:
+    """A tiny model under a template that strips thoughts."""
+    model = models.write(folder / "model", TINY)
+    tokenizer = byte_level(CHATML_SPECIAL, CHATML_ADDED)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    loaded(model, tokenizer, STRIPPING[template], {"eos_token": "<|im_end|>"})
+    preset = structs.replace(tiny_preset(model), slots=SlotSpec(count=2, n_ctx=4096))
+    with powered(preset, folder / "home") as found:
+        yield found
+
+
+@contextmanager
+def powered(preset: Preset, home: Path) -> Iterator[Running]:
+    """A service on a computer with spare power."""
+    with running(preset, home) as found:
+        found.service.early_turns.may_begin = lambda: True
+        yield found
+
+
+@pytest.fixture
+def http(live: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=live.url, timeout=60) as client:
+        yield client
+
+
+def history(subject: str) -> list[dict[str, Any]]:
+    """A tool loop whose client sends its thoughts back, up to the last result."""
+    turns: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": f"Measure {subject}."},
+    ]
+    for step in range(2):
+        thought = f"Step {step} of {subject}: I have to look at it again. " * 5
+        call = {"id": f"call_{step}", "type": "function", "function": CALL}
+        said = {"role": "assistant", "content": "", "reasoning_content": thought}
+        result = f"Water, {step} and {subject}, all over the place. " * 5
+        turns += [
+            {**said, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"call_{step}", "content": result},
+        ]
+    return turns
+
+
+def chat(http: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> httpx.Response:
+    """A request of an agent; the answer is one sentence after a short thought."""
+    body = {
+        "messages": messages,
+        "tools": [{"type": "function", "function": TOOL}],
+        "temperature": 0,
+        "max_tokens": 200,
+        "thinking_budget_tokens": 30,
+        "response_format": ONLY_DONE,
+        "tool_choice": "none",
+        "chat_template_kwargs": {"enable_thinking": True},
+        **more,
+    }
+    return http.post("/v1/chat/completions", json=body).raise_for_status()
+
+
+def message(answer: httpx.Response) -> dict[str, Any]:
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop", choice
+    return dict(choice["message"])
+
+
+def n_computed(answer: httpx.Response) -> int:
+    usage = answer.json()["usage"]
+    return int(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def n_tokens(http: httpx.Client, text: str) -> int:
+    return len(http.post("/tokenize", json={"content": text}).json()["tokens"])
+
+
+def pause(live: Running, n_before: int) -> None:
+    """Wait until the next turn is begun, and to the end."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        now = live.service.engine.snapshot()
+        left = sum(slot.n_early_left for slot in now.slots)
+        if now.counters.n_early_tokens > n_before and not left:
+            return
+        assert time.monotonic() < end, "nothing was begun early"
+        time.sleep(0.01)
+
+
+def n_early(live: Running) -> int:
+    return live.service.engine.snapshot().counters.n_early_tokens
+
+
+def test_after_a_pause_only_new_tokens_are_computed(live: Running, http: httpx.Client) -> None:
+    check_pause(live, http)
+
+
+@pytest.mark.parametrize("template", ["latest", "calls"])
+def test_other_templates_strip_thoughts_too(tmp_path: Path, template: str) -> None:
+    with under(template, tmp_path) as other, httpx.Client(base_url=other.url, timeout=60) as http:
+        check_pause(other, http)
+
+
+def check_pause(live: Running, http: httpx.Client) -> None:
+    turns, before = history("the lake"), n_early(live)
+    first = chat(http, turns)
+    pause(live, before)
+    asked = [*turns, message(first), {"role": "user", "content": NEXT}]
+    second = chat(http, asked)
+    n_begun = n_early(live) - before
+    n_new = n_tokens(http, NEXT)
+    assert n_computed(second) <= n_new + SLACK
+    assert n_begun > n_new + SLACK, "more than that would have been computed without"
+    assert second.headers["x-mlx-stack-begun-early"] == f"{n_begun} tokens, used {n_begun}"
+    assert "x-mlx-stack-cache-miss-reason" not in second.headers
+    cold = chat(http, asked, cache_prompt=False)
+    assert message(second)["content"] == message(cold)["content"]
+    assert message(second)["reasoning_content"] == message(cold)["reasoning_content"]
+
+
+def test_it_is_told(live: Running, http: httpx.Client) -> None:
+    turns, before = history("the pond"), n_early(live)
+    first = chat(http, turns)
+    pause(live, before)
+    slot = next(one for one in http.get("/slots").json() if one["n_early"])
+    assert (slot["is_processing"], slot["n_early_left"]) == (False, 0)
+    second = chat(http, [*turns, message(first), {"role": "user", "content": NEXT}])
+    found = http.get(f"/requests/{second.json()['id']}").json()
+    assert found["n_used_early"] == found["n_begun_early"] == n_early(live) - before
+    metrics = http.get("/metrics").text
+    now = live.service.engine.snapshot().counters
+    assert f"mlxstack_early_tokens_total {float(now.n_early_tokens)}" in metrics
+    assert f"mlxstack_early_tokens_used_total {float(now.n_early_used)}" in metrics
+    assert "mlxstack_early_tokens_wasted_total" in metrics
+
+
+def test_another_turn_than_expected_gets_the_same_words(live: Running, http: httpx.Client) -> None:
+    turns, before = history("the sea"), n_early(live)
+    chat(http, turns)
+    pause(live, before)
+    other = [*turns[:4], {"role": "user", "content": NEXT}]
+    second = chat(http, other)
+    assert message(second) == message(chat(http, other, cache_prompt=False))
+
+
+def test_a_request_in_the_pause_ends_it(
+    live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_turns, "PAUSE_S", 3600.0)
+    turns, before = history("the river"), n_early(live)
+    first = chat(http, turns)
+    assert len(live.service.early_turns._tasks) == 1
+    second = [*turns, message(first), {"role": "user", "content": NEXT}]
+    chat(http, second, max_tokens=2)
+    assert not live.service.early_turns._tasks, "a cut answer is not expected to go on"
+    assert n_early(live) == before
+
+
+def test_nothing_is_begun_without_spare_power(
+    live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def refuse() -> bool:
+        asked.append(True)
+        return False
+
+    monkeypatch.setattr(early_turns, "PAUSE_S", 0.0)
+    monkeypatch.setattr(live.service.early_turns, "may_begin", refuse)
+    before = n_early(live)
+    chat(http, history("the well"))
+    end = time.monotonic() + WAIT_S
+    while live.service.early_turns._tasks or not asked:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert n_early(live) == before
+
+
+def test_a_preset_switches_it_off(tmp_path: Path) -> None:
+    spec = PrefixCacheSpec(anticipate=Anticipation.OFF)
+    preset = tiny_preset(tmp_path / "tiny", prefix_cache=spec)
+    with running(preset, tmp_path / "home") as live, httpx.Client(base_url=live.url) as http:
+        message(chat(http, [{"role": "user", "content": "Hello."}]))
+        assert not live.service.early_turns._tasks
+
+
+def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
+    """It thinks, calls a tool and answers by itself; its thoughts are stripped."""
+    preset = structs.replace(
+        tiny_preset(tmp_path / "unused"), model=ModelSpec(id="demo"), slots=SlotSpec(2, 2048)
+    )
+    weather = {"name": "get_weather", "description": "Get the weather of a city."}
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {**weather, "parameters": city}}]
+    free = {
+        "tools": tools,
+        "response_format": None,
+        "thinking_budget_tokens": None,
+        "tool_choice": "auto",
+    }
+    home = tmp_path / "home"
+    with powered(preset, home) as live, httpx.Client(base_url=live.url, timeout=60) as http:
+        turns: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
+        called = message_of_call(chat(http, turns, **free))
+        result = "sunny, 21 degrees"
+        call_id = called["tool_calls"][0]["id"]
+        turns += [called, {"role": "tool", "tool_call_id": call_id, "content": result}]
+        answer = message(chat(http, turns, **free))
+        end = time.monotonic() + WAIT_S
+        while live.service.early_turns._tasks:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        asked = [*turns, answer, {"role": "user", "content": "Thanks. What can you do?"}]
+        second = chat(http, asked, **free)
+        assert n_computed(second) <= n_tokens(http, "Thanks. What can you do?") + SLACK
+        cold = chat(http, asked, cache_prompt=False, **free)
+        assert message(second) == message(cold)
+
+
+def message_of_call(answer: httpx.Response) -> dict[str, Any]:
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls", choice
+    return dict(choice["message"])
