@@ -79,10 +79,12 @@ class Retention:
             node.agents.discard(agent)
             node.was_left = True
 
-    def abandon(self, keys: Iterable[str]) -> None:
-        """These records are of a path that is not expected to go on: they are evicted first."""
+    def abandon(self, keys: Iterable[str], position: int) -> None:
+        """The path of these records is left at `position`: the ones behind it are evicted first."""
         for node in self._existing(keys):
-            node.was_left = True
+            record = node.record
+            begin = record.start if isinstance(record, SegmentMeta) else record.position
+            node.was_left |= begin >= position
 
     def pin(self, name: PinnedPrefixName) -> None:
         """Keep, or protect when learned, the records of `name`; an older `name` is replaced."""

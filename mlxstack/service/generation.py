@@ -257,6 +257,7 @@ class ResponseAssembler:
     def _remember(self, reason: FinishReason) -> None:
         """Keep a complete answer, all of which was parsed, for later prompts."""
         is_complete = reason is FinishReason.EOS or (self.is_enough and self._parsing.is_one_call)
+        is_complete = is_complete and not self._parsing.is_prefill
         anchor = self._parsing.anchor
         if anchor is None or self._answers is None or not is_complete:
             return

@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import structs
+from typer.testing import CliRunner
 
+from mlxstack.cli.main import app
 from mlxstack.core.preset import Anticipation, ModelSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.service import early_turns
 from tests import models
@@ -160,6 +162,8 @@ def test_it_is_told(live: Running, http: httpx.Client) -> None:
     second = chat(http, [*turns, message(first), {"role": "user", "content": NEXT}])
     found = http.get(f"/requests/{second.json()['id']}").json()
     assert found["n_used_early"] == found["n_begun_early"] == n_early(live) - before
+    why = CliRunner().invoke(app, ["cache", "why", found["id"], "--url", live.url])
+    assert f"begun early: {found['n_begun_early']} tokens, used" in why.output
     metrics = http.get("/metrics").text
     now = live.service.engine.snapshot().counters
     assert f"mlxstack_early_tokens_total {float(now.n_early_tokens)}" in metrics

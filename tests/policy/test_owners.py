@@ -50,6 +50,16 @@ def test_released_agents_leave_their_states_behind() -> None:
     assert owners.claims == ()
 
 
+def test_a_path_that_is_left_is_superseded_behind_that_place() -> None:
+    memory = Memory()
+    owners = Retention(memory.index)
+    path = memory.save([*HEAD, 2, 2, 2, 2], longest=8)
+    owners.abandon(path, len(HEAD))
+    assert superseded(memory) == {path[-1]}
+    memory.index.touch(path, 1.0)
+    assert superseded(memory) == set(), "it was used after all"
+
+
 def test_d9_d21_a_pinned_prefix_cannot_go_until_it_is_unpinned() -> None:
     memory = Memory()
     owners = Retention(memory.index)

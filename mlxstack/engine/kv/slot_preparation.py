@@ -115,7 +115,7 @@ class SlotKVManager:
             # Parking adds a checkpoint, which must not evict the one that the plan goes back to.
             parked = self.park(mine, spared=kept)
             if is_expected and parked is not None:
-                self.memory.retention.abandon(parked.new)
+                self.memory.retention.abandon(parked.new, plan.position)
         if plan.source is KVSource.SLOT:
             mine.rewind(plan.position)
         else:

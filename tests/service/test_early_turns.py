@@ -1,0 +1,96 @@
+"""When the next turn of an agent is begun early, over an engine that does as it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+from msgspec.structs import replace
+
+from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.demo import MODEL_DIR
+from mlxstack.service import early_turns
+from mlxstack.service.admission import admit
+from mlxstack.service.generation import stream_response
+from mlxstack.service.generation_options import GenerationOptions
+from mlxstack.service.service import Service
+from tests.service.standin import FACTS, StandIn
+from tests.service.test_service import made
+
+HELLO = Conversation((Message(Role.USER, "hello"),), thinking=False)
+Pair = tuple[Service, StandIn]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(MODEL_DIR)
+
+
+@pytest.fixture
+async def pair(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    """A service on a computer with spare power, whose pauses are over at once."""
+    monkeypatch.setattr(early_turns, "PAUSE_S", 0.0)
+    service, engine = made(tokenizer)
+    engine.loading.set_result(FACTS)
+    service.early_turns.may_begin = lambda: True
+    await service.start()
+    yield service, engine
+    await service.stop(0.1)
+
+
+async def said(pair: Pair, words: str = "good day", **more: Any) -> str:
+    """An answer; the name of its agent."""
+    service, engine = pair
+    engine.script = engine.tokenizer.encode(words, add_special_tokens=False)
+    order = await admit(service, HELLO, GenerationOptions("a-1", **more))
+    async for _ in stream_response(service, order, 1, 1):
+        pass
+    return order.request.display_name or ""
+
+
+async def rest(service: Service) -> None:
+    """Wait until nothing is to be begun any more."""
+    await asyncio.gather(*service.early_turns._tasks.values(), return_exceptions=True)
+
+
+async def test_an_answer_is_expected_to_be_followed_by_the_user(pair: Pair) -> None:
+    service, engine = pair
+    name = await said(pair, salt="mine")
+    await rest(service)
+    ((request, after),) = engine.expected
+    assert (after, request.slot, request.max_tokens) == ("a-1", 0, 0)
+    assert (request.display_name, request.salt, request.agent) == (name, "mine", None)
+    turns = (*HELLO.messages, Message(Role.ASSISTANT, "good day"), Message(Role.USER, "Why?"))
+    real = await service.text_processor.prompt(replace(HELLO, messages=turns))
+    assert real.tokens[: len(request.tokens)] == request.tokens
+    assert len(request.tokens) > len(engine.asked[0].tokens)
+
+
+async def test_an_explicit_agent_keeps_its_name(pair: Pair) -> None:
+    await said(pair, agent="coder")
+    await rest(pair[0])
+    assert pair[1].expected[0][0].agent == "coder"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"use_cache": False}, {"stop": ("day",)}, {"max_tokens": 0}],
+    ids=["without the cache", "stopped", "a prefill"],
+)
+async def test_an_answer_that_is_not_kept_is_not_followed(pair: Pair, more: Any) -> None:
+    await said(pair, **more)
+    await rest(pair[0])
+    assert not pair[1].expected
+
+
+async def test_a_service_that_stops_begins_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, engine = pair
+    monkeypatch.setattr(early_turns, "PAUSE_S", 3600.0)
+    await said(pair)
+    assert service.early_turns._tasks
+    await service.stop(0.1)
+    await rest(service)
+    assert not engine.expected
