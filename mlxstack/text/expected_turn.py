@@ -11,11 +11,8 @@ UNKNOWN = "sxunknown0"
 def continued(conversation: Conversation, answer: Message) -> Conversation:
     """The conversation as its client will likely go on.
 
-    The results of the calls of the answer follow; the user speaks if it has none. Instructions
-    behind the last turn, such as a JSON format, are of one request: they come at its end again.
+    The results of the calls of the answer follow; the user speaks if it has none.
     """
-    turns = conversation.messages
-    last = max((i for i, m in enumerate(turns) if m.role is not Role.SYSTEM), default=0)
     results = (
         Message(Role.TOOL, UNKNOWN, tool_call_id=call.id, name=call.name)
         for call in answer.tool_calls
@@ -23,7 +20,7 @@ def continued(conversation: Conversation, answer: Message) -> Conversation:
     following = tuple(results) or (Message(Role.USER, UNKNOWN),)
     return replace(
         conversation,
-        messages=(*turns[: last + 1], answer, *following),
+        messages=(*conversation.messages, answer, *following),
         add_generation_prompt=True,
         continue_final=False,
     )

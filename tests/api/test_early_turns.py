@@ -24,8 +24,7 @@ WAIT_S = 20.0
 SLACK = 128
 CALL = {"name": "look", "arguments": '{"place": "the lake"}'}
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"place": {}}}}
-DONE = {"const": "It is done."}
-ONLY_DONE = {"type": "json_schema", "json_schema": {"name": "done", "schema": DONE}}
+ONLY_DONE = 'root ::= "It is done."'
 NEXT = "And how wide is it?"
 
 
@@ -87,7 +86,7 @@ def chat(http: httpx.Client, messages: list[dict[str, Any]], **more: Any) -> htt
         "temperature": 0,
         "max_tokens": 200,
         "thinking_budget_tokens": 30,
-        "response_format": ONLY_DONE,
+        "grammar": ONLY_DONE,
         "tool_choice": "none",
         "chat_template_kwargs": {"enable_thinking": True},
         **more,
@@ -231,7 +230,7 @@ def test_the_demo_model_goes_on_after_its_tool_loop(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {**weather, "parameters": city}}]
     free = {
         "tools": tools,
-        "response_format": None,
+        "grammar": None,
         "thinking_budget_tokens": None,
         "tool_choice": "auto",
     }

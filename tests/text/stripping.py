@@ -6,9 +6,9 @@ from tests.text.conftest import CHATML
 LOOP = CHATML
 # No thought is ever written back; the sampled answers are replayed until the user speaks.
 NEVER = CHATML.replace("m.reasoning_content and loop.index0 > ns.last", "false")
-# Only thoughts near the end are written; results have a role of their own.
+# Only the thought of the last answer is written; results have a role of their own.
 LATEST = CHATML.replace(
-    "loop.index0 > ns.last", "loop.index0 > ns.last and loop.index0 >= loop.length - 3"
+    "loop.index0 > ns.last", "loop.index0 > ns.last and loop.index0 >= loop.length - 2"
 ).replace(
     "'<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n'",
     "'<|im_start|>tool\\n' + m.content + '<|im_end|>\\n'",

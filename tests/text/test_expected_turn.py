@@ -101,16 +101,6 @@ def test_a_client_that_drops_thoughts_is_expected_too(model: Model) -> None:
     assert real[: len(begun)] == begun
 
 
-def test_instructions_at_the_end_are_of_one_request(model: Model) -> None:
-    turns, _ = loop(model, 1)
-    form = Message(Role.SYSTEM, "Answer with one JSON object.")
-    answer, _ = model.sample([*turns, form], "Hm.</think>\n\n{}")
-    begun = expected(model, [*turns, form], answer)
-    assert begun == expected(model, turns, answer)
-    real = model.prompt([*turns, answer, Message(Role.USER, "And now?"), form]).tokens
-    assert real[: len(begun)] == begun
-
-
 def test_checkpoints_lie_within(model: Model) -> None:
     turns, answer = loop(model, 2)
     made = model.maker.expected(Conversation(tuple(turns), tools=(ACT,)), answer)
