@@ -39,7 +39,9 @@ class TextProcessor:
         n_ctx = preset.slots.n_ctx
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
         self.output_format = OutputFormat(tokenizer)
-        for said in notes(self.maker.template.capabilities, self.output_format.description):
+        capabilities = self.maker.template.capabilities
+        self.template_notes = notes(capabilities, self.output_format.description)
+        for said in self.template_notes:
             log.warning("chat template: %s", said)
         self.n_vocab = n_vocab
         self._n_ctx = n_ctx

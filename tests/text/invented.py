@@ -54,4 +54,28 @@ INVENTED = {
         reminder="<do></do>",
         thoughts=thinking("<inner>", "</inner>"),
     ),
+    # Attributes of one XML element, their values as JSON.
+    "element": Format(
+        EACH + "{{- '<invoke tool=\"' + f.name + '\"' }}" + PAIRS
+        + "{{- ' ' + k + '=' + (v | tojson) }}{%- endfor %}{{- '/>\\n' }}{%- endfor %}",
+        reminder='<invoke tool=""/>',
+        thoughts=thinking("<aside>", "</aside>"),
+    ),
+    # A line for each argument, between two marks.
+    "lines": Format(
+        EACH + "{{- '<|act|>' + f.name }}" + PAIRS
+        + "{{- '\\n' + k + ' = ' + (v | tojson) }}{%- endfor %}{{- '\\n<|done|>' }}{%- endfor %}",
+        special=("<|act|>", "<|done|>"),
+        reminder="<|act|><|done|>",
+        thoughts=thinking("<|mind|>", "<|/mind|>"),
+    ),
+    # A JSON list behind the number of its calls.
+    "counted": Format(
+        "{%- if m.tool_calls %}{{- '<|batch|>' + (m.tool_calls | length | string) + '<|of|>[' }}"
+        + EACH + "{{- '{\"op\": \"' + f.name + '\", \"given\": ' + (f.arguments | tojson) + '}' }}"
+        "{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']<|/batch|>' }}{%- endif %}",
+        special=("<|batch|>", "<|of|>", "<|/batch|>"),
+        reminder="<|batch|><|/batch|>",
+        thoughts=thinking("[SCRATCH]", "[/SCRATCH]"),
+    ),
 }  # fmt: skip

@@ -96,12 +96,13 @@ def _start(
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     closes = "" if calls.marks.is_last else syntax.closes
     ending = builder.literal(closes)
-    first = f"{builder.literal(whole.removeprefix(calls.marks.forced))} {call} {ending}"
+    opens = builder.call_opening(whole.removeprefix(calls.marks.forced), "")
+    first = f"{opens} {call} {ending}"
     rest = ""
     is_row = form.between is None and not syntax.is_bare and not calls.marks.is_last
     if is_row and not calls.is_single:
-        opens = builder.literal(f"{syntax.between}{syntax.opens}")
-        rest = f"({opens} {call} {ending})*"
+        more = builder.literal(f"{syntax.between}{syntax.opens}")
+        rest = f"({more} {call} {ending})*"
     return f"{first} {rest} {builder.literal(syntax.section_closes)}"
 
 

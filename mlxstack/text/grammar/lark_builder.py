@@ -13,7 +13,7 @@ from mlxstack.text.grammar_check import check_multiples
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
-OPEN = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
+OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
 
 
 class LarkBuilder:
@@ -53,7 +53,7 @@ class LarkBuilder:
 
     def call_opening(self, template: str, name: str) -> str:
         """The same with `{name}` filled in; number and id of a call are left open."""
-        parts = re.split(r"(\{index\}|\{id\})", template)
+        parts = re.split(r"(\{index\}|\{count\}|\{id\})", template)
         named = (OPEN.get(one) or self.literal(one.replace("{name}", name)) for one in parts)
         return " ".join(named)
 
