@@ -50,6 +50,15 @@ class MissView(Struct, frozen=True):
     lost_s: float = 0.0
 
 
+class MissSums(Struct, frozen=True):
+    """Misses of one reason since the start, and the tokens and seconds that they lost."""
+
+    reason: str
+    n_misses: int = 0
+    n_lost: int = 0
+    lost_s: float = 0.0
+
+
 class WindowSums(Struct, frozen=True):
     """Sums over the requests of one window.
 
@@ -85,7 +94,8 @@ class PrefixView(Struct, frozen=True):
 class CacheView(Struct, frozen=True):
     """The memory beside the live contexts, in bytes; a budget of None has no bound.
 
-    `prefixes` come with the most useful first, `misses` with the latest first.
+    `prefixes` come with the most useful first, `misses` with the latest first (of many, those that
+    lost most), `losses` with the most seconds first.
     """
 
     is_enabled: bool = True
@@ -101,6 +111,7 @@ class CacheView(Struct, frozen=True):
     whole: WindowSums = WindowSums()
     prefixes: tuple[PrefixView, ...] = ()
     misses: tuple[MissView, ...] = ()
+    losses: tuple[MissSums, ...] = ()
 
 
 class TurnView(Struct, frozen=True):

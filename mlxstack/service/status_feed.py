@@ -24,6 +24,7 @@ from mlxstack.core.status import (
 )
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.service.agents.registry import views
+from mlxstack.service.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
 
 MOST_PREFIXES = 20
@@ -132,10 +133,14 @@ class StatusFeed:
 def _with_details(
     service: Service, memory: CacheView, requests: tuple[RequestView, ...]
 ) -> CacheView:
-    """Add the latest misses, and the first words of every prefix."""
-    misses = tuple(one.miss for one in requests if one.miss is not None)
+    """Add the misses, and the first words of every prefix."""
     prefixes = tuple(_described(service, one) for one in memory.prefixes)
-    return replace(memory, misses=misses[:MOST_PREFIXES], prefixes=prefixes)
+    return replace(
+        memory,
+        misses=misses_of(requests, MOST_PREFIXES),
+        losses=service.request_log.losses,
+        prefixes=prefixes,
+    )
 
 
 def _described(service: Service, prefix: PrefixView) -> PrefixView:
