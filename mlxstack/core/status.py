@@ -205,12 +205,16 @@ class MemoryView(Struct, frozen=True):
 
 
 class LoadView(Struct, frozen=True):
-    """A model that is being loaded: bytes in memory of all its weights, after `elapsed_s`."""
+    """A model that is being loaded: bytes in memory of all its weights, after `elapsed_s`.
+
+    While it is downloaded, they are bytes on disk of all that were missing.
+    """
 
     model: str
     n_done: int = 0
     n_total: int = 0
     elapsed_s: float = 0.0
+    is_download: bool = False
 
 
 class StatusFrame(Struct, frozen=True, omit_defaults=True):

@@ -181,7 +181,11 @@ def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> M
 
 
 def _loading(service: Service) -> LoadView | None:
-    """Progress of a load; the bytes of a download are not known here."""
+    """Progress of a download or a load; the old model serves while the new one is downloaded."""
+    downloads = service.engine_factory.downloads() if service.engine_factory is not None else {}
+    for model, transfer in downloads.items():
+        elapsed_s = time.monotonic() - transfer.began
+        return LoadView(model, transfer.n_done, transfer.n_total, elapsed_s, is_download=True)
     if service.health not in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
         return None
     n_done = n_total = 0
