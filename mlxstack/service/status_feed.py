@@ -32,6 +32,7 @@ MOST_REQUESTS = 50
 MOST_AGENTS = 64
 MOST_TURNS = 16
 NOWHERE: Mapping[str, AgentKVLocation] = {}
+PROCESS = psutil.Process()
 LOOK_S = 2.0
 REST_S = 15.0
 
@@ -162,12 +163,15 @@ def _titles(
 
 
 def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> MemoryView:
-    """Divide what MLX holds; what is neither weights nor KV is workspace."""
+    """Divide what the process holds; what is neither weights nor KV is workspace.
+
+    Its resident memory lacks what a GPU holds, and untouched arrays.
+    """
     system = psutil.virtual_memory()
     is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
     weights = service.facts.n_bytes if is_loaded else 0
     kv = max(memory.memory_bytes if memory else 0, snapshot.kv_bytes)
-    held = snapshot.active_bytes + snapshot.cache_bytes
+    held = max(snapshot.active_bytes + snapshot.cache_bytes, PROCESS.memory_info().rss)
     return MemoryView(
         total_bytes=system.total,
         available_bytes=system.available,

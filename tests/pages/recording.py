@@ -25,7 +25,7 @@ CAST = Path(__file__).parents[2] / "docs" / "img" / "second-agent.cast"
 COLUMNS, LINES = 112, 30
 LEAST_REUSED = 0.95
 LONGEST_STEP_S = 60.0
-PAUSE_S = 2.0
+PAUSE_S = 1.5
 RULES = "\n".join(
     f"{i}. Read a file before you change it, run its tests after, and say what you did."
     for i in range(1, 81)
@@ -80,7 +80,7 @@ def ask(url: str, folder: str, words: str, answers: list[httpx.Response]) -> Non
     """One request of a client as Claude Code sends it."""
     rules = f"You are Claude Code.\n{RULES}\nWorking directory: /src/{folder}"
     messages = [{"role": "system", "content": rules}, {"role": "user", "content": words}]
-    body = {"messages": messages, "max_tokens": 160, "ignore_eos": True}
+    body = {"messages": messages, "max_tokens": 40, "ignore_eos": True}
     answers.append(httpx.post(f"{url}/v1/chat/completions", json=body, timeout=LONGEST_STEP_S))
 
 
@@ -114,7 +114,10 @@ def cast(events: list[tuple[float, str]]) -> str:
     """Version 2 of the format: a header, then a line per piece of output."""
     header = {"version": 2, "width": COLUMNS, "height": LINES, "idle_time_limit": 2.0,
               "title": "mlx-stack tui: a second agent starts"}  # fmt: skip
-    lines = [json.dumps(header), *(json.dumps([at, "o", text]) for at, text in events)]
+    lines = [
+        json.dumps(header),
+        *(json.dumps([at, "o", text], ensure_ascii=False) for at, text in events),
+    ]
     return "\n".join(lines) + "\n"
 
 
