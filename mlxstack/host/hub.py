@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from msgspec import Struct
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -97,6 +104,12 @@ def download(model: str, revision: str | None, report: Report) -> Path:
 
 def fetch_config(model: str, revision: str | None = None) -> Path:
     """Bring the small files that plans are made from, and return the config. Raises SetupError."""
+    if not isinstance(try_to_load_from_cache(model, SMALL_FILES[0], revision=revision), str):
+        # A download retries for half a minute without network; this question does not.
+        try:
+            HfApi().model_info(model, revision=revision)
+        except Exception as error:
+            raise refusal(model, error) from error
     found = None
     for name in SMALL_FILES:
         try:
