@@ -61,6 +61,9 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
     assert answer.status_code == 200 and answer.json()["model"] == NAME
     assert_kv_is_as_planned(shell, NAME)
+    kept = shell.run("rm", NAME, "--yes")
+    assert kept.returncode == 4, kept.stderr
+    assert "is served by `tiny-llama`; `mlx-stack down tiny-llama` stops it first" in kept.stderr
     said = shell.run("chat", "tiny-llama", "-p", "hello")
     assert said.returncode == 0 and "tok/s" in said.stderr
     speed = shell.run("bench", "--model", "tiny-llama", "--seconds", "1", "--json")

@@ -27,7 +27,7 @@ def pull(
 ) -> None:
     """Download a model from the hub.
 
-    Goes on where an earlier download ended.
+    Files that an earlier download completed are not downloaded again.
     """
     from mlxstack.cli.units import size
     from mlxstack.host import hub
