@@ -87,7 +87,8 @@ async def answer_stream(
     parts = stream_response(service, order, FIRST_S, BEAT_S)
     first = await anext(parts)
     headers = cache_headers(order.request, first, saved_s(service.engine.snapshot(), first))
-    return streamed(frames(first, _numbered(service, parts, groups), renderer), headers)
+    found = frames(first, _numbered(service, parts, groups), renderer)
+    return streamed(found, headers, renderer.media_type)
 
 
 async def _numbered(
