@@ -27,6 +27,11 @@ class GenerationStarted(Struct, frozen=True):
     miss: CacheMiss | None = None
     early: EarlyUse | None = None
 
+    @property
+    def n_lost(self) -> int:
+        """Computed tokens that could have been reused."""
+        return self.miss.n_recomputed(self.n_prompt - self.n_cached) if self.miss else 0
+
 
 class PrefillProgressed(Struct, frozen=True):
     """`n_done` of `n_prompt` tokens are computed, `elapsed_ms` after the slot was assigned."""
