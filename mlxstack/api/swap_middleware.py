@@ -25,6 +25,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHANGES = "/v1/models/load"
+# These read facts of the model, which are known while it is unloaded or changed.
+READING = frozenset({"/api/show", "/api/pull"})
 METHODS = frozenset({"POST", "DELETE"})
 
 
@@ -58,7 +60,7 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
                 await _refuse(scope, response.relay, error)
 
     async def enter(scope: Scope, receive: Receive, response: _Response) -> None:
-        if scope["path"].rstrip("/") == CHANGES:
+        if scope["path"].rstrip("/") in {CHANGES, *READING}:
             await app(scope, receive, response.send)
             return
         if not service.gate.is_closed:
