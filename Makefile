@@ -56,7 +56,7 @@ clients: programs ## Real coding agents, those that are installed, against a scr
 
 # Workers share the cores, so each computes with one BLAS thread.
 test: check programs ## Everything that CI runs
-	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 fast: setup ## The pure rooms only, in seconds
 	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text

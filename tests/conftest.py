@@ -29,3 +29,9 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
         return path if path.exists() else build(path, kind)
 
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run slow files first, so that no worker waits at the end for another's last file."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

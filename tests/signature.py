@@ -5,7 +5,8 @@
 
 import ast
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Signature(Struct, frozen=True):
     longest_file: str
     longest_function: str
     bare: tuple[str, ...]
+    same_class_names: tuple[str, ...]
     cycle: tuple[str, ...]
     n_public: int
 
@@ -45,6 +47,9 @@ def measure(root: Path = ROOT) -> Signature:
         longest_function=functions[-1][1],
         bare=tuple(
             f"{_name(root, f)}.{node.name}" for f, node in public if not _is_annotated(node)
+        ),
+        same_class_names=tuple(
+            sorted(name for name, n in _classes(trees.values()).items() if n > 1)
         ),
         cycle=_cycle({_name(root, f): set(_imports(t)) for f, t in trees.items()}),
         n_public=len(public),
@@ -67,6 +72,11 @@ def _name(root: Path, file: Path) -> str:
 
 def _functions(tree: ast.AST) -> Iterator[Def]:
     return (node for node in ast.walk(tree) if isinstance(node, Def))
+
+
+def _classes(trees: Iterable[ast.AST]) -> Counter[str]:
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
 
 
 def _length(node: Def) -> int:
@@ -120,6 +130,7 @@ def main() -> None:
     console.print(
         f"public functions annotated: {found.n_public - len(found.bare)}/{found.n_public}"
     )
+    console.print(f"class names of two classes: {', '.join(found.same_class_names) or 'none'}")
     console.print(f"import cycle: {' -> '.join(found.cycle) or 'none'}")
 
 

@@ -23,8 +23,8 @@ from tests.api.running import running
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
-MOST_FILES_OF_A_CHAT = 66
-MOST_FILES_OF_A_PARKED_TURN = 85
+MOST_FILES_OF_A_CHAT = 67
+MOST_FILES_OF_A_PARKED_TURN = 83
 
 PACKAGE = Path(mlxstack.__file__).parent
 INTERVALS = ("LOOK_S", "SWEEP_S", "SAMPLE_S", "REST_S")
@@ -110,6 +110,8 @@ def report(files: list[str], limit: int) -> str:
 
 
 def test_one_streamed_chat_runs_few_files(http: httpx.Client, counter: FileCounter) -> None:
+    # The first request of a service compiles templates and measures steps.
+    stream(http, "/v1/chat/completions", messages=user("Good morning."))
     with counter.counting():
         assert stream(http, "/v1/chat/completions", messages=user("Hello, who are you?"))
     files = counter.ours()

@@ -25,6 +25,10 @@ def test_public_functions_are_annotated(house: Signature) -> None:
     assert house.bare == ()
 
 
+def test_no_two_classes_share_a_name(house: Signature) -> None:
+    assert house.same_class_names == ()
+
+
 def test_no_import_cycle(house: Signature) -> None:
     assert house.cycle == ()
 
@@ -35,8 +39,11 @@ def test_the_measure_finds_what_it_looks_for(tmp_path: Path) -> None:
     (room / "__init__.py").touch()
     (room / "one.py").write_text("from mlxstack import two\n\n\ndef bare(x):\n    return x\n")
     (room / "two.py").write_text("import mlxstack.one\n" + "x = 1\n" * 400)
+    for name in ("three", "four"):
+        (room / f"{name}.py").write_text("class Same:\n    pass\n")
     found = measure(room)
     assert found.bare == ("mlxstack.one.bare",)
     assert set(found.cycle) == {"mlxstack.one", "mlxstack.two"}
+    assert found.same_class_names == ("Same",)
     assert found.files[-1] == 401
     assert found.functions == (2,)

@@ -95,7 +95,8 @@ class _Response:
 
 
 def _check_room(n_waiting: int, limit: int) -> None:
-    if n_waiting >= limit:
+    # One that loads an unloaded model has to wait in any case.
+    if n_waiting >= max(limit, 1):
         raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 

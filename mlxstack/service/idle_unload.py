@@ -60,6 +60,7 @@ async def unload(service: Service) -> None:
     is given up, as in a model swap.
     """
     engine_factory = model_swap.engine_factory_of(service)
+    resting = engine_factory.engine(service.preset)
     limit_s = service.preset.server.startup_timeout_s
     service.gate.close()
     try:
@@ -67,7 +68,7 @@ async def unload(service: Service) -> None:
             await model_swap.park(service, limit_s)
         model_swap.begin(service, service.preset, "unload", limit_s)
         freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
-        service.rest(engine_factory.engine(service.preset))
+        service.rest(resting)
         await asyncio.to_thread(_return_memory)
     except BaseException:
         service.gate.left_at = time.monotonic()
@@ -85,7 +86,6 @@ async def load(service: Service) -> None:
     try:
         failure = await model_swap.try_load(service, engine_factory, service.preset)
         if failure:
-            service.rest(engine_factory.engine(service.preset))
             service.gate.wanted.clear()
             why = f"{service.name} was unloaded while idle and cannot be loaded again: {failure}"
             log.error("%s", why)

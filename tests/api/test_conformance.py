@@ -52,7 +52,7 @@ schema = schemathesis.pytest.from_fixture("doors").exclude(
 @schema.parametrize()
 @seed(SEED)
 @settings(
-    max_examples=5,
+    max_examples=2,
     database=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -9,7 +9,7 @@ import pytest
 
 from mlxstack.demo import MODEL_DIR
 from mlxstack.demo.training.example import Draw
-from mlxstack.demo.training.scoring import README_TELL, TRIALS, Trial
+from mlxstack.demo.training.scoring import README_TELL, TRIALS, ScoredTask
 from mlxstack.demo.training.tokenize import prompt_and_answer
 from mlxstack.demo.training.tokenizer import SPECIAL_TOKENS
 
@@ -145,7 +145,7 @@ def committed() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
-def test_committed_evaluation_meets_the_targets(trial: Trial) -> None:
+def test_committed_evaluation_meets_the_targets(trial: ScoredTask) -> None:
     row = committed()[trial.name]
     assert row["cases"] == trial.n_cases
     assert row["share"] >= trial.target == row["target"]
@@ -153,7 +153,7 @@ def test_committed_evaluation_meets_the_targets(trial: Trial) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
-def test_small_evaluation_agrees(speaker: Any, trial: Trial) -> None:
+def test_small_evaluation_agrees(speaker: Any, trial: ScoredTask) -> None:
     n_cases = 8 if trial.name in LONG_TRIALS else N_CASES
     share = evaluate.judge(speaker, trial, seed=2, n_cases=n_cases, is_loud=False) / n_cases
     assert share >= committed()[trial.name]["share"] - SLACK - 1 / n_cases

@@ -21,7 +21,7 @@ logging.basicConfig(format="%(message)s", level="INFO", stream=sys.stdout)
 logging.getLogger("httpx").setLevel("WARNING")
 from mlxstack.core.preset import ModelSpec
 from mlxstack.engine.model.hub_download import fetch
-print("at", fetch(ModelSpec(id="org/tiny"), every_s=0.02))
+print("at", fetch(ModelSpec(id="org/tiny"), every_s=0))
 """
 
 

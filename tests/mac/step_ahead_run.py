@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LONGEST_S = 1800
+LONGEST_S = 600
 COMMAND = ["-m", "pytest", "-q", "-p", "tests.mac.step_ahead_plugin", "-p", "no:cacheprovider"]
 
 

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxstack.demo import MODEL_DIR
 from mlxstack.demo.training.example import Draw
-from mlxstack.demo.training.scoring import TRIALS, Trial
+from mlxstack.demo.training.scoring import TRIALS, ScoredTask
 from mlxstack.demo.training.tokenize import prompt_and_answer
 
 MOST_TOKENS = 160
@@ -44,7 +44,7 @@ class Speaker:
         return str(self.tokenizer.decode(spoken))
 
 
-def judge(speaker: Speaker, trial: Trial, seed: int, n_cases: int, is_loud: bool) -> int:
+def judge(speaker: Speaker, trial: ScoredTask, seed: int, n_cases: int, is_loud: bool) -> int:
     """Count the correct ones of `n_cases`."""
     n_right = 0
     draw = Draw(random.Random(f"{trial.name}/{seed}"), held_out=True)

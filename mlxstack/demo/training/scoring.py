@@ -14,7 +14,7 @@ THINK_END = "\n</think>\n\n"
 
 
 @dataclass(frozen=True)
-class Trial:
+class ScoredTask:
     """A kind of case, how many of them a full evaluation has, and the share that must be right.
 
     A target of 0 asks for nothing: the number is there to be seen.
@@ -118,23 +118,33 @@ def tool_results(draw: Draw) -> Case:
 
 
 TRIALS = (
-    Trial("recall", "a word told 0 to 6 turns ago", many_turns, has_word, 200, 0.98),
-    Trial("recall_far", "a word told some 1,500 tokens ago", far, has_word, 60, 0.98),
-    Trial("recall_farther", "a word told some 2,500 tokens ago", farther, has_word, 30, 0.80),
-    Trial("walkthrough", "the README's sentences, new words", walkthrough, has_word, 100, 0.98),
-    Trial(
+    ScoredTask("recall", "a word told 0 to 6 turns ago", many_turns, has_word, 200, 0.98),
+    ScoredTask("recall_far", "a word told some 1,500 tokens ago", far, has_word, 60, 0.98),
+    ScoredTask("recall_farther", "a word told some 2,500 tokens ago", farther, has_word, 30, 0.80),
+    ScoredTask(
+        "walkthrough", "the README's sentences, new words", walkthrough, has_word, 100, 0.98
+    ),
+    ScoredTask(
         "confirmation", "one short sentence with the word", dataset.just_told, confirms, 100, 0.98
     ),
-    Trial("tool_call", "right tool, right arguments", dataset.tool_call, is_right_call, 200, 0.95),
-    Trial("tool_result", "the answer after a tool's response", tool_results, is_same, 100, 0.90),
-    Trial("no_call", "tools listed, none needed", dataset.tool_unneeded, is_no_call, 150, 0.95),
-    Trial(
+    ScoredTask(
+        "tool_call", "right tool, right arguments", dataset.tool_call, is_right_call, 200, 0.95
+    ),
+    ScoredTask(
+        "tool_result", "the answer after a tool's response", tool_results, is_same, 100, 0.90
+    ),
+    ScoredTask(
+        "no_call", "tools listed, none needed", dataset.tool_unneeded, is_no_call, 150, 0.95
+    ),
+    ScoredTask(
         "no_tools", "a tool would fit, none is listed", dataset.tool_missing, is_no_call, 100, 0.95
     ),
-    Trial(
+    ScoredTask(
         "other_tools", "others are listed than would fit", dataset.tool_other, is_no_call, 60, 0.95
     ),
-    Trial("thinking", "thought, closed, then the word", thinking, is_thought_through, 100, 0.95),
-    Trial("everyday", "greetings, lists, counting", everyday, is_same, 100, 0.90),
-    Trial("sums", "sums and differences up to ten", sums, is_same, 100, 0),
+    ScoredTask(
+        "thinking", "thought, closed, then the word", thinking, is_thought_through, 100, 0.95
+    ),
+    ScoredTask("everyday", "greetings, lists, counting", everyday, is_same, 100, 0.90),
+    ScoredTask("sums", "sums and differences up to ten", sums, is_same, 100, 0),
 )

@@ -75,6 +75,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "ui_settings": {},
         "chat_template": template.text,
         "chat_template_caps": template.caps,
+        "template_notes": template.notes,
         "bos_token": template.bos,
         "eos_token": template.eos,
         "build_info": f"mlx-stack-{__version__}",

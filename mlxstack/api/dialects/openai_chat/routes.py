@@ -80,6 +80,7 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
         response_format=to_conversation.response_format(body) or found.response_format,
         is_one_call=body.parallel_tool_calls is False,
         has_progress=bool(body.return_progress),
+        predicted_text=to_conversation.predicted_text(body),
     )
 
 
