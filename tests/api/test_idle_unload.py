@@ -9,13 +9,15 @@ from pathlib import Path
 
 import httpx
 import mlx.core as mx
+import msgspec
 import ollama
 import psutil
 import pytest
 from msgspec import structs
 
 from mlxstack.api import swap_middleware
-from mlxstack.core.preset import ApiKey, ServerSpec, ServiceKind, SlotSpec
+from mlxstack.client.types import PropsResponse
+from mlxstack.core.preset import ApiKey, QueueSpec, ServerSpec, ServiceKind, SlotSpec
 from mlxstack.engine import device
 from mlxstack.service import idle_unload
 from mlxstack.service.service import ServiceHealth
@@ -115,6 +117,7 @@ def test_status_calls_wake_nothing(http: httpx.Client, here: Running) -> None:
     assert before["/api/ps"].json()["models"] and now["/api/ps"].json() == {"models": []}
     assert now["/api/v0/models"].json()["data"][0]["state"] == "not-loaded"
     props = now["/props"].json()
+    assert "unloaded while idle" in msgspec.convert(props, PropsResponse).remarks
     assert props["is_sleeping"] and not before["/props"].json()["is_sleeping"]
     same = ("chat_template", "chat_template_caps", "bos_token", "eos_token", "model_path")
     assert {key: props[key] for key in same} == {key: before["/props"].json()[key] for key in same}
@@ -172,7 +175,6 @@ def test_only_a_key_wakes_it_and_a_swap_does(
         http.headers["authorization"] = "Bearer secret"
         changed = http.post("/v1/models/load", json={"preset": "other"})
         assert changed.status_code == 200, changed.text
-        wait_unloaded(here)
         assert turn(http, "ann", user("hi"))["model"] == "other"
 
 
@@ -215,6 +217,8 @@ def test_an_embedding_model_is_unloaded_too(
         tiny_preset(model_folder, server=SERVER),
         kind=ServiceKind.EMBEDDING,
         slots=SlotSpec(count=1),
+        # Also the request that loads the model has to wait, where no others may.
+        queue=QueueSpec(max_waiting=0),
     )
     with running(preset, tmp_path) as here:
         body = {"input": "hello", "encoding_format": "float"}
