@@ -27,8 +27,10 @@ from mlxstack.policy.conversation_id import is_implicit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
 
-# Route options: open without a key, answering before the model is loaded, concerning all agents.
-PUBLIC = {"is_public": True}
+# Route options: open without a key, answering before the model is loaded or while it is unloaded,
+# concerning all agents.
+UNLOADED = {"is_of_facts": True}
+PUBLIC = {"is_public": True, **UNLOADED}
 EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
 
@@ -113,7 +115,9 @@ def loaded_guard(service: Service) -> Guard:
     """Refuse all but the early routes until the model is loaded."""
 
     async def guard(_: Connection, handler: BaseRouteHandler) -> None:
-        if not handler.opt.get("is_early"):
+        if handler.opt.get("is_of_facts"):
+            service.require_facts()
+        elif not handler.opt.get("is_early"):
             service.require()
 
     return guard

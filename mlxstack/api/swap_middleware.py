@@ -25,6 +25,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHANGES = "/v1/models/load"
+# These read facts of the model, which are known while it is unloaded or changed.
+READING = frozenset({"/api/show", "/api/pull"})
 METHODS = frozenset({"POST", "DELETE"})
 
 
@@ -58,7 +60,7 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
                 await _refuse(scope, response.relay, error)
 
     async def enter(scope: Scope, receive: Receive, response: _Response) -> None:
-        if scope["path"].rstrip("/") == CHANGES:
+        if scope["path"].rstrip("/") in {CHANGES, *READING}:
             await app(scope, receive, response.send)
             return
         if not service.gate.is_closed:
@@ -93,7 +95,8 @@ class _Response:
 
 
 def _check_room(n_waiting: int, limit: int) -> None:
-    if n_waiting >= limit:
+    # One that loads an unloaded model has to wait in any case.
+    if n_waiting >= max(limit, 1):
         raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 

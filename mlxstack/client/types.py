@@ -38,11 +38,14 @@ class PropsResponse(Struct, frozen=True):
     mlx_active_bytes: int = 0
     mlx_cache_bytes: int = 0
     template_notes: tuple[str, ...] = ()
+    is_sleeping: bool = False
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Conditions that an operator should know, as sentences."""
         found = []
+        if self.is_sleeping:
+            found.append("unloaded while idle")
         if self.why_not_batching:
             found.append(f"decoding slot by slot: {self.why_not_batching}")
         if self.prevents_sleep:

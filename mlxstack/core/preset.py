@@ -344,6 +344,13 @@ class ServerSpec(Strict, frozen=True):
         Annotated[float, Meta(gt=0, le=86_400)],
         Meta(description="Seconds that running requests get when it stops."),
     ] = 6.0
+    idle_unload_s: Annotated[
+        Seconds | None,
+        Meta(
+            description="Seconds without a request until the model leaves memory, its KV on disk; "
+            "the next request loads it. null keeps it loaded."
+        ),
+    ] = None
     prevent_sleep: Annotated[
         bool,
         Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),

@@ -168,6 +168,8 @@ class EngineCore:
 
     def stop(self, drain_s: float) -> Future[None]:
         """Let running requests finish for at most `drain_s` seconds, then end the thread."""
+        if self._thread.ident is None and not self._stopped.done():
+            self._stopped.set_result(None)
         until = time.monotonic() + drain_s
 
         def begin() -> None:

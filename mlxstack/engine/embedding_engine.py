@@ -4,6 +4,7 @@ A text's vector is the hidden state of its last token, as Qwen3-Embedding and ot
 made of language models are trained: https://huggingface.co/Qwen/Qwen3-Embedding-0.6B
 """
 
+import gc
 import os
 import queue
 import threading
@@ -18,6 +19,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import SetupError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.preset import Preset
+from mlxstack.engine import device
 from mlxstack.engine.device_memory import DeviceMemory
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.runner import ModelRunner
@@ -77,6 +79,8 @@ class EmbeddingEngine:
 
     def stop(self, drain_s: float) -> Future[None]:
         """End the thread after what it was given."""
+        if self._thread.ident is None and not self._stopped.done():
+            self._stopped.set_result(None)
         self._inbox.put(None)
         return self._stopped
 
@@ -90,7 +94,10 @@ class EmbeddingEngine:
         except Exception as error:
             self._loaded.set_exception(error)
         finally:
+            self._runner = None
+            gc.collect()
             self._device_memory.restore()
+            device.release()
             # Without this MLX aborts the process at exit: its stream threads are still running.
             mx.clear_streams()
             self._stopped.set_result(None)

@@ -16,6 +16,7 @@ from mlxstack.host import memory_pressure
 from mlxstack.host.heap import trim_heap
 from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service import prefix_cache_admin
+from mlxstack.service.idle_unload import unload_when_idle
 from mlxstack.service.openai_messages import ChatMessageParam, read_messages
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
@@ -37,6 +38,8 @@ async def run_tasks(
     async with asyncio.TaskGroup() as group:
         group.create_task(sample(service, SAMPLE_S))
         group.create_task(return_memory(service, REST_S))
+        if service.preset.server.idle_unload_s is not None:
+            group.create_task(unload_when_idle(service))
         if service.preset.kind is ServiceKind.EMBEDDING:
             return
         if spec.warm_on_startup:
@@ -134,6 +137,7 @@ async def _every(interval_s: float, what: str, action: Callable[[], Awaitable[No
 async def _sweep(service: Service) -> None:
     disk = service.preset.prefix_cache.disk
     if disk.max_bytes is not None or disk.max_age_s is not None:
+        service.require()
         await asyncio.wrap_future(service.generator.sweep(CollectGarbage()))
 
 

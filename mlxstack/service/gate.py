@@ -1,6 +1,7 @@
 """Gate that holds requests back while the model is changed."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -10,12 +11,16 @@ from mlxstack.core.errors import StackError
 class SwapGate:
     """Gate of requests, on the event loop.
 
-    `n_entered` requests passed; `n_inside` are not over yet.
+    `n_entered` requests passed; `n_inside` are not over yet, the last one left at `left_at`,
+    monotonic. `wanted` is set while a request waits, `keep_alive_s` by the last one that entered.
     """
 
     def __init__(self) -> None:
         self.n_inside = 0
         self.n_entered = 0
+        self.left_at = time.monotonic()
+        self.keep_alive_s: float | None = None
+        self.wanted = asyncio.Event()
         self._opened = asyncio.Event()
         self._opened.set()
         self._emptied = asyncio.Event()
@@ -29,13 +34,17 @@ class SwapGate:
 
     async def enter(self) -> None:
         """Wait until it is open, and count the request as inside."""
+        if self.is_closed:
+            self.wanted.set()
         await self._opened.wait()
+        self.keep_alive_s = None
         self.n_inside += 1
         self.n_entered += 1
 
     def leave(self) -> None:
         """Count a request as over."""
         self.n_inside -= 1
+        self.left_at = time.monotonic()
         if not self.n_inside:
             self._emptied.set()
 
@@ -45,6 +54,7 @@ class SwapGate:
 
     def open(self) -> None:
         """Let all waiting requests pass."""
+        self.wanted.clear()
         self._opened.set()
 
     @asynccontextmanager

@@ -57,9 +57,16 @@ async def swap(service: Service, wanted: Preset, drain_s: float) -> SwapReport:
     can be loaded: the service gives up, to be restarted with the old preset.
     """
     engine_factory = engine_factory_of(service)
+    if not service.is_unloaded:
+        service.require()
+        _refuse_if_closed(service)
+    # An unloaded model is loaded first; as a request this keeps it loaded.
+    await service.gate.enter()
+    try:
+        await prepare(service, wanted)
+    finally:
+        service.gate.leave()
     service.require()
-    _refuse_if_closed(service)
-    await prepare(service, wanted)
     _refuse_if_closed(service)
     service.gate.close()
     try:
@@ -81,27 +88,28 @@ async def _change(
 ) -> SwapReport:
     old, name, limit_s = service.preset, service.name, service.preset.server.startup_timeout_s
     held = service.stats.bytes_before_load
-    _begin(service, wanted, "drain", drain_s + limit_s)
+    begin(service, wanted, "drain", drain_s + limit_s)
     steps = [await _drain(service, drain_s)]
-    _begin(service, wanted, "park", limit_s)
-    steps.append(await _park(service, limit_s))
+    begin(service, wanted, "park", limit_s)
+    steps.append(await park(service, limit_s))
     if service.health is ServiceHealth.STOPPING:
         raise Loading("the service is shutting down; the model was not changed")
-    _begin(service, wanted, "unload", limit_s)
-    unload, free = await _unload(service, engine_factory, limit_s)
+    begin(service, wanted, "unload", limit_s)
+    freed, free = await unload(service, engine_factory, limit_s)
     began = time.perf_counter()
-    if failure := await _try(service, engine_factory, wanted):
+    if failure := await try_load(service, engine_factory, wanted):
         await _go_back(service, engine_factory, old, failure)
     load = SwapStep("load", _ms(began), service.facts.n_bytes)
     # A stuck engine is the watchdog's matter, so the warm-up has no limit.
-    _begin(service, wanted, "warm", math.inf)
-    steps += [unload, load, await _warm(service)]
+    begin(service, wanted, "warm", math.inf)
+    steps += [freed, load, await warm(service)]
     await _keep(service, engine_factory)
     log.info("%s was changed for %s: %s", name, service.name, _line(steps))
     return SwapReport(name, service.name, tuple(steps), held, free)
 
 
-def _begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
+def begin(service: Service, wanted: Preset, step: str, limit_s: float) -> None:
+    """Set the step that is under way, for /health."""
     service.change = Change(name_of(wanted), step, time.monotonic(), limit_s)
 
 
@@ -121,7 +129,7 @@ async def _drain(service: Service, drain_s: float) -> SwapStep:
     return SwapStep("drain", _ms(began), count=n_before - n_left)
 
 
-async def _park(service: Service, limit_s: float) -> SwapStep:
+async def park(service: Service, limit_s: float) -> SwapStep:
     """Park all KV. Raises Broken when it takes too long, before anything is unloaded."""
     began = time.perf_counter()
     try:
@@ -135,24 +143,24 @@ async def _park(service: Service, limit_s: float) -> SwapStep:
     return SwapStep("park", _ms(began), parked.n_bytes, parked.n_contexts)
 
 
-async def _unload(
-    service: Service, engine_factory: EngineFactory, limit_s: float
+async def unload(
+    service: Service, engine_factory: EngineFactory, limit_s: float, *, is_idle: bool = False
 ) -> tuple[SwapStep, int]:
     """Unload the model; returns the step and the bytes that MLX still holds."""
     before = service.engine.snapshot().active_bytes
     began = time.perf_counter()
-    await service.unload_model(limit_s)
+    await service.unload_model(limit_s, is_idle=is_idle)
     free = await asyncio.to_thread(engine_factory.active_bytes)
     return SwapStep("unload", _ms(began), max(0, before - free)), free
 
 
-async def _try(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
+async def try_load(service: Service, engine_factory: EngineFactory, preset: Preset) -> str:
     """Load a preset; returns "" or the reason of the failure, whose model is freed.
 
     Raises Broken, and gives the service up, when the load took too long and does not end.
     """
     limit_s = preset.server.startup_timeout_s
-    _begin(service, preset, "load", limit_s + STOP_S)
+    begin(service, preset, "load", limit_s + STOP_S)
     try:
         engine = engine_factory.engine(preset)
     except Exception as error:
@@ -181,15 +189,16 @@ async def _go_back(
     """Load the old model again; always raises Broken."""
     wanted = service.name
     log.error("%s; going back to the model before", failure)
-    if again := await _try(service, engine_factory, old):
+    if again := await try_load(service, engine_factory, old):
         why = f"{failure}; and the model before cannot be loaded again: {again}"
         service.give_up(why)
         raise Broken(why)
-    await _warm(service)
+    await warm(service)
     raise Broken(f"{wanted} was not loaded, {service.name} answers again: {failure}")
 
 
-async def _warm(service: Service) -> SwapStep:
+async def warm(service: Service) -> SwapStep:
+    """Compute the prefixes of the preset again."""
     began, spec = time.perf_counter(), service.preset.prefix_cache
     if spec.warm_on_startup:
         await background_tasks.warm_all(service)

@@ -41,7 +41,7 @@ from mlxstack.service.request_stream import (
     RequestStream,
 )
 from mlxstack.service.stats import ServiceStats
-from mlxstack.service.text_processor import CHANGED, TextProcessor
+from mlxstack.service.text_processor import CHANGED, TemplateFacts, TextProcessor
 
 if TYPE_CHECKING:
     from mlxstack.engine.admin import PrefixCacheAdmin
@@ -74,6 +74,7 @@ class ServiceHealth(StrEnum):
     STALLED = "stalled"
     BROKEN = "broken"
     SWAPPING = "swapping"
+    UNLOADED = "unloaded"
     STOPPING = "stopping"
 
 
@@ -132,6 +133,7 @@ class Service:
         self.trouble = ""
         self._dispatcher = dispatcher
         self._facts: ModelFacts | None = None
+        self._template: TemplateFacts | None = None
         self._words: TextProcessor | None = None
         self._health = ServiceHealth.LOADING
         self._watch: asyncio.Task[None] | None = None
@@ -183,26 +185,40 @@ class Service:
 
     @property
     def facts(self) -> ModelFacts:
-        """Facts of the model. Raises Loading until it is loaded, Broken if that failed."""
-        self.require()
+        """Facts of the model, also while it is unloaded. Raises as `require_facts` does."""
+        self.require_facts()
         assert self._facts is not None
         return self._facts
 
     @property
+    def template(self) -> TemplateFacts:
+        """Facts of the chat template, also while the model is unloaded."""
+        self.require_facts()
+        assert self._template is not None
+        return self._template
+
+    @property
     def text_processor(self) -> TextProcessor:
-        """Text processor of the loaded model. Raises as `facts` does."""
+        """Text processor of the loaded model. Raises as `require` does."""
         self.require()
         assert self._words is not None
         return self._words
 
     @property
     def health(self) -> ServiceHealth:
-        """LOADING, OK, STALLED after ten silent seconds with work, SWAPPING, BROKEN, STOPPING."""
+        """Health now; STALLED after ten silent seconds with work, SWAPPING behind a closed gate."""
         if self._health is ServiceHealth.OK and self.gate.is_closed:
+            return ServiceHealth.SWAPPING
+        if self._health is ServiceHealth.UNLOADED and self.change is not None:
             return ServiceHealth.SWAPPING
         if self._health is ServiceHealth.OK and self.engine.stalled_s() > STALLED_S:
             return ServiceHealth.STALLED
         return self._health
+
+    @property
+    def is_unloaded(self) -> bool:
+        """True from the idle unload of the model until it is loaded again."""
+        return self._health is ServiceHealth.UNLOADED
 
     async def start(self) -> ModelFacts:
         """Load the model on the MLX thread. Raises the error of a failed load."""
@@ -214,12 +230,13 @@ class Service:
             self._health, self.trouble = ServiceHealth.BROKEN, error.message
             raise
 
-    async def unload_model(self, limit_s: float) -> None:
+    async def unload_model(self, limit_s: float, *, is_idle: bool = False) -> None:
         """End the engine, and drop everything that came from its model.
 
-        Raises Broken for one that does not end within `limit_s`.
+        The facts stay known of a model that `is_idle`, and comes back. Raises Broken for one that
+        does not end within `limit_s`.
         """
-        self._health = ServiceHealth.SWAPPING
+        self._health = ServiceHealth.UNLOADED if is_idle else ServiceHealth.SWAPPING
         self.early_turns.stop()
         if self._watch is not None:
             self._watch.cancel()
@@ -231,8 +248,13 @@ class Service:
         self._dispatcher.fail_all(gone)
         if self._words is not None:
             self._words.close(gone)
-        self._facts = self._words = None
+        self._words = None
         self.stats.forget_slots()
+
+    def rest(self, engine: GenerationEngine | Embedder) -> None:
+        """Stay unloaded, with an engine that is not started, until `load_model`."""
+        self.stats.add_engine(self.engine.snapshot().counters)
+        self.engine = engine
 
     async def load_model(self, preset: Preset, engine: GenerationEngine | Embedder) -> ModelFacts:
         """Serve a preset by another engine. Raises the error of a failed load."""
@@ -266,8 +288,10 @@ class Service:
         words = await asyncio.to_thread(
             TextProcessor, self.engine.tokenizer, self.preset, facts.n_vocab
         )
-        self._facts, self._words = facts, words
-        if self._health in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
+        self._facts, self._words, self._template = facts, words, words.facts
+        if self._health in (
+            ServiceHealth.LOADING, ServiceHealth.SWAPPING, ServiceHealth.UNLOADED
+        ):  # fmt: skip
             self._health = ServiceHealth.OK
         self._watch = asyncio.create_task(self._watch_engine())
         return facts
@@ -343,6 +367,12 @@ class Service:
 
     def require(self) -> None:
         """Raises Loading until the model is there, Broken when it never will be."""
+        self.require_facts()
+        if self._health is ServiceHealth.UNLOADED:
+            raise Loading("the model is unloaded; the next request for an answer loads it")
+
+    def require_facts(self) -> None:
+        """Raises as `require` does, but not while the model is only unloaded."""
         match self._health:
             case ServiceHealth.LOADING:
                 raise Loading("Loading model")

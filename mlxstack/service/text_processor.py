@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher
+from msgspec import Struct
 
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
@@ -29,6 +30,22 @@ N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
 N_COMPILERS = 2
 MAX_TOOL_SETS = 16
+
+
+class TemplateFacts(Struct, frozen=True):
+    """Facts of a chat template that outlive its tokenizer.
+
+    `text` is as the model's authors wrote it, `caps` are llama-server's `chat_template_caps`, found
+    by trying it; `bos` and `eos` are the texts of these tokens, "" where there is none. `notes` say
+    what it cannot do.
+    """
+
+    text: str
+    caps: dict[str, bool]
+    bos: str
+    eos: str
+    has_thoughts: bool
+    notes: tuple[str, ...]
 
 
 class TextProcessor:
@@ -171,24 +188,23 @@ class TextProcessor:
             raise self._reason or Busy(CHANGED) from None
 
     @property
-    def chat_template(self) -> str:
-        """Template as the model's authors wrote it."""
-        return str(getattr(self.tokenizer, "chat_template", None) or "")
-
-    @property
-    def edges(self) -> tuple[str, str]:
-        """Texts of the BOS and EOS tokens, "" where there is none."""
-        return (
-            str(getattr(self.tokenizer, "bos_token", None) or ""),
-            str(getattr(self.tokenizer, "eos_token", None) or ""),
+    def facts(self) -> TemplateFacts:
+        """Facts of the chat template."""
+        answer = self.output_format.description
+        text = str(getattr(self.tokenizer, "chat_template", None) or "")
+        return TemplateFacts(
+            text=text,
+            caps=self._caps(has_template=bool(text)),
+            bos=str(getattr(self.tokenizer, "bos_token", None) or ""),
+            eos=str(getattr(self.tokenizer, "eos_token", None) or ""),
+            has_thoughts=answer.reasoning is not None or answer.channels is not None,
+            notes=self.template_notes,
         )
 
-    @property
-    def caps(self) -> dict[str, bool]:
-        """llama-server's `chat_template_caps`, found by trying the template."""
+    def _caps(self, *, has_template: bool) -> dict[str, bool]:
         template = self.maker.template
         found = template.capabilities
-        has_calls = found.takes_calls and bool(self.chat_template)
+        has_calls = found.takes_calls and has_template
         return {
             "supports_object_arguments": has_calls and found.takes_objects,
             "supports_parallel_tool_calls": has_calls and found.takes_parallel_calls,
@@ -197,7 +213,7 @@ class TextProcessor:
             "supports_string_content": not found.needs_parts,
             "supports_system_role": found.has_system,
             "supports_tool_calls": has_calls,
-            "supports_tools": found.takes_tools and bool(self.chat_template),
+            "supports_tools": found.takes_tools and has_template,
             "supports_typed_content": found.needs_parts,
         }
 

@@ -23,10 +23,17 @@ from mlxstack.api.dialects.native.agents import (
     RewindBody,
 )
 from mlxstack.api.dialects.native.prefix_cache import PrefixBody
+from mlxstack.api.dialects.ollama.request_schema import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaGenerateBody,
+    OllamaModelBody,
+)
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_completions.request_schema import CompletionBody
 from mlxstack.api.dialects.openai_embeddings.routes import EmbeddingsBody
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
+from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES
 from mlxstack.core.commands import AgentKVLocation, CollectGarbage
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.demo import MODEL_DIR
@@ -57,6 +64,10 @@ DOORS: tuple[tuple[str, type[Struct]], ...] = (
     ("/cache/warm", PrefixBody),
     ("/cache/gc", CollectGarbage),
     ("/slots/0?action=save", FileBody),
+    ("/api/chat", OllamaChatBody),
+    ("/api/generate", OllamaGenerateBody),
+    ("/api/embed", OllamaEmbedBody),
+    ("/api/show", OllamaModelBody),
 )
 SPOKEN = (
     "Hello there.",
@@ -118,8 +129,12 @@ def doors(data: bytes) -> None:
     answer = house().post(path, sent, said)
     code = answer.status_code
     assert code < 500 or code in FINE, f"{path} {sent!r}: {code} {answer.text}"
-    if answer.headers["content-type"].startswith("text/event-stream"):
+    kind_of_answer = answer.headers["content-type"].partition(";")[0]
+    if kind_of_answer == EVENT_STREAM:
         _check_stream(answer.text, sent)
+    elif kind_of_answer == JSON_LINES:
+        lines = [msgspec.json.decode(line) for line in answer.content.splitlines()]
+        assert lines[-1].get("done") is True, f"{sent!r}: {answer.text}"
     else:
         msgspec.json.decode(answer.content)
 

@@ -37,6 +37,7 @@ HEALTH = {
     "ok": CellStyle.GOOD,
     "loading": CellStyle.BUSY,
     "swapping": CellStyle.BUSY,
+    "unloaded": CellStyle.FAINT,
     "stopping": CellStyle.WARN,
 }
 MEDIUM = 96

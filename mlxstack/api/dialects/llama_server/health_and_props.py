@@ -6,7 +6,7 @@ from litestar import Response, get, head, post
 
 from mlxstack import __version__
 from mlxstack.api.dialects.llama_server.response_schema import params
-from mlxstack.api.guards import EARLY, is_unscoped
+from mlxstack.api.guards import EARLY, UNLOADED, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService
 from mlxstack.core.errors import Loading, Unsupported
 from mlxstack.service.admission import sampling
@@ -27,10 +27,12 @@ async def probe() -> None:
 
 @get(["/health", "/v1/health"], opt=EARLY)
 async def health(service: TheService) -> dict[str, str]:
-    """200 when requests are served now, or after a model swap that is under way."""
+    """200 when requests are served now, or after a load or model swap."""
     match service.health:
         case ServiceHealth.OK:
             return {"status": "ok"}
+        case ServiceHealth.UNLOADED:
+            return {"status": "unloaded", "model": service.name}
         case ServiceHealth.SWAPPING:
             return _swapping(service)
         case ServiceHealth.LOADING:
@@ -51,10 +53,10 @@ def _swapping(service: Service) -> dict[str, str]:
     return {"status": "swapping", "model": change.model, "step": change.step}
 
 
-@get("/props")
+@get("/props", opt=UNLOADED)
 async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
     """Properties as llama-server reports them, and the way this engine decodes."""
-    snapshot, words, facts = service.engine.snapshot(), service.text_processor, service.facts
+    snapshot, template, facts = service.engine.snapshot(), service.template, service.facts
     defaults = sampling(SamplingOverrides(), service.preset.sampling, facts.defaults, service.n_ctx)
     limit = service.preset.sampling.max_tokens or -1
     return {
@@ -71,13 +73,13 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "endpoint_metrics": service.preset.prefix_cache.metrics.enabled,
         "ui": False,
         "ui_settings": {},
-        "chat_template": words.chat_template,
-        "chat_template_caps": words.caps,
-        "template_notes": words.template_notes,
-        "bos_token": words.edges[0],
-        "eos_token": words.edges[1],
+        "chat_template": template.text,
+        "chat_template_caps": template.caps,
+        "template_notes": template.notes,
+        "bos_token": template.bos,
+        "eos_token": template.eos,
         "build_info": f"mlx-stack-{__version__}",
-        "is_sleeping": False,
+        "is_sleeping": service.is_unloaded,
         "cors_proxy_enabled": False,
         "architecture": facts.architecture,
         "is_batching": snapshot.is_batching,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mlxstack.api.guards import OF_ALL
+from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
 from mlxstack.core.status import MissSums
@@ -136,7 +136,7 @@ def metrics_route(service: Service) -> Any:
     is_on = service.preset.prefix_cache.metrics.enabled
     headers = {"process-start-time-unix": str(int(service.stats.started_at))}
 
-    @get("/metrics", media_type=MEDIA_TYPE, name="metrics", opt=OF_ALL)
+    @get("/metrics", media_type=MEDIA_TYPE, name="metrics", opt={**OF_ALL, **UNLOADED})
     async def metrics() -> Response[bytes]:
         """Prometheus text: llama-server's names, and ours."""
         if not is_on:

@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
 from mlxstack.api.dialects.llama_server.response_schema import request_params
-from mlxstack.api.guards import OF_ALL, can_access, is_unscoped
+from mlxstack.api.guards import OF_ALL, UNLOADED, can_access, is_unscoped
 from mlxstack.api.run_generation import AnyRequest, TheService, cancel_on_disconnect
 from mlxstack.core.commands import (
     EraseSlot,
@@ -34,7 +34,7 @@ class FileBody(Struct):
     filename: str
 
 
-@get("/slots")
+@get("/slots", opt=UNLOADED)
 async def list_slots(
     request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class LMStudioModel(Struct, frozen=True):
     max_context_length: int
     loaded_context_length: int
     capabilities: tuple[str, ...]
-    state: str = "loaded"
+    state: str
     compatibility_type: str = "mlx"
     object: str = "model"
 
@@ -55,7 +55,7 @@ async def lm_studio_model(service: TheService, name: FromPath[str]) -> LMStudioM
 async def _model(service: Service) -> LMStudioModel:
     facts = service.facts
     is_chat = service.preset.kind is ServiceKind.CHAT
-    has_tools = is_chat and service.text_processor.caps["supports_tools"]
+    has_tools = is_chat and service.template.caps["supports_tools"]
     publisher, _, name = service.preset.model.id.rpartition("/")
     return LMStudioModel(
         id=service.name,
@@ -66,6 +66,7 @@ async def _model(service: Service) -> LMStudioModel:
         max_context_length=facts.n_ctx_train,
         loaded_context_length=service.n_ctx,
         capabilities=("tool_use",) if has_tools else (),
+        state="not-loaded" if service.is_unloaded else "loaded",
     )
 
 

@@ -7,7 +7,7 @@ from litestar import post
 from litestar.params import JSONBody
 from msgspec import Struct
 
-from mlxstack.api.guards import OF_ALL
+from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
@@ -34,7 +34,7 @@ class LoadBody(Struct):
     drain_s: float = DRAIN_S
 
 
-@post("/v1/models/load", status_code=200, opt=OF_ALL)
+@post("/v1/models/load", status_code=200, opt={**OF_ALL, **UNLOADED})
 async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str, Any]:
     """Drain, park, unload, load, warm; other requests wait in the meantime."""
     wanted = await _wanted(service, data)

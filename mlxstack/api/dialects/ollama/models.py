@@ -12,6 +12,7 @@ from mlxstack.api.dialects.ollama.response_schema import (
 )
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.local_models import quantization_of
+from mlxstack.service.idle_unload import remaining_s
 from mlxstack.service.service import Service
 
 NEVER_S = 2**63 // 10**9
@@ -53,7 +54,7 @@ def loaded_model(service: Service, found: OllamaDetails) -> OllamaLoadedModel:
         size=facts.n_bytes,
         digest=facts.identity.key(),
         details=found,
-        expires_at=rfc3339(time.time() + NEVER_S),
+        expires_at=rfc3339(time.time() + min(remaining_s(service), NEVER_S)),
         size_vram=facts.n_bytes,
         context_length=service.n_ctx,
     )
@@ -66,7 +67,7 @@ def model_info(service: Service, found: OllamaDetails) -> OllamaModelInfo:
     return OllamaModelInfo(
         modelfile=f"FROM {service.name}\n",
         parameters=f"num_ctx {service.n_ctx}",
-        template=service.text_processor.chat_template,
+        template=service.template.text,
         details=found,
         model_info={
             "general.architecture": family,
@@ -83,13 +84,11 @@ def capabilities(service: Service) -> tuple[str, ...]:
     """Abilities of the model in Ollama's words."""
     if service.preset.kind is ServiceKind.EMBEDDING:
         return ("embedding",)
-    words = service.text_processor
-    answer = words.output_format.description
-    has_thoughts = answer.reasoning is not None or answer.channels is not None
+    template = service.template
     return (
         "completion",
-        *(("tools",) if words.caps["supports_tools"] else ()),
-        *(("thinking",) if has_thoughts else ()),
+        *(("tools",) if template.caps["supports_tools"] else ()),
+        *(("thinking",) if template.has_thoughts else ()),
     )
 
 

@@ -42,7 +42,7 @@ from mlxstack.api.dialects.ollama.stream import (
     OllamaPromptRenderer,
     OllamaRenderer,
 )
-from mlxstack.api.guards import EARLY, PUBLIC
+from mlxstack.api.guards import EARLY, PUBLIC, UNLOADED
 from mlxstack.api.openapi import lines_spec
 from mlxstack.api.run_generation import (
     AnyRequest,
@@ -56,6 +56,7 @@ from mlxstack.host.local_models import local_models
 from mlxstack.service.admission import AdmittedRequest, admit, admit_text
 from mlxstack.service.embedding import embed, numbers
 from mlxstack.service.generation_options import UNLIMITED, GenerationOptions
+from mlxstack.service.idle_unload import idle_limit_s
 from mlxstack.service.service import Service
 
 OLLAMA_VERSION = "0.12.11"
@@ -70,8 +71,9 @@ async def chat(
 ) -> Response[Any] | Stream:
     """Answer a conversation, as lines of JSON or whole."""
     renderer = OllamaChatRenderer(_model(service, data.model), service.text_processor)
+    _keep_alive(service, data.keep_alive)
     if not data.messages:
-        return _loaded(renderer)
+        return _loaded(renderer, service)
     read = service.text_processor.read
     conversation = await read(lambda: to_conversation.chat_conversation(data))
     order = await admit(service, conversation, _options(data, request))
@@ -84,8 +86,9 @@ async def generate(
 ) -> Response[Any] | Stream:
     """Answer one prompt, as lines of JSON or whole; with `raw` continue it as it is."""
     renderer = OllamaPromptRenderer(_model(service, data.model), service.text_processor)
+    _keep_alive(service, data.keep_alive)
     if not data.prompt:
-        return _loaded(renderer)
+        return _loaded(renderer, service)
     conversation = await service.text_processor.read(
         lambda: to_conversation.prompt_conversation(data)
     )
@@ -104,6 +107,7 @@ async def embed_texts(
 ) -> OllamaEmbeddings:
     """Embed a text or several; longer ones are cut unless `truncate` is false."""
     model, began = _model(service, data.model), time.perf_counter()
+    _keep_alive(service, data.keep_alive)
     texts = [data.input] if isinstance(data.input, str) else data.input
     work = embed(service, texts, data.dimensions, is_cut=data.truncate is not False)
     found = await cancel_on_disconnect(request, work)
@@ -122,6 +126,7 @@ async def embed_prompt(
 ) -> OllamaEmbedding:
     """Embed one text."""
     _model(service, data.model)
+    _keep_alive(service, data.keep_alive)
     found = await cancel_on_disconnect(request, embed(service, [data.prompt], None, is_cut=True))
     return OllamaEmbedding(numbers(found.vectors[0]))
 
@@ -143,20 +148,22 @@ async def tags(service: TheService) -> OllamaTags:
     return OllamaTags((tagged_model(service, await details(service)),))
 
 
-@get("/api/ps")
+@get("/api/ps", opt=UNLOADED)
 async def processes(service: TheService) -> OllamaProcesses:
-    """List the model that is in memory."""
+    """List the model if it is in memory."""
+    if service.is_unloaded:
+        return OllamaProcesses(())
     return OllamaProcesses((loaded_model(service, await details(service)),))
 
 
-@post("/api/show", status_code=200)
+@post("/api/show", status_code=200, opt=UNLOADED)
 async def show(data: JSONBody[OllamaModelBody], service: TheService) -> OllamaModelInfo:
     """Describe the model: template, sizes, capabilities."""
     _model(service, data.model or data.name)
     return model_info(service, await details(service))
 
 
-@post("/api/pull", status_code=200, responses=lines_spec(OllamaStatus))
+@post("/api/pull", status_code=200, opt=UNLOADED, responses=lines_spec(OllamaStatus))
 async def pull(
     data: JSONBody[OllamaModelBody], service: TheService
 ) -> Response[OllamaStatus] | Stream:
@@ -193,8 +200,15 @@ async def _answer(
     )
 
 
-def _loaded(renderer: OllamaRenderer) -> Response[Any]:
-    return Response(renderer.loaded("load"), media_type="application/json")
+def _loaded(renderer: OllamaRenderer, service: Service) -> Response[Any]:
+    reason = "unload" if idle_limit_s(service) == 0 else "load"
+    return Response(renderer.loaded(reason), media_type="application/json")
+
+
+def _keep_alive(service: Service, given: float | str | None) -> None:
+    """Set when the model may be unloaded, where the preset unloads it at all."""
+    if given is not None:
+        service.gate.keep_alive_s = to_conversation.keep_alive_s(given)
 
 
 def _model(service: Service, wanted: str | None) -> str:

@@ -1,5 +1,7 @@
 """Converts bodies of Ollama's API to conversations."""
 
+import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +21,8 @@ from mlxstack.core.errors import BadRequest
 from mlxstack.service.openai_messages import ChatMessageParam, ToolCallParam
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[hms]|\Z)")
+UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}
 LEVELS = ("low", "medium", "high", "max")
 
 
@@ -49,6 +53,22 @@ def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
     if wanted not in ("", "json"):
         raise BadRequest(f'format is {wanted!r}; it must be "json" or a JSON schema', "format")
     return ResponseConstraint({}, param="format") if wanted else None
+
+
+def keep_alive_s(given: float | str) -> float:
+    """Seconds of a `keep_alive`: a number, or such as `1h30m`; negative for ever.
+
+    Raises BadRequest.
+    """
+    if isinstance(given, str):
+        sign, text = (-1, given[1:]) if given.startswith("-") else (1, given)
+        parts = DURATION.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise BadRequest(
+                f"keep_alive is {given!r}; it must be seconds, or such as 5m or 1h30m", "keep_alive"
+            )
+        given = sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    return given if given >= 0 else math.inf
 
 
 def _conversation(chat: ChatBody, body: OllamaGenerationBody) -> Conversation:

@@ -1,0 +1,103 @@
+"""Idle unload: the model leaves memory while no request comes, and the next request loads it."""
+
+import asyncio
+import gc
+import logging
+import time
+
+from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.preset import ServiceKind
+from mlxstack.host.heap import trim_heap
+from mlxstack.service import model_swap
+from mlxstack.service.service import Service, ServiceHealth
+from mlxstack.service.stats import n_processing
+
+log = logging.getLogger("mlxstack.idle")
+
+LOOK_S = 0.5
+
+
+async def unload_when_idle(service: Service) -> None:
+    """Unload the model whenever it is idle, and load it when a request waits for it."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if remaining_s(service) > 0:
+            continue
+        try:
+            await unload(service)
+            while service.is_unloaded:
+                await service.gate.wanted.wait()
+                await load(service)
+        except StackError as error:
+            log.error("%s", error.message)
+
+
+def idle_limit_s(service: Service) -> float:
+    """Seconds without a request until the model is unloaded; inf for never.
+
+    The `keep_alive` of the last request replaces that of the preset, which has to have one.
+    """
+    limit, given = service.preset.server.idle_unload_s, service.gate.keep_alive_s
+    if limit is None:
+        return float("inf")
+    return limit if given is None else given
+
+
+def remaining_s(service: Service) -> float:
+    """Seconds until the model is unloaded if no request comes."""
+    limit, snapshot = idle_limit_s(service), service.engine.snapshot()
+    if service.health is not ServiceHealth.OK or limit == float("inf"):
+        return float("inf")
+    if service.gate.n_inside or n_processing(snapshot) or snapshot.waiting:
+        return max(limit, LOOK_S)
+    return service.gate.left_at + limit - time.monotonic()
+
+
+async def unload(service: Service) -> None:
+    """Park all KV on disk and unload the model; requests wait at the gate from now on.
+
+    Raises Broken when parking takes too long: then the model stays. An engine that does not end
+    is given up, as in a model swap.
+    """
+    engine_factory = model_swap.engine_factory_of(service)
+    resting = engine_factory.engine(service.preset)
+    limit_s = service.preset.server.startup_timeout_s
+    service.gate.close()
+    try:
+        if service.preset.kind is ServiceKind.CHAT:
+            await model_swap.park(service, limit_s)
+        model_swap.begin(service, service.preset, "unload", limit_s)
+        freed, _ = await model_swap.unload(service, engine_factory, limit_s, is_idle=True)
+        service.rest(resting)
+        await asyncio.to_thread(_return_memory)
+    except BaseException:
+        service.gate.left_at = time.monotonic()
+        service.gate.open()
+        raise
+    finally:
+        service.change = None
+    log.info("%s was idle and is unloaded: %d bytes freed", service.name, freed.n_bytes)
+
+
+async def load(service: Service) -> None:
+    """Load the model again and let the requests pass; a failure fails those that wait."""
+    engine_factory = model_swap.engine_factory_of(service)
+    began = time.perf_counter()
+    try:
+        failure = await model_swap.try_load(service, engine_factory, service.preset)
+        if failure:
+            service.gate.wanted.clear()
+            why = f"{service.name} was unloaded while idle and cannot be loaded again: {failure}"
+            log.error("%s", why)
+            service.gate.interrupt(Broken(why))
+            return
+        await model_swap.warm(service)
+    finally:
+        service.change = None
+    service.gate.open()
+    log.info("%s is loaded again after %.1f s", service.name, time.perf_counter() - began)
+
+
+def _return_memory() -> None:
+    gc.collect()
+    trim_heap()

@@ -1,0 +1,235 @@
+"""Idle unload: memory comes back, nothing but a request wakes the model, agents go on."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import mlx.core as mx
+import msgspec
+import ollama
+import psutil
+import pytest
+from msgspec import structs
+
+from mlxstack.api import swap_middleware
+from mlxstack.client.types import PropsResponse
+from mlxstack.core.preset import ApiKey, QueueSpec, ServerSpec, ServiceKind, SlotSpec
+from mlxstack.engine import device
+from mlxstack.service import idle_unload
+from mlxstack.service.service import ServiceHealth
+from tests import models
+from tests.api.running import TINY, Running, running, tiny_preset
+from tests.api.test_agents import RULES, cold, history, said, turn, user, words
+from tests.api.test_swap import until
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net]
+
+# Weights of 35 MB: more than everything else that comes and goes.
+BIG = {**TINY, "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 4}
+IDLE_S = 0.2
+SERVER = ServerSpec(port=0, idle_unload_s=IDLE_S)
+HELLO = [{"role": "user", "content": "hi"}]
+READS = (
+    "/", "/health", "/v1/models", "/models", "/props", "/metrics", "/slots", "/api/tags", "/api/ps",
+    "/api/version", "/api/v0/models",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(idle_unload, "LOOK_S", 0.02)
+        yield
+
+
+@pytest.fixture(scope="module")
+def here(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory, quick: None
+) -> Iterator[Running]:
+    preset = tiny_preset(model_folder, server=SERVER)
+    with running(preset, tmp_path_factory.mktemp("home")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(here: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=here.url, timeout=60) as client:
+        yield client
+
+
+def wait_unloaded(here: Running) -> None:
+    asyncio.run(until(lambda: here.service.health is ServiceHealth.UNLOADED))
+
+
+def rss() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def test_memory_comes_back(quick: None, tmp_path: Path) -> None:
+    models.write(tmp_path / "big", BIG)
+    preset = tiny_preset(tmp_path / "big", server=SERVER)
+    with running(preset, tmp_path / "home") as here:
+        held, weights = here.service.stats.bytes_before_load, here.service.facts.n_bytes
+        loaded = rss()
+        wait_unloaded(here)
+        assert device.active_bytes() - held < weights / 100
+        assert mx.get_cache_memory() < weights / 100
+        assert loaded - rss() > weights * 0.7
+        began = time.perf_counter()
+    assert time.perf_counter() - began < preset.server.drain_s, "there is nothing to wait for"
+    assert not here.service.is_engine_left
+
+
+def test_an_agent_goes_on_as_if_nothing_had_been(http: httpx.Client, here: Running) -> None:
+    turn(http, "ann", RULES, user("my word is pear"))
+    wait_unloaded(here)
+    back = turn(http, "ann", user("which word"))
+    assert back["agent"]["cached_tokens"] > 100
+    kept = history(http, "ann")
+    wait_unloaded(here)
+    last = turn(http, "ann", user("and again"))
+    assert last["agent"]["cached_tokens"] >= back["agent"]["cached_tokens"]
+    assert words(said(last)) == words(cold(http, [*kept, user("and again")]))
+
+
+def test_status_calls_wake_nothing(http: httpx.Client, here: Running) -> None:
+    http.post("/api/generate", json={"keep_alive": -1}).raise_for_status()
+    before = {path: http.get(path) for path in READS}
+    shown = http.post("/api/show", json={}).json()
+    turn(http, "ann", user("hi"))
+    counted = http.get("/metrics").text
+    wait_unloaded(here)
+    with httpx.stream("GET", f"{here.url}/events", timeout=20) as events:
+        frame = next(line for line in events.iter_lines() if line.startswith("data:"))
+    assert json.loads(frame.removeprefix("data:"))["service"]["health"] == "unloaded"
+    for _ in range(3):
+        now = {path: http.get(path) for path in READS}
+    assert {one.status_code for one in (*before.values(), *now.values())} == {200}
+    assert http.post("/api/show", json={}).json() == shown
+    assert here.service.health is ServiceHealth.UNLOADED
+    assert now["/health"].json() == {"status": "unloaded", "model": "tiny"}
+    assert now["/v1/models"].json() == before["/v1/models"].json()
+    assert now["/api/tags"].json() == before["/api/tags"].json()
+    assert before["/api/ps"].json()["models"] and now["/api/ps"].json() == {"models": []}
+    assert now["/api/v0/models"].json()["data"][0]["state"] == "not-loaded"
+    props = now["/props"].json()
+    assert "unloaded while idle" in msgspec.convert(props, PropsResponse).remarks
+    assert props["is_sleeping"] and not before["/props"].json()["is_sleeping"]
+    same = ("chat_template", "chat_template_caps", "bos_token", "eos_token", "model_path")
+    assert {key: props[key] for key in same} == {key: before["/props"].json()[key] for key in same}
+    total = "llamacpp:tokens_predicted_total"
+    assert _value(now["/metrics"].text, total) == _value(counted, total) > 0
+
+
+def test_requests_wait_with_heartbeats_in_their_dialect(
+    here: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap_middleware, "FIRST_S", 0.001)
+    monkeypatch.setattr(swap_middleware, "BEAT_S", 0.01)
+    chat = {"messages": HELLO, "max_tokens": 4, "stream": True}
+    wanted = {
+        "/v1/chat/completions": chat,
+        "/v1/messages": chat,
+        "/v1/responses": {"input": "hi", "stream": True, "max_output_tokens": 16},
+        "/api/chat": {"messages": HELLO, "options": {"num_predict": 4}},
+        "/v1/completions": {"prompt": "hi", "max_tokens": 4},
+    }
+
+    async def scene() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=here.url, timeout=60) as http:
+            return await asyncio.gather(
+                *(http.post(path, json=body) for path, body in wanted.items())
+            )
+
+    wait_unloaded(here)
+    found = dict(zip(wanted, asyncio.run(scene()), strict=True))
+    assert {one.status_code for one in found.values()} == {200}
+    assert found["/v1/chat/completions"].text.startswith(": keepalive")
+    assert found["/v1/messages"].text.startswith("event: ping")
+    assert found["/v1/responses"].text.startswith("event: keepalive")
+    lines = found["/api/chat"].text.removesuffix("\n").split("\n")
+    assert lines[0].startswith("  ") and json.loads(lines[-1])["done"] is True
+    assert found["/api/chat"].headers["content-type"].startswith("application/x-ndjson")
+    assert found["/v1/completions"].json()["choices"][0]["text"]
+
+
+def test_only_a_key_wakes_it_and_a_swap_does(
+    model_folder: Path, tmp_path: Path, quick: None
+) -> None:
+    (tmp_path / "presets").mkdir()
+    text = f"model: {{id: {model_folder}, alias: other}}\nslots: {{count: 2, n_ctx: 1024}}\n"
+    (tmp_path / "presets" / "other.yaml").write_text(text)
+    server = structs.replace(SERVER, api_keys=(ApiKey("secret"),))
+    with (
+        running(tiny_preset(model_folder, server=server), tmp_path) as here,
+        httpx.Client(base_url=here.url, timeout=60) as http,
+    ):
+        wait_unloaded(here)
+        refused = http.post("/v1/chat/completions", json={"messages": HELLO})
+        assert refused.status_code == 401
+        assert here.service.health is ServiceHealth.UNLOADED
+        http.headers["authorization"] = "Bearer secret"
+        changed = http.post("/v1/models/load", json={"preset": "other"})
+        assert changed.status_code == 200, changed.text
+        assert turn(http, "ann", user("hi"))["model"] == "other"
+
+
+def test_keep_alive_moves_the_moment(here: Running) -> None:
+    with ollama.Client(here.url, timeout=60) as client:
+        client.chat("tiny", HELLO, keep_alive=-1, options={"num_predict": 2})
+        assert idle_unload.remaining_s(here.service) == math.inf
+        (loaded,) = client.ps().models
+        assert loaded.expires_at and loaded.expires_at.year > 2200
+        client.chat("tiny", HELLO, keep_alive="1h30m", options={"num_predict": 2})
+        (loaded,) = client.ps().models
+        assert loaded.expires_at and 5000 < loaded.expires_at.timestamp() - time.time() < 5500
+        assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+        wait_unloaded(here)
+        assert client.ps().models == []
+        assert client.generate("tiny").done_reason == "load"
+        with pytest.raises(ollama.ResponseError, match="keep_alive is 'soon'"):
+            client.chat("tiny", HELLO, keep_alive="soon")
+
+
+def test_a_model_that_is_gone_fails_the_request_and_comes_back(
+    model_folder: Path, here: Running, http: httpx.Client
+) -> None:
+    folder = model_folder
+    wait_unloaded(here)
+    (folder / "model.safetensors").rename(folder / "aside")
+    try:
+        lost = http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
+    finally:
+        (folder / "aside").rename(folder / "model.safetensors")
+    assert lost.status_code == 500 and "cannot be loaded again" in lost.text
+    assert http.get("/health").json()["status"] == "unloaded"
+    assert turn(http, "ann", user("hi"))["model"] == "tiny"
+
+
+def test_an_embedding_model_is_unloaded_too(
+    model_folder: Path, tmp_path: Path, quick: None
+) -> None:
+    preset = structs.replace(
+        tiny_preset(model_folder, server=SERVER),
+        kind=ServiceKind.EMBEDDING,
+        slots=SlotSpec(count=1),
+        # Also the request that loads the model has to wait, where no others may.
+        queue=QueueSpec(max_waiting=0),
+    )
+    with running(preset, tmp_path) as here:
+        body = {"input": "hello", "encoding_format": "float"}
+        first = httpx.post(f"{here.url}/v1/embeddings", json=body, timeout=60).json()
+        held = here.service.stats.bytes_before_load
+        wait_unloaded(here)
+        assert device.active_bytes() - held < here.service.facts.n_bytes / 100
+        again = httpx.post(f"{here.url}/v1/embeddings", json=body, timeout=60).json()
+        assert again["data"] == first["data"]
+        wait_unloaded(here)
+
+
+def _value(text: str, name: str) -> float:
+    return next(float(x.split()[1]) for x in text.splitlines() if x.startswith(name + " "))
