@@ -360,7 +360,11 @@ async def output_constraint(
         else await words.shape_rules(options.response_format)
     )
     passage = _passage(words, options, opening)
-    if rules is None and options.thinking_budget is None and not passage.forbidden:
+    if (
+        rules is None
+        and options.thinking_budget is None
+        and not (passage.forbidden or passage.calls)
+    ):
         return None
     return GrammarConstraint(passage, rules)
 
@@ -414,6 +418,9 @@ def _passage(
         headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
         forbidden=_forbidden(words, options, opening),
         before=opening.prompt.tokens[-N_TAIL:],
+        calls=words.free_calls(opening.conversation.tools, is_single=options.is_one_call)
+        if has_tools
+        else None,
     )
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before

@@ -89,7 +89,10 @@ def remove(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Delete an agent: its history and its KV in memory; `cache gc` frees the disk."""
+    """Delete an agent: its history and its KV in memory.
+
+    `cache gc` frees the disk.
+    """
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = engine_request(name, url, lambda client: client.delete(path))
     _tell(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)
