@@ -57,8 +57,9 @@ from mlxstack.policy.scheduler_state import (
 
 log = logging.getLogger(__name__)
 
-GROWTH_EVERY = 64
-"""Steps between two checks that the device has room for the rows to grow."""
+GROWTH_EVERY, GROWTH_EVERY_DRAFTING = 64, 8
+"""Steps between two checks that the device has room for the rows to grow; with drafts a row grows
+by up to 17 tokens per step."""
 GROWTH = 256
 """Tokens that are admitted ahead per row: the step by which mlx-lm's caches grow."""
 MOST_LOADS = 3
@@ -196,7 +197,7 @@ class EngineLoop:
         self._schedule()
         self._state, chunk = next_prefill_chunk(self._state, self.ledger.speed, self._limits.pace)
         self._state, early = next_early_chunk(self._state, self.ledger.speed, self._limits.pace)
-        if self._n_steps % GROWTH_EVERY == 0:
+        if self._n_steps % (GROWTH_EVERY_DRAFTING if self.is_drafting else GROWTH_EVERY) == 0:
             self._admit_growth()
         self._decode(self.batch.step)
         if chunk is not None or early is not None:

@@ -28,8 +28,9 @@ BACKOFF = 4
 PAUSE_BELOW = 0.4
 """Rate of acceptance below which a row's drafts pause."""
 
-RESUMED_RATE, MOST_RATE = 0.7, 0.92
-"""The rate of acceptance after a pause, and the highest one: every copied span ends."""
+RESUMED_RATE, MOST_RATE, FORCED_RATE = 0.7, 0.92, 0.99
+"""The rate of acceptance after a pause, and the highest ones: every copied span ends, while the
+end of a forced one is known."""
 
 WEIGHT = 0.2
 """Of the newest token in the rate of acceptance."""
@@ -42,16 +43,17 @@ SCALE_WEIGHT, WIDTH_WEIGHT = 0.2, 0.03
 
 
 class DraftRecord(Struct, frozen=True):
-    """How the drafts of one source have fared in one request."""
+    """How the drafts of one source have fared in one request; `rate` is at most `most_rate`."""
 
     rate: float = RESUMED_RATE
+    most_rate: float = MOST_RATE
     width: int = FIRST_WIDTH
     is_paused: bool = True
     n_confirmed: int = 0
     n_needed: int = N_CONFIRMATIONS
 
 
-TRUSTED = DraftRecord(rate=MOST_RATE, width=MOST_DRAFTED, is_paused=False)
+TRUSTED = DraftRecord(FORCED_RATE, FORCED_RATE, width=MOST_DRAFTED, is_paused=False)
 """For tokens that the grammar forces: only another tokenization can refuse them."""
 
 
@@ -135,7 +137,7 @@ def verified(record: DraftRecord, n_drafted: int, n_accepted: int) -> DraftRecor
     """Take a verified draft into account."""
     rate = record.rate
     for is_right in [True] * n_accepted + [False] * (n_accepted < n_drafted):
-        rate = _updated(rate, is_right)
+        rate = _updated(rate, is_right, record.most_rate)
     if n_accepted == n_drafted:
         width = min(2 * record.width, MOST_DRAFTED)
         needed = max(record.n_needed // 2, N_CONFIRMATIONS)
@@ -144,13 +146,13 @@ def verified(record: DraftRecord, n_drafted: int, n_accepted: int) -> DraftRecor
         return replace(record, rate=rate, width=max(n_accepted, FIRST_WIDTH))
     backoff = BACKOFF if record.width == FIRST_WIDTH else 1
     needed = min(backoff * record.n_needed, MOST_CONFIRMATIONS)
-    return DraftRecord(rate=rate, n_needed=needed)
+    return DraftRecord(rate, record.most_rate, n_needed=needed)
 
 
 def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
     """Take a draft token into account that was not fed: paused, or not worth its width."""
     if not record.is_paused:
-        rate = _updated(record.rate, is_right)
+        rate = _updated(record.rate, is_right, record.most_rate)
         return replace(record, rate=rate, is_paused=rate < PAUSE_BELOW)
     n_confirmed = record.n_confirmed + 1 if is_right else 0
     if n_confirmed < record.n_needed:
@@ -197,5 +199,5 @@ def _seconds(passes: Sequence[int], costs: WidthCosts) -> float:
     return sum(costs.seconds_at(width) for width in passes)
 
 
-def _updated(rate: float, is_right: bool) -> float:
-    return min(rate + WEIGHT * (is_right - rate), MOST_RATE)
+def _updated(rate: float, is_right: bool, most: float) -> float:
+    return min(rate + WEIGHT * (is_right - rate), most)

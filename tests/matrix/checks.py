@@ -160,6 +160,9 @@ class ScriptedDrafter(Drafter):
         self._n_known = 0
         self._tokens: tuple[int, ...] = ()
 
+    def expected(self, is_ruled: bool) -> DraftOffer:
+        return DraftOffer(WIDTH, 1.0)
+
     def propose(self, forced: Sequence[int], most: int) -> DraftOffer:
         coming = self._answer[self._n_known : self._n_known + min(most, WIDTH)]
         n_right = next(self._pattern) if coming else 0

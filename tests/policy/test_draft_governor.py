@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlxstack.policy.draft_governor import (
     MOST_DRAFTED,
+    MOST_RATE,
     N_CONFIRMATIONS,
     TRUSTED,
     DraftOffer,
@@ -228,6 +229,12 @@ def test_forced_tokens_are_trusted_until_they_are_refused() -> None:
     assert not TRUSTED.is_paused
     assert TRUSTED.width == MOST_DRAFTED
     assert verified(TRUSTED, 5, 0).is_paused
+    costs = WidthCosts((1, 8, 16), (1.0, 2.2, 4.2))
+    forced, copied = TRUSTED, verified(DraftRecord(rate=MOST_RATE, is_paused=False), 2, 2)
+    for _ in range(9):
+        forced, copied = verified(forced, 8, 8), verified(copied, 8, 8)
+    brought = [widths([DraftOffer(8, one.rate)] * 4, costs) for one in (forced, copied)]
+    assert sum(brought[0]) > sum(brought[1])
 
 
 def test_padding_is_filled_and_a_pass_apart_is_used_in_full() -> None:

@@ -17,8 +17,8 @@ class DraftsPlan(Struct, frozen=True):
     """Every text is written by every number of `rows` at once; three more decode for the gaps."""
 
     rows: tuple[int, ...] = (1, 4)
-    n_prompt: int = 300
-    n_tokens: int = 160
+    n_prompt: int = 200
+    n_tokens: int = 132
     passes: int = 3
 
     @property

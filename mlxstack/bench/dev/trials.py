@@ -73,8 +73,8 @@ class Drafts(Struct, frozen=True, tag=True):
     """
 
     scenes: dict[str, tuple[str, ...]]
-    n_prompt: int = 300
-    n_tokens: int = 160
+    n_prompt: int = 200
+    n_tokens: int = 132
     passes: int = 3
 
 
