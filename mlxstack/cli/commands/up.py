@@ -39,6 +39,16 @@ def preset_names(incomplete: str) -> list[str]:
     return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
 
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Preset, hub id or folder to start first, where it is not running.",
+        autocompletion=preset_names,
+    ),
+]
+
+
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     model: Annotated[
         str,
