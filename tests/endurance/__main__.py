@@ -13,12 +13,14 @@ from tests.endurance.roundabout import roundabout
 from tests.endurance.siege import Force, siege
 from tests.endurance.soak import soak
 from tests.models import build
+from tests.text.call_walks import check_all
 
 MINUTE_S = 60.0
 
 
 def main(minutes: float) -> None:
     """`minutes` of random load in all; the other runs have fixed sizes."""
+    print("calls of random schemas", check_all(100), flush=True)
     root = Path(tempfile.mkdtemp(prefix="endurance-"))
     kinds = ("tiny", "tiny-swa", "tiny-hybrid")
     for kind in kinds:

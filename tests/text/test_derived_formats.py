@@ -8,12 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.text.formats import DerivedFormat, FormatSource, derive_format, read_answer
-from mlxstack.text.formats.answer_reader import AnswerReader, Calls, Content, Spoken, Thought
+from mlxstack.text.formats.answer_reader import AnswerReader, Calls
 from mlxstack.text.formats.description import call_marks, pieces
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
@@ -115,37 +113,6 @@ def test_a_call_quoted_in_a_thought_is_not_executed(tokenizer: Any) -> None:
     assert read.reasoning_content == f"Maybe {call} or not"
     ended = read_answer(found, f"{found.reasoning.opens}Now.{call}", TOOLS)
     assert (len(ended.tool_calls), ended.reasoning_content) == (1, "Now.")
-
-
-def joined(spoken: list[Spoken]) -> tuple[str, str, list[Any]]:
-    """Thought, content, and everything else in its order."""
-    thought = "".join(one.text for one in spoken if isinstance(one, Thought))
-    content = "".join(one.text for one in spoken if isinstance(one, Content))
-    return thought, content, [one for one in spoken if not isinstance(one, Thought | Content)]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_split_of_the_text_gives_the_same_answer(tokenizer: Any, data: Any) -> None:
-    """Whole answers and broken ones, split anywhere; no stretch shows a part of a mark."""
-    found = derive_format(tokenizer)
-    name = data.draw(st.sampled_from(sorted(ANSWERS)))
-    text = said(tokenizer, message(name, "So:", "Hm."))
-    marks = [one for mark in found.marks for one in pieces(mark)]
-    for _ in range(data.draw(st.integers(0, 2))):
-        at = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(at, min(len(text), at + 9)))
-        text = text[:at] + data.draw(st.sampled_from(["", " ", "x", *marks])) + text[end:]
-    is_whole = data.draw(st.booleans())
-    whole = AnswerReader(found, TOOLS)
-    expected = joined([*whole.feed(text), *whole.finish(is_whole=is_whole)])
-    random, reader, spoken = Random(data.draw(st.integers(0, 99))), AnswerReader(found, TOOLS), []
-    rest = text
-    while rest:
-        n = random.choice([1, 1, 2, 3, 8])
-        spoken += reader.feed(rest[:n])
-        rest = rest[n:]
-    assert joined([*spoken, *reader.finish(is_whole=is_whole)]) == expected
 
 
 def test_tokens_of_any_width_give_the_same_calls(tokenizer: Any) -> None:

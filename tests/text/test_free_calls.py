@@ -46,6 +46,13 @@ def test_a_call_as_the_template_writes_it_is_free_to_come(name: str) -> None:
             calls = tuple(
                 structs.replace(call, id=one) for call, one in zip(calls, ids, strict=True)
             )
+        if name == "quoted":
+            # The templates of this format sort the arguments.
+            calls = tuple(
+                structs.replace(call, arguments=dict(sorted(call.arguments.items())))
+                for call in calls
+                if isinstance(call.arguments, dict)
+            )
         state, n_ruled = walker.free(TOOLS), 0
         written = said(walker.tokenizer, Message(Role.ASSISTANT, "", tool_calls=calls))
         for token in walker.encode(written):

@@ -151,6 +151,11 @@ def test_mistral_calls_may_have_an_id() -> None:
     assert parsed(name, '[TOOL_CALLS]edit[CALL_ID]abcdefghi[ARGS]{"path"') == ()
 
 
+def test_a_mark_that_is_said_twice_is_text_up_to_the_call() -> None:
+    found = read_answer(syntaxes.FORMATS["mistral"], "[TOOL_CALLS][TOOL_CALLS]So:", TOOLS)
+    assert (found.tool_calls, found.n_unparsed) == ((), 1)
+
+
 CALLS = {**WRITERS, "json_tools": plain_json}
 ENDS = dict.fromkeys(CALLS, "</tool_call>") | {"minimax_m2": "</minimax:tool_call>"}
 

@@ -27,6 +27,14 @@ ENDS = re.compile(
 )
 
 
+KEPT_BY = {
+    "GLM-4.7-Flash": {"clear_thinking": False},
+    "LFM2.5-8B-A1B": {"preserve_thinking": True},
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {"truncate_history_thinking": False},
+}
+"""The templates of the folder that have a switch for earlier thoughts; others keep or drop them."""
+
+
 def tokenizer_of(template: Path, folder: Path) -> Any:
     """A small tokenizer with the marks of a template as tokens."""
     source = template.read_text()
@@ -55,5 +63,6 @@ def test_a_published_template_refuses_and_loses_nothing(template: Path, tmp_path
 def test_a_published_template_reuses_a_tool_loop(template: Path, tmp_path: Path) -> None:
     found = report(tokenizer_of(template, tmp_path))
     assert (found.reuse["tool loop"] or 0) >= 0.99
+    assert found.keeps_thoughts_by == KEPT_BY.get(template.stem, {})
     if found.keeps_thoughts_by:
         assert (found.reuse["new user message"] or 0) >= 0.99

@@ -155,7 +155,10 @@ class CallReader:
         if isinstance(self._syntax.body, JsonBody) or not mark:
             return None
         inside = yield from self._feed.literal(mark, at)
-        found = None if inside is None else (yield from self._json(FOREIGN, inside))
+        try:
+            found = None if inside is None else (yield from self._json(FOREIGN, inside))
+        except UNREADABLE:
+            return None
         if found is None:
             return None
         closing = next(reversed(pieces(self._syntax.closes)), "")

@@ -82,8 +82,8 @@ FAMILIES = (
         ("to=self", "<|message|>", "<atem:"),
         CallSyntax(
             TaggedBody(
-                (NAME, '">\n'),
-                argument_opens='<atem:parameter name="',
+                (NAME, '">'),
+                argument_opens='\n<atem:parameter name="',
                 value_opens='">',
                 value_closes="</atem:parameter>",
             ),

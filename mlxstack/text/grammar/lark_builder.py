@@ -13,7 +13,7 @@ from mlxstack.text.grammar_check import check_multiples
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
-OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
+OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9_-]{1,40}/"}
 
 
 class LarkBuilder:
@@ -26,6 +26,7 @@ class LarkBuilder:
         self._special = special
         self._options = options
         self._rules: list[str] = []
+        self._defined: set[str] = set()
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
         self._cuts = re.compile(f"({names})") if names else None
 
@@ -45,6 +46,16 @@ class LarkBuilder:
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name
+
+    def define(self, name: str) -> bool:
+        """Take a name for a rule that may refer to itself; False if it is taken already."""
+        is_new = name not in self._defined
+        self._defined.add(name)
+        return is_new
+
+    def complete(self, name: str, body: str) -> None:
+        """The rule of a name taken by `define`."""
+        self._rules.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
         """Exactly this text, in which the names of special tokens mean those tokens."""

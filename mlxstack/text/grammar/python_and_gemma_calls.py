@@ -15,6 +15,7 @@ SCALARS = frozenset({"number", "integer", "boolean", "null"})
 QUOTE, ESCAPE = '<|"|>', "<escape>"
 COMMA = quoted(",")
 MAX_DEPTH = 12
+FREE_VALUE = "free_value"
 
 
 class SchemaPosition(Struct, frozen=True):
@@ -35,11 +36,15 @@ class SchemaPosition(Struct, frozen=True):
 
 
 class LiteralSyntax(Struct, frozen=True):
-    """Between key and value stands `means`. `value` gives no rule for what it cannot write."""
+    """Between key and value stands `means`. `value` gives no rule for what it cannot write.
+
+    Keys come in the order of the schema, or else of the alphabet.
+    """
 
     means: str
     is_key: Callable[[str], bool]
     value: Callable[[SchemaPosition, LarkBuilder], str]
+    is_sorted: bool = False
 
 
 def python_call(tool: Tool, builder: LarkBuilder) -> str | None:
@@ -74,7 +79,9 @@ def _members(
 ) -> list[tuple[str, bool]] | None:
     """Each member and whether it must be there; None if one that must cannot be written."""
     members = []
-    for key, (schema, is_required) in properties(at.schema).items():
+    known = properties(at.schema)
+    for key in sorted(known) if syntax.is_sorted else known:
+        schema, is_required = known[key]
         value = syntax.value(at.below(schema), builder) if syntax.is_key(key) else ""
         if value:
             members.append((builder.rule(f"{quoted(key + syntax.means)} {value}"), is_required))
@@ -98,12 +105,40 @@ def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
     found = _texts(at, (QUOTE, "\x00"), QUOTE, builder)
     found += _scalars(at, builder)
     for schema in at.kinds.others:
-        if schema.get("type") == "object":
+        named = schema.get("type")
+        if named == "object" and not schema.get("properties") and "enum" not in schema:
+            is_closed = schema.get("additionalProperties") is False
+            found.append('"{" "}"' if is_closed else _free_object(builder))
+        elif isinstance(named, list) and "object" in named:
+            found += [_free_object(builder), _free_array(builder)]
+        elif named == "object":
             members = _members(at.below(schema), GEMMA, builder)
             found += [] if members is None else [f'"{{" {listed(members, COMMA)} "}}"']
-        elif schema.get("type") == "array":
+        elif named == "array":
             found += _array(at.below(schema), builder)
     return _either(found, builder)
+
+
+def _free_object(builder: LarkBuilder) -> str:
+    """An object of any values."""
+    pair = f'/\\w+/ ":" {_free_value(builder)}'
+    return f'"{{" ({pair} ({COMMA} {pair})*)? "}}"'
+
+
+def _free_array(builder: LarkBuilder) -> str:
+    value = _free_value(builder)
+    return f'"[" ({value} ({COMMA} {value})*)? "]"'
+
+
+def _free_value(builder: LarkBuilder) -> str:
+    """Any value; an object or array in it refers to the same rule."""
+    if builder.define(FREE_VALUE):
+        never = [containing(one) for one in (QUOTE, "\x00")]
+        text = builder.text({"type": "string"}, never, QUOTE)
+        scalar = builder.json({"type": sorted(SCALARS)}, {})
+        forms = f"{_free_object(builder)} | {_free_array(builder)}"
+        builder.complete(FREE_VALUE, f"{builder.literal(QUOTE)} {text} | {scalar} | {forms}")
+    return FREE_VALUE
 
 
 def _array(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
@@ -151,5 +186,5 @@ def _is_word(name: str) -> bool:
 
 
 PYTHON = LiteralSyntax("=", _is_python_name, _json)
-GEMMA = LiteralSyntax(":", _is_word, _deep)
-FUNCTION_GEMMA = LiteralSyntax(":", _is_word, _flat)
+GEMMA = LiteralSyntax(":", _is_word, _deep, is_sorted=True)
+FUNCTION_GEMMA = LiteralSyntax(":", _is_word, _flat, is_sorted=True)

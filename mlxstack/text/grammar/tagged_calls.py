@@ -92,6 +92,9 @@ def _values(
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
         values.append((kind, f"{builder.json(schema, root)} {ending}"))
+        if kind == "boolean" and "enum" not in schema:
+            # As templates print them that know no JSON.
+            values.append((kind, f'("True" | "False") {ending}'))
     return values
 
 
@@ -107,8 +110,11 @@ def _words(tags: TagFormat, found: SchemaTypes) -> list[str]:
         word
         for word, value, is_typed in (
             ("null", None, "null" in types),
+            ("None", None, "null" in types),
             ("true", True, has_booleans),
+            ("True", True, has_booleans),
             ("false", False, has_booleans),
+            ("False", False, has_booleans),
         )
         if is_typed or any(one is value for one in values)
     ]
