@@ -3,14 +3,10 @@
 Guards are coroutines because Litestar sends plain functions through a thread, each time.
 """
 
-import ipaddress
-import re
-import socket
 import uuid
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from litestar.config.cors import CORSConfig
@@ -22,6 +18,7 @@ from msgspec.structs import replace
 
 from mlxstack.api.api_keys import as_key, fits
 from mlxstack.api.dialect import Dialect
+from mlxstack.api.host_rules import host_pattern, host_rules
 from mlxstack.api.run_generation import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
@@ -34,11 +31,6 @@ from mlxstack.service.service import Service
 PUBLIC = {"is_public": True}
 EARLY = {"is_public": True, "is_early": True}
 OF_ALL = {"is_of_all": True}
-
-LOOPBACK = r"localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|\[::1\]"
-CONTAINER_HOSTS = frozenset({"host.docker.internal", "host.containers.internal"})
-"""Docker's and Podman's names for the host of a container; no registry has `.internal`."""
-APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 
 BATCH = "/v1/batch/"
 
@@ -60,34 +52,11 @@ async def name_response(message: Message, scope: Scope) -> None:
 
 
 def host_check(server: ServerSpec) -> Callable[[Connection], None]:
-    """Refuse requests that a web page tricked a browser into sending (DNS rebinding, CSRF).
-
-    A Host may be a loopback name, any IP literal (a rebound page never has one), a configured name,
-    or, for peers in private networks, a name of this machine that no domain registry can give away:
-    see `_machine_names`. An Origin must be loopback, the Host itself, configured, or an app's; a
-    name of this machine is not enough, since DNS or mDNS of a hostile network could give it to a
-    page. The check raises Forbidden.
-    """
-    known = re.compile(_names(server), re.IGNORECASE)
-    machine_names = _machine_names(socket.gethostname())
-
-    def check(connection: Connection) -> None:
-        host = _bare(connection.headers.get("host", "localhost"))
-        if host.lower() in machine_names and not known.fullmatch(host) and _is_near(connection):
-            # No Origin equals it.
-            host = ""
-        elif not (known.fullmatch(host) or _is_address(host)):
-            raise Forbidden(
-                f"host {host!r} is not served here; add it to server.allowed_hosts of the preset"
-            )
-        origin = connection.headers.get("origin")
-        if origin is not None and not _is_friend(origin, host, known):
-            raise Forbidden(
-                f"pages of {origin!r} may not use this service; "
-                "add its host to server.allowed_hosts of the preset"
-            )
-
-    return check
+    """`host_rules` for a connection of Litestar."""
+    check = host_rules(server)
+    return lambda connection: check(
+        connection.headers, connection.client.host if connection.client else None
+    )
 
 
 def key_check(server: ServerSpec, dialect_of: DialectOf) -> Callable[[Connection], ApiKey | None]:
@@ -154,59 +123,10 @@ def cors(server: ServerSpec) -> CORSConfig:
     """Answers preflights of the origins that the host guard lets in."""
     return CORSConfig(
         allow_origins=[],
-        allow_origin_regex=rf"(?i:https?://(?:{_names(server)})(?::\d+)?)",
+        allow_origin_regex=rf"(?i:https?://(?:{host_pattern(server)})(?::\d+)?)",
         allow_headers=["*"],
         expose_headers=list(CACHE_HEADERS),
     )
-
-
-def _names(server: ServerSpec) -> str:
-    if "*" in server.allowed_hosts:
-        return ".*"
-    return "|".join((LOOPBACK, *(re.escape(name) for name in server.allowed_hosts)))
-
-
-def _machine_names(hostname: str) -> frozenset[str]:
-    """Name that containers use for this machine, and its own name in multicast DNS."""
-    own = hostname.partition(".")[0].lower()
-    return CONTAINER_HOSTS | ({f"{own}.local"} if own else set())
-
-
-def _is_near(connection: Connection) -> bool:
-    """True for a peer on this machine, in a container, or in the local network."""
-    if connection.client is None:
-        return True
-    try:
-        address = ipaddress.ip_address(connection.client.host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_private
-
-
-def _bare(host: str) -> str:
-    """Host name without its port."""
-    return re.sub(r":\d*$", "", host)
-
-
-def _is_address(host: str) -> bool:
-    """True for an IP address without a zone: Python takes any text after `%`."""
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return "%" not in host
-
-
-def _is_friend(origin: str, host: str, known: re.Pattern[str]) -> bool:
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-    if parts.scheme in APP_SCHEMES:
-        return True
-    name = _bare(parts.netloc)
-    return bool(name) and (name == host or known.fullmatch(name) is not None)
 
 
 def _key(connection: Connection, dialect: Dialect) -> str | None:

@@ -21,7 +21,7 @@ from mlxstack.api.streaming import (
     interleaved,
     streamed,
 )
-from mlxstack.core.engine_events import CacheMiss
+from mlxstack.core.engine_events import CacheMiss, RequestTimings
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Request as EngineRequest
 from mlxstack.service.admission import AdmittedRequest
@@ -33,7 +33,7 @@ from mlxstack.service.response_parts import (
     gather,
 )
 from mlxstack.service.service import Service
-from mlxstack.service.stats import saved_s
+from mlxstack.service.stats import expected_timings
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ CACHE_HEADERS = tuple(
         "cache-new-tokens",
         "ttft-saved-ms",
         "cache-miss-reason",
+        "cache-lost-tokens",
+        "cache-lost-ms",
         "slot",
         "agent",
     )
@@ -72,7 +74,7 @@ async def answer_whole(
     """All replies at once. Raises ClientDisconnected, which cancels the work."""
     replies = await cancel_on_disconnect(request, _all(service, orders))
     first = replies[0]
-    headers = cache_headers(orders[0].request, first.started, first.ended.work.saved_s)
+    headers = cache_headers(orders[0].request, first.started, first.ended.work)
     return Response(shape(replies), headers=headers, media_type="application/json")
 
 
@@ -86,8 +88,10 @@ async def answer_stream(
     order = groups[0][0]
     parts = stream_response(service, order, FIRST_S, BEAT_S)
     first = await anext(parts)
-    headers = cache_headers(order.request, first, saved_s(service.engine.snapshot(), first))
-    return streamed(frames(first, _numbered(service, parts, groups), renderer), headers)
+    work = expected_timings(service.engine.snapshot(), first)
+    headers = cache_headers(order.request, first, work)
+    found = frames(first, _numbered(service, parts, groups), renderer)
+    return streamed(found, headers, renderer.media_type)
 
 
 async def _numbered(
@@ -160,20 +164,32 @@ def _copy(order: AdmittedRequest, i: int) -> AdmittedRequest:
     return structs.replace(order, request=copy)
 
 
-def cache_headers(request: EngineRequest, first: ResponsePart, saved_s: float) -> dict[str, str]:
+def cache_headers(
+    request: EngineRequest, first: ResponsePart, work: RequestTimings
+) -> dict[str, str]:
     """Response headers with the cache numbers, if the reply begins with its start."""
     agent = {PREFIX + "agent": request.display_name} if request.display_name else {}
     if not isinstance(first, GenerationStarted):
         return agent
-    miss = {PREFIX + "cache-miss-reason": _line(_reason(first.miss))} if first.miss else {}
+    miss = _miss_headers(first, first.miss, work) if first.miss else {}
     return {
         PREFIX + "cache-hit": "true" if first.n_cached else "false",
         PREFIX + "cache-prefix-tokens": str(first.n_cached),
         PREFIX + "cache-new-tokens": str(first.n_prompt - first.n_cached),
-        PREFIX + "ttft-saved-ms": str(round(saved_s * 1000)) if first.n_cached else "0",
+        PREFIX + "ttft-saved-ms": str(round(work.saved_s * 1000)) if first.n_cached else "0",
         PREFIX + "slot": str(first.slot),
         **miss,
         **agent,
+    }
+
+
+def _miss_headers(
+    first: GenerationStarted, miss: CacheMiss, work: RequestTimings
+) -> dict[str, str]:
+    return {
+        PREFIX + "cache-miss-reason": _line(_reason(miss)),
+        PREFIX + "cache-lost-tokens": str(first.n_lost),
+        PREFIX + "cache-lost-ms": str(round(work.lost_s(first.n_lost) * 1000)),
     }
 
 

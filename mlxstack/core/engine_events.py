@@ -43,6 +43,10 @@ class RequestTimings(Struct, frozen=True):
     n_drafted: int = 0
     n_accepted: int = 0
 
+    def lost_s(self, n_lost: int) -> float:
+        """Seconds of the prefill that went into this many of the computed tokens."""
+        return self.prefill_s * n_lost / max(1, self.n_prompt - self.n_cached)
+
 
 class CacheMiss(Struct, frozen=True):
     """Why less was reused than could have been, and the `n_lost` tokens it cost.
@@ -55,6 +59,10 @@ class CacheMiss(Struct, frozen=True):
     at: int | None = None
     instead: tuple[int, ...] = ()
     n_lost: int = 0
+
+    def n_recomputed(self, n_computed: int) -> int:
+        """Lost tokens, at most those that were computed."""
+        return max(0, min(self.n_lost, n_computed))
 
 
 class RequestQueued(Struct, frozen=True):

@@ -50,6 +50,15 @@ class MissView(Struct, frozen=True):
     lost_s: float = 0.0
 
 
+class MissSums(Struct, frozen=True):
+    """Misses of one reason since the start, and the tokens and seconds that they lost."""
+
+    reason: str
+    n_misses: int = 0
+    n_lost: int = 0
+    lost_s: float = 0.0
+
+
 class WindowSums(Struct, frozen=True):
     """Sums over the requests of one window.
 
@@ -85,7 +94,8 @@ class PrefixView(Struct, frozen=True):
 class CacheView(Struct, frozen=True):
     """The memory beside the live contexts, in bytes; a budget of None has no bound.
 
-    `prefixes` come with the most useful first, `misses` with the latest first.
+    `prefixes` come with the most useful first, `misses` with the latest first (of many, those that
+    lost most), `losses` with the most seconds first.
     """
 
     is_enabled: bool = True
@@ -101,6 +111,7 @@ class CacheView(Struct, frozen=True):
     whole: WindowSums = WindowSums()
     prefixes: tuple[PrefixView, ...] = ()
     misses: tuple[MissView, ...] = ()
+    losses: tuple[MissSums, ...] = ()
 
 
 class TurnView(Struct, frozen=True):
@@ -126,7 +137,8 @@ class AgentKVView(Struct, frozen=True):
 class AgentView(Struct, frozen=True):
     """A named conversation; `place` is "live", "parked" or "disk", `slot` only when live.
 
-    `turns` are the latest ones, oldest first.
+    `turns` are the latest ones, oldest first. Of `n_drafted` draft tokens `n_accepted` are among
+    the generated ones.
     """
 
     id: str
@@ -141,6 +153,8 @@ class AgentView(Struct, frozen=True):
     n_cached: int = 0
     n_generated: int = 0
     saved_s: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
     idle_s: float = 0.0
     miss: MissView | None = None
     states: tuple[AgentKVView, ...] = ()
@@ -148,7 +162,10 @@ class AgentView(Struct, frozen=True):
 
 
 class RequestView(Struct, frozen=True):
-    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ..."""
+    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ...
+
+    Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
+    """
 
     id: str
     agent: str | None = None
@@ -162,6 +179,8 @@ class RequestView(Struct, frozen=True):
     decode_s: float = 0.0
     ttft_s: float = 0.0
     saved_s: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
     ended: str = ""
     age_s: float = 0.0
     miss: MissView | None = None
@@ -179,8 +198,9 @@ class ThroughputSample(Struct, frozen=True, array_like=True):
 class MemoryView(Struct, frozen=True):
     """Memory of the computer in bytes, and what this service holds of it.
 
-    `workspace_bytes` are arrays of MLX that are neither weights nor KV, and freed buffers that it
-    keeps; `available_bytes` are free without swapping. `pressure` is "calm", "high" or "critical".
+    `workspace_bytes` are the rest of the process: arrays of MLX that are neither weights nor KV,
+    freed buffers that it keeps, the program itself; `available_bytes` are free without swapping.
+    `pressure` is "calm", "high" or "critical".
     """
 
     total_bytes: int = 0
@@ -194,12 +214,16 @@ class MemoryView(Struct, frozen=True):
 
 
 class LoadView(Struct, frozen=True):
-    """A model that is being loaded: bytes in memory of all its weights, after `elapsed_s`."""
+    """A model that is being loaded: bytes in memory of all its weights, after `elapsed_s`.
+
+    While it is downloaded, they are bytes on disk of all that were missing.
+    """
 
     model: str
     n_done: int = 0
     n_total: int = 0
     elapsed_s: float = 0.0
+    is_download: bool = False
 
 
 class StatusFrame(Struct, frozen=True, omit_defaults=True):

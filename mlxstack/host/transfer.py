@@ -6,12 +6,12 @@ from mlxstack.core.formatting import size
 
 
 class Transfer:
-    """Thread-safe; the hub's client reports from several threads."""
+    """Thread-safe; the hub's client reports from several threads. `began` is monotonic."""
 
     def __init__(self, n_total: int, began: float) -> None:
         self.n_total = n_total
         self.n_done = 0
-        self._began = began
+        self.began = began
         self._lock = threading.Lock()
 
     def add(self, n_bytes: int) -> None:
@@ -21,7 +21,7 @@ class Transfer:
 
     def text(self, now: float) -> str:
         """`38 %, 6.2 GiB of 16.4 GiB, 95 MiB/s, 1 min 50 s left`."""
-        n_done, elapsed = self.n_done, max(now - self._began, 1e-3)
+        n_done, elapsed = self.n_done, max(now - self.began, 1e-3)
         speed = n_done / elapsed
         parts = [f"{100 * n_done // max(self.n_total, 1)} %"]
         parts += [f"{size(n_done)} of {size(self.n_total)}", f"{size(speed)}/s"]

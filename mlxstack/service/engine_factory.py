@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import reprlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from mlxstack.core.preset import ModelSpec, Persist, Preset, ServiceKind
 from mlxstack.engine import device
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.embedding_engine import EmbeddingEngine
-from mlxstack.engine.model import loader
+from mlxstack.engine.model import hub_download, loader
 from mlxstack.engine.template_check import check_template
 from mlxstack.host import modes, preset_schema, presets
 from mlxstack.host.home import Home
@@ -23,6 +24,7 @@ from mlxstack.host.memory_budget import this_memory
 from mlxstack.host.model_files import read_config, weights_on_disk
 from mlxstack.host.model_reference import HUB_ID
 from mlxstack.host.preset_paths import BUILTIN_MODEL
+from mlxstack.host.transfer import Transfer
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
 from mlxstack.service.plan_candidate import of_files
@@ -171,6 +173,10 @@ class EngineFactory:
     def weights_bytes(self, preset: Preset) -> int:
         """Size of the weight files of a model; 0 before they are downloaded."""
         return weights_on_disk(preset.model)
+
+    def downloads(self) -> Mapping[str, Transfer]:
+        """Running downloads by model."""
+        return dict(hub_download.RUNNING)
 
     def active_bytes(self) -> int:
         """Bytes that MLX holds now."""

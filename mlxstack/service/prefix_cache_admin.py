@@ -12,6 +12,7 @@ from mlxstack.core.engine_events import RequestFinished
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority, Request
 from mlxstack.core.status import CacheView
+from mlxstack.service.request_log import misses_of
 from mlxstack.service.service import Service
 from mlxstack.service.text_processor import TextProcessor
 
@@ -21,8 +22,8 @@ PATIENCE_S = 600.0
 async def look(service: Service, limit: int = 20) -> CacheView:
     """Statistics of the prefix cache, with the last misses."""
     view = await asyncio.wrap_future(service.cache.stats(limit))
-    misses = (request.miss for request in service.request_log.requests())
-    return replace(view, misses=tuple(miss for miss in misses if miss is not None)[:limit])
+    log = service.request_log
+    return replace(view, misses=misses_of(log.requests(), limit), losses=log.losses)
 
 
 class Prefix(Struct, frozen=True):

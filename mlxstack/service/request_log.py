@@ -17,7 +17,7 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
 )
 from mlxstack.core.request import Request
-from mlxstack.core.status import MissView, RequestView
+from mlxstack.core.status import MissSums, MissView, RequestView
 from mlxstack.service.agents.registry import AgentRegistry
 
 log = logging.getLogger("mlxstack.requests")
@@ -47,6 +47,7 @@ class RequestLog:
         self._requests: dict[str, tuple[Request, Decode]] = {}
         self._slots: dict[str, SlotAssigned] = {}
         self._done: deque[LoggedRequest] = deque(maxlen=MOST_REQUESTS)
+        self._losses: dict[str, MissSums] = {}
         self.agent_registry = AgentRegistry()
 
     def begin(self, request: Request, decode: Decode) -> None:
@@ -66,6 +67,8 @@ class RequestLog:
                 miss = _miss(request, slot.miss, decode, view) if slot and slot.miss else None
                 entry = LoggedRequest(view, time.time(), miss)
                 self._done.append(entry)
+                if miss is not None:
+                    self._count(miss)
                 view = replace(view, miss=miss)
                 self.agent_registry.note(view, entry.at, is_explicit=request.agent is not None)
                 _log(request, view)
@@ -78,9 +81,30 @@ class RequestLog:
             for e in reversed(self._done)
         )
 
+    @property
+    def losses(self) -> tuple[MissSums, ...]:
+        """Misses since the start by reason, the costliest first."""
+        return tuple(sorted(self._losses.values(), key=lambda one: -one.lost_s))
+
     def find(self, name: str) -> RequestView | None:
         """Newest request with this id, or of this agent."""
         return next((r for r in self.requests() if name in (r.id, r.agent)), None)
+
+    def _count(self, miss: MissView) -> None:
+        sums = self._losses.get(miss.reason, MissSums(miss.reason))
+        self._losses[miss.reason] = replace(
+            sums,
+            n_misses=sums.n_misses + 1,
+            n_lost=sums.n_lost + miss.n_lost,
+            lost_s=sums.lost_s + miss.lost_s,
+        )
+
+
+def misses_of(requests: tuple[RequestView, ...], limit: int) -> tuple[MissView, ...]:
+    """Misses of the latest requests, the latest first; of many, those that lost most."""
+    found = [one.miss for one in requests if one.miss is not None]
+    costly = sorted(found, key=lambda miss: -miss.lost_s)[:limit]
+    return tuple(sorted(costly, key=lambda miss: miss.age_s))
 
 
 def _view(
@@ -103,6 +127,8 @@ def _view(
             decode_s=timings.decode_s,
             ttft_s=timings.ttft_s,
             saved_s=timings.saved_s,
+            n_drafted=timings.n_drafted,
+            n_accepted=timings.n_accepted,
         )
     return view if slot is None else replace(view, slot=slot.slot, source=slot.source)
 
@@ -110,7 +136,7 @@ def _view(
 def _miss(request: Request, miss: CacheMiss, decode: Decode, view: RequestView) -> MissView:
     """Describe a miss; its seconds are those of the lost tokens' share of the prefill."""
     n_computed = view.n_prompt - view.n_cached
-    n_lost = max(0, min(miss.n_lost, n_computed))
+    n_lost = miss.n_recomputed(n_computed)
     shown = MissView(
         reason=miss.reason,
         at=miss.at,

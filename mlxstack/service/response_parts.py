@@ -26,6 +26,11 @@ class GenerationStarted(Struct, frozen=True):
     source: KVSource = KVSource.NONE
     miss: CacheMiss | None = None
 
+    @property
+    def n_lost(self) -> int:
+        """Computed tokens that could have been reused."""
+        return self.miss.n_recomputed(self.n_prompt - self.n_cached) if self.miss else 0
+
 
 class PrefillProgressed(Struct, frozen=True):
     """`n_done` of `n_prompt` tokens are computed, `elapsed_ms` after the slot was assigned."""

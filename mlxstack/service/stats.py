@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.commands import SlotCommandResult, SlotRestoreResult, SlotSaveResult
-from mlxstack.core.engine_events import SlotAssigned
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot
 from mlxstack.core.request import Request
 from mlxstack.core.status import ThroughputSample
@@ -107,7 +107,14 @@ def decode_rate(now: Counters, before: Counters = START) -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
-def saved_s(snapshot: Snapshot, part: ResponsePart) -> float:
-    """Seconds of prefill that the reused tokens would have cost at the speed so far."""
+def expected_timings(snapshot: Snapshot, part: ResponsePart) -> RequestTimings:
+    """Prefill times of a reply that has just begun, at the speed so far."""
     rate = prompt_rate(snapshot.counters)
-    return part.n_cached / rate if isinstance(part, GenerationStarted) and rate > 0 else 0.0
+    if not isinstance(part, GenerationStarted) or rate <= 0:
+        return RequestTimings()
+    return RequestTimings(
+        n_prompt=part.n_prompt,
+        n_cached=part.n_cached,
+        prefill_s=(part.n_prompt - part.n_cached) / rate,
+        saved_s=part.n_cached / rate,
+    )

@@ -24,6 +24,7 @@ from mlxstack.core.status import (
 )
 from mlxstack.host.memory_pressure import pressure_level
 from mlxstack.service.agents.registry import views
+from mlxstack.service.request_log import misses_of
 from mlxstack.service.service import Service, ServiceHealth
 
 MOST_PREFIXES = 20
@@ -31,6 +32,7 @@ MOST_REQUESTS = 50
 MOST_AGENTS = 64
 MOST_TURNS = 16
 NOWHERE: Mapping[str, AgentKVLocation] = {}
+PROCESS = psutil.Process()
 LOOK_S = 2.0
 REST_S = 15.0
 
@@ -132,10 +134,14 @@ class StatusFeed:
 def _with_details(
     service: Service, memory: CacheView, requests: tuple[RequestView, ...]
 ) -> CacheView:
-    """Add the latest misses, and the first words of every prefix."""
-    misses = tuple(one.miss for one in requests if one.miss is not None)
+    """Add the misses, and the first words of every prefix."""
     prefixes = tuple(_described(service, one) for one in memory.prefixes)
-    return replace(memory, misses=misses[:MOST_PREFIXES], prefixes=prefixes)
+    return replace(
+        memory,
+        misses=misses_of(requests, MOST_PREFIXES),
+        losses=service.request_log.losses,
+        prefixes=prefixes,
+    )
 
 
 def _described(service: Service, prefix: PrefixView) -> PrefixView:
@@ -157,12 +163,15 @@ def _titles(
 
 
 def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> MemoryView:
-    """Divide what MLX holds; what is neither weights nor KV is workspace."""
+    """Divide what the process holds; what is neither weights nor KV is workspace.
+
+    Its resident memory lacks what a GPU holds, and untouched arrays.
+    """
     system = psutil.virtual_memory()
     is_loaded = service.health in (ServiceHealth.OK, ServiceHealth.STALLED)
     weights = service.facts.n_bytes if is_loaded else 0
     kv = max(memory.memory_bytes if memory else 0, snapshot.kv_bytes)
-    held = snapshot.active_bytes + snapshot.cache_bytes
+    held = max(snapshot.active_bytes + snapshot.cache_bytes, PROCESS.memory_info().rss)
     return MemoryView(
         total_bytes=system.total,
         available_bytes=system.available,
@@ -176,7 +185,11 @@ def _memory(service: Service, snapshot: Snapshot, memory: CacheView | None) -> M
 
 
 def _loading(service: Service) -> LoadView | None:
-    """Progress of a load; the bytes of a download are not known here."""
+    """Progress of a download or a load; the old model serves while the new one is downloaded."""
+    downloads = service.engine_factory.downloads() if service.engine_factory is not None else {}
+    for model, transfer in downloads.items():
+        elapsed_s = time.monotonic() - transfer.began
+        return LoadView(model, transfer.n_done, transfer.n_total, elapsed_s, is_download=True)
     if service.health not in (ServiceHealth.LOADING, ServiceHealth.SWAPPING):
         return None
     n_done = n_total = 0

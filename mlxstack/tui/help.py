@@ -7,6 +7,9 @@ KEYS = (
     ("1 2 3 4", "the screens"),
     ("tab", "the next table"),
     ("up down", "choose a row; enter shows more where the heading says so"),
+    ("/", "show only rows with some words; an empty line shows all"),
+    ("s", "sort by the next column"),
+    ("l", "the end of the service log"),
     ("ctrl+p", "the command palette: everything that can be done, and the themes"),
     ("?", "this page"),
     ("q", "leave; the service goes on"),
@@ -16,7 +19,9 @@ KEYS = (
 def help_lines(explains: str) -> tuple[Line, ...]:
     """A page of text."""
     words: list[Line] = [(TextCell(paragraph),) for paragraph in explains.split("\n")]
-    actions = [_key(action.key, f"{action.label}: {action.help}") for action in ACTIONS]
+    actions = [
+        _key(action.key, f"{action.label} ({action.target}): {action.help}") for action in ACTIONS
+    ]
     keys = [_key(key, told) for key, told in KEYS]
     return (*words, (), (TextCell("Keys", CellStyle.STRONG),), *keys, *actions)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
@@ -18,7 +19,8 @@ TOOLS = [
 
 
 def chat(http: httpx.Client, text: str, **more: object) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+    body: dict[str, object] = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    body |= more
     answer = http.post("/v1/chat/completions", json=body)
     answer.raise_for_status()
     return answer
@@ -107,6 +109,55 @@ def test_z10_a_changed_tool_order_is_named_with_its_text(http: httpx.Client) -> 
     assert found["miss"]["reason"] == "diverged"
     assert "read" in found["miss"]["text_cached"]
     assert "list" in found["miss"]["text_sent"]
+
+
+def test_a_miss_costs_the_same_in_headers_metrics_cache_and_command_line(
+    live: Running, http: httpx.Client
+) -> None:
+    rules = [{"role": "system", "content": f"Rules of the house: {WORDS}"}]
+    other = [{"role": "system", "content": f"Rules of this house: {WORDS}"}]
+    say = [{"role": "user", "content": "Hello."}]
+    for _ in range(2):
+        chat(http, "", messages=rules + say, session_id="moving")
+    new = chat(http, "", messages=[*rules, {"role": "user", "content": "Count the files."}])
+    assert new.headers["x-mlx-stack-cache-miss-reason"].startswith("new conversation at token")
+    assert new.headers["x-mlx-stack-cache-lost-tokens"] == "0"
+    moved = chat(http, "", messages=other + say, session_id="moving")
+    n_lost, lost_ms = (int(moved.headers[f"x-mlx-stack-cache-lost-{x}"]) for x in ("tokens", "ms"))
+    assert 0 < n_lost <= int(moved.headers["x-mlx-stack-cache-new-tokens"])
+
+    miss = http.get("/requests/moving").json()["miss"]
+    assert (miss["n_lost"], round(1000 * miss["lost_s"])) == (n_lost, lost_ms)
+    cache = http.get("/cache").json()
+    assert cache["losses"] == sorted(cache["losses"], key=lambda one: -one["lost_s"])
+    sums = {one["reason"]: one for one in cache["losses"]}
+    assert sums["diverged"]["n_lost"] >= n_lost
+    assert (sums["new conversation"]["n_lost"], sums["new conversation"]["lost_s"]) == (0, 0)
+    told = samples(http.get("/metrics").text)
+    for reason, one in sums.items():
+        for name, field in (("misses", "n_misses"), ("lost_tokens", "n_lost")):
+            assert told[f"mlxstack_cache_{name}_total", reason] == one[field]
+        assert told["mlxstack_cache_lost_seconds_total", reason] == pytest.approx(one["lost_s"])
+
+    why = CliRunner().invoke(app, ["cache", "why", "moving", "--url", live.url]).output
+    assert f"lost {n_lost:,} tokens, {miss['lost_s']:.1f} s" in why
+    other_why = CliRunner().invoke(
+        app, ["cache", "why", new.headers["x-mlx-stack-agent"], "--url", live.url]
+    )
+    assert other_why.output.splitlines()[-1].endswith("; lost nothing")
+    status = CliRunner().invoke(app, ["cache", "status", "--url", live.url]).output
+    _, _, costly = status.partition("Last misses, the costliest first:")
+    assert f"moving: diverged at token {miss['at']}" in costly
+    assert "new conversation" not in costly
+    assert "new conversation" in status
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Samples of the metrics by name and reason."""
+    families = text_string_to_metric_families(text)
+    return {
+        (one.name, one.labels.get("reason", "")): one.value for f in families for one in f.samples
+    }
 
 
 def test_cache_status_on_the_command_line(live: Running, http: httpx.Client) -> None:

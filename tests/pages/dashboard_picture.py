@@ -1,4 +1,4 @@
-"""The picture of the README: the dashboard on the recording that the pictures of the docs show.
+"""The picture of the README: the dashboard with five coding agents at work.
 
 `make shots` runs this; it needs cairosvg, which is installed for it, and a font with box drawing.
 """
@@ -11,15 +11,16 @@ from pathlib import Path
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import ThemeChoice
+from tests.pages import recording
 from tests.tui import shots
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "dashboard.png"
-SIZE = (120, 40)
+SIZE = (120, 34)
 FONT = "DejaVu Sans Mono"
 
 
 async def svg() -> str:
-    """The first screen at the end of the recording."""
+    """The first screen after the tape."""
     app = Dashboard(RecordingFeed("127.0.0.1:7109", shots.working()), None, ThemeChoice())
     async with app.run_test(size=SIZE) as pilot:
         await pilot.app.workers.wait_for_complete()
@@ -29,14 +30,14 @@ async def svg() -> str:
 
 
 def main() -> int:
-    """Write the picture."""
+    """Write the picture and the recording."""
     import cairosvg
 
     drawn = re.sub(r"font-family:\s*[^;]+;", f"font-family: {FONT};", asyncio.run(svg()))
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     cairosvg.svg2png(bytestring=drawn.encode(), write_to=str(PICTURE), output_width=1800)
-    return 0
+    return recording.main()
 
 
 if __name__ == "__main__":

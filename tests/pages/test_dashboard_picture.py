@@ -1,21 +1,23 @@
-"""The README's picture shows agents as a developer has them, and nothing hostile."""
+"""The README's picture and the recording show agents as a developer has them."""
 
+import json
+import re
 import struct
 
 from tests.pages.dashboard_picture import PICTURE, svg
+from tests.pages.recording import CAST, COLUMNS, LINES
 from tests.tui import scenes, shots
 
 
 async def test_the_picture_has_realistic_names() -> None:
     drawn = (await svg()).replace("&#160;", " ")
-    titles = [shots.TITLES[slot.agent] for slot in shots.SLOTS if slot.agent]
-    assert len(titles) >= 3
-    for text in (shots.MODEL, *(title.partition(" · ")[2] for title in titles)):
+    for text in (shots.MODEL, "claude · shop-api", "codex · infra", "opencode · website"):
         assert text in drawn
-    assert "rm -rf" not in drawn
+    for text in ("rm -rf", "qwen2.5", "claude-main", "opencode-2"):
+        assert text not in drawn
 
 
-def test_no_frame_of_the_recording_has_a_hostile_name() -> None:
+def test_no_frame_of_the_picture_has_a_hostile_name() -> None:
     frames = shots.working()
     assert len(frames) > 200
     assert all(scenes.EVIL not in repr(frame) for frame in frames)
@@ -25,3 +27,18 @@ def test_the_picture_is_wide_enough_to_read() -> None:
     header = PICTURE.read_bytes()[:24]
     width, height = struct.unpack(">II", header[16:24])
     assert header.startswith(b"\x89PNG") and width >= 1600 and height >= 700
+
+
+def test_the_recording_plays_and_shows_a_second_agent_that_reuses_its_prompt() -> None:
+    first, *rest = CAST.read_text(encoding="utf-8").splitlines()
+    header, events = json.loads(first), [json.loads(line) for line in rest]
+    assert (header["version"], header["width"], header["height"]) == (2, COLUMNS, LINES)
+    assert CAST.stat().st_size < 300_000
+    ats = [at for at, _, _ in events]
+    assert ats == sorted(ats)
+    assert {kind for _, kind, _ in events} == {"o"}
+    # Cursor moves lie between the cells that changed.
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "".join(text for _, _, text in events))
+    before, _, after = shown.partition("claude · shop-web")
+    assert "claude · shop-api" in before
+    assert re.search(r"9[5-9]%", after)

@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+from msgspec import structs
 from textual.pilot import Pilot
 
 from mlxstack.cli.services.local_machine import here
-from mlxstack.core.status import StatusFrame
+from mlxstack.core.status import LoadView, StatusFrame
 from mlxstack.host.home import Home, make_home
+from mlxstack.tui.actions import ACTIONS, ActionInput
 from mlxstack.tui.app import Dashboard
 from mlxstack.tui.recording import RecordingFeed
 from mlxstack.tui.theme import ThemeChoice
@@ -15,6 +17,7 @@ from tests.tui import scenes, shots
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 
+GIB = 2**30
 QUESTIONS = (
     ("how much memory is left?", (), "5.4 GiB left of 36.0"),
     ("is the system short of memory?", (), "pressure calm · no swap"),
@@ -27,6 +30,10 @@ QUESTIONS = (
     ("which prompt changed, where?", (), "prompt changed at token 1,312: `Tuesday, 14:02`"),
     ("what lost the most time?", (), "8.10s codex · infra"),
     ("what would keep more KV?", (), "raise prefix_cache.memory_budget_pct"),
+    ("what would free memory?", ("2",), "X frees up to 2.4 GiB"),
+    ("is anything downloading?", (), "downloading qwen3-coder-next ███"),
+    ("how long does the download take?", (), "12.4/44.8 GiB, 2m20s so far, ETA 6m05s"),
+    ("which prompt costs an agent its reuse?", ("3",), "diverged"),
     ("whose is the largest shared prefix?", ("2",), "* You are Claude Code"),
     ("where is an idle agent?", ("3",), "qwen · lab parked"),
     ("which text did the request send?", ("tab", "tab", "enter"), "Tuesday, 14:09"),
@@ -39,7 +46,13 @@ def text(pilot: Pilot[None]) -> str:
 
 
 async def test_twelve_questions_are_answered_by_the_screen() -> None:
-    app = Dashboard(RecordingFeed("127.0.0.1:7109", shots.working()), Clerk(), ThemeChoice())
+    *before, last = shots.working()
+    assert isinstance(last, StatusFrame)
+    download = LoadView(
+        "qwen3-coder-next", round(12.4 * GIB), round(44.8 * GIB), 140.0, is_download=True
+    )
+    tape = (*before, structs.replace(last, loading=download))
+    app = Dashboard(RecordingFeed("127.0.0.1:7109", tape), Clerk(), ThemeChoice())
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
         for question, keys, answer in QUESTIONS:
@@ -86,10 +99,20 @@ async def test_a_dialog_dims_the_screen_below() -> None:
     app = Dashboard(RecordingFeed("127.0.0.1:7109", shots.working()), Clerk(), ThemeChoice())
     async with app.run_test(size=(120, 40)) as pilot:
         await settled(pilot)
+        before = color_of(pilot, "5.4 GiB left")
         await pilot.press("E")
         await pilot.pause()
         assert "Erase" in text(pilot)
-        assert "5.4 GiB left" in text(pilot)
+        assert color_of(pilot, "5.4 GiB left") < before
+
+
+def color_of(pilot: Pilot[None], words: str) -> int:
+    """Brightness of some text on the screen."""
+    strips = pilot.app.screen._compositor.render_strips()
+    parts = [part for strip in strips for part in strip if words in part.text]
+    style = parts[0].style
+    assert style is not None and style.color is not None
+    return sum(style.color.get_truecolor())
 
 
 async def test_the_log_of_another_computer_is_named() -> None:
@@ -134,3 +157,26 @@ async def test_the_log_is_shown_on_the_computer_of_the_service(tmp_path: Path) -
         await pilot.press("l")
         await settled(pilot)
         assert "last \\x1b[31mline" in text(pilot)
+
+
+async def test_a_key_means_the_same_everywhere_and_destructive_ones_ask_in_the_palette() -> None:
+    app = Dashboard(RecordingFeed("127.0.0.1:7109", shots.working()), Clerk(), ThemeChoice())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settled(pilot)
+        meanings: dict[str, set[str]] = {}
+        for screen in "1234":
+            await pilot.press(screen)
+            for one in app.active_bindings.values():
+                meanings.setdefault(one.binding.key, set()).add(one.binding.description)
+                destructive = {act.key for act in ACTIONS if act.is_destructive}
+                assert not (one.binding.key in destructive and one.binding.show)
+        assert {key: told for key, told in meanings.items() if len(told) > 1} == {}
+        titles = [command.title for command in app.get_system_commands(app.screen)]
+    labels: dict[str, set[str]] = {}
+    for action in ACTIONS:
+        labels.setdefault(action.key, set()).add(action.label)
+        assert any(title.startswith(f"{action.label}: ") for title in titles)
+        if action.is_destructive:
+            assert action.key.isupper()
+            assert action.wants is not ActionInput.NOTHING
+    assert all(len(told) == 1 for told in labels.values())

@@ -1,4 +1,4 @@
-"""A headless dashboard: `mlx-stack tui` on a pseudo-terminal of 80x24, recording."""
+"""A headless dashboard: `mlx-stack tui` on a pseudo-terminal, recording."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,6 @@ from mlxstack.bench.dev.sandbox import Sandbox
 from mlxstack.core.errors import Broken
 
 COMMAND = (sys.executable, "-m", "mlxstack.cli.main", "tui")
-LINES, COLUMNS = 24, 80
 ATTACHED_WITHIN_S = 60.0
 PATIENCE_S = 20.0
 POLL_S = 0.05
@@ -42,10 +41,13 @@ class Spectator:
 
 
 @contextlib.asynccontextmanager
-async def spectator(stage: Sandbox, url: str) -> AsyncIterator[Spectator]:
-    """Attached and drawing inside, left by its own key after. Raises Broken when it does not."""
+async def spectator(stage: Sandbox, url: str, size: tuple[int, int]) -> AsyncIterator[Spectator]:
+    """A dashboard of `size` columns and lines, attached inside and left by its own key after.
+
+    Raises Broken when it does not attach.
+    """
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     recording = stage.folder / f"watched-{time.monotonic_ns()}.jsonl"
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "--url", url, "--record", str(recording), env=_env(stage), stdin=theirs,

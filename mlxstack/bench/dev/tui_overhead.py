@@ -17,20 +17,24 @@ from mlxstack.core.errors import Broken
 from mlxstack.core.preset import SlotSpec
 
 DECODERS = 3
-FRAMES_PER_S = 4.0
-"""At most so many the service sends; the share of a core is told for this many."""
+SIZES = ((80, 24), (200, 50))
+"""Columns and lines of the terminals."""
+
+FRAMES_PER_S = 2.0
+"""Frames of a busy service; the share of a core is told for this many."""
 
 MOST_COST, MOST_CPU = 2.0, 10.0
 NOTE = (
     "CPU is the share of one core. The cost is the median over passes of what watched windows "
-    "lack against the unwatched ones around them. BLAS leaves one core free, as a GPU leaves all."
+    "lack against the mean of the two unwatched ones around them. BLAS leaves one core free, as a "
+    "GPU leaves all."
 )
 
 
 class WatchPlan(Struct, frozen=True):
-    """Three agents decode all the time. A pass has four windows of `window_s` seconds.
+    """Three agents decode all the time. A pass has windows of `window_s` seconds.
 
-    The first and the last run without a dashboard, so that what drifts hits both alike. `settle_s`
+    The first and the last run without a dashboard, the others with one of each size. `settle_s`
     seconds lie before each window; an answer has `n_answer` tokens, few enough that every window
     sees contexts of all lengths.
     """
@@ -46,11 +50,12 @@ SMALL = WatchPlan(1, 1.0, 0.3, 20, 100)
 
 
 class ClockWindow(Struct, frozen=True):
-    """A stretch of the clock; `cpu_s` and `n_frames` are the dashboard's, if there is one."""
+    """A stretch of the clock; `cpu_s` and `n_frames` are the dashboard's of `size`, if any."""
 
     began: float
     ended: float
-    cpu_s: float | None = None
+    size: tuple[int, int] | None = None
+    cpu_s: float = 0.0
     n_frames: int = 0
 
     @property
@@ -76,39 +81,31 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
 
 
 def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Results:
-    """Throughput with and without, the share of a core, and both targets."""
-    watched = [one for one in windows if one.cpu_s is not None]
-    alone = tuple(_rate(one, timed) for one in windows if one.cpu_s is None)
-    seen = tuple(_rate(one, timed) for one in watched)
-    if not (alone and seen and min(alone) > 0):
+    """Throughput without a dashboard and with one of each size, its share of a core, targets."""
+    alone = tuple(_rate(one, timed) for one in windows if one.size is None)
+    if not alone or min(alone) <= 0:
         raise Broken("nothing was decoded while it was measured")
-    costs = tuple(
-        100 * (1 - ratio(*pair)) for pair in zip(_by_pass(seen), _by_pass(alone), strict=True)
-    )
-    frames = tuple(one.n_frames / one.seconds for one in watched)
-    shares = tuple(100 * (one.cpu_s or 0.0) / one.seconds for one in watched)
-    scaled = tuple(share * ratio(FRAMES_PER_S, n) for share, n in zip(shares, frames, strict=True))
-    rows = (
-        ("no dashboard", _several(alone, "tokens/s"), "-", "-"),
-        (
-            "a dashboard is attached",
-            _several(seen, "tokens/s"),
-            _several(frames, "/s"),
-            _several(shares, "%"),
-        ),
-        ("what it costs, pass by pass", _several(costs, "%"), "-", "-"),
-    )
-    heads = ("Service", f"Decode of {DECODERS} agents", "Frames", "CPU of the dashboard")
-    return Results(
-        (ReportTable("What a dashboard costs", heads, rows, NOTE),),
-        (
-            at_most(
-                "decode throughput that a dashboard costs", spread(costs).median, MOST_COST, "%"
-            ),
-            at_most("CPU of the dashboard at 4 frames/s", spread(scaled).median, MOST_CPU, "%"),
-        ),
-        {"alone": alone, "watched": seen, "costs": costs, "frames": frames, "cpu": shares},
-    )
+    around = tuple((a + b) / 2 for a, b in zip(alone[::2], alone[1::2], strict=True))
+    rows = [("no dashboard", _several(alone, "tokens/s"), "-", "-", "-")]
+    targets, raw = [], {"alone": alone}
+    for size in SIZES:
+        name, watched = "x".join(map(str, size)), [one for one in windows if one.size == size]
+        seen = tuple(_rate(one, timed) for one in watched)
+        costs = tuple(100 * (1 - ratio(*pair)) for pair in zip(seen, around, strict=True))
+        frames = tuple(one.n_frames / one.seconds for one in watched)
+        shares = tuple(100 * one.cpu_s / one.seconds for one in watched)
+        scaled = [s * ratio(FRAMES_PER_S, n) for s, n in zip(shares, frames, strict=True)]
+        several = (_several(seen, "tokens/s"), _several(costs, "%"), _several(frames, "/s"))
+        rows.append((f"a dashboard of {name}", *several, _several(shares, "%")))
+        cost, share = spread(costs).median, spread(scaled).median
+        targets += [
+            at_most(f"decode throughput that a dashboard of {name} costs", cost, MOST_COST, "%"),
+            at_most(f"CPU of it at {FRAMES_PER_S:g} frames/s", share, MOST_CPU, "%"),
+        ]
+        raw |= {f"watched {name}": seen, f"frames {name}": frames, f"cpu {name}": shares}
+    heads = ("Service", f"Decode of {DECODERS} agents", "Cost", "Frames", "CPU of the dashboard")
+    table = ReportTable("What a dashboard costs", heads, tuple(rows), NOTE)
+    return Results((table,), tuple(targets), raw)
 
 
 async def _talk(
@@ -127,14 +124,17 @@ async def _windows(stage: Sandbox, plan: WatchPlan, url: str) -> list[ClockWindo
     found = []
     for i in range(plan.passes):
         stage.say(f"three agents decode, watched and not, pass {i + 1}")
-        found.append(await _window(plan, None))
-        async with spectator(stage, url) as watcher:
-            found += [await _window(plan, watcher) for _ in range(2)]
-        found.append(await _window(plan, None))
+        found.append(await _window(plan))
+        for size in SIZES:
+            async with spectator(stage, url, size) as watcher:
+                found.append(await _window(plan, watcher, size))
+        found.append(await _window(plan))
     return found
 
 
-async def _window(plan: WatchPlan, watcher: Spectator | None) -> ClockWindow:
+async def _window(
+    plan: WatchPlan, watcher: Spectator | None = None, size: tuple[int, int] | None = None
+) -> ClockWindow:
     await asyncio.sleep(plan.settle_s)
     began = Caller.clock()
     cpu_s, n_frames = (watcher.cpu_s(), watcher.n_frames()) if watcher else (0.0, 0)
@@ -142,17 +142,12 @@ async def _window(plan: WatchPlan, watcher: Spectator | None) -> ClockWindow:
     ended = Caller.clock()
     if watcher is None:
         return ClockWindow(began, ended)
-    return ClockWindow(began, ended, watcher.cpu_s() - cpu_s, watcher.n_frames() - n_frames)
+    return ClockWindow(began, ended, size, watcher.cpu_s() - cpu_s, watcher.n_frames() - n_frames)
 
 
 def _rate(window: ClockWindow, timed: Sequence[TimedRequest]) -> float:
     n = sum(window.began < at <= window.ended for one in timed for at in one.marks)
     return n / window.seconds
-
-
-def _by_pass(rates: Sequence[float]) -> tuple[float, ...]:
-    """The two windows of each pass together: what drifts within a pass hits both kinds alike."""
-    return tuple(a + b for a, b in zip(rates[::2], rates[1::2], strict=True))
 
 
 def _several(values: Sequence[float], unit: str) -> str:

@@ -53,6 +53,8 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
     kept = found["bytes"]
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
     typer.echo(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
+    if found["n_drafted"]:
+        typer.echo(f"drafts: {found['n_accepted']} of {found['n_drafted']} tokens accepted")
     if found["miss"]:
         typer.echo(f"last miss: {_reason(found['miss'])}")
     for state in found["states"]:

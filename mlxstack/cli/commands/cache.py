@@ -14,7 +14,7 @@ from mlxstack.cli.output import as_json, table
 from mlxstack.core.formatting import size
 
 if TYPE_CHECKING:
-    from mlxstack.core.status import CacheView, MissView, PrefixView
+    from mlxstack.core.status import CacheView, MissSums, MissView, PrefixView
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -140,8 +140,10 @@ def render(view: "CacheView") -> str:
         "Top cached prefixes:",
     ]
     lines += [_line(prefix) for prefix in view.prefixes] or ["  none yet"]
-    if view.misses:
-        lines += ["", "Last misses:", *(f"  {_reason(miss)}" for miss in _costliest(view.misses))]
+    if view.losses:
+        lines += ["", "Misses since the start:", *(_sums(sums) for sums in view.losses)]
+    if costly := _costliest(view.misses):
+        lines += ["", "Last misses, the costliest first:", *(f"  {_reason(m)}" for m in costly)]
     return "\n".join(lines)
 
 
@@ -186,18 +188,28 @@ def _title(prefix: "PrefixView") -> str:
     return prefix.name or f"({prefix.n_tokens} tokens)"
 
 
+def _sums(sums: "MissSums") -> str:
+    return f"  {sums.reason:<24} {sums.n_misses:<8,} {_cost(sums.n_lost, sums.lost_s)}"
+
+
 def _reason(miss: "MissView") -> str:
-    who = miss.agent or miss.request
-    cost = f"; lost {miss.n_lost} tokens, {miss.lost_s:.1f} s" if miss.n_lost else ""
+    who, cost = miss.agent or miss.request, _cost(miss.n_lost, miss.lost_s)
     if miss.at is None:
-        return f"{who}: {miss.reason}{cost}"
-    where = f"{who}: {miss.reason} at token {miss.at}, after {miss.text_shared[-40:]!r}"
-    return f"{where}: {miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}{cost}"
+        return f"{who}: {miss.reason}; {cost}"
+    where = f"{who}: {miss.reason} at token {miss.at}"
+    if not miss.n_lost:
+        return f"{where}; {cost}"
+    texts = f"{miss.text_sent[:40]!r} instead of {miss.text_cached[:40]!r}"
+    return f"{where}, after {miss.text_shared[-40:]!r}: {texts}; {cost}"
+
+
+def _cost(n_lost: int, lost_s: float) -> str:
+    return f"lost {n_lost:,} tokens, {lost_s:.1f} s" if n_lost else "lost nothing"
 
 
 def _costliest(misses: "tuple[MissView, ...]") -> "list[MissView]":
-    """The misses that lost the most time."""
-    return sorted(misses, key=lambda miss: -miss.lost_s)[:5]
+    """The misses that lost any tokens, by time."""
+    return sorted((miss for miss in misses if miss.n_lost), key=lambda miss: -miss.lost_s)[:5]
 
 
 def _of(budget: int | None) -> str:

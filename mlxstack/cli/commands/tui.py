@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxstack.cli.target import ServiceTarget
     from mlxstack.tui.theme import ThemeChoice
 
@@ -24,6 +27,13 @@ Replay = Annotated[
     Path | None, typer.Option("--replay", help="Show a recording, not a service.", exists=True)
 ]
 Speed = Annotated[float, typer.Option("--speed", help="How many times as fast to replay.", min=0.1)]
+Web = Annotated[
+    bool, typer.Option("--web", help="Serve it as a page for browsers on this computer.")
+]
+Port = Annotated[
+    int, typer.Option("--port", help="Port of --web; 0 picks a free one.", min=0, max=65535)
+]
+WEB_PORT = 7110
 
 
 def tui(
@@ -33,8 +43,19 @@ def tui(
     record: Record = None,
     replay: Replay = None,
     speed: Speed = 1.0,
+    web: Web = False,
+    port: Port = WEB_PORT,
 ) -> None:
     """Watch a running service: slots, queue, cache, agents, requests. Leaving does not touch it."""
+    if web:
+        if record is not None:
+            raise Misuse("--web keeps no recording; use --record without it")
+        options = {"--url": url, "--name": name, "--replay": replay and replay.resolve()}
+        given = [
+            text for option, value in options.items() if value for text in (option, str(value))
+        ]
+        _serve([*given, "--speed", str(speed)], None if replay else _target(url, key, name), port)
+        return
     import asyncio
 
     from mlxstack.cli.services.local_machine import here
@@ -42,8 +63,8 @@ def tui(
     from mlxstack.host.home import home_from
     from mlxstack.tui.theme import look_from
 
-    # Textual draws on stderr.
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    # Textual draws on stderr, except where textual-serve chose another driver.
+    if "TEXTUAL_DRIVER" not in os.environ and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise SetupError(
             "the dashboard needs a terminal; `mlx-stack status --watch` prints the same as text"
         )
@@ -55,6 +76,22 @@ def tui(
         machine = here(home) if url is None else None
         code = asyncio.run(attach(_target(url, key, name), record, Setting(look, machine)))
     raise typer.Exit(code)
+
+
+def _serve(options: "Sequence[str]", where: "ServiceTarget | None", port: int) -> None:
+    """Serve the page; the dashboards find the key in their environment."""
+    from mlxstack.cli.target import KEY_VARIABLE
+
+    try:
+        from mlxstack.cli import web_dashboard
+    except ModuleNotFoundError as why:
+        raise SetupError(
+            f"--web needs {why.name}, which is not installed; `pip install 'mlx-stack[web]'`"
+        ) from why
+    api_key = where.api_key if where is not None else None
+    if api_key is not None:
+        os.environ[KEY_VARIABLE] = api_key
+    web_dashboard.serve(options, port, api_key)
 
 
 def watch(url: str | None, key: str | None, name: str | None, every_s: float) -> None:

@@ -166,7 +166,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
     props = asyncio.run(running_props(plan.url, preset))
     if json:
-        as_json(_facts(state, began) | {"why_not_batching": props.why_not_batching})
+        told = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
+        as_json(_facts(state, began) | told)
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -176,6 +177,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     )
     for remark in props.remarks:
         note(f"warning: {remark}")
+    for said in props.template_notes:
+        note(f"warning: chat template: {said}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 

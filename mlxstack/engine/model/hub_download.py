@@ -12,6 +12,8 @@ from mlxstack.host.transfer import Transfer
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
+RUNNING: dict[str, Transfer] = {}
+"""Downloads of this process by model."""
 
 
 def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
@@ -32,4 +34,8 @@ def fetch(spec: ModelSpec, every_s: float = EVERY_S) -> Path:
             logged = now
             log.info("downloading %s: %s", spec.id, transfer.text(now))
 
-    return hub.download(spec.id, spec.revision, report)
+    RUNNING[spec.id] = transfer
+    try:
+        return hub.download(spec.id, spec.revision, report)
+    finally:
+        del RUNNING[spec.id]

@@ -27,7 +27,7 @@ class OverviewScreen(BaseScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*keys_of(OURS)]
     EXPLAINS = (
         "The tiles tell how much memory is left and what takes the rest (weights, live and parked "
-        "KV, work space of MLX; dashes are other programs), how fast tokens are generated and "
+        "KV, work space; dashes are other programs), how fast tokens are generated and "
         "prompts computed, how much was reused, and who waits.\n\n"
         "The charts show tokens per second of all slots together: prompt tokens that were "
         "computed with reused ones on top, and generated ones.\n\n"

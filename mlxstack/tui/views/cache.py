@@ -34,7 +34,9 @@ def budget(model: DashboardState, width: int) -> tuple[Line, ...]:
     evicted = TextCell(
         f"{cache.n_evicted} evicted", CellStyle.WARN if cache.n_evicted else CellStyle.FAINT
     )
-    return joined([*memory, entries]), joined([*disk, evicted])
+    parked = model.frame.memory.parked_bytes if model.frame.memory else 0
+    freed = [TextCell(f"X frees up to {size(parked)}")] if parked else []
+    return joined([*memory, entries, *freed]), joined([*disk, evicted])
 
 
 def rates(model: DashboardState, width: int) -> TableData:

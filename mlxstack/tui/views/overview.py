@@ -64,8 +64,9 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     facts, snapshot = model.frame.service, model.frame.snapshot
     if not model.has_frame:
         return ((TextCell("no frame yet", CellStyle.FAINT),),)
-    if model.frame.loading is not None:
-        return (loading(model.frame.loading, width),)
+    load = (loading(model.frame.loading, width),) if model.frame.loading is not None else ()
+    if load and facts.health != "ok":
+        return load
     budget = facts.budget_bytes
     kv = f"KV {size(snapshot.kv_bytes)}"
     if budget:
@@ -82,15 +83,16 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     if width >= WIDE:
         parts.insert(2, TextCell(f"preset {printable(facts.preset, 30)}", CellStyle.FAINT))
         parts.append(TextCell(f"MLX {size(snapshot.active_bytes)}", CellStyle.FAINT))
-    return (joined(parts), *_decoding(model))
+    return (joined(parts), *load, *_decoding(model))
 
 
 def loading(view: LoadView, width: int) -> Line:
     """Progress of a load: bar, GiB, time left."""
-    name = TextCell(f"loading {printable(view.model, 40)} ", CellStyle.BUSY)
+    doing = "downloading" if view.is_download else "loading"
+    name = TextCell(f"{doing} {printable(view.model, 40)} ", CellStyle.BUSY)
     elapsed = f"{span(view.elapsed_s)} so far"
     if not view.n_total:
-        return (name, TextCell(f"{elapsed}; downloads show in `mlx-stack logs`"))
+        return (name, TextCell(elapsed))
     drawn = bar(view.n_done, view.n_total, 24 if width >= WIDE else 12)
     left = view.elapsed_s * (view.n_total / view.n_done - 1) if view.n_done else None
     eta = f", ETA {span(left)}" if left is not None else ""

@@ -68,7 +68,7 @@ def why(one: RequestView) -> tuple[Line, ...]:
         "ttft-saved-ms": f"{one.saved_s * 1000:.0f}",
         **({"slot": str(one.slot)} if one.slot is not None else {}),
         **({"agent": one.agent} if one.agent else {}),
-        **({"cache-miss-reason": one.miss.reason} if one.miss else {}),
+        **(_miss_headers(one.miss) if one.miss else {}),
     }
     times = (
         ("waited in the queue", one.queued_s),
@@ -94,6 +94,15 @@ def why(one: RequestView) -> tuple[Line, ...]:
         (),
         *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
     )
+
+
+def _miss_headers(miss: MissView) -> dict[str, str]:
+    at = "" if miss.at is None else f" at token {miss.at}"
+    return {
+        "cache-miss-reason": f"{miss.reason}{at}",
+        "cache-lost-tokens": str(miss.n_lost),
+        "cache-lost-ms": f"{miss.lost_s * 1000:.0f}",
+    }
 
 
 def miss_lines(miss: MissView) -> tuple[Line, ...]:

@@ -13,7 +13,9 @@ class PatchedTable(DataTable[Text]):
     """Shows sheets; the cursor stays on the thing that it is on, also when all go and come back."""
 
     def __init__(self) -> None:
-        super().__init__(cursor_type="row", zebra_stripes=False)
+        super().__init__(
+            cursor_type="row", zebra_stripes=False, cursor_foreground_priority="renderable"
+        )
         self._sheet = TableData(title=())
         self._last: str | None = None
 

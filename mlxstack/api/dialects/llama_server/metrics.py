@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from mlxstack.api.guards import OF_ALL
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.status import MissSums
 from mlxstack.service.service import Service
 from mlxstack.service.stats import decode_rate, n_processing, prompt_rate
 
@@ -92,6 +93,20 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
     )
 
 
+def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
+    """Misses of the prefix cache by reason, and the tokens and seconds that they lost."""
+    told = (
+        ("cache_misses", "Requests that reused less than they could", [m.n_misses for m in losses]),
+        ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
+        ("cache_lost_seconds", "Prefill time of those tokens", [m.lost_s for m in losses]),
+    )
+    for name, words, values in told:
+        family = CounterMetricFamily("mlxstack_" + name, words, labels=("reason",))
+        for one, value in zip(losses, values, strict=True):
+            family.add_metric((one.reason,), value)
+        yield family
+
+
 class Metrics(Collector):
     """Collector that reads the engine's counters at each scrape."""
 
@@ -100,13 +115,14 @@ class Metrics(Collector):
         self._before = Counters()
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, with its one sample."""
+        """Every family: one sample, or one per reason of a miss."""
         snapshot = self._service.snapshot()
         before, self._before = self._before, snapshot.counters
         yield from _families(CounterMetricFamily, "llamacpp:", llama_counters(snapshot.counters))
         yield from _families(GaugeMetricFamily, "llamacpp:", llama_gauges(snapshot, before))
         ours = own_counters(snapshot.counters, self._service)
         yield from _families(CounterMetricFamily, "mlxstack_", ours)
+        yield from miss_counters(self._service.request_log.losses)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 
 

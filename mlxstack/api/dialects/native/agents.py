@@ -40,7 +40,7 @@ from mlxstack.service.agents.turns import AgentTurnRequest
 from mlxstack.service.openai_messages import ChatMessageParam
 from mlxstack.service.response_parts import gather
 from mlxstack.service.service import Service
-from mlxstack.service.stats import saved_s
+from mlxstack.service.stats import expected_timings
 
 NO = (None, "", "0", "false")
 
@@ -235,7 +235,7 @@ async def _whole(
     work = reply.ended.work
     completion = stream.whole((reply,), wants, orders[0].words)
     note = AgentNote(agent, work.n_prompt + work.n_generated, work.n_cached)
-    headers = cache_headers(orders[0].request, reply.started, work.saved_s)
+    headers = cache_headers(orders[0].request, reply.started, work)
     return Response(
         AgentCompletion(**structs.asdict(completion), agent=note),
         headers=headers,
@@ -253,7 +253,8 @@ async def _stream(
     first = await anext(parts)
     headers = {PREFIX + "agent": agent}
     if orders:
-        headers = cache_headers(orders[0].request, first, saved_s(service.engine.snapshot(), first))
+        work = expected_timings(service.engine.snapshot(), first)
+        headers = cache_headers(orders[0].request, first, work)
     renderer = stream.ChatRenderer(wants, words)
     return streamed(frames(first, interleaved([parts]), renderer), headers)
 

@@ -1,0 +1,112 @@
+"""The dashboard as a page for browsers on this computer, served by textual-serve."""
+
+import base64
+import binascii
+import hashlib
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from textual_serve.server import Server
+
+from mlxstack.api.host_rules import host_rules
+from mlxstack.cli.output import note
+from mlxstack.core.errors import Forbidden, SetupError
+from mlxstack.core.preset import ServerSpec
+
+HOST = "127.0.0.1"
+DASHBOARD = (sys.executable, "-m", "mlxstack.cli.main", "tui")
+PAGE = (Path(__file__).parent / "web_dashboard.html").read_text(encoding="utf-8")
+FOCUS = 'addEventListener("load", () => document.querySelector(".xterm-helper-textarea").focus());'
+"""Keys reach the terminal without a click first."""
+
+DIGEST = base64.b64encode(hashlib.sha256(FOCUS.encode()).digest()).decode()
+LOGIN = {"WWW-Authenticate": 'Basic realm="mlx-stack: the API key is the password"'}
+HEADERS = {
+    # Nothing from elsewhere is loaded. xterm.js writes its styles into the page.
+    "Content-Security-Policy": (
+        f"default-src 'none'; script-src 'self' 'sha256-{DIGEST}'; "
+        "style-src 'self' 'unsafe-inline'; "
+        "font-src 'self'; img-src 'self'; connect-src 'self' ws://{host}; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class WebDashboard(Server):
+    """A page, and a dashboard process for each browser that opens it.
+
+    Host and Origin are checked as by the service; `key` is wanted where the service wants one.
+    """
+
+    def __init__(self, options: Sequence[str], listener: socket.socket, key: str | None) -> None:
+        port = listener.getsockname()[1]
+        super().__init__(shlex.join((*DASHBOARD, *options)), HOST, port, "mlx-stack")
+        self._listener = listener
+        self._key = key
+        self._check_host = host_rules(ServerSpec(host=HOST, port=port))
+
+    def run(self) -> None:
+        """Serve until Ctrl-C."""
+        web.run_app(self._make_app(), sock=self._listener, print=None)
+
+    async def _make_app(self) -> web.Application:
+        app = await super()._make_app()
+        app.middlewares.append(self._guard)
+        return app
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Tell the address, without the key."""
+        del app
+        note(f"dashboard at {self.public_url}/ for browsers on this computer; Ctrl-C ends it")
+
+    async def handle_index(self, request: web.Request) -> web.Response:
+        """Return the page; its address is the one that the browser knows."""
+        page = PAGE.replace("{host}", escape(request.host)).replace("{focus}", FOCUS)
+        return web.Response(text=page, content_type="text/html")
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._check_host(request.headers, request.remote)
+        except Forbidden as why:
+            return web.Response(status=403, text=f"{why}\n")
+        if self._key is not None and not secrets.compare_digest(
+            _given_key(request.headers.get("Authorization", "")).encode(), self._key.encode()
+        ):
+            return web.Response(status=401, text="an API key is needed\n", headers=LOGIN)
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update({k: v.format(host=request.host) for k, v in HEADERS.items()})
+        return response
+
+
+def serve(options: Sequence[str], port: int, key: str | None) -> None:
+    """Serve `mlx-stack tui` with these options. Raises SetupError where the port is taken."""
+    try:
+        listener = socket.create_server((HOST, port))
+    except OSError as why:
+        raise SetupError(
+            f"port {port} of {HOST} cannot be used: {why.strerror}; choose another --port"
+        ) from why
+    with listener:
+        WebDashboard(options, listener, key).run()
+
+
+def _given_key(header: str) -> str:
+    """Key of an Authorization header: a bearer, or the password that a browser asked for."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    try:
+        return base64.b64decode(value).decode().partition(":")[2] if scheme else ""
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
