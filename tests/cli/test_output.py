@@ -126,16 +126,15 @@ def in_terminal(shell: Shell, columns: int, *words: str, **env: str) -> str:
 
 @pytest.mark.net
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_status_and_slots_on_a_terminal(shell: Shell, columns: int) -> None:
-    assert shell.up().returncode == 0
-    status = in_terminal(shell, columns, "status")
+def test_status_and_slots_on_a_terminal(served: Shell, columns: int) -> None:
+    status = in_terminal(served, columns, "status")
     assert "\x1b[32mhealthy" in status
-    plain = in_terminal(shell, columns, "status", NO_COLOR="1")
+    plain = in_terminal(served, columns, "status", NO_COLOR="1")
     assert "\x1b[3" not in plain and "healthy" in plain
-    for text in (plain, in_terminal(shell, columns, "slots", NO_COLOR="1")):
+    for text in (plain, in_terminal(served, columns, "slots", NO_COLOR="1")):
         bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
         assert max(map(len, bare.splitlines())) <= columns
-    assert f"http://127.0.0.1:{shell.port}" in plain
+    assert f"http://127.0.0.1:{served.port}" in plain
 
 
 @pytest.mark.net
