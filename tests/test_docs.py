@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from mlxstack.cli.commands.bench import NAMES
 from mlxstack.cli.exit_codes import Exit
 from mlxstack.cli.main import app
 from tests.cli.terminal import CLI, Shell
@@ -122,6 +123,15 @@ def test_l4_every_row_has_a_source_and_a_month() -> None:
         assert links or re.search(r"`(test_\w+|mlx-stack bench dev \w+)`", source), fact
         outside = [link for link in links if link.startswith("http")]
         assert all(re.fullmatch(r"https://[\w.-]+/[\w./#-]+", link) for link in outside), fact
+
+
+def test_l4_every_benchmark_that_a_row_names_exists() -> None:
+    named = {
+        name
+        for row in comparisons()
+        for name in re.findall(r"`mlx-stack bench dev (\w+)`", " ".join(row))
+    }
+    assert named and named <= set(NAMES)
 
 
 def test_l4_no_row_of_ours_is_without_a_test_or_a_benchmark() -> None:

@@ -180,11 +180,11 @@ class RequestView(Struct, frozen=True):
     decode_s: float = 0.0
     ttft_s: float = 0.0
     saved_s: float = 0.0
-    n_drafted: int = 0
-    n_accepted: int = 0
     ended: str = ""
     age_s: float = 0.0
     miss: MissView | None = None
+    n_drafted: int = 0
+    n_accepted: int = 0
     n_begun_early: int = 0
     n_used_early: int = 0
 

@@ -8,6 +8,18 @@ import pytest
 from tests.cli.terminal import Shell
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A terminal with one service for the tests of a file, which leave it as it is."""
+    shell = Shell(tmp_path_factory.mktemp("served"))
+    up = shell.up()
+    assert up.returncode == 0, up.stderr
+    yield shell
+    shell.run("down")
+    for process in shell.own_processes():
+        process.kill()
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)

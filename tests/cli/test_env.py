@@ -24,17 +24,17 @@ def program(folder: Path, name: str) -> str:
     return f"{file.parent}:{os.environ['PATH']}"
 
 
-def test_z14_env_tells_the_alias_and_the_context_of_the_service(shell: Shell) -> None:
-    assert shell.up().returncode == 0
-    found = json.loads(shell.run("env", "claude", "--json").stdout)
-    assert found["variables"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{shell.port}"
+def test_z14_env_tells_the_alias_and_the_context_of_the_service(served: Shell) -> None:
+    before = set((served.home / "clients").rglob("*"))
+    found = json.loads(served.run("env", "claude", "--json").stdout)
+    assert found["variables"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{served.port}"
     assert found["variables"]["ANTHROPIC_MODEL"] == "tiny"
     assert found["variables"]["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "1024"
-    by_url = shell.run("env", "openai", "--url", f"http://127.0.0.1:{shell.port}/")
-    assert f"export OPENAI_BASE_URL=http://127.0.0.1:{shell.port}/v1\n" in by_url.stdout
-    codex = shell.run("env", "codex")
+    by_url = served.run("env", "openai", "--url", f"http://127.0.0.1:{served.port}/")
+    assert f"export OPENAI_BASE_URL=http://127.0.0.1:{served.port}/v1\n" in by_url.stdout
+    codex = served.run("env", "codex")
     assert "warning" not in codex.stderr
-    assert not (shell.home / "clients").exists()
+    assert set((served.home / "clients").rglob("*")) == before
 
 
 def test_z14_the_key_of_the_service_is_passed_on(shell: Shell) -> None:
@@ -55,10 +55,9 @@ def test_z14_a_key_of_which_only_the_digest_is_known_is_asked_for(shell: Shell) 
     assert "export OPENAI_API_KEY=sesame\n" in opened.stdout
 
 
-def test_z14_run_starts_the_client_so(shell: Shell) -> None:
-    assert shell.up().returncode == 0
-    path = program(shell.folder, "claude")
-    done = shell.run(
+def test_z14_run_starts_the_client_so(served: Shell) -> None:
+    path = program(served.folder, "claude")
+    done = served.run(
         "run",
         "claude",
         "--",
@@ -76,35 +75,32 @@ def test_z14_run_starts_the_client_so(shell: Shell) -> None:
     assert "ANTHROPIC_API_KEY" not in seen["env"]
 
 
-def test_z14_run_writes_into_a_folder_of_ours_only(shell: Shell) -> None:
-    assert shell.up().returncode == 0
-    users = shell.folder / "user"
+def test_z14_run_writes_into_a_folder_of_ours_only(served: Shell) -> None:
+    users = served.folder / "user"
     users.mkdir()
-    path = program(shell.folder, "codex")
-    done = shell.run("run", "codex", "exec", "hello", PATH=path, HOME=str(users))
+    path = program(served.folder, "codex")
+    done = served.run("run", "codex", "exec", "hello", PATH=path, HOME=str(users))
     seen = json.loads(done.stdout)
     assert seen["args"] == ["exec", "hello"]
     config = Path(seen["env"]["CODEX_HOME"]) / "config.toml"
-    assert config.is_relative_to(shell.home)
+    assert config.is_relative_to(served.home)
     assert config.stat().st_mode & 0o777 == 0o600
     assert list(users.iterdir()) == []
 
 
-def test_z14_run_openai_starts_any_program(shell: Shell) -> None:
-    assert shell.up().returncode == 0
-    done = shell.run("run", "openai", "--", "sh", "-c", "echo $OPENAI_MODEL; exit 9")
+def test_z14_run_openai_starts_any_program(served: Shell) -> None:
+    done = served.run("run", "openai", "--", "sh", "-c", "echo $OPENAI_MODEL; exit 9")
     assert (done.returncode, done.stdout) == (9, "tiny\n")
-    assert shell.run("run", "openai").returncode == 2
+    assert served.run("run", "openai").returncode == 2
 
 
-def test_z14_what_cannot_be_is_said(shell: Shell) -> None:
+def test_z14_what_cannot_be_is_said(shell: Shell, served: Shell) -> None:
     nobody = shell.run("env", "claude")
     assert nobody.returncode == 3
     assert "no service is running" in nobody.stderr
     typo = shell.run("env", "cloude")
     assert typo.returncode == 2
     assert "did you mean `claude`?" in typo.stderr
-    assert shell.up().returncode == 0
-    missing = shell.run("run", "aider", PATH="/nowhere")
+    missing = served.run("run", "aider", PATH="/nowhere")
     assert missing.returncode == 1
     assert "there is no program `aider`" in missing.stderr

@@ -7,10 +7,12 @@ import pty
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mlxstack.cli.commands import models
 from mlxstack.cli.commands.status import LEAST
 from mlxstack.cli.doctor import CheckLevel
 from mlxstack.cli.output import _cell as cell
@@ -33,19 +35,31 @@ ROWS: list[list[object]] = [
     ["small", ServiceHealthLevel.CRASHED, MODEL, URL, "3 x 4096 = 12288", "-", "-", "-", 1,
      "gave up after 5 crashes; see `mlx-stack logs small`"],
 ]  # fmt: skip
+MODEL_ROWS: list[list[object]] = [
+    [MODEL, "19.0 GiB", "4 bit", "262144", "yes", "hub", "today"],
+    ["lmstudio-community/Devstral-Small-2-24B-Instruct-2512-MLX-4bit", "12.3 GiB", "4 bit",
+     "393216", "no", "LM Studio", "12 days ago"],
+    ["tiny", "1.0 MiB", "16 bit", "8192", "incomplete", "hub", "-"],
+]  # fmt: skip
+TABLES: dict[str, tuple[Sequence[str], list[list[object]], tuple[str, ...]]] = {
+    "status": (HEADS, ROWS, LEAST),
+    "models": (models.HEADS, MODEL_ROWS, models.LEAST),
+}
 PICTURES = Path(__file__).parent / "tables"
 
 
-def drawn(width: int) -> list[str]:
-    rows = [[cell(value) for value in row] for row in ROWS]
-    return [line.plain for line in layout(HEADS, rows, width, LEAST)]
+def drawn(width: int, name: str = "status") -> list[str]:
+    heads, values, least = TABLES[name]
+    rows = [[cell(value) for value in row] for row in values]
+    return [line.plain for line in layout(heads, rows, width, least)]
 
 
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_table_looks_as_it_did(width: int) -> None:
-    """The files beside this one are the pictures; written anew where one is missing."""
-    picture = PICTURES / f"status_{width}.txt"
-    text = "\n".join(drawn(width)) + "\n"
+def test_a_table_looks_as_it_did(name: str, width: int) -> None:
+    """The files in `tables` are the pictures; a missing one is written."""
+    picture = PICTURES / f"{name}_{width}.txt"
+    text = "\n".join(drawn(width, name)) + "\n"
     if not picture.exists():
         picture.write_text(text)
     assert text == picture.read_text()
@@ -55,6 +69,9 @@ def test_a_table_looks_as_it_did(width: int) -> None:
 def test_no_name_url_or_state_is_cut_and_no_line_is_too_long(width: int) -> None:
     lines = drawn(width)
     assert max(map(len, lines)) <= width
+    listed = drawn(width, "models")
+    assert max(map(len, listed)) <= width
+    assert {str(row[0]) for row in MODEL_ROWS} <= set(" ".join(listed).split())
     words = set(" ".join(lines).split())
     for row in ROWS:
         assert {str(row[0]), str(row[1]), str(row[3])} <= words
@@ -126,16 +143,15 @@ def in_terminal(shell: Shell, columns: int, *words: str, **env: str) -> str:
 
 @pytest.mark.net
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_status_and_slots_on_a_terminal(shell: Shell, columns: int) -> None:
-    assert shell.up().returncode == 0
-    status = in_terminal(shell, columns, "status")
+def test_status_and_slots_on_a_terminal(served: Shell, columns: int) -> None:
+    status = in_terminal(served, columns, "status")
     assert "\x1b[32mhealthy" in status
-    plain = in_terminal(shell, columns, "status", NO_COLOR="1")
+    plain = in_terminal(served, columns, "status", NO_COLOR="1")
     assert "\x1b[3" not in plain and "healthy" in plain
-    for text in (plain, in_terminal(shell, columns, "slots", NO_COLOR="1")):
+    for text in (plain, in_terminal(served, columns, "slots", NO_COLOR="1")):
         bare = re.sub(r"\x1b\[[0-9;]*m", "", text)
         assert max(map(len, bare.splitlines())) <= columns
-    assert f"http://127.0.0.1:{shell.port}" in plain
+    assert f"http://127.0.0.1:{served.port}" in plain
 
 
 @pytest.mark.net

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from mlxstack.host.local_models import LocalModel
 
 DAY_S = 86_400.0
+HEADS = ("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED")
+LEAST = ("LAST USED", "WEIGHTS", "CONTEXT", "WHERE", "SIZE")
+"""Columns to leave out where the terminal is narrow, the first one first."""
 
 
 def models(json: Json = False) -> None:
@@ -55,7 +58,7 @@ def models(json: Json = False) -> None:
         )
         for one in found
     ]
-    table(("MODEL", "SIZE", "WEIGHTS", "CONTEXT", "FITS", "WHERE", "LAST USED"), rows)
+    table(HEADS, rows, LEAST)
 
 
 def rm(

@@ -146,7 +146,10 @@ async def evict(service: Service, agent: str) -> int:
 
 
 async def delete(service: Service, agent: str) -> None:
-    """Delete history, KV and record. Raises NotFound, or Conflict when it is busy."""
+    """Delete record, history and KV in memory. Raises NotFound, or Conflict when it is busy.
+
+    Its KV files stay until a collection of the store finds nothing that names them.
+    """
     async with _editing(service, agent):
         record = _record(service, agent)
         record.is_pinned = False

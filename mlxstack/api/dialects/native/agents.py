@@ -117,7 +117,7 @@ async def change_agent(
 async def delete_agent(
     service: TheService, agent: FromPath[str], evict_only: FromQuery[str | None] = None
 ) -> dict[str, Any]:
-    """Delete an agent; with `?evict_only=1` only free its slot and memory."""
+    """Delete an agent's history and its KV in memory; `?evict_only=1` keeps the history."""
     if evict_only in NO:
         await agents.delete(service, agent)
         return {"id": agent, "object": "agent", "deleted": True}
