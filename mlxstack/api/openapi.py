@@ -13,22 +13,23 @@ from litestar.openapi.spec import (
     Schema,
 )
 
+from mlxstack.api.streaming import EVENT_STREAM, JSON_LINES
+
 EITHER = "The whole answer; with `stream: true`, server-sent events instead."
-EVENTS = "text/event-stream"
+LINES = "The whole answer with `stream: false`; by default, lines of JSON."
 
 TEXT = Schema(type=OpenAPIType.STRING)
 EVENT = Schema(type=OpenAPIType.OBJECT, required=["data"], properties={"event": TEXT, "data": TEXT})
-# Fields that the envelopes of all dialects share.
+# Fields that the envelopes of the dialects share; Ollama's error is a text.
+DESCRIBED = Schema(
+    type=OpenAPIType.OBJECT,
+    required=["message", "type"],
+    properties={"message": TEXT, "type": TEXT},
+)
 PROBLEM = Schema(
     type=OpenAPIType.OBJECT,
     required=["error"],
-    properties={
-        "error": Schema(
-            type=OpenAPIType.OBJECT,
-            required=["message", "type"],
-            properties={"message": TEXT, "type": TEXT},
-        )
-    },
+    properties={"error": Schema(one_of=[DESCRIBED, TEXT])},
 )
 
 
@@ -46,13 +47,20 @@ class ResponseDescription(Operation):
             )
         whole = responses.get("200")
         if isinstance(whole, OpenAPIResponse) and whole.description == EITHER and whole.content:
-            whole.content[EVENTS] = OpenAPIMediaType(schema=EVENT)
+            whole.content[EVENT_STREAM] = OpenAPIMediaType(schema=EVENT)
+        if isinstance(whole, OpenAPIResponse) and whole.description == LINES and whole.content:
+            whole.content[JSON_LINES] = OpenAPIMediaType()
         self.responses = responses
 
 
 def response_spec(whole: Any) -> dict[int, ResponseSpec]:
     """Shape of the whole response; a stream carries pieces of the same."""
     return {200: ResponseSpec(data_container=whole, description=EITHER, generate_examples=False)}
+
+
+def lines_spec(whole: Any) -> dict[int, ResponseSpec]:
+    """Shape of the whole response, and of each line of its stream."""
+    return {200: ResponseSpec(data_container=whole, description=LINES, generate_examples=False)}
 
 
 def with_openapi(handler: HTTPRouteHandler) -> HTTPRouteHandler:

@@ -3,7 +3,9 @@
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic import routes as anthropic
 from mlxstack.api.dialects.llama_server import routes as llama_server
+from mlxstack.api.dialects.lm_studio import routes as lm_studio
 from mlxstack.api.dialects.native import routes as native
+from mlxstack.api.dialects.ollama import routes as ollama
 from mlxstack.api.dialects.openai_chat import routes as openai_chat
 from mlxstack.api.dialects.openai_completions import routes as openai_completions
 from mlxstack.api.dialects.openai_embeddings import routes as openai_embeddings
@@ -19,6 +21,8 @@ DIALECTS: tuple[Dialect, ...] = (
     anthropic.DIALECT,
     llama_server.DIALECT,
     native.DIALECT,
+    ollama.DIALECT,
+    lm_studio.DIALECT,
 )
 
 

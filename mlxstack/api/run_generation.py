@@ -90,7 +90,8 @@ async def answer_stream(
     first = await anext(parts)
     work = expected_timings(service.engine.snapshot(), first)
     headers = cache_headers(order.request, first, work)
-    return streamed(frames(first, _numbered(service, parts, groups), renderer), headers)
+    found = frames(first, _numbered(service, parts, groups), renderer)
+    return streamed(found, headers, renderer.media_type)
 
 
 async def _numbered(

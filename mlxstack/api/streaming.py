@@ -1,4 +1,4 @@
-"""Server-sent events: frames, heartbeats, and the one loop that streams every reply."""
+"""Frames of a stream, heartbeats, and the one loop that streams every reply."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -15,6 +15,9 @@ from mlxstack.service.response_parts import ResponsePart
 Parts = AsyncGenerator[ResponsePart, None]
 NumberedParts = AsyncGenerator[tuple[int, ResponsePart], None]
 
+EVENT_STREAM = "text/event-stream"
+JSON_LINES = "application/x-ndjson"
+
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive 0/0\n\n"
 
@@ -29,6 +32,8 @@ LINE_ENDS = {end: f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 
 class Renderer(Protocol):
     """Turns the parts of the replies to one request into frames of a dialect."""
+
+    media_type: str = EVENT_STREAM
 
     def opening(self) -> Iterable[bytes]:
         """Frames before the first part."""
@@ -46,12 +51,26 @@ class Renderer(Protocol):
 
 
 def frame(data: Any, event: str | None = None) -> bytes:
-    """One event. `data` is anything msgspec can write."""
+    """One server-sent event. `data` is anything msgspec can write."""
+    return framed(_one_line(data), event)
+
+
+def framed(data: bytes, event: str | None = None) -> bytes:
+    """One server-sent event of data that is one line."""
     head = f"event: {event}\n".encode() if event else b""
+    return head + b"data: " + data + b"\n\n"
+
+
+def json_line(data: Any) -> bytes:
+    """One line of a stream of JSON lines."""
+    return _one_line(data) + b"\n"
+
+
+def _one_line(data: Any) -> bytes:
     text = msgspec.json.encode(data)
     for end, escaped in LINE_ENDS.items():
         text = text.replace(end.encode(), escaped)
-    return head + b"data: " + text + b"\n\n"
+    return text
 
 
 def keepalive(n_done: int, n_prompt: int) -> bytes:
@@ -81,12 +100,14 @@ async def frames(
             yield renderer.failure(to_stack_error(problem))
 
 
-def streamed(frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> Stream:
+def streamed(
+    frames: AsyncGenerator[bytes, None], headers: Mapping[str, str], media_type: str = EVENT_STREAM
+) -> Stream:
     """Response that sends these frames as they come."""
     return Stream(
         frames,
         status_code=200,
-        media_type="text/event-stream",
+        media_type=media_type,
         headers={**HEADERS, **headers},
     )
 

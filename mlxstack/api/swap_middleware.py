@@ -159,7 +159,8 @@ class _WaitingRequest:
             body += message.get("body", b"")
             if len(body) > self._max_bytes:
                 raise TooLarge(errors.TOO_LARGE)
-        self._is_stream = _wants_stream(body)
+        is_default = self._scope["path"] in self._dialect.streaming_paths
+        self._is_stream = _wants_stream(body, is_default)
 
     async def _left(self) -> None:
         self._messages.append(await until_disconnect(self._receive))
@@ -170,7 +171,7 @@ class _WaitingRequest:
     async def _send_heartbeat(self) -> None:
         if not self._is_begun:
             self._is_begun = True
-            told = {"content-type": "text/event-stream; charset=utf-8", **HEADERS}
+            told = {"content-type": f"{self._dialect.stream_type}; charset=utf-8", **HEADERS}
             headers = [(name.encode(), value.encode()) for name, value in told.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(
@@ -189,18 +190,17 @@ class _WaitingRequest:
             await self._complain(message)
 
     async def _complain(self, message: Message) -> None:
-        """Send a refusal after the head as an event."""
+        """Send a refusal after the head as a frame."""
         self._failure += bytes(message.get("body", b""))
         if not message.get("more_body"):
-            event = self._dialect.error_event
-            head = f"event: {event}\n".encode() if event else b""
-            data = head + b"data: " + self._failure + b"\n\n"
+            data = self._dialect.error_frame(self._failure)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-def _wants_stream(body: bytearray) -> bool:
+def _wants_stream(body: bytearray, is_default: bool) -> bool:
     try:
-        return msgspec.json.decode(body, type=StreamField).stream is True
+        stream = msgspec.json.decode(body, type=StreamField).stream
+        return is_default if stream is None else stream is True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 

@@ -15,20 +15,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from msgspec import Struct
 
+from mlxstack import __version__
 from mlxstack.cli.preset_list import catalog
 from mlxstack.core.errors import SetupError, StackError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import ServerSpec
-from mlxstack.host import presets, services
+from mlxstack.host import model_files, presets, services
 from mlxstack.host.descriptors import REQUIRED, require_limit
 from mlxstack.host.hardware import find_openblas, for_mlx, this_hardware
-from mlxstack.host.home import HOME_VARIABLE, Home
+from mlxstack.host.home import HOME_VARIABLE, Home, make_private
 from mlxstack.host.memory_budget import VARIABLE, this_memory
 from mlxstack.host.overrides import unknown_variables
+from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.process import listener, refusal
-from mlxstack.host.service_state import owner
+from mlxstack.host.service_state import owner, read_json, write_json
 from mlxstack.service import plan_candidate
 
 LONGEST_S = 60.0
@@ -40,6 +43,11 @@ LOW_MEMORY_BYTES = 8 * 2**30
 UNSTORED = "..tmp-*"
 """Names of the temporary files of `store.durable`."""
 N_SHOWN = 3
+TEMPLATE_FILES = (
+    "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "tokenizer.json",
+    "config.json",
+)  # fmt: skip
+"""Files of a model that its format and its template depend on."""
 
 
 class CheckLevel(StrEnum):
@@ -72,6 +80,7 @@ def examine(home: Home, env: Mapping[str, str]) -> list[CheckResult]:
         _home(home),
         model_cache(),
         _presets(home),
+        templates(env, home),
         _variables(env),
         _services(home),
         _left_behind(home),
@@ -296,6 +305,48 @@ def model_cache() -> Iterator[CheckResult]:
         detail = f"{len(halves)} files half downloaded, {size(n_bytes)}"
         remedy = f"`mlx-stack up` resumes them; or rm {folder}/{HALF_DOWNLOADS}"
         yield CheckResult(CheckLevel.WARN, "models", detail, remedy)
+
+
+def templates(env: Mapping[str, str], home: Home) -> Iterator[CheckResult]:
+    """Notes on the chat templates of the downloaded models that presets name."""
+    known: dict[Path, str] = {}
+    for name in presets.listed(home):
+        with suppress(StackError):
+            model = presets.load(name, home).preset.model
+            files = model_files.find_model(model, plan_candidate.excerpts())
+            if files.weights is not None and model.id != BUILTIN_MODEL:
+                known.setdefault(files.source.parent, name)
+    for folder, name in known.items():
+        remedy = f"`mlx-stack template {name}` tells more"
+        try:
+            notes = template_notes(folder, env, home)
+        except (OSError, ValueError, subprocess.SubprocessError) as why:
+            detail = f"{name}: it cannot be read: {_last_line(why)}"
+            yield CheckResult(CheckLevel.WARN, "template", detail, remedy)
+            continue
+        for note in notes:
+            yield CheckResult(CheckLevel.WARN, "template", f"{name}: {note}", remedy)
+
+
+def template_notes(folder: Path, env: Mapping[str, str], home: Home) -> tuple[str, ...]:
+    """What `mlx-stack template` notes on a model, remembered by the digest of its files."""
+    digest = xxhash.xxh3_128(__version__.encode())
+    for name in TEMPLATE_FILES:
+        file = folder / name
+        digest.update(file.read_bytes() if file.is_file() else name.encode())
+    kept = home.run / "templates" / f"{digest.hexdigest()}.json"
+    known: tuple[str, ...] | None = read_json(kept, tuple)
+    if known is not None:
+        return known
+    command = [sys.executable, "-m", "mlxstack.cli.main", "template", str(folder), "--json"]
+    done = subprocess.run(
+        command, env={**env, **for_mlx(env)}, capture_output=True, timeout=LONGEST_S, check=True
+    )
+    notes = tuple(json.loads(done.stdout)["notes"])
+    if home.run.is_dir():
+        make_private(kept.parent)
+        write_json(kept, notes)
+    return notes
 
 
 def _ask_mlx(env: Mapping[str, str]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class PropsResponse(Struct, frozen=True):
     """Part of GET /props that our own clients use; `props_raw` has all of it.
 
     `why_not_batching` is the reason why running slots do not share a forward pass. MLX holds
-    `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers.
+    `mlx_active_bytes` in arrays and `mlx_cache_bytes` of freed buffers. `template_notes` are the
+    words of `mlx-stack template` on what the chat template lacks.
     """
 
     total_slots: int
@@ -36,6 +37,7 @@ class PropsResponse(Struct, frozen=True):
     why_not_preventing_sleep: str | None = None
     mlx_active_bytes: int = 0
     mlx_cache_bytes: int = 0
+    template_notes: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ class SlotView(Struct, frozen=True):
     """One slot. `n_tokens` is what its context holds now; `idle_s` counts since the last use.
 
     `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
-    came from.
+    came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones.
     """
 
     id: int
@@ -43,6 +43,8 @@ class SlotView(Struct, frozen=True):
     miss: CacheMiss | None = None
     elapsed_s: float = 0.0
     source: KVSource = KVSource.NONE
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class WaitingView(Struct, frozen=True):
@@ -89,7 +91,8 @@ class Snapshot(Struct, frozen=True):
     """State of the engine after step `turn`, at `at` monotonic seconds.
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
-    `kv_budget_bytes` is the bound of live and parked KV together.
+    `kv_budget_bytes` is the bound of live and parked KV together. `is_drafting`: rows may bring
+    draft tokens to a step.
     """
 
     at: float = 0.0
@@ -103,3 +106,4 @@ class Snapshot(Struct, frozen=True):
     kv_budget_bytes: int = 0
     is_batching: bool = True
     why_not_batching: str | None = None
+    is_drafting: bool = False

@@ -43,8 +43,8 @@ class Request(Struct, frozen=True):
     first but never delays a request; `display_name` is for people: the explicit agent, or the
     name derived from the conversation. `checkpoint_positions` are ascending token positions.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
-    `is_first_turn`: the conversation holds no answer yet. `request_id` is the id of the HTTP
-    request, for the log.
+    `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the
+    client expects, to draft from. `request_id` is the id of the HTTP request, for the log.
     """
 
     id: str
@@ -61,6 +61,7 @@ class Request(Struct, frozen=True):
     use_cache: bool = True
     checkpoint_positions: tuple[int, ...] = ()
     salt: str = ""
+    prediction: tuple[int, ...] = ()
     request_id: str = ""
     constraint: Constraint | None = None
     arrived: float = 0.0

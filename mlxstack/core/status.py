@@ -137,7 +137,8 @@ class AgentKVView(Struct, frozen=True):
 class AgentView(Struct, frozen=True):
     """A named conversation; `place` is "live", "parked" or "disk", `slot` only when live.
 
-    `turns` are the latest ones, oldest first.
+    `turns` are the latest ones, oldest first. Of `n_drafted` draft tokens `n_accepted` are among
+    the generated ones.
     """
 
     id: str
@@ -152,6 +153,8 @@ class AgentView(Struct, frozen=True):
     n_cached: int = 0
     n_generated: int = 0
     saved_s: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
     idle_s: float = 0.0
     miss: MissView | None = None
     states: tuple[AgentKVView, ...] = ()
@@ -159,7 +162,10 @@ class AgentView(Struct, frozen=True):
 
 
 class RequestView(Struct, frozen=True):
-    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ..."""
+    """A finished request; `ended` is the reason: "eos", "length", "cancelled", "failed" ...
+
+    Of `n_drafted` draft tokens `n_accepted` are among the generated ones.
+    """
 
     id: str
     agent: str | None = None
@@ -173,6 +179,8 @@ class RequestView(Struct, frozen=True):
     decode_s: float = 0.0
     ttft_s: float = 0.0
     saved_s: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
     ended: str = ""
     age_s: float = 0.0
     miss: MissView | None = None

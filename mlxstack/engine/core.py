@@ -347,6 +347,7 @@ class EngineCore:
             is_batching=self._verdict.is_batching and self._preset.batch.enabled,
             why_not_batching=self._verdict.why_not,
             kv_budget_bytes=self._turns.slot_kv.memory.budget,
+            is_drafting=self._turns.is_drafting,
         )
 
 

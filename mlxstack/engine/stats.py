@@ -143,4 +143,6 @@ def _slot(
         miss=live.miss,
         elapsed_s=max(0.0, now - live.request.arrived) if is_active else 0.0,
         source=live.source,
+        n_drafted=live.drafter.n_drafted if live.drafter else 0,
+        n_accepted=live.drafter.n_accepted if live.drafter else 0,
     )

@@ -27,7 +27,7 @@ from mlxstack.core.errors import Broken, Busy, StackError, describe_error
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.decode.batch import Batch, RowToken
-from mlxstack.engine.decode.prefill import prefill_chunk, row_of
+from mlxstack.engine.decode.prefill import drafter_of, prefill_chunk, row_of
 from mlxstack.engine.kv.prefix_lookup import PrefixOverlapCache
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
@@ -84,7 +84,7 @@ class EngineLoop:
         self._limits = limits
         self.slot_kv = slot_kv
         self.batch = batch
-        self._is_drafting = is_drafting
+        self.is_drafting = is_drafting
         self._live: dict[str, RequestState] = {}
         self._last: dict[int, RequestState] = {}
         self._matches = PrefixOverlapCache(self.slots, self._live, limits.pace.block)
@@ -288,11 +288,9 @@ class EngineLoop:
         if self._state.slot(live.slot).state is SlotState.RUNNING:
             live.state, live.running_at = RequestPhase.RUNNING, time.monotonic()
             context = self.slots[live.slot]
-            row = row_of(
-                live.request, live.slot, context, self.n_ctx, is_drafting=self._is_drafting
-            )
-            live.drafter = row.drafter
-            self.batch.join(row)
+            if self.is_drafting:
+                live.drafter = drafter_of(live.request, self.slot_kv.siblings)
+            self.batch.join(row_of(live.request, live.slot, context, self.n_ctx, live.drafter))
             self.ledger.count(n_prompt_tokens=1)
 
     def _decode(self, advance: Callable[[], list[RowToken]]) -> None:
@@ -345,6 +343,9 @@ class EngineLoop:
             # Until its KV is read from disk, the slot holds the context of another request.
             if self._state.slot(live.slot).state is not SlotState.LOADING:
                 self.batch.leave(live.slot)
+                if live.drafter is not None:
+                    answer = self.slots[live.slot].tokens[len(live.request.tokens) :]
+                    self.slot_kv.siblings.remember(live.request, answer)
                 self._keep(live.slot)
                 self._last[live.slot] = live
                 self.ledger.served(live.work(now), now - live.seated_at)

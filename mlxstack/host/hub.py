@@ -2,11 +2,21 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.file_download import repo_folder_name
 from msgspec import Struct
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -85,18 +95,34 @@ def download(model: str, revision: str | None, report: Report) -> Path:
 
     Files that are here whole are not downloaded again.
     """
+    began = time.time()
     try:
-        return Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=list(PATTERNS), tqdm_class=_meter(report)
-            )
+        found = snapshot_download(
+            model, revision=revision, allow_patterns=list(PATTERNS), tqdm_class=_meter(report)
         )
     except Exception as error:
         raise refusal(model, error) from error
+    _delete_abandoned(model, began)
+    return Path(found)
+
+
+def _delete_abandoned(model: str, before: float) -> None:
+    """Delete parts of files that killed downloads left; the hub's client never reads them."""
+    blobs = cache_folder() / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
+    for part in blobs.glob("*.incomplete"):
+        with suppress(FileNotFoundError):
+            if part.stat().st_mtime < before:
+                part.unlink()
 
 
 def fetch_config(model: str, revision: str | None = None) -> Path:
     """Bring the small files that plans are made from, and return the config. Raises SetupError."""
+    if not isinstance(try_to_load_from_cache(model, SMALL_FILES[0], revision=revision), str):
+        # A download retries for half a minute without network; this question does not.
+        try:
+            HfApi().model_info(model, revision=revision)
+        except Exception as error:
+            raise refusal(model, error) from error
     found = None
     for name in SMALL_FILES:
         try:

@@ -55,6 +55,11 @@ def delete(model: LocalModel) -> int:
     return int(strategy.expected_freed_size)
 
 
+def quantization_of(folder: str) -> str:
+    """Quantization of the model in a folder, as its config.json names it."""
+    return _quantization(_config(Path(folder)))
+
+
 def _cached() -> Iterator[LocalModel]:
     try:
         cache = scan_cache_dir(cache_folder())

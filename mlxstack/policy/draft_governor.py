@@ -8,6 +8,7 @@ resume after correct ones in a row.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -55,10 +56,27 @@ TRUSTED = DraftRecord(rate=MOST_RATE, width=MOST_DRAFTED, is_paused=False)
 
 
 class DraftOffer(Struct, frozen=True):
-    """A row that could bring `n_tokens` draft tokens, each accepted at `rate` after the others."""
+    """A row that could bring `n_tokens` draft tokens, each accepted at `rate` after the others.
+
+    It brings `n_known` tokens anyway.
+    """
 
     n_tokens: int = 0
     rate: float = 0.0
+    n_known: int = 1
+
+
+class PassLayout(Enum):
+    """How a model computes rows of several tokens."""
+
+    RAGGED = auto()
+    """Every token is a row of one pass."""
+    PADDED = auto()
+    """All rows in one pass, padded to the longest."""
+    APART = auto()
+    """Rows of one token in one pass, each other row in its own."""
+    ALONE = auto()
+    """Each row in a pass of its own."""
 
 
 class WidthCosts(Struct, frozen=True):
@@ -81,21 +99,33 @@ UNMEASURED = WidthCosts()
 """All widths cost the same."""
 
 
-def observe_width(costs: WidthCosts, width: int, seconds: float) -> WidthCosts:
-    """Take a measured pass into account.
+def pass_widths(counts: Sequence[int], layout: PassLayout) -> list[int]:
+    """The widths of the forward passes for rows that bring so many tokens each."""
+    longest = max(counts)
+    if len(counts) == 1 or layout is PassLayout.ALONE:
+        return list(counts)
+    if layout is PassLayout.RAGGED or longest == 1:
+        return [sum(counts)]
+    if layout is PassLayout.PADDED:
+        return [len(counts) * longest]
+    n_single = counts.count(1)
+    return [*(n for n in counts if n > 1), *([n_single] if n_single else [])]
 
-    Longer contexts and other load change all widths, so that all are scaled, and the measured one
-    is corrected a little. A pass of more than twice the expected time counts as twice: something
-    else was computed.
+
+def observe_passes(costs: WidthCosts, passes: Sequence[int], seconds: float) -> WidthCosts:
+    """Take the measured seconds of passes of these widths into account.
+
+    Longer contexts and other load change all widths, so that all are scaled, and the width of a
+    single pass is corrected a little. More than twice the expected time counts as twice:
+    something else was computed.
     """
-    expected = costs.seconds_at(width)
-    ratio = min(seconds / expected, 2.0)
+    ratio = min(seconds / _seconds(passes, costs), 2.0)
     scale = 1 + SCALE_WEIGHT * (ratio - 1)
     own = 1 + WIDTH_WEIGHT * (ratio - 1)
     return WidthCosts(
         costs.widths,
         tuple(
-            s * scale * (own if w == width else 1.0)
+            s * scale * (own if passes == [w] else 1.0)
             for w, s in zip(costs.widths, costs.seconds, strict=True)
         ),
     )
@@ -128,32 +158,43 @@ def compared(record: DraftRecord, is_right: bool) -> DraftRecord:
     return replace(record, rate=max(record.rate, RESUMED_RATE), is_paused=False, n_confirmed=0)
 
 
-def widths(offers: Sequence[DraftOffer], costs: WidthCosts) -> list[int]:
+def widths(
+    offers: Sequence[DraftOffer], costs: WidthCosts, layout: PassLayout = PassLayout.RAGGED
+) -> list[int]:
     """How many of the offered draft tokens each row brings to the next pass.
 
     `offers` has one entry for each row, empty ones included. All widths are tried, since seconds
     may fall with the width: kernels work in bands of rows.
     """
-    chances = sorted(
-        (
-            (offer.rate**n, i)
-            for i, offer in enumerate(offers)
-            for n in range(1, offer.n_tokens + 1)
-        ),
-        key=lambda one: -one[0],
-    )
-    n_rows = len(offers)
-    tokens = float(n_rows)
-    best, n_best = LEAST_GAIN * tokens / costs.seconds_at(n_rows), 0
-    for n, (chance, _) in enumerate(chances, 1):
+    chances = [
+        (i, n, offer.rate**n)
+        for i, offer in enumerate(offers)
+        for n in range(1, offer.n_tokens + 1)
+    ]
+    if layout is PassLayout.RAGGED:
+        chances.sort(key=lambda one: -one[2])
+    elif layout is PassLayout.PADDED:
+        chances.sort(key=lambda one: offers[one[0]].n_known + one[1])
+    else:
+        chances.sort(key=lambda one: (-offers[one[0]].rate, one[0]))
+    counts = [offer.n_known for offer in offers]
+    tokens = float(len(offers))
+    best = LEAST_GAIN * tokens / _seconds(pass_widths(counts, layout), costs)
+    n_best = 0
+    for n, (i, _, chance) in enumerate(chances, 1):
+        counts[i] += 1
         tokens += chance
-        gained = tokens / costs.seconds_at(n_rows + n)
+        gained = tokens / _seconds(pass_widths(counts, layout), costs)
         if gained > best:
             best, n_best = gained, n
-    brought = [0] * n_rows
-    for _, i in chances[:n_best]:
+    brought = [0] * len(offers)
+    for i, _, _ in chances[:n_best]:
         brought[i] += 1
     return brought
+
+
+def _seconds(passes: Sequence[int], costs: WidthCosts) -> float:
+    return sum(costs.seconds_at(width) for width in passes)
 
 
 def _updated(rate: float, is_right: bool) -> float:

@@ -87,6 +87,7 @@ async def admit(
     forced = _forced(words, options, prompt, bool(tools))
     opening = ConstraintInputs(conversation, prompt, forced)
     constraint = await output_constraint(words, options, opening)
+    prediction = await _prediction(service, words, options)
     service.require_model(words)
     parse_options = ParseOptions(
         tools=() if options.tool_choice is ToolChoiceMode.NONE else conversation.tools,
@@ -97,6 +98,7 @@ async def admit(
     options = structs.replace(options, is_first_turn=conversation.is_first_turn)
     parsing = ParseConfig(parse_options, forced, anchor=prompt.anchor)
     order = _order(service, prompt, parsing, options)
+    order = structs.replace(order, request=structs.replace(order.request, prediction=prediction))
     if options.agent is None:
         name = service.agent_registry.name(conversation, options.session_hint, options.salt)
         service.agent_registry.entitle(name, conversation, options.session_hint)
@@ -228,6 +230,24 @@ async def _with_biases(words: TextProcessor, options: GenerationOptions) -> Gene
     )
 
 
+async def _prediction(
+    service: Service, words: TextProcessor, options: GenerationOptions
+) -> tuple[int, ...]:
+    """Tokens of the predicted answer, where drafts are made. Raises BadRequest for too many."""
+    if not options.predicted_text or not service.engine.snapshot().is_drafting:
+        return ()
+    param = "prediction.content"
+    too_long = BadRequest(f"{param} is longer than the context of {service.n_ctx} tokens", param)
+    try:
+        plain = TokenizeOptions(parse_special=False)
+        tokens = await words.tokenize(options.predicted_text, plain)
+    except TooLong:
+        raise too_long from None
+    if len(tokens) > service.n_ctx:
+        raise too_long
+    return tokens
+
+
 def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
     """Sampling parameters; a forbidden tool call has a single opening token banned.
 
@@ -340,7 +360,11 @@ async def output_constraint(
         else await words.shape_rules(options.response_format)
     )
     passage = _passage(words, options, opening)
-    if rules is None and options.thinking_budget is None and not passage.forbidden:
+    if (
+        rules is None
+        and options.thinking_budget is None
+        and not (passage.forbidden or passage.calls)
+    ):
         return None
     return GrammarConstraint(passage, rules)
 
@@ -394,6 +418,9 @@ def _passage(
         headers=_headers(output_format, has_tools) if has_headers and not may_think else (),
         forbidden=_forbidden(words, options, opening),
         before=opening.prompt.tokens[-N_TAIL:],
+        calls=words.free_calls(opening.conversation.tools, is_single=options.is_one_call)
+        if has_tools
+        else None,
     )
     if before.is_in_thinking or not may_think or closed(before, opening.prompt.tokens[-N_TAIL:]):
         return before

@@ -26,15 +26,18 @@ class EmbeddingResult(Struct, frozen=True):
     n_tokens: int
 
 
-async def embed(service: Service, texts: Sequence[Text], dimensions: int | None) -> EmbeddingResult:
+async def embed(
+    service: Service, texts: Sequence[Text], dimensions: int | None, *, is_cut: bool = False
+) -> EmbeddingResult:
     """One vector per text; `dimensions` truncates and normalizes again.
 
-    Raises BadRequest and TooLong for what cannot be embedded, Unsupported on a chat model.
+    With `is_cut` a text that is too long loses its end. Raises BadRequest and TooLong for what
+    cannot be embedded, Unsupported on a chat model.
     """
     if not 0 < len(texts) <= MOST_TEXTS:
         raise BadRequest(f"input has {len(texts)} texts; it must have 1 to {MOST_TEXTS}", "input")
     words = service.text_processor
-    tokens = tuple([await _tokens(service, words, text) for text in texts])
+    tokens = tuple([await _tokens(service, words, text, is_cut) for text in texts])
     vectors = await _vectors(service, words, tokens)
     n_numbers = len(vectors[0]) // 4
     if dimensions is not None and not 0 < dimensions <= n_numbers:
@@ -70,7 +73,7 @@ async def _vectors(
     return tuple(vectors[at] for at in range(len(texts)))
 
 
-async def _tokens(service: Service, words: TextProcessor, text: Text) -> Tokens:
+async def _tokens(service: Service, words: TextProcessor, text: Text, is_cut: bool) -> Tokens:
     if isinstance(text, str):
         spelling = TokenizeOptions(add_special=True, parse_special=False)
         tokens = await words.tokenize(text, spelling)
@@ -79,6 +82,11 @@ async def _tokens(service: Service, words: TextProcessor, text: Text) -> Tokens:
         tokens = tuple(text)
     if not tokens:
         raise BadRequest("input has an empty text; there is nothing to embed", "input")
-    if len(tokens) > service.preset.slots.n_ctx:
-        raise TooLong(len(tokens), service.preset.slots.n_ctx)
-    return tokens
+    limit = service.preset.slots.n_ctx
+    if len(tokens) <= limit:
+        return tokens
+    if not is_cut:
+        raise TooLong(len(tokens), limit)
+    # Models that embed their last token expect an end token there.
+    end = tuple(token for token in tokens[-1:] if token in service.facts.eos)
+    return (*tokens[: limit - len(end)], *end)

@@ -49,7 +49,8 @@ class GenerationOptions(Struct, frozen=True):
     `session_hint` a client's name for the conversation, `display_name` the shown name of one
     without an explicit agent. `is_one_call` ends the reply after its first tool call, whose id
     begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
-    `is_first_turn`: the conversation holds no answer yet.
+    `is_first_turn`: the conversation holds no answer yet. `predicted_text` is the answer that the
+    client expects.
     """
 
     id: str
@@ -72,6 +73,7 @@ class GenerationOptions(Struct, frozen=True):
     has_progress: bool = False
     priority: Priority = Priority.NORMAL
     salt: str = ""
+    predicted_text: str = ""
     request: str = ""
 
 

@@ -117,6 +117,14 @@ def read_latest_user(content: Content, at: str) -> str:
         raise BadRequest(error.message, at) from None
 
 
+def read_prediction(content: Content, at: str) -> str:
+    """Text of a predicted answer, whose parts follow each other. Raises BadRequest."""
+    try:
+        return plain_text(_checked(content, at))
+    except Unsupported as error:
+        raise BadRequest(error.message, at) from None
+
+
 def read_history(content: Content, at: str) -> str:
     """Text of an earlier message or a tool; other known kinds are noted."""
     return plain_text(_readable(_checked(content, at)), "\n")

@@ -127,6 +127,8 @@ def _view(
             decode_s=timings.decode_s,
             ttft_s=timings.ttft_s,
             saved_s=timings.saved_s,
+            n_drafted=timings.n_drafted,
+            n_accepted=timings.n_accepted,
         )
     return view if slot is None else replace(view, slot=slot.slot, source=slot.source)
 

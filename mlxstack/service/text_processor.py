@@ -3,17 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher
 
-from mlxstack.core.conversation import Conversation
+from mlxstack.core.conversation import Conversation, Tool
 from mlxstack.core.errors import BadRequest, Busy, StackError, TooLong
 from mlxstack.core.preset import Preset
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.grammar.response_format import ResponseConstraint, grammars
+from mlxstack.text.grammar_check import is_bounded
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt import Prompt, PromptMaker, TokenizeOptions
 from mlxstack.text.template_report import notes
@@ -25,6 +28,7 @@ T = TypeVar("T")
 N_THREADS = 4
 CHANGED = "the model was changed while this request was prepared; send it again"
 N_COMPILERS = 2
+MAX_TOOL_SETS = 16
 
 
 class TextProcessor:
@@ -35,7 +39,9 @@ class TextProcessor:
         n_ctx = preset.slots.n_ctx
         self.maker = PromptMaker(tokenizer, preset.sampling.thinking, preset.template, n_ctx)
         self.output_format = OutputFormat(tokenizer)
-        for said in notes(self.maker.template.capabilities, self.output_format.description):
+        capabilities = self.maker.template.capabilities
+        self.template_notes = notes(capabilities, self.output_format.description)
+        for said in self.template_notes:
             log.warning("chat template: %s", said)
         self.n_vocab = n_vocab
         self._n_ctx = n_ctx
@@ -45,6 +51,7 @@ class TextProcessor:
         # Slow grammars delay neither prompts nor the grammars that are known to be quick.
         self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
         self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
+        self._free_calls: dict[str, Future[LLMatcher | None]] = {}
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
@@ -79,6 +86,34 @@ class TextProcessor:
     async def call_rules(self, calls: ForcedCalls) -> LLMatcher | None:
         """Matcher of tool calls; None without one."""
         return await self._compile(lambda: call_grammars(calls), "tools")
+
+    def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
+        """The constraint of calls in a free answer; its grammar is compiled meanwhile."""
+        marks = self.output_format.free_call_marks
+        if marks is None or self._reason is not None:
+            return None
+        try:
+            key = repr((tools, is_single))
+        except RecursionError:
+            return None
+        compiled = self._free_calls.pop(key, None)
+        if compiled is None:
+            asked = ForcedCalls(tools, marks, is_single, is_complete=True)
+            compiled = self._compilers.submit(self._free_rules, asked)
+        self._free_calls[key] = compiled
+        if len(self._free_calls) > MAX_TOOL_SETS:
+            del self._free_calls[next(iter(self._free_calls))]
+        return self.output_format.call_trigger(partial(_result, compiled))
+
+    def _free_rules(self, asked: ForcedCalls) -> LLMatcher | None:
+        """The matcher of calls that may come; None where it cannot be had at once."""
+        try:
+            candidates = call_grammars(asked)
+            if all(map(is_bounded, candidates)):
+                return self._grammars.compile(candidates, "tools")
+        except BadRequest as error:
+            log.info("calls of a free answer have no grammar: %s", error.message)
+        return None
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens."""
@@ -159,3 +194,11 @@ class TextProcessor:
             "supports_tools": found.takes_tools and bool(self.chat_template),
             "supports_typed_content": found.needs_parts,
         }
+
+
+def _result(compiled: Future[LLMatcher | None]) -> LLMatcher | None:
+    """The compiled grammar, waited for; None once no more work is accepted."""
+    try:
+        return compiled.result()
+    except CancelledError:
+        return None

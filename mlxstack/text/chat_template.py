@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from mlxstack.core.conversation import Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest, Unsupported
+from mlxstack.text.formats import ReasoningMarks, derive_format
 from mlxstack.text.jinja_environment import Renderer, compiled, free_variables
 from mlxstack.text.normalize_messages import split_thoughts
 from mlxstack.text.special_token_escape import SpecialTokenEscaper
@@ -102,6 +103,7 @@ class ChatTemplate:
             special_tokens.structure - special_tokens.calls, special_tokens.normalize
         )
         self._renderers: dict[str, Renderer] = {}
+        self._marks = derive_format(tokenizer).reasoning or ReasoningMarks("", "")
         self.capabilities, self.switches = TemplateCapabilities(), NO_SWITCHES
         if tokenizer.has_chat_template:
             key = self._digest(special_tokens)
@@ -175,7 +177,7 @@ class ChatTemplate:
         return TemplateFindings(self.capabilities, switches)
 
     def _digest(self, special_tokens: SpecialTokens) -> bytes:
-        marks = [self._tokenizer.think_start, self._tokenizer.think_end]
+        marks = [self._marks.opens, self._marks.closes]
         said = [self._source(has_tools=False), self.source, marks, sorted(special_tokens.structure),
                 sorted(special_tokens.calls), repr(self._special_texts()),
                 str(self._own_renderer())]  # fmt: skip
@@ -265,9 +267,8 @@ class ChatTemplate:
     def _thoughts(self, message: Message) -> Turn:
         """The reasoning of a turn, also where a client left it inside the text."""
         thoughts, answer = message.reasoning, message.text
-        if thoughts is None and self._tokenizer.think_start is not None:
-            start, end = self._tokenizer.think_start, self._tokenizer.think_end
-            thoughts, answer = split_thoughts(answer, start, end)
+        if thoughts is None and self._marks.opens:
+            thoughts, answer = split_thoughts(answer, self._marks.opens, self._marks.closes)
         if thoughts is None:
             return {}
         thought, text = self._own_guard.text(thoughts), self._own_guard.text(answer)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,10 @@ GIVEN = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"}
 )
 """Globals of every template, which request variables cannot replace."""
+
+
+NONCHARACTER = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fdd[0-9a-f])")
+"""One that JSON in ASCII spells out; the prompt has some of them as marks."""
 
 
 class GenerationBlock(Extension):
@@ -72,7 +77,13 @@ def _texts(node: nodes.Node) -> list[str]:
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # The filter of Jinja escapes the letters of HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, **options)
+    # The marks inside of texts are no part of them, so that they must stay what they are.
+    return NONCHARACTER.sub(_unescaped, text) if ensure_ascii else text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return match[1] + chr(int(match[2], 16))
 
 
 def _refuse(message: str) -> None:

@@ -1,8 +1,11 @@
 """Output format of a model as token ids, computed once per tokenizer."""
 
+from collections.abc import Callable
 from typing import Any
 
+from llguidance import LLMatcher
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.answer_reader import AnswerReader
@@ -13,9 +16,11 @@ from mlxstack.text.formats.description import (
     DerivedFormat,
     PublishedBody,
     first_mark,
+    is_mark,
     pieces,
 )
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
+from mlxstack.text.grammar.lazy_calls import CallTrigger
 from mlxstack.text.special_tokens import nameless
 from mlxstack.text.token_bytes import TokenBytes
 
@@ -78,6 +83,7 @@ class OutputFormat:
         self.message_opening = self._message_opening()
         self.call_sequences = self._call_sequences()
         self.call_marks = self._call_marks(nameless(tokenizer))
+        self.free_call_marks = self._free_call_marks(self.call_marks)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
@@ -117,6 +123,30 @@ class OutputFormat:
         is_last = channels is not None
         return CallDelimiters(syntax, self.forced_opening, special, head, is_last)
 
+    def _free_call_marks(self, forced: CallDelimiters | None) -> CallDelimiters | None:
+        """How a call begins in a free answer; None where no mark of its own announces it."""
+        mark = trigger_mark(self.description)
+        if forced is None or not mark:
+            return None
+        is_last = forced.is_last and not forced.head
+        return replace(forced, forced=mark, head="", is_last=is_last)
+
+    def call_trigger(self, rules: Callable[[], LLMatcher | None]) -> CallTrigger | None:
+        """The place where `rules` begin in a free answer."""
+        if self.free_call_marks is None:
+            return None
+        mark = self.free_call_marks.forced
+        tokens = self._tokens(mark)
+        return CallTrigger(
+            rules,
+            mark.encode(),
+            tokens[0] if len(tokens) == 1 else None,
+            self.pieces.of,
+            lambda text: list(self._tokens(text)),
+            self.thought_tokens,
+            self.has_headers,
+        )
+
     def reader(self, parse_options: ParseOptions) -> AnswerReader:
         """The reader of one answer."""
         return AnswerReader(
@@ -153,6 +183,20 @@ def forced_opening(description: DerivedFormat) -> str:
         return description.channels.call_head.partition(NAME)[0] or syntax.opens
     whole = f"{syntax.section_opens}{syntax.opens}"
     return first_mark(whole) or "{"
+
+
+def trigger_mark(description: DerivedFormat) -> str:
+    """The text that only calls begin with; "" where nothing announces them."""
+    syntax, marks, channels = description.calls, description.reasoning, description.channels
+    if syntax is None or syntax.is_bare:
+        return ""
+    whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
+    mark = first_mark(whole)
+    others = [*description.wrappers, *description.strays, *description.turn_ends]
+    others += [] if marks is None else [marks.opens]
+    others += [] if channels is None else [channels.answer]
+    is_shared = any(first_mark(one) == mark for one in others)
+    return mark if is_mark(mark) and not is_shared else whole
 
 
 def _single(tokens: tuple[int, ...]) -> frozenset[int]:

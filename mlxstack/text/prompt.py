@@ -36,6 +36,8 @@ from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
 # Never the beginning of what somebody says, so that a head probed with it ends where it ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
+STANDARD_SWITCH = "enable_thinking"
+"""Variable of most templates; a template that reads it lets the model think by default."""
 N_BEFORE = 8
 MAX_TAILS = 64
 MAX_VARIABLES = 65_536
@@ -296,7 +298,7 @@ class PromptMaker:
             asked = {**asked, **switches.effort(wanted)}
         return {
             **switches.keep,
-            **({"enable_thinking": True} if self._tokenizer.has_thinking else {}),
+            **{name: True for name in switches.on if name == STANDARD_SWITCH},
             **self._variables,
             **self._thinking_variables(self._default),
             **self._thinking_variables(conversation.thinking),
@@ -307,10 +309,10 @@ class PromptMaker:
         if thinking is None:
             return {}
         switches = self.template.switches
-        return {"enable_thinking": thinking, **(switches.on if thinking else switches.off)}
+        return {STANDARD_SWITCH: thinking, **(switches.on if thinking else switches.off)}
 
     def _may_think(self, conversation: Conversation) -> bool:
-        wishes = conversation.template.get("enable_thinking"), conversation.thinking, self._default
+        wishes = conversation.template.get(STANDARD_SWITCH), conversation.thinking, self._default
         return next((wish for wish in wishes if wish is not None), True) is not False
 
     def _messages_end(self, marked: str, inputs: TemplateInputs) -> int | None:

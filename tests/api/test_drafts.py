@@ -8,7 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from mlxstack.core.preset import Speculation
+from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
+from mlxstack.policy.draft_governor import UNMEASURED
 from tests.api.running import running, tiny_preset
 from tests.api.speaking import chat, chat_body, chunks
 
@@ -74,6 +75,57 @@ def test_off_drafts_nothing_and_says_the_same(auto: httpx.Client, http: httpx.Cl
     assert "draft_n" not in answers[1]["timings"]
     details = answers[1]["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of the demo model, which drafts whatever a pass costs."""
+    preset = Preset(
+        model=ModelSpec(id="demo"),
+        slots=SlotSpec(count=2, n_ctx=1024),
+        server=ServerSpec(port=0),
+        speculation=Speculation.AUTO,
+    )
+    with running(preset, tmp_path_factory.mktemp("demo")) as found:
+        found.service.engine._turns.batch.costs = UNMEASURED  # type: ignore[attr-defined]
+        with httpx.Client(base_url=found.url, timeout=60) as client:
+            yield client
+
+
+def test_a_predicted_answer_is_drafted_and_a_wrong_one_changes_nothing(demo: httpx.Client) -> None:
+    ask = {"text": "Which tools do you know?", "max_tokens": 60, "cache_prompt": False}
+    plain = chat(demo, **ask)
+    told = plain["choices"][0]["message"]["content"]
+    half = len(told) // 2
+    parts = [{"type": "text", "text": told[:half]}, {"type": "text", "text": told[half:]}]
+    for content in (told, parts):
+        found = chat(demo, **ask, prediction={"type": "content", "content": content})
+        assert found["choices"] == plain["choices"]
+        usage = found["usage"]
+        n_accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+        assert n_accepted >= 0.6 * usage["completion_tokens"]
+    wrong = {"type": "content", "content": told.swapcase() * 3}
+    assert chat(demo, **ask, prediction=wrong)["choices"] == plain["choices"]
+    for bad, param in (
+        ({"type": "image", "content": told}, "prediction.type"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
+        ({"type": "content", "content": "far too long " * 1024}, "prediction.content"),
+    ):
+        refusal = demo.post("/v1/chat/completions", json=chat_body(prediction=bad))
+        assert refusal.status_code == 400
+        assert refusal.json()["error"]["param"] == param
+
+
+def test_agents_requests_and_slots_tell_how_drafts_fared(auto: httpx.Client) -> None:
+    answer = chat(auto, **WANTED, agent="counted")
+    told = answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]
+    assert told[0] > 0
+    agent = auto.get("/v1/agents/counted").json()
+    assert (agent["n_drafted"], agent["n_accepted"]) == told
+    slots = auto.get("/slots").json()
+    assert all(slot["speculative"] for slot in slots)
+    (slot,) = (one for one in slots if one["agent"] == "counted")
+    assert (slot["draft_n"], slot["draft_n_accepted"]) == told
 
 
 def drafted(http: httpx.Client) -> tuple[float, float, float]:

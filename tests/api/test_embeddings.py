@@ -1,12 +1,14 @@
 """Embeddings: a service of its own, through OpenAI's SDK and llama-server's door."""
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future
 from math import sqrt
 
 import httpx
 import mlx.core as mx
+import ollama
 import openai
 import pytest
 from mlx_lm import load
@@ -71,6 +73,23 @@ def test_b16_a_text_and_its_tokens_are_the_same(embedding: Running, sdk: openai.
     by_text = sdk.embeddings.create(model="x", input="hello there").data[0].embedding
     by_tokens = sdk.embeddings.create(model="x", input=tokens["tokens"]).data[0].embedding
     assert by_text == pytest.approx(by_tokens, abs=1e-6)
+
+
+def test_ollamas_client_embeds(embedding: Running, sdk: openai.OpenAI) -> None:
+    plain = sdk.embeddings.create(model="x", input="hello", dimensions=40).data[0].embedding
+    with ollama.Client(embedding.url, timeout=60) as client:
+        found = client.embed("demo-embedding", ["hello", "there"], dimensions=40)
+        long = client.embed("demo-embedding", "word " * 3000)
+        with pytest.raises(ollama.ResponseError, match="holds 1024"):
+            client.embed("demo-embedding", "word " * 3000, truncate=False)
+        older = client.embeddings("demo-embedding", "hello").embedding
+        assert client.show("demo-embedding").capabilities == ["embedding"]
+    strict = ollama.EmbedResponse.model_validate_json(found.model_dump_json(), strict=True)
+    assert strict.embeddings[0] == pytest.approx(plain, abs=1e-6)
+    assert strict.total_duration and strict.model == "demo-embedding" and len(found.embeddings) == 2
+    counted = sdk.embeddings.create(model="x", input=["hello", "there"]).usage.prompt_tokens
+    assert found.prompt_eval_count == counted and long.prompt_eval_count == 1024
+    assert numbers(shortened(array("f", older).tobytes(), 40)) == pytest.approx(plain, abs=1e-6)
 
 
 def test_b16_dimensions_cut_and_keep_length_one(sdk: openai.OpenAI) -> None:

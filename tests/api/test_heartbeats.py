@@ -57,6 +57,7 @@ def compute(engine: StandIn) -> None:
         ("/v1/messages", {"messages": HELLO, "max_tokens": 4}, "event: ping"),
         ("/v1/responses", {"input": "hello"}, "event: response.in_progress"),
         ("/v1/completions", {"prompt": "hello"}, ": keepalive"),
+        ("/api/chat", {"messages": HELLO}, " "),
     ],
 )
 def test_x20_progress_that_a_door_does_not_tell_stops_no_heartbeat(

@@ -30,6 +30,8 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
         (MESSAGES, {"messages": [user(ANTHROPIC)], "max_tokens": 4}),
         ("/v1/messages/count_tokens", {"messages": [user(ANTHROPIC)]}),
         ("/apply-template", {"messages": [user(OPENAI)]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "see", "images": ["iVBORw0="]}]}),
+        ("/api/generate", {"prompt": "see", "images": ["iVBORw0KGgo="]}),
         ("/completion", {"prompt": {"prompt_string": "see", "multimodal_data": ["iVBORw0KGgo="]}}),
     ],
 )

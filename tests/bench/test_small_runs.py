@@ -61,13 +61,18 @@ def test_z1_z2_e17_engine(tmp_path: Path) -> None:
 def test_drafts(tmp_path: Path) -> None:
     told = run("drafts", tmp_path)
     (table,) = told.tables
-    assert column(table, "Text") == [text for text in TEXTS for _ in range(2)]
-    assert column(table, "Agents") == ["1", "2"] * len(TEXTS)
+    scenes = [f"{text} x {n}" for text in TEXTS for n in (1, 2)]
+    assert column(table, "Scene") == [*scenes, "prose x 3", "mixed"]
     assert len(told.targets) == len(table.rows)
     for n in (1, 2):
-        assert told.raw[f"schema x {n}: on passes"] < told.raw[f"schema x {n}: off passes"]
-        assert told.raw[f"copied x {n}: on passes"] <= told.raw[f"copied x {n}: off passes"]
-    assert all(min(values) > 0 for values in told.raw.values())
+        assert told.raw[f"on schema x {n}: passes"] < told.raw[f"off schema x {n}: passes"]
+        assert told.raw[f"on copied x {n}: passes"] <= told.raw[f"off copied x {n}: passes"]
+        assert told.raw[f"on schema x {n}: accepted"] > (0,)
+        assert told.raw[f"off schema x {n}: drafted"] == (0,)
+    for scene, gap in zip(column(table, "Scene"), column(table, "p99 gap"), strict=True):
+        assert (gap != "-") == (scene == "mixed" or scene.startswith("prose"))
+    counted = ("passes", "token_s", "gap_s")
+    assert all(min(v) > 0 for name, v in told.raw.items() if name.endswith(counted))
 
 
 def test_tui(tmp_path: Path) -> None:

@@ -14,7 +14,27 @@ from tests.conftest import ModelOf
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
 NAME = "tiny-org/tiny-llama"
+N_CTX = 1024
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+
+def assert_kv_is_as_planned(shell: Shell, model: str) -> None:
+    """Fill a slot of N_CTX tokens, and compare its bytes with the plan of `model`.
+
+    Sliding windows are held once live and once in each checkpoint.
+    """
+    url = next(one["url"] for one in shell.services().values() if one["state"] == "healthy")
+    long = {"messages": [{"role": "user", "content": "one two three " * 100}], "max_tokens": 4}
+    assert httpx.post(f"{url}/v1/chat/completions", json=long, timeout=60).status_code == 200
+    filled = max(httpx.get(f"{url}/slots").json(), key=lambda slot: slot["n_tokens"])
+    assert filled["n_tokens"] > N_CTX - 256, "the last block of tokens is begun"
+    sizes = ("--ctx", str(N_CTX), "--ctx", str(N_CTX // 2))
+    plan = json.loads(shell.run("plan", model, *sizes, "--json").stdout)
+    kv = {one["n_ctx"]: one["precisions"][0]["kv_bytes"] for one in plan["contexts"]}
+    windows = 2 * kv[N_CTX // 2] - kv[N_CTX]
+    n_checkpoints = round((filled["n_bytes"] - kv[N_CTX]) / windows) if windows else 0
+    expected = kv[N_CTX] + n_checkpoints * windows
+    assert filled["n_bytes"] == pytest.approx(expected, rel=0.01) and n_checkpoints <= 2
 
 
 def test_a_hub_id_is_planned_started_swapped_and_found_again(
@@ -40,6 +60,14 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
     assert (service["state"], service["n_slots"], service["n_ctx"]) == ("healthy", 2, 1024)
     answer = httpx.post(f"{service['url']}/v1/chat/completions", json=CHAT, timeout=60)
     assert answer.status_code == 200 and answer.json()["model"] == NAME
+    assert_kv_is_as_planned(shell, NAME)
+    kept = shell.run("rm", NAME, "--yes")
+    assert kept.returncode == 4, kept.stderr
+    assert "is served by `tiny-llama`; `mlx-stack down tiny-llama` stops it first" in kept.stderr
+    said = shell.run("chat", "tiny-llama", "-p", "hello")
+    assert said.returncode == 0 and "tok/s" in said.stderr
+    speed = shell.run("bench", "--model", "tiny-llama", "--seconds", "1", "--json")
+    assert json.loads(speed.stdout)["model"] == NAME
     swapped = shell.run("swap", str(folder))
     assert swapped.returncode == 0, swapped.stderr
     assert "slots.count" in swapped.stdout
@@ -51,10 +79,14 @@ def test_a_hub_id_is_planned_started_swapped_and_found_again(
 
 
 def test_a_folder_and_a_path_in_a_cache_are_models(shell: Shell, model_of: ModelOf) -> None:
+    del shell.env["MLX_STACK_WORKER"]
     folder = model_of("tiny-swa")
-    up = shell.run("up", str(folder), "--port", str(shell.port), "--ctx", "512")
+    up = shell.run("up", str(folder), "--port", str(shell.port), "--ctx", "1k")
     assert up.returncode == 0, up.stderr
-    assert shell.services()["tiny-swa"]["n_ctx"] == 512
+    assert shell.services()["tiny-swa"]["n_ctx"] == N_CTX
+    ran = shell.run("run", "openai", "--model", str(folder), "--", "sh", "-c", "echo $OPENAI_MODEL")
+    assert (ran.returncode, ran.stdout) == (0, "tiny-swa\n"), ran.stderr
+    assert_kv_is_as_planned(shell, str(folder))
     snapshot = shell.folder / "cache" / "models--org--tiny" / "snapshots" / hub.COMMIT
     snapshot.parent.mkdir(parents=True)
     shutil.copytree(folder, snapshot)

@@ -2,9 +2,13 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
-from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights
+import pytest
+
+from mlxstack.cli import doctor
+from mlxstack.cli.doctor import CheckLevel, ceiling, device, large_weights, templates
 from mlxstack.demo import MODEL_DIR
 from mlxstack.host.home import Home
 from tests.cli.test_words import run
@@ -94,3 +98,22 @@ def test_weights_that_fill_the_working_set_are_told(tmp_path: Path) -> None:
 def test_a_memory_that_makes_no_sense_is_bad() -> None:
     (one,) = ceiling({"MLX_STACK_MEMORY": "plenty"})
     assert one.verdict is CheckLevel.BAD and "plenty" in one.detail
+
+
+def test_the_template_of_a_model_is_told_and_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, model = Home(tmp_path), tmp_path / "model"
+    shutil.copytree(MODEL_DIR, model)
+    turns = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(turns)
+    home.presets.mkdir()
+    home.run.mkdir()
+    (home.presets / "mine.yaml").write_text(f"model:\n  id: {model}\n")
+    told = list(templates(os.environ, home))
+    assert {one.verdict for one in told} == {CheckLevel.WARN}
+    assert any("the template shows no tools" in one.detail for one in told)
+    assert all(one.detail.startswith("mine: ") for one in told)
+    assert {one.remedy for one in told} == {"`mlx-stack template mine` tells more"}
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: pytest.fail("derived again"))
+    assert list(templates(os.environ, home)) == told

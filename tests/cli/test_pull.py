@@ -102,12 +102,14 @@ def test_pull_goes_on_after_kill_9(tmp_path: Path) -> None:
         env_of_here = here.env(tmp_path / "hf")
         (half,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
         assert half["fits"] == "incomplete"
+        assert len(list(blobs.glob("*.incomplete"))) == 1
         here.go_on.set()
         done = run(tmp_path, "pull", hub.MODEL, **env_of_here)
         assert done.returncode == 0, done.stderr
         assert "are here already" in done.stderr
         assert here.fetched.count(FIRST) == 1
         assert here.fetched.count(SECOND) == 2
+        assert list(blobs.glob("*.incomplete")) == []
     (whole,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
     assert whole["is_complete"]
 

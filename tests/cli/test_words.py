@@ -39,6 +39,20 @@ def test_a_typo_gets_a_suggestion(tmp_path: Path) -> None:
     assert "Did you mean 'status'" in typo.stderr
 
 
+def groups(group: Any) -> Iterator[Any]:
+    yield group
+    for verb in group.commands.values():
+        if hasattr(verb, "commands"):
+            yield from groups(verb)
+
+
+def test_no_summary_of_a_verb_is_cut_on_a_narrow_terminal() -> None:
+    for group in groups(get_command(app)):
+        left = 80 - 6 - max(map(len, group.commands))
+        for name, verb in group.commands.items():
+            assert not verb.get_short_help_str(left).endswith("..."), name
+
+
 def verbs(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     for name, verb in group.commands.items():
         if hasattr(verb, "commands"):

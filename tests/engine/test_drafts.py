@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
-from mlx_lm.models.cache import ArraysCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, QuantizedKVCache, RotatingKVCache
 from msgspec.structs import replace
 
 from mlxstack.core.engine_events import FinishReason, TokenSampled
@@ -23,12 +23,14 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters, loader
 from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
-from mlxstack.policy.draft_governor import UNMEASURED
+from mlxstack.policy.draft_governor import UNMEASURED, PassLayout, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, check_context, preset_of, prompt, running
+from tests.matrix.builder import build
 from tests.matrix.checks import WIDTH, ScriptedDrafter
+from tests.matrix.families import VOCAB
 
 pytestmark = pytest.mark.mlx
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
@@ -36,6 +38,8 @@ PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
     "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
 }
+TYPES = ["llama4", "falcon_h1", "gemma3n"]
+"""Models whose layers are chunked, have several caches, or share one."""
 N_TOKENS = 18
 LENGTHS = (30, 61, 97)
 """One context crosses the window of 64 while it decodes, one the position of quantization."""
@@ -44,10 +48,11 @@ LENGTHS = (30, 61, 97)
 class Stand:
     """A model of one kind, and prompts with their answers computed alone, one token at a time."""
 
-    def __init__(self, folder: Path, kv: KVSpec) -> None:
-        self.model = loader.load(ModelSpec(id=str(folder)), kv).model
-        self.maker = CacheFactory(self.model, kv)
-        self.prompts = [prompt(n, seed=n) for n in LENGTHS]
+    def __init__(self, model: Any, kv: KVSpec, *, is_batching: bool = True) -> None:
+        self.model = model
+        self.runner = ModelRunner(model, is_batching=is_batching)
+        self.maker = CacheFactory(model, kv)
+        self.prompts = [tuple(t % VOCAB for t in prompt(n, seed=n)) for n in LENGTHS]
         self.references: dict[tuple[int, ...], SlotContext] = {}
         self.answers = [self.run([p], [None])[0][0] for p in self.prompts]
 
@@ -71,7 +76,7 @@ class Stand:
         self, prompts: list[tuple[int, ...]], patterns: list[list[int] | None]
     ) -> tuple[list[list[int]], list[SlotContext], Batch]:
         """Answers of rows that decode together; those with a pattern are drafted for."""
-        batch = Batch(ModelRunner(self.model))
+        batch = Batch(self.runner)
         contexts = [self.fed(tokens[:-1]) for tokens in prompts]
         each = zip(prompts, contexts, patterns, strict=True)
         for slot, (tokens, context, pattern) in enumerate(each):
@@ -86,10 +91,13 @@ class Stand:
         return answers, contexts, batch
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, *TYPES])
 def stand(request: pytest.FixtureRequest, model_of: ModelOf) -> Stand:
+    if request.param in TYPES:
+        return Stand(build(request.param), KVSpec(), is_batching=request.param != "llama4")
     kv = PRECISIONS.get(request.param)
-    return Stand(model_of("tiny" if kv else request.param), kv or KVSpec())
+    folder = model_of("tiny" if kv else request.param)
+    return Stand(loader.load(ModelSpec(id=str(folder)), kv or KVSpec()).model, kv or KVSpec())
 
 
 PATTERN = st.lists(st.integers(0, WIDTH), min_size=1, max_size=6)
@@ -112,7 +120,8 @@ def test_after_a_rollback_kv_is_as_if_refused_tokens_had_never_been_fed(
             for a, b in zip(stored(leaf), stored(other), strict=True):
                 assert mx.allclose(a, b, rtol=1e-3, atol=tolerance(leaf)).item(), type(leaf)
     if all(pattern and min(pattern) > 0 for pattern in patterns):
-        assert batch.n_calls < N_TOKENS
+        n_passes = 1 if stand.runner.is_batching else len(patterns)
+        assert batch.n_calls < N_TOKENS * n_passes
 
 
 def tolerance(leaf: Any) -> float:
@@ -130,6 +139,10 @@ def stored(leaf: Any) -> list[mx.array]:
     if isinstance(leaf, RotatingKVCache):
         n = min(leaf.offset, leaf.max_size - 1)
         return [leaf._temporal_order(a)[..., -n:, :] for a in (leaf.keys, leaf.values)]
+    if isinstance(leaf, ChunkedKVCache):
+        end = leaf.offset - leaf.start_position
+        start = end - leaf.offset % leaf.chunk_size
+        return [a[..., start:end, :] for a in (leaf.keys, leaf.values)]
     parts = cache_adapters.span(leaf, 0, leaf.offset)
     if len(parts) == 2:
         return parts
@@ -152,7 +165,7 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["demo", *KINDS])
+@pytest.fixture(scope="module", params=["demo", "tiny-swa", "tiny-hybrid", "tiny-later"])
 def pair(
     request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Driver, Driver]]:
@@ -288,6 +301,34 @@ GUIDED = [
     SamplingParams(temperature=0.7, seed=4, repetition_penalty=1.2, top_p=0.9),
     SamplingParams(presence_penalty=0.5, top_logprobs=2),
 ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_ragged", "layout"),
+    [
+        ("tiny", True, PassLayout.RAGGED),
+        ("tiny", False, PassLayout.APART),
+        ("tiny-hybrid", True, PassLayout.PADDED),
+    ],
+)
+def test_a_draft_pays_for_the_passes_that_its_layout_takes(
+    model_of: ModelOf, kind: str, is_ragged: bool, layout: PassLayout
+) -> None:
+    """One of three rows has a draft; a pass of 6 tokens costs as one of 1, wider ones dearly."""
+    model = loader.load(ModelSpec(id=str(model_of(kind))), KVSpec()).model
+    runner = ModelRunner(model, is_ragged=is_ragged)
+    batch = Batch(runner, WidthCosts((1, 6, 7), (1.0, 1.0, 9.0)))
+    tokens = list(prompt(20, seed=3))
+    for slot in range(3):
+        context = SlotContext(CacheFactory(model, KVSpec()))
+        drafter = ScriptedDrafter(tokens, [1, 2, 3, 4], (3,)) if slot == 0 else None
+        sampler = Sampler(SamplingParams(), tokens, 0)
+        batch.join(BatchRow(slot, context, sampler, tokens[-1], N_TOKENS, drafter))
+    assert runner.layout(batch.rows[0].context.caches) is layout
+    batch.step()
+    n_drafted = {PassLayout.RAGGED: WIDTH, PassLayout.APART: 0, PassLayout.PADDED: 1}[layout]
+    assert batch.n_drafted == n_drafted
+    assert batch.n_calls == 1
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])

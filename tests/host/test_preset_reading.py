@@ -1,13 +1,16 @@
 """A2: presets are read strictly, and a refusal names file, key, line and what would be right."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mlxstack.core.errors import SetupError
+from mlxstack.core.preset import ServiceKind
 from mlxstack.host import presets
 from mlxstack.host.home import Home
 from mlxstack.host.overrides import document, from_environment, from_option, variables
+from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.preset_schema import leaves
 
 
@@ -135,6 +138,23 @@ def test_every_builtin_preset_is_sound_and_says_when_to_use_it(home: Home) -> No
         preset = presets.load(name, home).preset
         assert preset.name == name
         assert preset.description
+
+
+def test_every_shipped_model_names_the_sources_of_its_shape_and_sampling(home: Home) -> None:
+    for name, file in presets.listed(home).items():
+        preset = presets.load(name, home).preset
+        if preset.model.id == BUILTIN_MODEL or preset.kind is ServiceKind.EMBEDDING:
+            continue
+        config = json.loads((file.parent / "configs" / f"{name}.json").read_text())
+        assert config["excerpt_of"] == preset.model.id
+        assert "https://" in config["source"]
+        head = "\n".join(line for line in file.read_text().splitlines() if line.startswith("#"))
+        for words in ("Shape: ", "Sampling: ", "Switches of its template: ", "real weights"):
+            assert words in head, (name, words)
+        for switch in preset.template:
+            assert f"`{switch}`" in head
+        assert ("`sampling.thinking`" in head) == (preset.sampling.thinking is False)
+        assert preset.sampling.temperature
 
 
 def test_a3_presets_for_agents_have_contexts_of_64k_and_more(home: Home) -> None:

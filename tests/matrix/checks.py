@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -26,11 +26,21 @@ from tests.matrix.families import VOCAB, WINDOW
 
 LENGTHS = (5, WINDOW - 3, WINDOW + 15, 2 * WINDOW + 17)
 N_STEPS = 12
+LEAVING = 9
 BITE = 40
 CUT = 50
 WIDTH = 3
 PATTERNS = ((3,), (0, 2), (3, 1, 0), (1, 3))
 """How many tokens of each draft of a row are right."""
+RULES = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=1, top_p=0.95, repetition_penalty=1.1),
+    SamplingParams(presence_penalty=0.4, frequency_penalty=0.2),
+    SamplingParams(temperature=0.6, seed=2, top_k=40),
+)
+"""How each row is sampled; those of even number have a grammar, too."""
+GREEDY = (RULES[0], SamplingParams(repetition_penalty=1.1), RULES[2], RULES[0])
+"""For 8-bit KV, whose rounding now and then decides a draw."""
 KV16 = KVSpec()
 KV8 = KVSpec(bits=8, group_size=32)
 
@@ -85,6 +95,37 @@ def decode(
     return answers
 
 
+class Alternating:
+    """A grammar of even and odd tokens by turns, as its own state: where an answer stands."""
+
+    is_ruled = True
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def mask(self) -> bytes | None:
+        return bytes([0xAA if self._at % 2 else 0x55]) * -(-VOCAB // 8)
+
+    def advance(self, token: int) -> None:
+        assert token % 2 == self._at % 2
+        self._at += 1
+
+    def forced_tokens(self) -> tuple[int, ...]:
+        return ()
+
+    def position(self) -> int:
+        return self._at
+
+    def rewind(self, position: object) -> None:
+        assert isinstance(position, int)
+        self._at = position
+
+
+def sampler_of(row: int, rules: Sequence[SamplingParams]) -> Sampler:
+    """The sampler of one row by its own rules."""
+    return Sampler(rules[row], PROMPTS[row], 0, None if row % 2 else Alternating())
+
+
 def cold(model: Any, maker: CacheFactory, tokens: Tokens, n_tokens: int = N_STEPS) -> Tokens:
     """The answer of a fresh context."""
     context = SlotContext(maker)
@@ -134,28 +175,66 @@ class ScriptedDrafter(Drafter):
         super().settle(tokens, n_drafted)
 
 
-def check_drafts(model: Any, maker: CacheFactory, check: BatchingCheck) -> None:
-    """With drafts, right and wrong, rows get what they get alone, and go on so without them."""
+def check_drafts(
+    model: Any,
+    maker: CacheFactory,
+    check: BatchingCheck,
+    rules: Sequence[SamplingParams] = RULES,
+) -> None:
+    """With drafts, right and wrong, rows get what they get alone, and go on so without them.
+
+    Row i joins i steps after the first one and is sampled by rules of its own; another row leaves
+    between.
+    """
     n_tokens = 2 * N_STEPS
-    alone = [cold(model, maker, tokens, n_tokens) for tokens in PROMPTS]
     runner = ModelRunner(model, is_batching=check.is_batching, is_ragged=check.is_ragged)
-    batch, contexts = Batch(runner), [SlotContext(maker) for _ in PROMPTS]
-    answers: list[Tokens] = [[] for _ in PROMPTS]
-    for slot, (context, tokens) in enumerate(zip(contexts, PROMPTS, strict=True)):
-        prefill(model, context, tokens)
-        drafter = ScriptedDrafter(tokens, alone[slot], PATTERNS[slot])
-        sampler = Sampler(SamplingParams(), tokens, 0)
-        batch.join(BatchRow(slot, context, sampler, tokens[-1], n_tokens, drafter))
-    while batch.is_in_flight or any(row.n_left for row in batch.rows):
-        for one in batch.step():
-            answers[one.row.slot].append(one.token)
-            if len(answers[one.row.slot]) >= N_STEPS:
-                one.row.drafter = None
-    for n, one, other in zip(LENGTHS, alone, answers, strict=True):
-        if one != other:
-            raise Wrong(f"with drafts the row of {n} tokens answers {other}, without {one}")
+    alone = [_sampled(Batch(runner), maker, {row: None}, rules)[row] for row in ROWS]
+    batch = Batch(runner)
+    drafters = {row: ScriptedDrafter(PROMPTS[row], alone[row], PATTERNS[row]) for row in ROWS}
+    answers = _sampled(batch, maker, drafters, rules)
+    for n, row in zip(LENGTHS, ROWS, strict=True):
+        if alone[row] != answers[row]:
+            raise Wrong(f"with drafts the row of {n} answers {answers[row]}, else {alone[row]}")
     if batch.n_calls >= n_tokens * (1 if check.is_ragged else len(PROMPTS)):
         raise Wrong(f"drafts saved no forward pass: {batch.n_calls}")
+
+
+ROWS = range(len(PROMPTS))
+
+
+def _sampled(
+    batch: Batch,
+    maker: CacheFactory,
+    drafters: Mapping[int, Drafter | None],
+    rules: Sequence[SamplingParams],
+) -> dict[int, Tokens]:
+    """Answers of these rows, the first N_STEPS of 2 * N_STEPS tokens with their drafters."""
+    model = batch.runner.model
+    answers: dict[int, Tokens] = {row: [] for row in drafters}
+    coming = []
+    for slot, drafter in drafters.items():
+        context = SlotContext(maker)
+        prefill(model, context, PROMPTS[slot])
+        last = PROMPTS[slot][-1]
+        sampler = sampler_of(slot, rules)
+        coming.append(BatchRow(slot, context, sampler, last, 2 * N_STEPS, drafter))
+    if len(coming) > 1:
+        leaving = SlotContext(maker)
+        prefill(model, leaving, PROMPTS[1])
+        drafter = ScriptedDrafter(PROMPTS[1], PROMPTS[2], (0, 1))
+        sampler = sampler_of(1, rules)
+        batch.join(BatchRow(LEAVING, leaving, sampler, PROMPTS[1][-1], 99, drafter))
+    while coming or batch.is_in_flight or any(row.n_left for row in batch.rows):
+        if coming:
+            batch.join(coming.pop(0))
+        else:
+            batch.leave(LEAVING)
+        for one in batch.step():
+            answer = answers.setdefault(one.row.slot, [])
+            answer.append(one.token)
+            if len(answer) >= N_STEPS:
+                one.row.drafter = None
+    return answers
 
 
 def check_rewind(model: Any, maker: CacheFactory) -> str:

@@ -70,7 +70,9 @@ def examine_kv8(model: Any, faults: list[str]) -> tuple[str, str]:
         return "no", f"8-bit KV: {_words(error)}"
     _try(faults, "kv8 batch", lambda: checks.check_batch(model, maker, verdict.is_batching))
     if verdict.can_draft:
-        _try(faults, "kv8 drafts", lambda: checks.check_drafts(model, maker, verdict))
+        _try(
+            faults, "kv8 drafts", lambda: checks.check_drafts(model, maker, verdict, checks.GREEDY)
+        )
     _try(faults, "kv8 rewind", lambda: checks.check_rewind(model, maker))
     _try(faults, "kv8 store", lambda: checks.check_stored(model, maker))
     if not verdict.is_batching:

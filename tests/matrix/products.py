@@ -13,7 +13,7 @@ PRODUCTS = (
     ("GLM-4.7-Flash", "glm4_moe_lite", "`glm-4.7-flash`"),
     ("GLM-4.5, 4.6 and 4.7", "glm4_moe", "by id"),
     ("GLM-5", "glm_moe_dsa", "by id"),
-    ("Devstral Small 2, Ministral 3", "ministral3", "by id; its published shape was not found"),
+    ("Devstral Small 2, Ministral 3", "ministral3", "`devstral-small-2`"),
     ("MiniMax-M2", "minimax", "`minimax-m2`"),
     ("Laguna", "laguna", "by id"),
     ("DeepSeek V3 and R1, Kimi K2", "deepseek_v3", "by id"),

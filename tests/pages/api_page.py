@@ -22,12 +22,24 @@ llama-server API; unknown fields are ignored. A key goes where your client puts 
 
 Errors come in the envelope of the API dialect of the path, with a sentence that says what, why
 and what to do; 503 and 529 carry `Retry-After`.
+
+Clients of Ollama work with the address of the service as their host (`OLLAMA_HOST`). Streams are
+lines of JSON; `options.num_ctx` and other options of Ollama's runtime are ignored, since the preset
+says them. A tag `:latest` is ignored. `/api/pull` confirms a model that is on this machine and
+downloads nothing.
+
+```bash
+curl -s localhost:7109/api/chat \\
+  -d '{"model": "demo", "messages": [{"role": "user", "content": "hello"}]}'
+curl -s localhost:7109/api/tags
+```
 """
 
 GENERATING = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion")
 DOORS = (
     (("mlxstack.api.dialects.openai",), "OpenAI"),
     (("mlxstack.api.dialects.anthropic.",), "Anthropic"),
+    (("mlxstack.api.dialects.ollama.", "mlxstack.api.dialects.lm_studio."), "Ollama, LM Studio"),
     (
         ("mlxstack.api.dialects.llama_server.", "mlxstack.api.dialects.native."),
         "llama-server, agents, cache",

@@ -19,7 +19,8 @@ from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
 from mlxstack.text.output_format import OutputFormat
 from mlxstack.text.prompt import PromptMaker
-from tests.text.formats import EACH, PAIRS, TEXT, Format, made_tokenizer, respelled
+from tests.text.formats import Format, made_tokenizer, respelled
+from tests.text.invented import INVENTED
 from tests.text.test_forced import PERSON, assert_valid, written
 
 TEXT_TYPE = {"type": "string"}
@@ -36,59 +37,6 @@ SCHEMA = {
     },
 }
 TOOLS = (Tool("edit", "Edits.", SCHEMA), Tool("now", "Tells."))
-THOUGHT = "{%- if m.reasoning_content %}{{- 'OPEN' + m.reasoning_content + 'CLOSE' }}{%- endif %}"
-
-
-def thinking(opens: str, closes: str) -> str:
-    return THOUGHT.replace("OPEN", opens).replace("CLOSE", closes)
-
-
-INVENTED = {
-    # Tags that name the types of their values, all calls in a section.
-    "runes": Format(
-        "{%- if m.tool_calls %}{{- '<deeds>' }}" + EACH
-        + "{{- '<deed who=\"' + f.name + '\">' }}" + PAIRS
-        + "{{- '<with what=\"' + k + '\" kind=\"' + ('words' if v is string else 'data') + '\">' }}"
-        "{{- " + TEXT + " + '</with>' }}{%- endfor %}{{- '</deed>' }}{%- endfor %}"
-        "{{- '</deeds>' }}{%- endif %}",
-        added=("<deeds>", "</deeds>"),
-        reminder="<deeds></deeds>",
-        thoughts=thinking("<muse>", "</muse>\\n"),
-    ),
-    # One JSON list with other keys than those of any model.
-    "ledger": Format(
-        "{%- if m.tool_calls %}{{- '[ORDERS][' }}" + EACH
-        + "{{- '{\"order_id\": \"' + c.id + '\", \"verb\": \"' + f.name + '\", \"details\": ' }}"
-        "{{- (f.arguments | tojson) + '}' + ('' if loop.last else ', ') }}{%- endfor %}"
-        "{{- '][/ORDERS]' }}{%- endif %}",
-        special=("[ORDERS]", "[/ORDERS]"),
-        reminder="[ORDERS][][/ORDERS]",
-        thoughts=thinking("[MULL]", "[/MULL]"),
-    ),
-    # Name and id between marks, then JSON, each call with marks of its own.
-    "relay": Format(
-        EACH + "{{- '<|dial|>' + f.name + '<|line|>' + c.id + '<|say|>' }}"
-        "{{- (f.arguments | tojson) + '<|hangup|>\\n' }}{%- endfor %}",
-        special=("<|dial|>", "<|line|>", "<|say|>", "<|hangup|>"),
-        reminder="<|dial|><|hangup|>",
-        thoughts=thinking("<|ponder|>", "<|/ponder|>"),
-    ),
-    # One tag for each argument, with text as JSON.
-    "script": Format(
-        EACH + "{{- '<run ' + f.name + '>\\n' }}" + PAIRS
-        + "{{- '<let ' + k + ' := ' + (v | tojson) + '/>\\n' }}{%- endfor %}"
-        "{{- '</run>\\n' }}{%- endfor %}",
-        reminder="<run now></run>",
-        thoughts=thinking("<draft>", "</draft>"),
-    ),
-    # The name is the only key of an object.
-    "keyed": Format(
-        EACH + "{{- '<do>{\"' + f.name + '\": ' + (f.arguments | tojson) + '}</do>' }}"
-        "{%- endfor %}",
-        reminder="<do></do>",
-        thoughts=thinking("<inner>", "</inner>"),
-    ),
-}  # fmt: skip
 CODE = '    if (a < b && c > d) {\n        return "x\\n";\n    }'
 ANSWERS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "one": (("edit", {"path": "a.py", "n": 3}),),

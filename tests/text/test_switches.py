@@ -119,3 +119,14 @@ def test_a_level_that_a_template_only_quotes_is_a_common_one(load: Load) -> None
 def test_a_level_that_nobody_knows_is_left_to_the_template() -> None:
     assert nearest("of my own", ("low", "high")) == "of my own"
     assert nearest("medium", ()) == "medium"
+
+
+def test_a_template_that_reads_the_switch_lets_a_model_think_by_default(tmp_path: Path) -> None:
+    """Also one whose marks of thoughts are no tokens."""
+    template = TURNS.replace("KEEPS", "false") + OPENING.replace(
+        "MODE", "'<muse>' if enable_thinking else ''"
+    )
+    made = loaded(tmp_path, byte_level(CHATML_SPECIAL, []), template, {"eos_token": "<|im_end|>"})
+    assert not made.has_thinking
+    assert PromptMaker(made).text(Conversation(OLD[:1])).endswith("<assistant><muse>")
+    assert PromptMaker(made, False).text(Conversation(OLD[:1])).endswith("<assistant>")

@@ -8,7 +8,7 @@ import pytest
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from mlxstack.core.errors import BadRequest
-from mlxstack.text.prompt import PromptMaker
+from mlxstack.text.prompt import PromptMaker, TokenizeOptions
 from mlxstack.text.template_probes import losses
 from tests.text.conftest import CHATML_ADDED, CHATML_SPECIAL, byte_level, loaded
 
@@ -174,3 +174,16 @@ def test_the_findings_of_a_template_are_kept_by_its_digest(load: Load, monkeypat
     first = load(LOOP)
     monkeypatch.setattr(type(first.template), "_probe", lambda _: pytest.fail("probed again"))
     assert load(LOOP).template.capabilities == first.template.capabilities
+
+
+def test_json_in_ascii_holds_no_mark_of_the_escaper(load: Load) -> None:
+    """A special token in an argument is neither one in the prompt nor spoiled by a mark."""
+    ascii_json = "tojson(ensure_ascii=True)"
+    maker = load(LOOP.replace("tojson", ascii_json))
+    spelled = "<|im_end|> \\ufdd0 é"
+    turn = Message(ASSISTANT, "", tool_calls=(ToolCall("call_a", "act", {"key": spelled}),))
+    conversation = Conversation((ASK, turn, result("a")), tools=(ACT,))
+    prompt = maker.make(conversation)
+    assert prompt.text is not None
+    assert '{"key": "<|im_end|> \\\\ufdd0 \\u00e9"}' in prompt.text
+    assert maker.tokenize("<|im_end|>", TokenizeOptions())[0] not in prompt.tokens

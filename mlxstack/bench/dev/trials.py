@@ -65,16 +65,16 @@ class FullEngine(Struct, frozen=True, tag=True):
 
 
 class Drafts(Struct, frozen=True, tag=True):
-    """The whole engine answers `n_rows` requests, by turns with drafts and without.
+    """The whole engine answers the requests of each scene, by turns with drafts and without.
 
-    `text` is "copied", "schema", "prose" or "adversarial". Gives `token_s` and `passes` of on and
-    off.
+    A scene names the text of each request: "copied", "schema", "prose" or "adversarial". Gives, of
+    on and off and by scene, `token_s`, `passes`, `drafted`, `accepted`, and the `gap_s` between
+    two tokens of prose that 99 % do not exceed.
     """
 
-    text: str
-    n_rows: int
-    n_prompt: int = 600
-    n_tokens: int = 400
+    scenes: dict[str, tuple[str, ...]]
+    n_prompt: int = 300
+    n_tokens: int = 160
     passes: int = 3
 
 

@@ -53,6 +53,8 @@ def show(agent: AgentId, name: Name = None, url: Url = None, json: Json = False)
     kept = found["bytes"]
     places = ", ".join(f"{size(kept[place])} {place}" for place in ("live", "parked", "disk"))
     typer.echo(f"KV: {places}{', pinned' if found['is_pinned'] else ''}")
+    if found["n_drafted"]:
+        typer.echo(f"drafts: {found['n_accepted']} of {found['n_drafted']} tokens accepted")
     if found["miss"]:
         typer.echo(f"last miss: {_reason(found['miss'])}")
     for state in found["states"]:
@@ -87,7 +89,10 @@ def remove(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Delete an agent: its history and its KV in memory; `cache gc` frees the disk."""
+    """Delete an agent: its history and its KV in memory.
+
+    `cache gc` frees the disk.
+    """
     path = _path(agent) + ("?evict_only=1" if evict_only else "")
     done = engine_request(name, url, lambda client: client.delete(path))
     _tell(done, f"{agent} is evicted from memory" if evict_only else f"{agent} is deleted", json)

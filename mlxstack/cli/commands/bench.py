@@ -56,7 +56,7 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for docs.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure speed and memory of a checkout; print tables, ratios, targets met or missed.
+    """Measure speed and memory of a checkout against targets.
 
     engine: our batch and mlx-lm's in one process. drafts: speculative decoding, with and without.
     cache: agents that come back, start together,

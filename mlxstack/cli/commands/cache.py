@@ -115,7 +115,7 @@ def gc(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Delete stored KV that no saved slot or agent needs, by age and bytes."""
+    """Delete stored KV that nothing saved needs, by age and bytes."""
     from msgspec import structs
 
     from mlxstack.core.commands import GCScope

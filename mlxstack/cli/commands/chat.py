@@ -37,8 +37,9 @@ def chat(
         str | None, typer.Option("-p", "--prompt", help="Answer this prompt and exit.")
     ] = None,
 ) -> None:
-    """Chat with a model; each turn shows reused and new tokens, and tokens per second.
+    """Chat with a model in the terminal.
 
+    Each turn shows reused and new tokens, and tokens per second.
     Piped input is one prompt: echo "Why is the sky blue?" | mlx-stack chat
     """
     import asyncio
@@ -56,14 +57,16 @@ def chat(
 
 
 def _service(model: str | None, url: str | None) -> "ServiceTarget":
-    from mlxstack.cli.services.start_offer import running_or_offered, running_or_started
+    from mlxstack.cli.services.start_offer import running_or_offered, service_of
     from mlxstack.cli.target import target
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     if url is not None:
         return target(home, None, url)
-    return running_or_offered(home, "a chat") if model is None else running_or_started(home, model)
+    if model is None:
+        return running_or_offered(home, "a chat")
+    return target(home, service_of(home, model), None)
 
 
 def _piped() -> str | None:

@@ -10,7 +10,10 @@ from mlxstack.cli.output import as_json, table
 
 
 def doctor(json: Json = False) -> None:
-    """Check the machine and the home; the exit code is 1 when something must be repaired."""
+    """Check the machine and the home.
+
+    The exit code is 1 when something must be repaired.
+    """
     from mlxstack.cli.doctor import CheckLevel, examine
     from mlxstack.host.home import home_from
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from mlxstack.cli.commands.slots import Name, Url
-from mlxstack.cli.commands.up import Json
+from mlxstack.cli.commands.up import Json, Model, preset_names
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note
 
@@ -41,45 +41,82 @@ Client = Annotated[
 
 
 def env(client: Client, name: Name = None, url: Url = None, json: Json = False) -> None:
-    """Print environment and config of a client: eval "$(mlx-stack env claude)"."""
+    """Print the environment and config of a client.
+
+    For a shell: eval "$(mlx-stack env claude)"
+    """
     from mlxstack.host.coding_clients import as_shell
 
-    setup = _setup(client, name, url, is_offered=False)
+    setup = _setup(client, _running(client, name, url))
     as_json(setup) if json else typer.echo(as_shell(setup), nl=False)
     _warn(setup)
 
 
-def run(context: typer.Context, client: Client, name: Name = None, url: Url = None) -> None:
-    """Start a client on a service: mlx-stack run claude -- -p "hello".
+def run(
+    context: typer.Context,
+    client: Client,
+    name: Name = None,
+    url: Url = None,
+    model: Model = None,
+) -> None:
+    """Start a client on a service.
 
+    What follows `--` is for the client: mlx-stack run claude -- -p "hello"
     After `openai` comes the program: mlx-stack run openai -- python script.py
     """
-    setup = _setup(client, name, url, is_offered=True)
+    setup = _setup(client, _running_or_started(client, name, url, model))
     words = [setup.program, *setup.options, *context.args] if setup.program else list(context.args)
     _warn(setup)
     _write(setup)
     _become(words, setup)
 
 
-def _setup(client: str, name: str | None, url: str | None, is_offered: bool) -> "ClientSetup":
-    """Settings of a client; where nothing runs and it `is_offered`, a model is started first."""
-    import asyncio
-
-    from mlxstack.cli.services.start_offer import running_or_offered
+def _running(client: str, name: str | None, url: str | None) -> "ServiceTarget":
     from mlxstack.cli.target import target
-    from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.home import home_from
+
+    _check(client)
+    return target(home_from(os.environ), name, url)
+
+
+def _running_or_started(
+    client: str, name: str | None, url: str | None, model: str | None
+) -> "ServiceTarget":
+    """The service, started for `model`, or after a question where nothing runs."""
+    from mlxstack.cli.services.start_offer import name_of, running_or_offered
+    from mlxstack.cli.target import target
+    from mlxstack.host.home import home_from
+
+    _check(client)
+    home = home_from(os.environ)
+    if name is None and url is None and model is None:
+        return running_or_offered(home, client)
+    return target(home, name_of(home, name, url, model), url)
+
+
+def _check(client: str) -> None:
+    """Raises Misuse for an unknown client; a model gets the verbs that take one."""
+    from mlxstack.host.coding_clients import CLIENTS
     from mlxstack.host.preset_schema import suggestion
 
-    if client not in CLIENTS:
-        raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
-    home = home_from(os.environ)
-    if is_offered and name is None and url is None:
-        where = running_or_offered(home, client)
-    else:
-        where = target(home, name, url)
+    if client in CLIENTS:
+        return
+    if "/" in client or client in preset_names(""):
+        raise Misuse(
+            f"`{client}` is a model, and `run` starts a client: `mlx-stack run claude --model "
+            f"{client}`; `mlx-stack chat {client}` talks to it"
+        )
+    raise Misuse(f"no client is called `{client}`{suggestion(client, CLIENTS)}")
+
+
+def _setup(client: str, where: "ServiceTarget") -> "ClientSetup":
+    import asyncio
+
+    from mlxstack.host.coding_clients import CLIENTS
+    from mlxstack.host.home import home_from
+
     endpoint = asyncio.run(_endpoint(where))
-    return CLIENTS[client](endpoint, _folder(home, client, endpoint.url))
+    return CLIENTS[client](endpoint, _folder(home_from(os.environ), client, endpoint.url))
 
 
 async def _endpoint(where: "ServiceTarget") -> "Endpoint":

@@ -39,7 +39,7 @@ def install(
     sets: Set = None,
     json: Json = False,
 ) -> None:
-    """Start a preset at every login (launchd on macOS, systemd on Linux)."""
+    """Start a preset at every login, by launchd or systemd."""
     unit = _unit(preset, sets or [])
     if show:
         as_json(unit) if json else typer.echo(unit.text, nl=False)
@@ -60,7 +60,7 @@ def install(
 
 
 def uninstall(service: Service, json: Json = False) -> None:
-    """Stop an installed service and remove its launchd or systemd unit."""
+    """Stop an installed service and remove its unit."""
     unit = _installed(service)
     failed = _stop(unit)
     unit.path.unlink()

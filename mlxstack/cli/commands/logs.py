@@ -19,7 +19,10 @@ def logs(
     n_lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines.")] = 50,
     json: Json = False,
 ) -> None:
-    """Print the last lines of a service's log; with --json one object per line."""
+    """Print the last lines of a service's log.
+
+    With --json one object per line.
+    """
     from itertools import chain
     from json import dumps
 

@@ -1,12 +1,13 @@
 """`bench`: speed of the running service."""
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from mlxstack.cli.commands.slots import Name, Url, engine_request
-from mlxstack.cli.commands.up import Json
+from mlxstack.cli.commands.up import Json, Model
 from mlxstack.cli.output import as_json, note, table
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def bench(
     context: typer.Context,
     name: Name = None,
     url: Url = None,
+    model: Model = None,
     seconds: Seconds = 60.0,
     json: Json = False,
 ) -> None:
@@ -48,7 +50,10 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     from mlxstack.bench.my_service import measure
+    from mlxstack.cli.services.start_offer import name_of
+    from mlxstack.host.home import home_from
 
+    name = name_of(home_from(os.environ), name, url, model)
     found = engine_request(name, url, lambda client: measure(client, seconds, note))
     as_json(found) if json else _show(found)
 

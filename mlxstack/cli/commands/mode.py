@@ -52,7 +52,10 @@ def list_modes(json: Json = False) -> None:
 
 @app.command("status")
 def show_status(json: Json = False) -> None:
-    """Show the mode that runs, and its members; the exit code is 0 when all are healthy."""
+    """Show the mode that runs, and its members.
+
+    The exit code is 0 when all are healthy.
+    """
     from mlxstack.cli.services.probe import survey
     from mlxstack.host import modes
 
@@ -75,7 +78,10 @@ def show_status(json: Json = False) -> None:
 
 @app.command("switch")
 def switch_mode(name: Name, json: Json = False) -> None:
-    """Stop what the mode does not have, start what it lacks; go back if a member fails."""
+    """Stop what the mode does not have, and start what it lacks.
+
+    If a member fails, the former services are started again.
+    """
     from mlxstack.cli.services.mode_switch import switch
 
     with spinner(f"mode {name}") as turn:

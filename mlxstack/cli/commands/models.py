@@ -18,7 +18,10 @@ DAY_S = 86_400.0
 
 
 def models(json: Json = False) -> None:
-    """List the models on this machine: in the hub's cache and in LM Studio's folders."""
+    """List the models on this machine.
+
+    They are in the hub's cache and in LM Studio's folders.
+    """
     from mlxstack.cli.units import size, tokens
     from mlxstack.host.home import home_from
     from mlxstack.host.hub import cache_folder
@@ -60,7 +63,10 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete a model from this machine's disk; never one that is running."""
+    """Delete a model from this machine's disk.
+
+    A model that is running is never deleted.
+    """
     from mlxstack.cli.exit_codes import Misuse
     from mlxstack.cli.units import size
     from mlxstack.core.errors import SlotTaken

@@ -36,7 +36,9 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     ctx: Annotated[
         list[str] | None, typer.Option(help="Tokens per agent, such as 32k; may be repeated.")
     ] = None,
-    agents: Annotated[int | None, typer.Option(min=1, help="Agents at the same time.")] = None,
+    agents: Annotated[
+        int | None, typer.Option("--agents", "--slots", min=1, help="Agents at the same time.")
+    ] = None,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="Rank the presets for this load.")
     ] = False,
@@ -56,7 +58,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     sets: Set = None,
     json: Json = False,
 ) -> None:
-    """Tell what a model weighs, what its contexts weigh, and how many agents fit.
+    """Estimate memory use, and how many agents fit.
 
     Without a preset: the table of all presets, or with --agents the ranking for that load.
     """
@@ -89,7 +91,7 @@ def spec(
     ],
     json: Json = False,
 ) -> None:
-    """Print the KV geometry of a model: its kinds of layers, and bytes per token."""
+    """Print the KV geometry of a model: layers, bytes per token."""
     from mlxstack.cli.plan.estimate import spec_of
     from mlxstack.cli.plan.tables import show_spec
 

@@ -50,7 +50,10 @@ def show_preset(
     sets: Set = None,
     json: Json = False,
 ) -> None:
-    """Show every value of a preset and where it comes from: file and line, variable, default."""
+    """Show every value of a preset and its origin.
+
+    An origin is a file with the line, a variable, an option or the default.
+    """
     from pathlib import Path
 
     from mlxstack.cli.services import launch

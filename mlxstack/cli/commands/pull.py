@@ -25,7 +25,10 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     json: Json = False,
 ) -> None:
-    """Download a model from the hub; goes on where an earlier download ended."""
+    """Download a model from the hub.
+
+    Files that an earlier download completed are not downloaded again.
+    """
     from mlxstack.cli.units import size
     from mlxstack.host import hub
 

@@ -87,7 +87,10 @@ def gc(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Delete saved slots and agents' KV by age and bytes, with what only they needed."""
+    """Delete saved slots and agents' KV by age and bytes.
+
+    KV that only they needed is deleted too.
+    """
     from msgspec import structs
 
     wanted = structs.replace(sweeps.bounds(max_bytes, older_than), agent=agent, is_dry=dry_run)

@@ -30,7 +30,9 @@ LEAST = ("RESTARTS", "MLX", "CONTEXT", "UP", "MEMORY", "MODEL")
 def status(
     name: Name = None, json: Json = False, watch: Watch = False, show_all: All = False
 ) -> None:
-    """Show the machine and every service: healthy, degraded, down, crashed or stopped.
+    """Show the machine and the state of every service.
+
+    A service is healthy, degraded, down, crashed or stopped.
 
     The exit code is 0 when all that should run is healthy, 3 when nothing runs, 1 otherwise.
     """

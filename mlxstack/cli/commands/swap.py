@@ -32,7 +32,10 @@ def swap(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Change the model of a running service: drain, park, unload, load, warm."""
+    """Change the model of a running service; requests wait.
+
+    Steps: drain, park, unload, load, warm.
+    """
     with _chosen(preset, url) as chosen:
         told = _load(name, url, {**chosen, "prepare": prepare, "drain_s": drain})
     if json:

@@ -45,7 +45,7 @@ def template(
     ] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Tell how a model writes answers and calls, and what its template refuses or drops."""
+    """Report the output format of a model and its template's limits."""
     from mlxstack.engine.model.tokenizer_folder import load_tokenizer
 
     preset, folder = _found(wanted)

@@ -39,6 +39,16 @@ def preset_names(incomplete: str) -> list[str]:
     return sorted(name for name in listed(home_from(os.environ)) if name.startswith(incomplete))
 
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Preset, hub id or folder to start first, where it is not running.",
+        autocompletion=preset_names,
+    ),
+]
+
+
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     model: Annotated[
         str,
@@ -156,7 +166,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
         state = launch.start(plan, preset.server.startup_timeout_s, turn)
     props = asyncio.run(running_props(plan.url, preset))
     if json:
-        as_json(_facts(state, began) | {"why_not_batching": props.why_not_batching})
+        told = {"why_not_batching": props.why_not_batching, "template_notes": props.template_notes}
+        as_json(_facts(state, began) | told)
         return
     seconds = time.monotonic() - began
     total = plan.n_slots * plan.n_ctx
@@ -166,6 +177,8 @@ def _start(plan: "ServiceSpec", preset: "Preset", json: bool) -> None:
     )
     for remark in props.remarks:
         note(f"warning: {remark}")
+    for said in props.template_notes:
+        note(f"warning: chat template: {said}")
     typer.echo(f"Try it:\n  {_curl(plan, preset)}")
 
 

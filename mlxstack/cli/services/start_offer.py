@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from msgspec import Struct
 
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import note
 from mlxstack.cli.target import ServiceTarget, target
 from mlxstack.client import Unreachable
@@ -32,12 +33,21 @@ class StartOffer(Struct, frozen=True):
     options: tuple[str, ...]
 
 
-def running_or_started(home: Home, model: str) -> ServiceTarget:
-    """The service of this name, else one that is started for this preset or model."""
+def service_of(home: Home, model: str) -> str:
+    """Name of the running service `model`, else of one started for this preset or model."""
     if model in [state.plan.name for state in services.running(home)]:
-        return target(home, model, None)
+        return model
     note(f"{model} is not running; starting it")
-    return target(home, start(model), None)
+    return start(model)
+
+
+def name_of(home: Home, name: str | None, url: str | None, model: str | None) -> str | None:
+    """The option `--name`, or the service that `--model` starts. Raises Misuse for both."""
+    if model is None:
+        return name
+    if name is not None or url is not None:
+        raise Misuse("`--model` starts a service here; leave out `--name` and `--url`")
+    return service_of(home, model)
 
 
 def running_or_offered(home: Home, purpose: str) -> ServiceTarget:

@@ -22,7 +22,8 @@ from mlxstack.policy.draft_governor import (
     UNMEASURED,
     DraftOffer,
     WidthCosts,
-    observe_width,
+    observe_passes,
+    pass_widths,
     widths,
 )
 
@@ -73,12 +74,12 @@ class BatchRow:
 
         KV is quantized between passes, so a draft ends at the latest where that is due.
         """
-        if self.drafter is None:
-            return DraftOffer()
+        if self.drafter is None or self.replay:
+            return DraftOffer(n_known=len(self.replay) + 1)
         forced = self.sampler.forced_tokens()
         due = self.context.quantized_start - len(self.context)
         most = min(self.n_left, due if due > 0 else inf, MOST_DRAFTED + 1) - 1
-        return self.drafter.propose(forced, 0 if self.replay else int(most))
+        return self.drafter.propose(forced, int(most))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The caches hold these known tokens now."""
@@ -108,10 +109,10 @@ class FedRow(Struct, frozen=True):
 
 
 class InFlightStep(Struct, frozen=True):
-    """A step that was scheduled but not read yet, of `width` tokens."""
+    """A step that was scheduled but not read yet, with the widths of its forward passes."""
 
     fed: tuple[FedRow, ...]
-    width: int
+    passes: list[int]
 
 
 class Batch:
@@ -168,7 +169,7 @@ class Batch:
         tokens = self._collect(landed)
         if landed is not None and len(tokens) >= len(landed.fed):
             seconds = time.perf_counter() - began
-            self.costs = observe_width(self.costs, landed.width, seconds)
+            self.costs = observe_passes(self.costs, landed.passes, seconds)
         return tokens
 
     def sync(self) -> list[RowToken]:
@@ -196,7 +197,7 @@ class Batch:
             for row, draft in zip(rows, drafts, strict=True)
         ]
         n_replayed = [len(row.replay) for row in rows]
-        logits, width = self._forward(rows, drafts)
+        logits, passes = self._forward(rows, drafts)
         if any(n_replayed):
             logits = logits[mx.array(_new_lines(n_replayed, drafts))]
         for row, draft in zip(rows, drafts, strict=True):
@@ -209,7 +210,7 @@ class Batch:
                 row.n_left -= 1
         mx.async_eval([a for choices in chosen for choice in choices for a in _arrays(choice)])  # type: ignore[no-untyped-call]
         each = zip(rows, drafts, chosen, starts, strict=True)
-        return InFlightStep(tuple(FedRow(*one) for one in each), width)
+        return InFlightStep(tuple(FedRow(*one) for one in each), passes)
 
     def _draft(self, rows: list[BatchRow]) -> tuple[list[BatchRow], list[tuple[int, ...]]]:
         """The rows and their drafts; none while a token in flight decides what may come."""
@@ -228,7 +229,7 @@ class Batch:
     def _widths(self, offers: Sequence[DraftOffer]) -> list[int]:
         if not any(offer.n_tokens for offer in offers):
             return [0] * len(offers)
-        return widths(offers, self.costs)
+        return widths(offers, self.costs, self.runner.layout(self.rows[0].context.caches))
 
     def _sample(
         self, rows: Sequence[BatchRow], logits: mx.array, drafts: Sequence[tuple[int, ...]]
@@ -249,15 +250,16 @@ class Batch:
 
     def _forward(
         self, rows: Sequence[BatchRow], drafts: Sequence[tuple[int, ...]]
-    ) -> tuple[mx.array, int]:
-        """Logits (tokens, vocabulary) of one pass, and its tokens."""
+    ) -> tuple[mx.array, list[int]]:
+        """Logits (tokens, vocabulary), and the widths of the passes that compute them."""
         each = zip(rows, drafts, strict=True)
         plan = [SlotTokens(row.context.caches, row.tokens(draft)) for row, draft in each]
         before = self.runner.n_calls
         logits = self.runner.execute(plan)
         self.n_calls += self.runner.n_calls - before
         self.n_rows += len(rows)
-        return logits, logits.shape[0]
+        counts = [slot.tokens.size for slot in plan]
+        return logits, pass_widths(counts, self.runner.layout(plan[0].caches))
 
     def _collect(self, flight: InFlightStep | None) -> list[RowToken]:
         if flight is None:

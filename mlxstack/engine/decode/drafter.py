@@ -1,10 +1,10 @@
-"""Draft tokens of one row: those that its grammar forces, or those that followed the last time."""
+"""Draft tokens of one row: those that its grammar forces, or those that followed before."""
 
 from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mlxstack.engine.decode.ngram_index import NgramIndex
+from mlxstack.engine.decode.ngram_index import FindPlace, NgramIndex
 from mlxstack.policy.draft_governor import (
     TRUSTED,
     DraftOffer,
@@ -25,10 +25,19 @@ NO_DRAFT, NO_OFFER = Draft(), DraftOffer()
 
 
 class Drafter:
-    """Proposes tokens for one request and learns how they fare. No draft holds a token of `eos`."""
+    """Proposes tokens for one request and learns how they fare. No draft holds a token of `eos`.
 
-    def __init__(self, prompt: Sequence[int], eos: frozenset[int]) -> None:
-        self._index = NgramIndex(prompt)
+    `prediction` and `find_sibling` are further texts to copy from, as `NgramIndex` takes them.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        eos: frozenset[int],
+        prediction: Sequence[int] = (),
+        find_sibling: FindPlace | None = None,
+    ) -> None:
+        self._index = NgramIndex(prompt, prediction, find_sibling)
         self._eos = eos
         self._copied, self._forced = DraftRecord(), TRUSTED
         self._proposed = NO_DRAFT

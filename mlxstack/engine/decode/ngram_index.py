@@ -1,13 +1,15 @@
-"""An n-gram index over a prompt and its answer: how did it go on the last time? O(1) per token.
+"""An n-gram index over all that an answer may repeat: how did it go on the last time?
 
-The prompt is indexed once by sorting packed n-grams; the answer goes into a dictionary.
+O(1) per token. Texts that are known before the answer are indexed once, by sorting packed
+n-grams; the answer goes into a dictionary.
 """
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 ORDER = 3
 """Tokens that must agree before a continuation is proposed."""
@@ -15,35 +17,79 @@ ORDER = 3
 BITS = 21
 """Bits of a token in a packed n-gram: `ORDER` times as many fit 63."""
 
+MASK = (1 << ORDER * BITS) - 1
+
 N_CANDIDATES, LONGEST_MATCH = 8, 32
 """Of so many latest places the one with the longest match is taken, compared so far back."""
 
-MASK = (1 << ORDER * BITS) - 1
+
+class Place(Struct, frozen=True):
+    """Where a text goes on after an n-gram: at `tokens[at]`."""
+
+    tokens: Sequence[int]
+    at: int
 
 
-class NgramIndex:
-    """Follows one answer. `append` every token, then ask for the `continuation`."""
+FindPlace = Callable[[int], Place | None]
+"""Finds the place after an n-gram in texts elsewhere."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._tokens = list(prompt)
-        grams = _packed(np.array(self._tokens[:-1], np.int64))
+
+class IndexedText:
+    """A text with its n-grams in order; tokens that are appended later are not among them."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        grams = _packed(np.array(tokens[:-1], np.int64))
         order = np.argsort(grams, kind="stable")
         self._grams = array("q", grams[order].tobytes())
         self._places = array("q", (order + ORDER).astype(np.int64).tobytes())
+
+    def places(self, gram: int) -> list[Place]:
+        """The latest places after this n-gram."""
+        end = bisect_right(self._grams, gram)
+        start = max(0, end - N_CANDIDATES)
+        found = []
+        while end > start and self._grams[end - 1] == gram:
+            end -= 1
+            found.append(Place(self._tokens, self._places[end]))
+        return found
+
+
+class NgramIndex:
+    """Follows one answer. `append` every token, then ask for the `continuation`.
+
+    `prediction` is the answer that the client expects; `find_sibling` looks into the answers to
+    prompts that began as this one does.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        prediction: Sequence[int] = (),
+        find_sibling: FindPlace | None = None,
+    ) -> None:
+        self._tokens = list(prompt)
+        self._texts = [IndexedText(self._tokens)]
+        if prediction:
+            # With the end of the prompt before it, it is found where the answer begins.
+            self._texts.append(IndexedText([*prompt[-LONGEST_MATCH:], *prediction]))
+        self._find_sibling = find_sibling
         self._answered: dict[int, int] = {}
         self._gram = 0
         for token in self._tokens[-ORDER:]:
-            self._gram = self._gram << BITS | token
-        self._next: int | None = self._find()
+            self._gram = extended(self._gram, token)
+        self._next = self._find()
 
     def append(self, token: int) -> None:
         """The answer goes on with `token`."""
         if len(self._tokens) >= ORDER:
             self._answered[self._gram] = len(self._tokens)
         self._tokens.append(token)
-        self._gram = (self._gram << BITS | token) & MASK
-        if self._next is not None and self._tokens[self._next] == token:
-            self._next += 1
+        self._gram = extended(self._gram, token)
+        place = self._next
+        if place is not None and place.tokens[place.at] == token:
+            after = Place(place.tokens, place.at + 1)
+            self._next = after if after.at < len(after.tokens) else self._find()
         else:
             self._next = self._find()
 
@@ -51,33 +97,40 @@ class NgramIndex:
         """At most `n` tokens that followed the longest match; a loop goes on as a loop."""
         if self._next is None:
             return []
-        span = self._tokens[self._next : self._next + n]
-        while len(span) < n:
+        span = list(self._next.tokens[self._next.at : self._next.at + n])
+        while self._next.tokens is self._tokens and len(span) < n:
             span += span[: n - len(span)]
         return span
 
-    def _find(self) -> int | None:
-        """The place after the longest match with the last tokens, of several the latest."""
+    def _find(self) -> Place | None:
+        """The place after the longest match with the last tokens, of several the last found."""
         if len(self._tokens) < ORDER:
             return None
+        places: list[Place] = []
+        said = self._find_sibling(self._gram) if self._find_sibling else None
+        if said is not None:
+            places.append(said)
+        for text in self._texts:
+            places += reversed(text.places(self._gram))
         answered = self._answered.get(self._gram)
-        places = [] if answered is None else [answered]
-        end = bisect_right(self._grams, self._gram)
-        start = max(0, end - N_CANDIDATES)
-        while end > start and self._grams[end - 1] == self._gram:
-            end -= 1
-            places.append(self._places[end])
+        if answered is not None:
+            places.append(Place(self._tokens, answered))
         if len(places) < 2:
             return places[0] if places else None
-        return max(places, key=lambda place: (self._match(place), place))
+        return max(enumerate(places), key=lambda one: (self._match(one[1]), one[0]))[1]
 
-    def _match(self, place: int) -> int:
+    def _match(self, place: Place) -> int:
         """Number of tokens before `place` that agree with the last ones."""
-        tokens, n = self._tokens, ORDER
-        most = min(place, LONGEST_MATCH)
-        while n < most and tokens[place - 1 - n] == tokens[-1 - n]:
+        own, other, at, n = self._tokens, place.tokens, place.at, ORDER
+        most = min(at, LONGEST_MATCH, len(own))
+        while n < most and other[at - 1 - n] == own[-1 - n]:
             n += 1
         return n
+
+
+def extended(gram: int, token: int) -> int:
+    """The n-gram that ends with `token`, after `gram`."""
+    return (gram << BITS | token) & MASK
 
 
 def _packed(

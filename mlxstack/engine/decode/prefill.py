@@ -8,6 +8,7 @@ from mlxstack.core.request import Request
 from mlxstack.engine.decode.batch import BatchRow
 from mlxstack.engine.decode.drafter import Drafter
 from mlxstack.engine.decode.sampler import Sampler
+from mlxstack.engine.decode.sibling_answers import SiblingAnswers
 from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.runner import ModelRunner, SlotTokens
@@ -43,7 +44,11 @@ def prefill_chunk(
 
 
 def row_of(
-    request: Request, slot: int, context: SlotContext, n_ctx: int, *, is_drafting: bool
+    request: Request,
+    slot: int,
+    context: SlotContext,
+    n_ctx: int,
+    drafter: Drafter | None,
 ) -> BatchRow:
     """The row of a request whose prompt is computed but for its last token.
 
@@ -52,9 +57,15 @@ def row_of(
     tokens = request.tokens
     state = request.constraint.start() if request.constraint else None
     sampler = Sampler(request.sampling, tokens, time.monotonic_ns(), state)
-    drafter = Drafter(tokens, request.eos) if is_drafting else None
     n_left = max(1, min(request.max_tokens, n_ctx - len(tokens)))
     return BatchRow(slot, context, sampler, tokens[-1], n_left, drafter)
+
+
+def drafter_of(request: Request, siblings: SiblingAnswers) -> Drafter:
+    """The drafter of a request: its prompt, its prediction, and the answers to its siblings."""
+    answers = siblings.of(request)
+    find_sibling = answers.place if answers is not None else None
+    return Drafter(request.tokens, request.eos, request.prediction, find_sibling)
 
 
 def _next_stop(context: SlotContext, request: Request, start: int) -> int:

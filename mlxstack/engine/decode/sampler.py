@@ -114,12 +114,14 @@ class Sampler:
         """Apply penalties and the grammar mask to logits (1 + draft, vocabulary), row by row.
 
         Row i follows i tokens of the draft. Rows after a token that the grammar forbids are left
-        out. None when there is neither penalty nor grammar. Raises what the grammar raises.
+        out. None when neither penalty nor grammar changes any. Raises what the grammar raises.
         """
         if self._constraint is None and not self._processors:
             return None
         self._advance()
         masks = self._masks(draft) if self._constraint is not None else [None] * (len(draft) + 1)
+        if not self._processors and len(masks) > len(draft) and not any(masks):
+            return None
         rows = []
         for i, mask in enumerate(masks):
             row = logits[i : i + 1].astype(mx.float32)

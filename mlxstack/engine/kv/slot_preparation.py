@@ -12,6 +12,7 @@ from mlxstack.core.errors import OutOfMemory
 from mlxstack.core.preset import Persist
 from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
+from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
@@ -23,6 +24,8 @@ from mlxstack.policy.shared_prefixes import SharedPrefixTokens
 log = logging.getLogger(__name__)
 
 ROOM_EVERY = 16
+SIBLING_SHARE = 64
+"""The answers of siblings get at most this part of the KV budget."""
 
 
 class SlotKVManager:
@@ -48,6 +51,7 @@ class SlotKVManager:
         self._parker = archive.parker
         self.slots = slots
         self.memory = memory
+        self.siblings = SiblingAnswers(min(MOST_BYTES, memory.budget // SIBLING_SHARE))
         self.archive = archive
         self._is_room_due = False
         self._idle: Sequence[int] = ()
@@ -56,14 +60,14 @@ class SlotKVManager:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all live contexts and of the last prompts, to which the next are compared.
+        """Bytes of all live contexts, and of the last prompts and answers, to compare with.
 
         A checkpoint that is shared or parked too counts once.
         """
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
         marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
         contexts = sum(context.cache_bytes for context in self.slots)
-        return marks + contexts + self.lookup.n_bytes
+        return marks + contexts + self.lookup.n_bytes + self.siblings.n_bytes
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:

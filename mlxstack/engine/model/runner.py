@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.row_views import view
 from mlxstack.engine.model import cache_adapters
+from mlxstack.policy.draft_governor import PassLayout
 
 
 class SlotTokens(Struct, frozen=True):
@@ -43,12 +44,21 @@ class ModelRunner:
             return _joined([self._alone(slot) for slot in plan])
         if max(counts) == 1:
             return self._rows(plan, counts)
+        match self.layout(plan[0].caches):
+            case PassLayout.APART:
+                return self._apart(plan)
+            case PassLayout.PADDED:
+                return self._padded(plan, counts)
+        return self._rows(plan, counts)
+
+    def layout(self, caches: Sequence[Any]) -> PassLayout:
+        """How rows with such caches are computed when one brings several tokens."""
+        if not self.is_batching:
+            return PassLayout.ALONE
         if not self.is_ragged:
-            return self._apart(plan)
-        is_recurrent = any(
-            isinstance(leaf, ArraysCache) for leaf in cache_adapters.leaves(plan[0].caches)
-        )
-        return self._padded(plan, counts) if is_recurrent else self._rows(plan, counts)
+            return PassLayout.APART
+        is_recurrent = any(isinstance(leaf, ArraysCache) for leaf in cache_adapters.leaves(caches))
+        return PassLayout.PADDED if is_recurrent else PassLayout.RAGGED
 
     def forward(self, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
         """Logits (batch, tokens, vocabulary) of tokens (batch, tokens) over these caches."""

@@ -34,6 +34,8 @@ class AgentSums(Struct, frozen=True):
     n_generated: int = 0
     saved_s: float = 0.0
     n_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class AgentTurn(Struct, frozen=True):
@@ -67,6 +69,8 @@ class AgentRecord:
             n_generated=sums.n_generated + view.n_generated,
             saved_s=sums.saved_s + view.saved_s,
             n_tokens=view.n_prompt + view.n_generated,
+            n_drafted=sums.n_drafted + view.n_drafted,
+            n_accepted=sums.n_accepted + view.n_accepted,
         )
         self.used_at = at
         if view.miss is not None:
@@ -215,6 +219,8 @@ def _view(
         n_cached=sums.n_cached,
         n_generated=sums.n_generated,
         saved_s=sums.saved_s,
+        n_drafted=sums.n_drafted,
+        n_accepted=sums.n_accepted,
         idle_s=0.0 if is_busy else max(0.0, now - one.used_at),
         miss=None if one.miss is None else replace(one.miss, age_s=now - one.missed_at),
         states=states,

@@ -8,6 +8,7 @@ from msgspec import Struct
 from mlxstack.text.formats.argument_values import object_of
 from mlxstack.text.formats.description import (
     ARGUMENTS,
+    COUNT,
     ID,
     INDEX,
     KEY,
@@ -84,7 +85,8 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
     body = written.body
     if isinstance(body, JsonBody) and body.is_list:
         between = _list_between(two) or ", "
-        return CallSyntax(body, opens=around[0], closes=around[1], between=between)
+        opens = _counted(before, two)
+        return CallSyntax(body, opens=opens, closes=around[1], between=between)
     second = None if two is None or NAMES[1] not in two else _second(probes, two)
     if second is None or two is None:
         return CallSyntax(body, opens=around[0], closes=around[1])
@@ -277,7 +279,10 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     value_opens = text[key + len(KEYS[0]) : value]
     between = text[value + len(VALUES[0]) : second].replace(KEYS[0], KEY)
     after = text[last + len(VALUES[1]) :].replace(KEYS[1], KEY, 1)
-    if not value_opens.strip() or not between.strip():
+    has_json = value_opens.endswith('"') and between[:1] == after[:1] == '"'
+    if has_json:
+        value_opens, between, after = value_opens[:-1], between[1:], after[1:]
+    if not value_opens.strip() or not (between.strip() or has_json):
         return None
     argument_opens = shared_end(tokens(head), tokens(between))
     closing = tokens(between)[: len(tokens(between)) - len(argument_opens)]
@@ -286,10 +291,7 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
     closes += argument_opens[:n]
     opening = "".join(argument_opens[n:])
     head = head[: len(head) - len(opening)]
-    has_json = value_opens.endswith('"') and after.startswith('"')
     value_closes = "".join(closes).rstrip()
-    if has_json:
-        value_opens, value_closes = value_opens[:-1], value_closes[1:]
     types = _types(probes, value_opens, value_closes)
     start, before = _id_before(text, name, 0 if text.startswith(NAMES[0], name) else 1)
     body = TaggedBody(
@@ -300,9 +302,9 @@ def _tagged(probes: TemplateProbes, text: str, name: int) -> WrittenCall | None:
         types=types[1],
         has_json_text=has_json,
     )
-    if not opening.strip() or not value_closes.strip():
+    if not has_json and not (opening.strip() and value_closes.strip()):
         return None
-    end = last + len(VALUES[1])
+    end = last + len(VALUES[1]) + has_json
     ending = value_closes.replace(KEY, KEYS[1])
     end = text.find(ending, end) + len(ending)
     return WrittenCall(start, end, body)
@@ -347,6 +349,16 @@ def _common(texts: Any) -> int:
     while n < len(first) and all(n < len(one) and one[n] == first[n] for one in others):
         n += 1
     return n
+
+
+def _counted(before: list[str], two: str | None) -> str:
+    """The text before a list, whose number of calls is a slot."""
+    text = "".join(before)
+    for at, token in enumerate(before):
+        marked = "".join([*before[:at], COUNT, *before[at + 1 :]])
+        if token == "1" and two is not None and marked.replace(COUNT, "2") in two:
+            return text if text in two else marked
+    return text
 
 
 def _list_between(two: str | None) -> str:

@@ -44,6 +44,7 @@ _KEY = re.compile(r"[^\s<>/][^<>]*")
 QUOTES = ('"',)
 PYTHON_QUOTES = ('"', "'")
 SEPARATORS = (",", ";")
+SPACES = (" ", "\n", "\t", "\r")
 FOREIGN = JsonBody((), ("name",), ("arguments",))
 
 
@@ -234,7 +235,8 @@ class CallReader:
     def _tagged(self, body: TaggedBody, at: int) -> Reading[ReadCalls | None]:
         feed = self._feed
         opening = first_mark(body.argument_opens)
-        head = yield from self._read_head(at, (opening,))
+        at = at if opening else (yield from feed.space(at))
+        head = yield from self._read_head(at, (opening,) if opening else SPACES)
         if head is None:
             return None
         fields, at = head
@@ -243,13 +245,13 @@ class CallReader:
         key_end = MarkSet([pieces(before)[0] if before.strip() else ""])
         while True:
             start = yield from feed.literal(body.argument_opens, at)
-            if start is None:
+            if start is None or (not opening and (yield from self._ends_pairs(at))):
                 break
             found = yield from feed.find(key_end, start)
             if found is None or found.start - start > MAX_HEAD:
                 return None
             key = feed.text[start : found.start].strip()
-            if not _KEY.fullmatch(key):
+            if not (_KEY if opening else _SLOT).fullmatch(key):
                 break
             inside = yield from feed.literal(before, found.start)
             kind = ""
@@ -271,6 +273,8 @@ class CallReader:
     def _value(self, body: TaggedBody, key: str, at: int) -> Reading[tuple[str, int] | None]:
         """The text of an argument, which may hold the closing mark where nothing follows it."""
         feed = self._feed
+        if not body.value_closes:
+            return (yield from self._json_value(at))
         at = yield from self._skip(body.value_opens[len(body.value_opens.rstrip()) :], at)
         closing = body.value_closes.strip().replace(KEY, key)
         marks = MarkSet([closing, "<![CDATA[", "]]>"])
@@ -288,6 +292,25 @@ class CallReader:
             if not is_data and (yield from self._ends_value(body, found.end)):
                 return self._cut(body, at, found.start), found.end
         return None if first is None else (self._cut(body, at, first.start), first.end)
+
+    def _json_value(self, at: int) -> Reading[tuple[str, int] | None]:
+        """A value of JSON that nothing closes."""
+        feed = self._feed
+        at = yield from feed.space(at)
+        for sign in ('"', "{", "["):
+            if (yield from feed.starts(sign, at)):
+                end = yield from feed.balanced(at, QUOTES, ())
+                return None if end < 0 else (feed.text[at:end], end)
+        closes = (self._syntax.closes, self._syntax.section_closes)
+        ends = [pieces(one)[0] for one in closes if one.strip()]
+        found = yield from feed.find(MarkSet([*SPACES, *ends]), at)
+        end = len(feed.text) if found is None else found.start
+        return (feed.text[at:end], end) if end > at else None
+
+    def _ends_pairs(self, at: int) -> Reading[bool]:
+        """Whether no other argument can follow."""
+        at = yield from self._feed.space(at)
+        return at == len(self._feed.text) or (yield from self._closes_at(at))
 
     def _skip(self, space: str, at: int) -> Reading[int]:
         """The position after exactly this white space, if it is there."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 from mlxstack.core.conversation import ToolCall
 
 NAME, ID, INDEX, ARGUMENTS = "{name}", "{id}", "{index}", "{arguments}"
-TYPE, KEY = "{type}", "{key}"
+TYPE, KEY, COUNT = "{type}", "{key}", "{count}"
 """Slots among the literal parts of a written call."""
 
 _PIECE = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^\s<\[]+")
@@ -64,7 +64,7 @@ class TaggedBody(Struct, frozen=True):
 
     `value_opens` stands between key and value and may hold `{type}`, whose words `types` gives
     by JSON type; `value_closes` may hold `{key}`. Text is written as it is, or as JSON if
-    `has_json_text`.
+    `has_json_text`: then `value_closes` may be empty, and `argument_opens` mere white space.
     """
 
     parts: tuple[str, ...]
@@ -98,7 +98,8 @@ class CallSyntax(Struct, frozen=True):
     """The syntax of tool calls.
 
     All calls of an answer stand between `section_opens` and `section_closes`, each between
-    `opens` and `closes`, `between` two of them. Literals are kept as the template writes them.
+    `opens` and `closes`, `between` two of them. Literals are kept as the template writes them;
+    `opens` of a list may hold `{count}`, the number of its calls.
     """
 
     body: CallBody

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from mlxstack.text.formats.description import pieces
+from mlxstack.text.formats.description import COUNT, pieces
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-_SPACE = re.compile(r"\s*")
+_SPACE, _DIGITS = re.compile(r"\s*"), re.compile(r"\d*")
 
 
 class FoundMark(Struct, frozen=True):
@@ -77,8 +77,12 @@ class TextFeed:
 
     def space(self, at: int) -> Reading[int]:
         """The position after white space."""
+        return (yield from self._after(_SPACE, at))
+
+    def _after(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
+        """The position after the longest match."""
         while True:
-            found = _SPACE.match(self.text, at)
+            found = pattern.match(self.text, at)
             at = found.end() if found else at
             if at < len(self.text) or self.is_final:
                 return at
@@ -96,9 +100,13 @@ class TextFeed:
         """The position after a literal, whose white space may vary; None if it is not there."""
         for piece in pieces(literal):
             at = yield from self.space(at)
-            if not (yield from self.starts(piece, at)):
+            if piece == COUNT:
+                end = yield from self._after(_DIGITS, at)
+            else:
+                end = at + len(piece) * (yield from self.starts(piece, at))
+            if end == at:
                 return None
-            at += len(piece)
+            at = end
         return at
 
     def optional(self, literal: str, at: int) -> Reading[int]:
@@ -109,7 +117,7 @@ class TextFeed:
         return at
 
     def balanced(self, at: int, quotes: tuple[str, ...], stops: tuple[str, ...]) -> Reading[int]:
-        """The position after the bracket that closes the one at `at`; -1 if none does.
+        """The position after the bracket or quote that closes the one at `at`; -1 if none does.
 
         Text between `quotes` counts for nothing, nor does what a backslash escapes in it; one of
         `stops` outside of it ends the search in vain.
@@ -127,6 +135,8 @@ class TextFeed:
                 at += 1
             elif found.text == quote:
                 quote = ""
+                if depth == 0:
+                    return at
             elif found.text in quotes:
                 quote = found.text
             else:

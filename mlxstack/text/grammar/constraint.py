@@ -1,7 +1,8 @@
 """Structured output: token masks of a grammar and a thinking budget.
 
 Thoughts are free. The grammar begins where the answer begins; a model that may think or call a
-tool first can choose so with its first token.
+tool first can choose so with its first token. In a free answer the grammar of calls begins at the
+mark of each call.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.grammar.lazy_calls import CallPosition, CallState, CallTrigger
 
 
 class ConstraintLayout(Struct, frozen=True):
@@ -22,6 +24,7 @@ class ConstraintLayout(Struct, frozen=True):
     answer before its grammar began, unless `may_end`. With `headers` an answer begins with one of
     these; the grammar follows the one that equals `closes`, and none follows another. No sequence
     of `forbidden` is completed where no grammar rules; `before` are the last tokens of the prompt.
+    `calls` may come wherever the answer is free.
     """
 
     n_vocab: int
@@ -35,6 +38,7 @@ class ConstraintLayout(Struct, frozen=True):
     headers: tuple[tuple[int, ...], ...] = ()
     forbidden: tuple[tuple[int, ...], ...] = ()
     before: tuple[int, ...] = ()
+    calls: CallTrigger | None = None
 
 
 class GrammarConstraint:
@@ -74,6 +78,7 @@ class GrammarPosition(Struct, frozen=True):
     tail: tuple[int, ...]
     recent: tuple[int, ...]
     n_ruled: int
+    calls: CallPosition | None
 
 
 class GrammarState:
@@ -88,10 +93,13 @@ class GrammarState:
         self._recent = passage.before
         self._n_recent = max(map(len, passage.forbidden), default=0)
         self._n_ruled = 0
+        self._calls = None if passage.calls is None else CallState(passage.calls)
 
     @property
     def is_ruled(self) -> bool:
-        """Whether the grammar alone rules the next token."""
+        """Whether a grammar alone rules the next token."""
+        if self._call is not None:
+            return True
         is_free = self._passage.opens or self._passage.escapes
         return self._rules is not None and (
             self._at is ConstraintPhase.RULED
@@ -100,13 +108,16 @@ class GrammarState:
 
     def forced_tokens(self) -> list[int]:
         """The next tokens as far as the grammar leaves no choice but how to tokenize them."""
+        if self._call is not None:
+            return self._call.forced_tokens()
         return self._rules.compute_ff_tokens() if self._rules is not None and self.is_ruled else []
 
     def position(self) -> GrammarPosition:
         """The place reached, for `rewind`."""
         return GrammarPosition(
-            self._passage, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled
-        )
+            self._passage, self._at, self._n_thoughts, self._tail, self._recent, self._n_ruled,
+            None if self._calls is None else self._calls.position(),
+        )  # fmt: skip
 
     def rewind(self, position: object) -> None:
         """Take back the tokens since that position."""
@@ -116,9 +127,13 @@ class GrammarState:
         self._passage, self._at = position.passage, position.at
         self._n_thoughts, self._tail = position.n_thoughts, position.tail
         self._recent, self._n_ruled = position.recent, position.n_ruled
+        if self._calls is not None and position.calls is not None:
+            self._calls.rewind(position.calls)
 
     def mask(self) -> bytes | None:
         """One bit per token, lowest first: whether it may come next. None: every token may."""
+        if self._call is not None and (mask := self._call.mask()) is not None:
+            return mask
         if self._at is ConstraintPhase.HEADER:
             return self._header_mask()
         if self._at is ConstraintPhase.THINKING:
@@ -136,6 +151,25 @@ class GrammarState:
         """The answer goes on with `token`. Raises BadRequest when the grammar is left."""
         if self._n_recent:
             self._recent = (*self._recent, token)[-self._n_recent :]
+        if self._call is not None:
+            self._call.follow(token)
+            return
+        self._step(token)
+        calls = self._passage.calls
+        is_free = self._at is ConstraintPhase.FREE
+        if (
+            calls is not None
+            and self._calls is not None
+            and (is_free or (calls.is_anywhere and self._at is not ConstraintPhase.RULED))
+        ):
+            self._calls.watch(token)
+
+    @property
+    def _call(self) -> CallState | None:
+        """The state of the call at hand; None outside of one."""
+        return self._calls if self._calls is not None and self._calls.is_inside else None
+
+    def _step(self, token: int) -> None:
         match self._at:
             case ConstraintPhase.HEADER:
                 self._open(token)
@@ -148,6 +182,14 @@ class GrammarState:
             case ConstraintPhase.BEGINNING | ConstraintPhase.RULED:
                 self._at = ConstraintPhase.RULED
                 self._follow(token)
+            case ConstraintPhase.FREE if token in self._thoughts:
+                self._at = ConstraintPhase.THINKING
+
+    @property
+    def _thoughts(self) -> frozenset[int]:
+        """The tokens that open another thought in an answer without a grammar."""
+        calls = self._passage.calls
+        return frozenset() if calls is None or self._rules is not None else calls.thoughts
 
     def _permitted(self, mask: bytes | None) -> bytes | None:
         """The mask without the tokens that complete a forbidden sequence."""

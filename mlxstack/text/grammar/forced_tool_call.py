@@ -1,4 +1,4 @@
-"""Grammar of a forced tool call (`tool_choice: required`)."""
+"""Grammar of tool calls after the text that opens the first one."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,17 +30,22 @@ class CallDelimiters(Struct, frozen=True):
 
 
 class ForcedCalls(Struct, frozen=True):
-    """Calls of these tools, after the mark that opens the first one; just one if `is_single`."""
+    """Calls of these tools, after the mark that opens the first one; just one if `is_single`.
+
+    `is_complete`: no tool may be left out, not even one that the model has no words for.
+    """
 
     tools: tuple[Tool, ...]
     marks: CallDelimiters
     is_single: bool
+    is_complete: bool = False
 
 
 def call_grammars(calls: ForcedCalls) -> tuple[str, ...]:
     """The grammar, and another that leaves out what cannot be enforced.
 
-    A tool that the model has no words for is left out; raises BadRequest if that is every one.
+    A tool that the model has no words for is left out; raises BadRequest if that is every one, or
+    if the tools must be complete.
     """
     return tuple(_grammar(calls, options) for options in (JSON_OPTIONS, LENIENT))
 
@@ -50,7 +55,7 @@ def _grammar(calls: ForcedCalls, options: Mapping[str, Any]) -> str:
     form = format_of(_after_forced(calls.marks))
     found = [] if form is None else [(tool, form.call(tool, builder)) for tool in calls.tools]
     known = [(tool, builder.rule(one)) for tool, one in found if one is not None]
-    if form is None or not known:
+    if form is None or not known or (calls.is_complete and len(known) < len(found)):
         raise _unspeakable(calls.tools)
     start = (
         _headed(calls, known, builder) if calls.marks.head else _start(calls, form, known, builder)
@@ -91,12 +96,13 @@ def _start(
     whole = f"{syntax.section_opens}{syntax.opens}".lstrip()
     closes = "" if calls.marks.is_last else syntax.closes
     ending = builder.literal(closes)
-    first = f"{builder.literal(whole.removeprefix(calls.marks.forced))} {call} {ending}"
+    opens = builder.call_opening(whole.removeprefix(calls.marks.forced), "")
+    first = f"{opens} {call} {ending}"
     rest = ""
     is_row = form.between is None and not syntax.is_bare and not calls.marks.is_last
     if is_row and not calls.is_single:
-        opens = builder.literal(f"{syntax.between}{syntax.opens}")
-        rest = f"({opens} {call} {ending})*"
+        more = builder.literal(f"{syntax.between}{syntax.opens}")
+        rest = f"({more} {call} {ending})*"
     return f"{first} {rest} {builder.literal(syntax.section_closes)}"
 
 

@@ -13,7 +13,7 @@ from mlxstack.text.grammar_check import check_multiples
 DEFINITIONS = ("$defs", "definitions")
 ANYTHING = "(?s:.*)"
 MAX_RULES = 5000
-OPEN = {"{index}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
+OPEN = {"{index}": "/[0-9]{1,3}/", "{count}": "/[0-9]{1,3}/", "{id}": "/[a-zA-Z0-9]{9}/"}
 
 
 class LarkBuilder:
@@ -53,7 +53,7 @@ class LarkBuilder:
 
     def call_opening(self, template: str, name: str) -> str:
         """The same with `{name}` filled in; number and id of a call are left open."""
-        parts = re.split(r"(\{index\}|\{id\})", template)
+        parts = re.split(r"(\{index\}|\{count\}|\{id\})", template)
         named = (OPEN.get(one) or self.literal(one.replace("{name}", name)) for one in parts)
         return " ".join(named)
 
@@ -65,17 +65,31 @@ class LarkBuilder:
         check_multiples(whole, "tools")
         return f"%json {text}"
 
-    def text(self, schema: Schema, avoided: Sequence[str]) -> str:
-        """Text of this schema as it is, which matches none of `avoided`; "" if there is none."""
+    def text(
+        self, schema: Schema, avoided: Sequence[str], closes: str, words: Sequence[str] = ()
+    ) -> str:
+        """Text of this schema as it is, up to the literal `closes`; "" if there is none.
+
+        No text matches one of `avoided`. One of `words` may stand in its place.
+        """
         if "enum" in schema:
             fit = [text for text in schema["enum"] if not _is_avoided(text, avoided)]
-            return self.rule(" | ".join(quoted(text) for text in fit)) if fit else ""
+            if not fit:
+                return ""
+            return f"{self.rule(' | '.join(map(quoted, fit)))} {self.literal(closes)}"
         wanted = [] if self.is_lenient else list(_wanted(schema))
-        known = [f"/{_slashed(one)}/" for one in wanted or [ANYTHING]]
-        unwanted = [f"~/{_slashed(one)}/" for one in avoided]
-        name = f"T{len(self._rules)}"
-        self._rules.append(f"{name}: {' & '.join([*known, *unwanted])}")
-        return name
+        # Letters of the mark belong to the lexeme, which else would be as long as it can.
+        head = self._cuts.split(closes)[0] if self._cuts else closes
+        ending = escaped(head)
+        known = [f"/{_slashed(f'(?:{one}){ending}')}/" for one in wanted or [ANYTHING]]
+        unwanted = [f"~/{_slashed(f'(?:{one}){ending}')}/" for one in avoided]
+        name = f"t{len(self._rules)}"
+        lazy = "[lazy]" if head == closes else ""
+        self._rules.append(f"{name}{lazy}: {name.upper()}")
+        # A lexeme of their own would be taken for the beginning of a text.
+        others = "".join(f" | /{_slashed(word + ending)}/" for word in words)
+        self._rules.append(f"{name.upper()}: ({' & '.join([*known, *unwanted])}){others}")
+        return f"{name} {self.literal(closes.removeprefix(head))}"
 
     def _part(self, text: str) -> str:
         return f"<[{self._special[text]}]>" if text in self._special else quoted(text)
@@ -106,7 +120,12 @@ def ways(items: Sequence[tuple[str, bool]], between: str) -> list[str]:
 
 def containing(text: str) -> str:
     """The regular expression of everything that contains `text`."""
-    return f"{ANYTHING}{re.escape(text)}{ANYTHING}"
+    return f"{ANYTHING}{escaped(text)}{ANYTHING}"
+
+
+def escaped(text: str) -> str:
+    """The regular expression of exactly this text."""
+    return "\n".join(map(re.escape, text.split("\n")))
 
 
 def _rest(items: Iterable[tuple[str, bool]], between: str) -> Iterable[str]:

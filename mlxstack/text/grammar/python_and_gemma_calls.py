@@ -88,14 +88,14 @@ def _json(at: SchemaPosition, builder: LarkBuilder) -> str:
 
 
 def _flat(at: SchemaPosition, builder: LarkBuilder) -> str:
-    texts = [_between(ESCAPE, rule, builder) for rule in _texts(at, ("}", ESCAPE), builder)]
+    texts = _texts(at, ("}", ESCAPE), ESCAPE, builder)
     return _either([*texts, *_scalars(at, builder)], builder)
 
 
 def _deep(at: SchemaPosition, builder: LarkBuilder) -> str:
     if at.depth > MAX_DEPTH:
         return ""
-    found = [_between(QUOTE, rule, builder) for rule in _texts(at, (QUOTE, "\x00"), builder)]
+    found = _texts(at, (QUOTE, "\x00"), QUOTE, builder)
     found += _scalars(at, builder)
     for schema in at.kinds.others:
         if schema.get("type") == "object":
@@ -116,10 +116,13 @@ def _array(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
     return [some] if least else ['"[" "]"', some]
 
 
-def _texts(at: SchemaPosition, never: tuple[str, ...], builder: LarkBuilder) -> list[str]:
+def _texts(
+    at: SchemaPosition, never: tuple[str, ...], quote: str, builder: LarkBuilder
+) -> list[str]:
+    """Text between quotes."""
     avoided = [containing(one) for one in never]
-    rules = [builder.text(schema, avoided) for schema in at.kinds.texts]
-    return [rule for rule in rules if rule]
+    rules = [builder.text(schema, avoided, quote) for schema in at.kinds.texts]
+    return [f"{builder.literal(quote)} {rule}" for rule in rules if rule]
 
 
 def _scalars(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
@@ -133,10 +136,6 @@ def _scalars(at: SchemaPosition, builder: LarkBuilder) -> list[str]:
         elif types:
             found.append(builder.json({**schema, "type": types}, at.root))
     return found
-
-
-def _between(mark: str, rule: str, builder: LarkBuilder) -> str:
-    return f"{builder.literal(mark)} {rule} {builder.literal(mark)}"
 
 
 def _either(rules: list[str], builder: LarkBuilder) -> str:

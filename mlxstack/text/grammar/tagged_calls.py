@@ -60,7 +60,9 @@ def _arguments(
     items = []
     for key, (schema, is_required) in properties(parameters).items():
         found = schema_types(schema, parameters)
-        values = _values(tags, found, parameters, builder) if re.fullmatch(tags.names, key) else []
+        closes = tags.argument_closes.replace("{key}", key)
+        is_known = re.fullmatch(tags.names, key) is not None
+        values = _values(tags, found, parameters, closes, builder) if is_known else []
         forms = [_argument(tags, key, value, builder) for value in values]
         if forms:
             items.append((builder.rule(" | ".join(forms)), is_required))
@@ -72,25 +74,44 @@ def _arguments(
 def _argument(tags: TagFormat, key: str, value: tuple[str, str], builder: LarkBuilder) -> str:
     kind = dict(tags.types).get(value[0], value[0])
     opens = tags.argument.replace("{key}", key).replace("{type}", kind)
-    closes = tags.argument_closes.replace("{key}", key)
-    return f"{builder.literal(opens)} {value[1]} {builder.literal(closes)}"
+    return f"{builder.literal(opens)} {value[1]}"
 
 
 def _values(
-    tags: TagFormat, found: SchemaTypes, root: Schema, builder: LarkBuilder
+    tags: TagFormat, found: SchemaTypes, root: Schema, closes: str, builder: LarkBuilder
 ) -> list[tuple[str, str]]:
-    """The type and the rule of everything that the argument may be."""
-    values = []
+    """The type and the rule of everything that the argument may be, up to its end."""
+    values, ending = [], builder.literal(closes)
     for schema in found.texts:
         if tags.has_json_text:
-            values.append(("string", builder.json({**schema, "type": "string"}, root)))
-        elif rule := builder.text(schema, _avoided(tags, found)):
+            rule = builder.json({**schema, "type": "string"}, root)
+            values.append(("string", f"{rule} {ending}"))
+        elif rule := builder.text(schema, _avoided(tags, found), closes, _words(tags, found)):
             values.append(("string", rule))
     for schema in found.others:
         named = schema.get("type")
         kind = named if isinstance(named, str) else "object"
-        values.append((kind, builder.json(schema, root)))
+        values.append((kind, f"{builder.json(schema, root)} {ending}"))
     return values
+
+
+def _words(tags: TagFormat, found: SchemaTypes) -> list[str]:
+    """The words that stand for null and booleans, where the argument may be one."""
+    if tags.types:
+        return []
+    values = [value for schema in found.others for value in schema.get("enum", ())]
+    named = [schema.get("type", ()) for schema in found.others if "enum" not in schema]
+    types = {one for name in named for one in ([name] if isinstance(name, str) else name)}
+    has_booleans = "boolean" in types
+    return [
+        word
+        for word, value, is_typed in (
+            ("null", None, "null" in types),
+            ("true", True, has_booleans),
+            ("false", False, has_booleans),
+        )
+        if is_typed or any(one is value for one in values)
+    ]
 
 
 def _avoided(tags: TagFormat, found: SchemaTypes) -> tuple[str, ...]:

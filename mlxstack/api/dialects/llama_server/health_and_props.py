@@ -73,6 +73,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "ui_settings": {},
         "chat_template": words.chat_template,
         "chat_template_caps": words.caps,
+        "template_notes": words.template_notes,
         "bos_token": words.edges[0],
         "eos_token": words.edges[1],
         "build_info": f"mlx-stack-{__version__}",

@@ -39,10 +39,11 @@ async def list_slots(
     request: AnyRequest, service: TheService, fail_on_no_slot: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
     """All slots; 503 when asked to fail and none is idle."""
-    found = service.stats.slots(service.engine.snapshot())
+    snapshot = service.engine.snapshot()
+    found = service.stats.slots(snapshot)
     if fail_on_no_slot not in (None, "", "0") and all(slot.is_processing for slot in found):
         raise Busy("no slot available")
-    return [_seen(request, _slot(slot)) for slot in found]
+    return [_seen(request, _slot(slot, snapshot.is_drafting)) for slot in found]
 
 
 @post("/slots/{slot:str}", status_code=200, opt=OF_ALL)
@@ -116,12 +117,12 @@ async def _filename(request: AnyRequest) -> str:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
-def _slot(slot: stats.SlotStatus) -> dict[str, Any]:
+def _slot(slot: stats.SlotStatus, is_speculative: bool) -> dict[str, Any]:
     view = slot.view
     head = {
         "id": view.id,
         "n_ctx": view.n_ctx,
-        "speculative": False,
+        "speculative": is_speculative,
         "is_processing": slot.is_processing,
     }
     return {**head, **_ours(slot), **(_last(slot) if view.is_used or view.n_tokens else {})}
@@ -158,6 +159,8 @@ def _ours(slot: stats.SlotStatus) -> dict[str, Any]:
         "n_done": view.n_done,
         "cached_tokens": view.n_cached,
         "tps": view.tps,
+        "draft_n": view.n_drafted,
+        "draft_n_accepted": view.n_accepted,
         "n_bytes": view.n_bytes,
         "idle_s": view.idle_s,
         "miss_reason": view.miss.reason if view.miss else None,

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from mlxstack.api.request_fields import Fields
-from mlxstack.service.openai_messages import ChatMessageParam
+from mlxstack.service.openai_messages import ChatMessageParam, Content
 
 
 class FunctionSpec(Struct):
@@ -40,6 +40,13 @@ class ResponseFormat(Struct):
     schema: dict[str, Any] | None = None
 
 
+class Prediction(Struct):
+    """The text that the client expects as the answer, whole or in parts."""
+
+    type: str = "content"
+    content: Content = None
+
+
 class ChatBody(Fields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -58,3 +65,4 @@ class ChatBody(Fields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_progress: bool | None = None
+    prediction: Prediction | None = None

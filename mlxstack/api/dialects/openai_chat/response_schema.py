@@ -108,6 +108,13 @@ class Chunk(Struct, frozen=True):
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 
+class InputTokens(Struct, frozen=True):
+    """Number of prompt tokens of a body."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 def error_body(error: errors.StackError, _: str) -> dict[str, Any]:
     """Error envelope, of a response as of an event inside a stream."""
     kind, code = nearest(ERROR_TYPES, error)

@@ -11,7 +11,11 @@ from mlxstack.api import request_fields
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
-from mlxstack.api.dialects.openai_chat.response_schema import ChatCompletion, error_body
+from mlxstack.api.dialects.openai_chat.response_schema import (
+    ChatCompletion,
+    InputTokens,
+    error_body,
+)
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
@@ -50,6 +54,15 @@ async def chat_completions(
     )
 
 
+@post(["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"], status_code=200)
+async def chat_input_tokens(data: JSONBody[ChatBody], service: TheService) -> InputTokens:
+    """Count the prompt tokens of a body."""
+    resolve_model(service, data.model)
+    words = service.text_processor
+    prompt = await words.prompt(await words.read(lambda: to_conversation.conversation(data)))
+    return InputTokens(len(prompt.tokens))
+
+
 def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
     """Generation options of a chat body. Raises BadRequest."""
     if body.top_logprobs is not None and not body.logprobs:
@@ -67,6 +80,7 @@ def options(body: ChatBody, request: AnyRequest) -> GenerationOptions:
         response_format=to_conversation.response_format(body) or found.response_format,
         is_one_call=body.parallel_tool_calls is False,
         has_progress=bool(body.return_progress),
+        predicted_text=to_conversation.predicted_text(body),
     )
 
 
@@ -81,7 +95,7 @@ def stream_config(body: ChatBody, request: str, model: str) -> stream.StreamConf
 
 
 DIALECT = Dialect(
-    routes=(chat_completions,),
+    routes=(chat_completions, chat_input_tokens),
     prefixes=("/v1/", "/chat/completions"),
     error_body=error_body,
     heartbeat=KEEPALIVE,

@@ -12,7 +12,7 @@ from mlxstack.api.request_fields import json_instruction
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.generation_options import ToolChoiceMode
-from mlxstack.service.openai_messages import read_messages
+from mlxstack.service.openai_messages import read_messages, read_prediction
 from mlxstack.text.grammar.response_format import ResponseConstraint
 
 
@@ -73,6 +73,18 @@ def response_format(body: ChatBody) -> ResponseConstraint | None:
     if wanted is None or wanted.type == "text":
         return None
     return ResponseConstraint(_schema(wanted) or {}, param="response_format")
+
+
+def predicted_text(body: ChatBody) -> str:
+    """The text that the client expects as the answer. Raises BadRequest."""
+    predicted = body.prediction
+    if predicted is None:
+        return ""
+    if predicted.type != "content":
+        raise BadRequest(
+            f"prediction.type is {predicted.type!r}; known is content", "prediction.type"
+        )
+    return read_prediction(predicted.content, "prediction.content")
 
 
 def _schema(wanted: ResponseFormat) -> dict[str, Any] | None:

@@ -7,9 +7,10 @@ from litestar import Response as HttpResponse
 from litestar import post
 from litestar.params import JSONBody
 from litestar.response import Stream
-from msgspec import Struct, structs
+from msgspec import structs
 
 from mlxstack.api import request_fields
+from mlxstack.api.dialects.openai_chat.response_schema import InputTokens
 from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
@@ -27,11 +28,6 @@ from mlxstack.service.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
-
-
-class InputTokens(Struct, frozen=True):
-    input_tokens: int
-    object: str = "response.input_tokens"
 
 
 @post(

@@ -4,8 +4,9 @@ import json
 import queue
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,10 @@ from llguidance import LLMatcher
 from msgspec import Struct
 
 from mlxstack.bench.dev.trials import BenchResult, Drafts, TrialSamples
-from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished
+from mlxstack.bench.statistics import percentile
+from mlxstack.core.engine_events import Event, RequestFailed, RequestFinished, TokenSampled
+from mlxstack.core.engine_snapshot import Counters
+from mlxstack.core.errors import Broken
 from mlxstack.core.ports import Constraint
 from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
 from mlxstack.core.request import Request, SamplingParams
@@ -86,38 +90,60 @@ class QuoteState:
 class MeasuredEngine:
     """An engine with or without drafts."""
 
-    def __init__(self, engine: EngineCore, arrived: "queue.SimpleQueue[Event]") -> None:
+    def __init__(self, engine: EngineCore, arrived: "queue.SimpleQueue[tuple[float, Event]]"):
         self._engine = engine
         self._arrived = arrived
 
-    def token_s(self, trial: Drafts, seed: int) -> float:
-        """Seconds of decoding per token of an answer, while all rows decode."""
-        for request in self._requests(trial, seed):
+    @property
+    def counters(self) -> Counters:
+        """Totals so far."""
+        return self._engine.snapshot().counters
+
+    def answer(self, trial: Drafts, texts: Sequence[str], seed: int) -> dict[str, float]:
+        """The figures of one answer to each text: seconds, passes and draft tokens."""
+        before = self.counters
+        for request in self._requests(trial, texts, seed):
             self._engine.submit(request)
         ended: list[RequestFinished] = []
-        while len(ended) < trial.n_rows:
-            event = self._arrived.get()
+        tokens: dict[str, list[float]] = {}
+        while len(ended) < len(texts):
+            at, event = self._arrived.get()
             if isinstance(event, RequestFailed):
                 raise event.error
+            if isinstance(event, TokenSampled):
+                tokens.setdefault(event.request, []).append(at)
             if isinstance(event, RequestFinished):
                 ended.append(event)
         work = [one.timings for one in ended]
-        return sum(w.decode_s for w in work) / sum(w.n_generated for w in work)
+        prose = [times for name, times in tokens.items() if name.startswith("prose")]
+        gaps = [b - a for times in prose for a, b in pairwise(times)]
+        now = self.counters
+        return {
+            "token_s": sum(w.decode_s for w in work) / sum(w.n_generated for w in work),
+            "passes": now.n_decode_calls - before.n_decode_calls,
+            "drafted": now.n_drafted_tokens - before.n_drafted_tokens,
+            "accepted": now.n_accepted_tokens - before.n_accepted_tokens,
+            **({"gap_s": percentile(gaps, 99)} if gaps else {}),
+        }
 
-    def n_passes(self) -> int:
-        """Forward passes so far."""
-        return self._engine.snapshot().counters.n_decode_calls
+    def check(self, *, is_drafting: bool) -> None:
+        """Raise Broken if the other path ran than the one that is measured."""
+        snapshot = self._engine.snapshot()
+        if snapshot.is_drafting != is_drafting:
+            raise Broken("the self-check found that this model cannot draft: nothing to measure")
+        if not is_drafting and snapshot.counters.n_drafted_tokens:
+            raise Broken("the engine without drafts has drafted")
 
-    def _requests(self, trial: Drafts, seed: int) -> list[Request]:
+    def _requests(self, trial: Drafts, texts: Sequence[str], seed: int) -> list[Request]:
         random = Random(seed)
         requests = []
-        for i in range(trial.n_rows):
+        for i, text in enumerate(texts):
             prompt = tuple(random.randrange(N_VOCAB) for _ in range(trial.n_prompt))
-            constraint, eos = self._constraint(trial.text, prompt)
-            temperature = 0.0 if trial.text in {"copied", "adversarial"} else 1.0
+            constraint, eos = self._constraint(text, prompt)
+            temperature = 0.0 if text in {"copied", "adversarial"} else 1.0
             requests.append(
                 Request(
-                    f"{trial.text}-{seed}-{i}",
+                    f"{text}-{seed}-{i}",
                     prompt,
                     trial.n_tokens,
                     SamplingParams(temperature=temperature, seed=i),
@@ -146,35 +172,33 @@ class MeasuredEngine:
 
 
 def drafts(trial: Drafts, model: str) -> BenchResult:
-    """Seconds per token and passes of both sides, once per pass, by turns."""
-    seconds: dict[str, list[float]] = {"on": [], "off": []}
-    passes: dict[str, list[float]] = {"on": [], "off": []}
+    """The figures of both sides for each scene, once per pass, by turns."""
+    found: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
         sides = {
             "on": stack.enter_context(_side(trial, model, Speculation.AUTO)),
             "off": stack.enter_context(_side(trial, model, Speculation.OFF)),
         }
-        for seed in range(trial.passes):
-            for who in sorted(sides, reverse=bool(seed % 2)):
-                before = sides[who].n_passes()
-                seconds[who].append(sides[who].token_s(trial, seed))
-                passes[who].append(sides[who].n_passes() - before)
-    return BenchResult(
-        tuple(TrialSamples(who, "token_s", tuple(values)) for who, values in seconds.items())
-        + tuple(TrialSamples(who, "passes", tuple(values)) for who, values in passes.items())
-    )
+        for scene, texts in trial.scenes.items():
+            for seed in range(trial.passes):
+                for who in sorted(sides, reverse=bool(seed % 2)):
+                    for what, value in sides[who].answer(trial, texts, seed).items():
+                        found.setdefault((who, f"{scene}: {what}"), []).append(value)
+        for who, side in sides.items():
+            side.check(is_drafting=who == "on")
+    return BenchResult(tuple(TrialSamples(*key, tuple(values)) for key, values in found.items()))
 
 
 @contextmanager
 def _side(trial: Drafts, model: str, speculation: Speculation) -> Iterator[MeasuredEngine]:
     n_ctx = max(64, trial.n_prompt + trial.n_tokens + 64)
-    slots = SlotSpec(count=trial.n_rows, n_ctx=n_ctx)
+    slots = SlotSpec(count=max(map(len, trial.scenes.values())), n_ctx=n_ctx)
     preset = Preset(model=ModelSpec(id=model), slots=slots, speculation=speculation)
-    arrived: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
 
     def deliver(events: tuple[Event, ...]) -> None:
         for event in events:
-            arrived.put(event)
+            arrived.put((time.perf_counter(), event))
 
     with tempfile.TemporaryDirectory() as folder:
         stores = DiskKVStore(Path(folder) / "kv"), SlotFileFolder(Path(folder) / "slots")

@@ -1,0 +1,101 @@
+"""Descriptions of the model in Ollama's fields."""
+
+import asyncio
+import time
+
+from mlxstack.api.dialects.ollama.response_schema import (
+    OllamaDetails,
+    OllamaLoadedModel,
+    OllamaModel,
+    OllamaModelInfo,
+    rfc3339,
+)
+from mlxstack.core.preset import ServiceKind
+from mlxstack.host.local_models import quantization_of
+from mlxstack.service.service import Service
+
+NEVER_S = 2**63 // 10**9
+"""Seconds until Ollama's models expire that never do: the longest duration in its unit."""
+
+
+async def details(service: Service) -> OllamaDetails:
+    """Kind and size of the model, with the quantization that its config.json names."""
+    facts = service.facts
+    return OllamaDetails(
+        parent_model="",
+        format="safetensors",
+        family=facts.architecture,
+        families=(facts.architecture,),
+        parameter_size=_count(facts.n_params),
+        quantization_level=await asyncio.to_thread(quantization_of, facts.path),
+    )
+
+
+def tagged_model(service: Service, found: OllamaDetails) -> OllamaModel:
+    """Entry of the list of models."""
+    facts = service.facts
+    return OllamaModel(
+        name=service.name,
+        model=service.name,
+        modified_at=rfc3339(service.stats.started_at),
+        size=facts.n_bytes,
+        digest=facts.identity.key(),
+        details=found,
+    )
+
+
+def loaded_model(service: Service, found: OllamaDetails) -> OllamaLoadedModel:
+    """Entry of the list of models in memory."""
+    facts = service.facts
+    return OllamaLoadedModel(
+        name=service.name,
+        model=service.name,
+        size=facts.n_bytes,
+        digest=facts.identity.key(),
+        details=found,
+        expires_at=rfc3339(time.time() + NEVER_S),
+        size_vram=facts.n_bytes,
+        context_length=service.n_ctx,
+    )
+
+
+def model_info(service: Service, found: OllamaDetails) -> OllamaModelInfo:
+    """Whole description; the context is the one that a slot holds, to which clients cut."""
+    facts = service.facts
+    family = facts.architecture
+    return OllamaModelInfo(
+        modelfile=f"FROM {service.name}\n",
+        parameters=f"num_ctx {service.n_ctx}",
+        template=service.text_processor.chat_template,
+        details=found,
+        model_info={
+            "general.architecture": family,
+            "general.parameter_count": facts.n_params,
+            f"{family}.context_length": service.n_ctx,
+            f"{family}.vocab_size": facts.n_vocab,
+        },
+        capabilities=capabilities(service),
+        modified_at=rfc3339(service.stats.started_at),
+    )
+
+
+def capabilities(service: Service) -> tuple[str, ...]:
+    """Abilities of the model in Ollama's words."""
+    if service.preset.kind is ServiceKind.EMBEDDING:
+        return ("embedding",)
+    words = service.text_processor
+    answer = words.output_format.description
+    has_thoughts = answer.reasoning is not None or answer.channels is not None
+    return (
+        "completion",
+        *(("tools",) if words.caps["supports_tools"] else ()),
+        *(("thinking",) if has_thoughts else ()),
+    )
+
+
+def _count(n: int) -> str:
+    """Number of parameters as Ollama writes it."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if n >= unit:
+            return f"{n / unit:.1f}{letter}"
+    return str(n)

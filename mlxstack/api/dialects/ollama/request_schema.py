@@ -1,0 +1,86 @@
+"""Request bodies of Ollama's API, read leniently."""
+
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from mlxstack.api.dialects.openai_chat.request_schema import ChatToolParam
+from mlxstack.api.request_fields import Fields
+from mlxstack.service.openai_messages import ToolCallParam
+
+
+class OllamaOptions(Fields, kw_only=True):
+    """Sampling options; those of the model's runtime, such as `num_ctx`, are ignored."""
+
+    limits: ClassVar[tuple[str, ...]] = ()
+    num_predict: int | None = None
+
+
+class OllamaMessage(Struct):
+    """One message; its calls and results may lack ids."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaModelBody(Struct, kw_only=True):
+    """Body of routes about a model; `name` is the older field."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+
+
+class OllamaGenerationBody(Struct, kw_only=True):
+    """Fields that chat and generate share. An answer is streamed unless `stream` is false."""
+
+    model: str | None = None
+    stream: bool | None = None
+    think: bool | str | None = None
+    format: str | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class OllamaChatBody(OllamaGenerationBody, kw_only=True):
+    """Body of POST /api/chat."""
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[ChatToolParam] | None = None
+
+
+class OllamaGenerateBody(OllamaGenerationBody, kw_only=True):
+    """Body of POST /api/generate."""
+
+    prompt: str | None = None
+    system: str | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+
+class OllamaEmbedBody(Struct, kw_only=True):
+    """Body of POST /api/embed."""
+
+    input: str | list[str]
+    model: str | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbeddingsBody(Struct, kw_only=True):
+    """Body of POST /api/embeddings, the older form for one text."""
+
+    prompt: str
+    model: str | None = None
+    keep_alive: float | str | None = None

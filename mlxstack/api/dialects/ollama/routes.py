@@ -1,0 +1,232 @@
+"""Routes of Ollama's API."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+from litestar import Response, get, head, post
+from litestar.params import JSONBody
+from litestar.response import Stream
+from msgspec import structs
+
+from mlxstack.api import request_fields, streaming
+from mlxstack.api.dialect import Dialect
+from mlxstack.api.dialects.ollama import to_conversation
+from mlxstack.api.dialects.ollama.models import details, loaded_model, model_info, tagged_model
+from mlxstack.api.dialects.ollama.request_schema import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    OllamaGenerationBody,
+    OllamaModelBody,
+    OllamaOptions,
+)
+from mlxstack.api.dialects.ollama.response_schema import (
+    OllamaChat,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaGeneration,
+    OllamaModelInfo,
+    OllamaProcesses,
+    OllamaStatus,
+    OllamaTags,
+    error_body,
+    nanoseconds,
+)
+from mlxstack.api.dialects.ollama.stream import (
+    HEARTBEAT,
+    OllamaChatRenderer,
+    OllamaPromptRenderer,
+    OllamaRenderer,
+)
+from mlxstack.api.guards import EARLY, PUBLIC
+from mlxstack.api.openapi import lines_spec
+from mlxstack.api.run_generation import (
+    AnyRequest,
+    TheService,
+    answer_stream,
+    answer_whole,
+    cancel_on_disconnect,
+)
+from mlxstack.core.errors import NotFound
+from mlxstack.host.local_models import local_models
+from mlxstack.service.admission import AdmittedRequest, admit, admit_text
+from mlxstack.service.embedding import embed, numbers
+from mlxstack.service.generation_options import UNLIMITED, GenerationOptions
+from mlxstack.service.service import Service
+
+OLLAMA_VERSION = "0.12.11"
+"""Release of Ollama whose API this is; clients refuse a server that is older than they need."""
+
+LATEST = ":latest"
+
+
+@post("/api/chat", status_code=200, responses=lines_spec(OllamaChat))
+async def chat(
+    request: AnyRequest, data: JSONBody[OllamaChatBody], service: TheService
+) -> Response[Any] | Stream:
+    """Answer a conversation, as lines of JSON or whole."""
+    renderer = OllamaChatRenderer(_model(service, data.model), service.text_processor)
+    if not data.messages:
+        return _loaded(renderer)
+    read = service.text_processor.read
+    conversation = await read(lambda: to_conversation.chat_conversation(data))
+    order = await admit(service, conversation, _options(data, request))
+    return await _answer(request, service, order, data, renderer)
+
+
+@post("/api/generate", status_code=200, responses=lines_spec(OllamaGeneration))
+async def generate(
+    request: AnyRequest, data: JSONBody[OllamaGenerateBody], service: TheService
+) -> Response[Any] | Stream:
+    """Answer one prompt, as lines of JSON or whole; with `raw` continue it as it is."""
+    renderer = OllamaPromptRenderer(_model(service, data.model), service.text_processor)
+    if not data.prompt:
+        return _loaded(renderer)
+    conversation = await service.text_processor.read(
+        lambda: to_conversation.prompt_conversation(data)
+    )
+    options = _options(data, request)
+    order = (
+        await admit_text(service, data.prompt, options)
+        if data.raw
+        else await admit(service, conversation, options)
+    )
+    return await _answer(request, service, order, data, renderer)
+
+
+@post("/api/embed", status_code=200)
+async def embed_texts(
+    request: AnyRequest, data: JSONBody[OllamaEmbedBody], service: TheService
+) -> OllamaEmbeddings:
+    """Embed a text or several; longer ones are cut unless `truncate` is false."""
+    model, began = _model(service, data.model), time.perf_counter()
+    texts = [data.input] if isinstance(data.input, str) else data.input
+    work = embed(service, texts, data.dimensions, is_cut=data.truncate is not False)
+    found = await cancel_on_disconnect(request, work)
+    return OllamaEmbeddings(
+        model=model,
+        embeddings=tuple(numbers(vector) for vector in found.vectors),
+        total_duration=nanoseconds(time.perf_counter() - began),
+        load_duration=0,
+        prompt_eval_count=found.n_tokens,
+    )
+
+
+@post("/api/embeddings", status_code=200)
+async def embed_prompt(
+    request: AnyRequest, data: JSONBody[OllamaEmbeddingsBody], service: TheService
+) -> OllamaEmbedding:
+    """Embed one text."""
+    _model(service, data.model)
+    found = await cancel_on_disconnect(request, embed(service, [data.prompt], None, is_cut=True))
+    return OllamaEmbedding(numbers(found.vectors[0]))
+
+
+@get("/api/version", opt=EARLY)
+async def version() -> dict[str, str]:
+    """Release of Ollama that clients may take this service for."""
+    return {"version": OLLAMA_VERSION}
+
+
+@head(["/api/tags", "/api/version"], opt=EARLY)
+async def probe() -> None:
+    """Reachability probe of clients."""
+
+
+@get("/api/tags", opt=PUBLIC)
+async def tags(service: TheService) -> OllamaTags:
+    """List the one model of this service."""
+    return OllamaTags((tagged_model(service, await details(service)),))
+
+
+@get("/api/ps")
+async def processes(service: TheService) -> OllamaProcesses:
+    """List the model that is in memory."""
+    return OllamaProcesses((loaded_model(service, await details(service)),))
+
+
+@post("/api/show", status_code=200)
+async def show(data: JSONBody[OllamaModelBody], service: TheService) -> OllamaModelInfo:
+    """Describe the model: template, sizes, capabilities."""
+    _model(service, data.model or data.name)
+    return model_info(service, await details(service))
+
+
+@post("/api/pull", status_code=200, responses=lines_spec(OllamaStatus))
+async def pull(
+    data: JSONBody[OllamaModelBody], service: TheService
+) -> Response[OllamaStatus] | Stream:
+    """Confirm a model that is on this machine; nothing is downloaded."""
+    wanted = (data.model or data.name or "").removesuffix(LATEST)
+    if wanted not in request_fields.names(service):
+        local = await asyncio.to_thread(local_models)
+        if not any(one.name == wanted and one.is_complete for one in local):
+            raise NotFound(
+                f"model {wanted!r} is not on this machine, and clients download nothing; "
+                "`mlx-stack pull` does"
+            )
+    if data.stream is False:
+        return Response(OllamaStatus("success"))
+    return streaming.streamed(_pulled(), {}, streaming.JSON_LINES)
+
+
+async def _pulled() -> AsyncGenerator[bytes, None]:
+    for status in ("pulling manifest", "success"):
+        yield streaming.json_line(OllamaStatus(status))
+
+
+async def _answer(
+    request: AnyRequest,
+    service: Service,
+    order: AdmittedRequest,
+    body: OllamaGenerationBody,
+    renderer: OllamaRenderer,
+) -> Response[Any] | Stream:
+    if body.stream is not False:
+        return await answer_stream(service, [[order]], renderer)
+    return await answer_whole(
+        request, service, (order,), lambda replies: renderer.whole(replies[0])
+    )
+
+
+def _loaded(renderer: OllamaRenderer) -> Response[Any]:
+    return Response(renderer.loaded("load"), media_type="application/json")
+
+
+def _model(service: Service, wanted: str | None) -> str:
+    """Model name to echo; a tag `latest` is ignored. Raises UnknownModel."""
+    request_fields.resolve_model(service, wanted.removesuffix(LATEST) if wanted else None)
+    return wanted or service.name
+
+
+def _options(body: OllamaGenerationBody, request: AnyRequest) -> GenerationOptions:
+    """Generation options; as for Ollama, a `num_predict` below 1 is no limit."""
+    sent = body.options or OllamaOptions()
+    n_top = (
+        request_fields.top_logprobs(body.top_logprobs or 0, "top_logprobs")
+        if body.logprobs
+        else None
+    )
+    found = request_fields.options(sent, f"ollama-{uuid4().hex}", n_top, request)
+    limit = sent.num_predict
+    return structs.replace(
+        found,
+        max_tokens=limit if limit is None or limit > 0 else UNLIMITED,
+        response_format=to_conversation.constraint(body) or found.response_format,
+    )
+
+
+DIALECT = Dialect(
+    routes=(
+        chat, generate, embed_texts, embed_prompt, version, probe, tags, processes, show, pull,
+    ),
+    prefixes=("/api/",),
+    error_body=error_body,
+    heartbeat=HEARTBEAT,
+    stream_type=streaming.JSON_LINES,
+    streaming_paths=frozenset({"/api/chat", "/api/generate", "/api/pull"}),
+)  # fmt: skip

@@ -1,0 +1,113 @@
+"""Converts bodies of Ollama's API to conversations."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from mlxstack.api.dialects.ollama.request_schema import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaGenerationBody,
+    OllamaMessage,
+)
+from mlxstack.api.dialects.openai_chat import to_conversation as openai_chat
+from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
+from mlxstack.api.request_fields import json_instruction
+from mlxstack.core.conversation import Conversation
+from mlxstack.core.errors import BadRequest
+from mlxstack.service.openai_messages import ChatMessageParam, ToolCallParam
+from mlxstack.text.grammar.response_format import ResponseConstraint
+
+LEVELS = ("low", "medium", "high", "max")
+
+
+def chat_conversation(body: OllamaChatBody) -> Conversation:
+    """Conversation of a chat. Raises BadRequest with the path of the field."""
+    return _conversation(ChatBody(messages=_messages(body.messages or ()), tools=body.tools), body)
+
+
+def prompt_conversation(body: OllamaGenerateBody) -> Conversation:
+    """Conversation of one prompt. Raises BadRequest for fields that only Ollama's models have."""
+    for name in ("suffix", "template", "context"):
+        if getattr(body, name):
+            raise BadRequest(
+                f"{name} is not supported; send the messages to /api/chat, or with raw: true the "
+                "whole prompt",
+                name,
+            )
+    system = [ChatMessageParam("system", body.system)] if body.system else []
+    sent = [*system, ChatMessageParam("user", _content(body.prompt, body.images))]
+    return _conversation(ChatBody(messages=sent), body)
+
+
+def constraint(body: OllamaGenerationBody) -> ResponseConstraint | None:
+    """Output constraint of `format`. Raises BadRequest."""
+    wanted = body.format
+    if not isinstance(wanted, str):
+        return None if wanted is None else ResponseConstraint(wanted, param="format")
+    if wanted not in ("", "json"):
+        raise BadRequest(f'format is {wanted!r}; it must be "json" or a JSON schema', "format")
+    return ResponseConstraint({}, param="format") if wanted else None
+
+
+def _conversation(chat: ChatBody, body: OllamaGenerationBody) -> Conversation:
+    found = openai_chat.conversation(chat)
+    thinking, template = _effort(body.think)
+    shape = constraint(body)
+    instruction = () if shape is None else (json_instruction(shape.schema),)
+    return structs.replace(
+        found, messages=(*found.messages, *instruction), thinking=thinking, template=template
+    )
+
+
+def _effort(think: bool | str | None) -> tuple[bool | None, dict[str, Any]]:
+    """Thinking and template variables. Raises BadRequest for an unknown level."""
+    if not isinstance(think, str):
+        return think, {}
+    if think not in LEVELS:
+        raise BadRequest(
+            f"think is {think!r}; it must be true, false, or one of {', '.join(LEVELS)}", "think"
+        )
+    return True, {"reasoning_effort": think}
+
+
+def _messages(sent: Sequence[OllamaMessage]) -> list[ChatMessageParam]:
+    """Messages with an id for every call; a result without one is of the call before it."""
+    found: list[ChatMessageParam] = []
+    waiting: list[ToolCallParam] = []
+    for i, one in enumerate(sent):
+        calls = [
+            call if call.id else structs.replace(call, id=f"call_{i}_{at}")
+            for at, call in enumerate(one.tool_calls or ())
+        ]
+        waiting = list(calls) or waiting
+        found.append(
+            ChatMessageParam(
+                role=one.role,
+                content=_content(one.content, one.images),
+                reasoning_content=one.thinking,
+                tool_calls=calls or None,
+                tool_call_id=one.tool_call_id or _answered(one, waiting),
+                name=one.tool_name,
+            )
+        )
+    return found
+
+
+def _answered(result: OllamaMessage, waiting: list[ToolCallParam]) -> str | None:
+    """Id of the call that a result answers: the first one left of its name, else the first."""
+    if result.role != "tool" or not waiting:
+        return None
+    named = (i for i, call in enumerate(waiting) if _name(call) == result.tool_name)
+    return waiting.pop(next(named, 0)).id
+
+
+def _name(call: ToolCallParam) -> str:
+    return call.function.name if call.function else ""
+
+
+def _content(text: str | None, images: Iterable[Any] | None) -> str | list[Any] | None:
+    """Text, or its parts when there are images, which are refused as on every API."""
+    parts = [{"type": "image"} for _ in images or ()]
+    return [{"type": "text", "text": text or ""}, *parts] if parts else text

@@ -1,0 +1,105 @@
+"""Answers to prompts of the same beginning: what one agent said, another may say again."""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from mlxstack.core.request import Request
+from mlxstack.engine.decode.ngram_index import ORDER, Place, extended
+
+HEAD = 128
+"""Tokens in which the prompts of siblings agree; shorter prompts have none."""
+
+MOST_BYTES = 8 * 2**20
+BYTES_PER_TOKEN, BYTES_PER_PREFIX = 256, 8192
+"""More than a remembered token and a beginning take."""
+
+
+class PrefixAnswers:
+    """The latest answers to prompts of one beginning; the latest place of an n-gram counts."""
+
+    def __init__(self) -> None:
+        self._answers: deque[list[int]] = deque()
+        self._places: dict[int, Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, tokens: list[int]) -> None:
+        """Remember an answer."""
+        self._answers.append(tokens)
+        for at, gram in _grams(tokens):
+            self._places[gram] = Place(tokens, at)
+
+    def drop_oldest(self) -> int:
+        """Forget the oldest answer; how many tokens it had."""
+        oldest = self._answers.popleft()
+        for _, gram in _grams(oldest):
+            place = self._places.get(gram)
+            if place is not None and place.tokens is oldest:
+                del self._places[gram]
+        return len(oldest)
+
+    def place(self, gram: int) -> Place | None:
+        """The latest place after this n-gram."""
+        return self._places.get(gram)
+
+
+class SiblingAnswers:
+    """Answers by tenant and beginning of the prompt, at most `max_bytes`; the oldest go first."""
+
+    def __init__(self, max_bytes: int = MOST_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._by_prefix: OrderedDict[tuple[str, tuple[int, ...]], PrefixAnswers] = OrderedDict()
+        self.n_bytes = 0
+
+    def of(self, request: Request) -> PrefixAnswers | None:
+        """The answers to the siblings of this request, those that are yet to come included."""
+        if not _has_siblings(request):
+            return None
+        key = _key(request)
+        answers = self._by_prefix.get(key)
+        if answers is None:
+            answers = self._by_prefix[key] = PrefixAnswers()
+            self.n_bytes += BYTES_PER_PREFIX
+        self._by_prefix.move_to_end(key)
+        self._shrink()
+        return answers
+
+    def remember(self, request: Request, answer: Sequence[int]) -> None:
+        """Remember the answer to this request."""
+        tokens = [*request.tokens[-ORDER:], *answer]
+        n_bytes = BYTES_PER_TOKEN * len(tokens)
+        if not answer or n_bytes > self._max_bytes:
+            return
+        answers = self.of(request)
+        if answers is not None:
+            answers.add(tokens)
+            self.n_bytes += n_bytes
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self.n_bytes > self._max_bytes:
+            key, answers = next(iter(self._by_prefix.items()))
+            if answers:
+                self.n_bytes -= BYTES_PER_TOKEN * answers.drop_oldest()
+            if not answers:
+                del self._by_prefix[key]
+                self.n_bytes -= BYTES_PER_PREFIX
+
+
+def _has_siblings(request: Request) -> bool:
+    return request.use_cache and len(request.tokens) >= HEAD
+
+
+def _key(request: Request) -> tuple[str, tuple[int, ...]]:
+    return request.salt, request.tokens[:HEAD]
+
+
+def _grams(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """Every place that something follows, and the n-gram before it."""
+    found, gram = [], 0
+    for at, token in enumerate(tokens):
+        if at >= ORDER:
+            found.append((at, gram))
+        gram = extended(gram, token)
+    return found

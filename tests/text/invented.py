@@ -1,0 +1,81 @@
+"""Call formats that no model has, to be derived from their templates without a line of code."""
+
+from tests.text.formats import EACH, PAIRS, TEXT, Format
+
+THOUGHT = "{%- if m.reasoning_content %}{{- 'OPEN' + m.reasoning_content + 'CLOSE' }}{%- endif %}"
+
+
+def thinking(opens: str, closes: str) -> str:
+    return THOUGHT.replace("OPEN", opens).replace("CLOSE", closes)
+
+
+INVENTED = {
+    # Tags that name the types of their values, all calls in a section.
+    "runes": Format(
+        "{%- if m.tool_calls %}{{- '<deeds>' }}" + EACH
+        + "{{- '<deed who=\"' + f.name + '\">' }}" + PAIRS
+        + "{{- '<with what=\"' + k + '\" kind=\"' + ('words' if v is string else 'data') + '\">' }}"
+        "{{- " + TEXT + " + '</with>' }}{%- endfor %}{{- '</deed>' }}{%- endfor %}"
+        "{{- '</deeds>' }}{%- endif %}",
+        added=("<deeds>", "</deeds>"),
+        reminder="<deeds></deeds>",
+        thoughts=thinking("<muse>", "</muse>\\n"),
+    ),
+    # One JSON list with other keys than those of any model.
+    "ledger": Format(
+        "{%- if m.tool_calls %}{{- '[ORDERS][' }}" + EACH
+        + "{{- '{\"order_id\": \"' + c.id + '\", \"verb\": \"' + f.name + '\", \"details\": ' }}"
+        "{{- (f.arguments | tojson) + '}' + ('' if loop.last else ', ') }}{%- endfor %}"
+        "{{- '][/ORDERS]' }}{%- endif %}",
+        special=("[ORDERS]", "[/ORDERS]"),
+        reminder="[ORDERS][][/ORDERS]",
+        thoughts=thinking("[MULL]", "[/MULL]"),
+    ),
+    # Name and id between marks, then JSON, each call with marks of its own.
+    "relay": Format(
+        EACH + "{{- '<|dial|>' + f.name + '<|line|>' + c.id + '<|say|>' }}"
+        "{{- (f.arguments | tojson) + '<|hangup|>\\n' }}{%- endfor %}",
+        special=("<|dial|>", "<|line|>", "<|say|>", "<|hangup|>"),
+        reminder="<|dial|><|hangup|>",
+        thoughts=thinking("<|ponder|>", "<|/ponder|>"),
+    ),
+    # One tag for each argument, with text as JSON.
+    "script": Format(
+        EACH + "{{- '<run ' + f.name + '>\\n' }}" + PAIRS
+        + "{{- '<let ' + k + ' := ' + (v | tojson) + '/>\\n' }}{%- endfor %}"
+        "{{- '</run>\\n' }}{%- endfor %}",
+        reminder="<run now></run>",
+        thoughts=thinking("<draft>", "</draft>"),
+    ),
+    # The name is the only key of an object.
+    "keyed": Format(
+        EACH + "{{- '<do>{\"' + f.name + '\": ' + (f.arguments | tojson) + '}</do>' }}"
+        "{%- endfor %}",
+        reminder="<do></do>",
+        thoughts=thinking("<inner>", "</inner>"),
+    ),
+    # Attributes of one XML element, their values as JSON.
+    "element": Format(
+        EACH + "{{- '<invoke tool=\"' + f.name + '\"' }}" + PAIRS
+        + "{{- ' ' + k + '=' + (v | tojson) }}{%- endfor %}{{- '/>\\n' }}{%- endfor %}",
+        reminder='<invoke tool=""/>',
+        thoughts=thinking("<aside>", "</aside>"),
+    ),
+    # A line for each argument, between two marks.
+    "lines": Format(
+        EACH + "{{- '<|act|>' + f.name }}" + PAIRS
+        + "{{- '\\n' + k + ' = ' + (v | tojson) }}{%- endfor %}{{- '\\n<|done|>' }}{%- endfor %}",
+        special=("<|act|>", "<|done|>"),
+        reminder="<|act|><|done|>",
+        thoughts=thinking("<|mind|>", "<|/mind|>"),
+    ),
+    # A JSON list behind the number of its calls.
+    "counted": Format(
+        "{%- if m.tool_calls %}{{- '<|batch|>' + (m.tool_calls | length | string) + '<|of|>[' }}"
+        + EACH + "{{- '{\"op\": \"' + f.name + '\", \"given\": ' + (f.arguments | tojson) + '}' }}"
+        "{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']<|/batch|>' }}{%- endif %}",
+        special=("<|batch|>", "<|of|>", "<|/batch|>"),
+        reminder="<|batch|><|/batch|>",
+        thoughts=thinking("[SCRATCH]", "[/SCRATCH]"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,144 @@
+"""Calls in a free answer follow the grammar of the tools; text costs nothing, none forbids them."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from mlxstack.core.conversation import Conversation, Message, Role, Tool
+from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.service import admission
+from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
+from mlxstack.service.text_processor import TextProcessor
+from mlxstack.text.formats.call_reader import trigger_marks
+from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
+from tests.text.call_walks import ALL, WORDS, check_forced, check_free, tools_of, walker_of
+from tests.text.test_derived_formats import ANSWERS, TOOLS, message, said
+
+N_SCHEMAS = 2
+EVERY = pytest.mark.parametrize("name", ALL)
+# A message of a channel has one call; the model of this format quotes text inside lists too.
+UNLIKE = {("channels", "two"), ("quoted", "types")}
+WRITTEN = [name for name in ANSWERS if name != "marks"]
+
+
+def is_allowed(mask: bytes | None, token: int) -> bool:
+    return mask is None or bool(mask[token // 8] >> token % 8 & 1)
+
+
+@EVERY
+def test_calls_of_any_schema_are_valid(name: str) -> None:
+    check_forced(name, range(N_SCHEMAS))
+    check_free(name, range(N_SCHEMAS))
+
+
+@EVERY
+def test_a_call_as_the_template_writes_it_is_free_to_come(name: str) -> None:
+    walker = walker_of(name)
+    for answer in WRITTEN:
+        if (name, answer) in UNLIKE:
+            continue
+        calls = message(answer).tool_calls
+        if name == "section":
+            # The id of such a call has its name in it.
+            ids = (f"functions.{call.name}:{at}" for at, call in enumerate(calls))
+            calls = tuple(
+                structs.replace(call, id=one) for call, one in zip(calls, ids, strict=True)
+            )
+        state, n_ruled = walker.free(TOOLS), 0
+        written = said(walker.tokenizer, Message(Role.ASSISTANT, "", tool_calls=calls))
+        for token in walker.encode(written):
+            mask = state.mask()
+            assert is_allowed(mask, token), (answer, walker.tokenizer.decode([token]))
+            n_ruled += state.is_ruled
+            state.advance(token)
+        assert n_ruled and not state.is_ruled
+
+
+@EVERY
+def test_taken_back_tokens_leave_no_trace(name: str) -> None:
+    walker, random = walker_of(name), Random(name)
+    marks = walker.output_format.free_call_marks
+    assert marks is not None
+    tools = tools_of(random)
+    one, other = walker.free(tools), walker.free(tools)
+    script = walker.encode(f"{WORDS}{marks.forced}")
+    for _ in range(40):
+        position = one.position()
+        for _ in range(random.randrange(5)):
+            allowed = walker.allowed(one)
+            one.advance(random.choice([*script, 5] if allowed is None else allowed))
+        one.rewind(position)
+        assert one.mask() == other.mask()
+        assert (one.is_ruled, one.forced_tokens()) == (other.is_ruled, other.forced_tokens())
+        allowed = walker.allowed(one)
+        if allowed is None and not script:
+            break
+        token = script.pop(0) if allowed is None else random.choice(allowed)
+        one.advance(token)
+        other.advance(token)
+
+
+@EVERY
+def test_none_lets_no_mark_of_a_call_be_completed(name: str) -> None:
+    made, walker = walker_of(name).output_format, walker_of(name)
+    assert made.description.calls is not None
+    layout = ConstraintLayout(len(walker.tokenizer), made.eos, forbidden=made.call_sequences)
+    marks = {made.forced_opening}
+    if made.description.channels is None:
+        marks = trigger_marks(made.description.calls)
+    for mark in marks:
+        *tokens, last = walker.encode(mark)
+        state = GrammarConstraint(layout).start()
+        is_open = not tokens and last in made.call_tokens
+        for token in [*tokens, last]:
+            is_open = is_open or not is_allowed(state.mask(), token)
+            state.advance(token)
+        assert is_open, mark
+
+
+def test_a_mark_in_a_thought_is_only_quoted() -> None:
+    walker = walker_of("runes")
+    made = walker.output_format
+    state = walker.free(TOOLS, is_in_thinking=True)
+    for token in walker.encode("I may write <deeds> now."):
+        assert walker.allowed(state) is None
+        state.advance(token)
+    for token in [*made.answer_tokens, *walker.encode("<deeds>")]:
+        assert walker.allowed(state) is None
+        state.advance(token)
+    assert state.is_ruled
+
+
+async def constraint_of(tokenizer: Any, tools: tuple[Tool, ...], **more: Any) -> Any:
+    words = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+    conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
+    opening = admission.ConstraintInputs(conversation, await words.prompt(conversation), ())
+    return await admission.output_constraint(words, GenerationOptions("a-1", **more), opening)
+
+
+async def test_a_request_with_tools_has_their_grammar(chatml: Any) -> None:
+    found = await constraint_of(chatml, TOOLS)
+    assert not found.has_grammar
+    state = found.start()
+    text = '<tool_call>\n{"name": "'
+    for token in chatml.encode(text, add_special_tokens=False):
+        state.advance(token)
+    assert chatml.decode(state.forced_tokens()) == ""
+    allowed = state.mask()
+    first = {chatml.decode([at])[:1] for at in range(len(chatml)) if allowed[at // 8] >> at % 8 & 1}
+    assert first == {"e", "n"}
+
+
+async def test_a_request_without_calls_has_no_grammar(chatml: Any) -> None:
+    assert await constraint_of(chatml, ()) is None
+    forbidden = await constraint_of(chatml, TOOLS, tool_choice=ToolChoiceMode.NONE)
+    assert forbidden is None or forbidden.start().mask() is None
+    circle = {"$ref": "#/$defs/a"}
+    strange = Tool("do", "", {"properties": {"x": circle}, "$defs": {"a": {"type": "no type"}}})
+    found = await constraint_of(chatml, (strange,))
+    state = found.start()
+    for token in chatml.encode("<tool_call>", add_special_tokens=False):
+        state.advance(token)
+    assert state.mask() is None
