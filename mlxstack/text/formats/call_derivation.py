@@ -85,8 +85,7 @@ def _framed(probes: TemplateProbes, written: WrittenCall, around: tuple[str, str
     body = written.body
     if isinstance(body, JsonBody) and body.is_list:
         between = _list_between(two) or ", "
-        opens = _counted(before, two)
-        return CallSyntax(body, opens=opens, closes=around[1], between=between)
+        return CallSyntax(body, opens=_counted(before, two), closes=around[1], between=between)
     second = None if two is None or NAMES[1] not in two else _second(probes, two)
     if second is None or two is None:
         return CallSyntax(body, opens=around[0], closes=around[1])
