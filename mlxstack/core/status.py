@@ -202,7 +202,7 @@ class MemoryView(Struct, frozen=True):
     """Memory of the computer in bytes, and what this service holds of it.
 
     `workspace_bytes` are the rest of the process: arrays of MLX that are neither weights nor KV,
-    freed buffers that it keeps, the program itself; `available_bytes` are free without swapping.
+    freed buffers that it keeps, the program itself. `available_bytes` are free without swapping.
     `pressure` is "calm", "high" or "critical".
     """
 

@@ -77,15 +77,18 @@ def test_drafts(tmp_path: Path) -> None:
 
 def test_tui(tmp_path: Path) -> None:
     told = run("tui", tmp_path)
-    rows = ["no dashboard", "a dashboard is attached", "what it costs, pass by pass"]
+    sizes = ("80x24", "200x50")
+    rows = ["no dashboard", *(f"a dashboard of {size}" for size in sizes)]
     assert column(told.tables[0], "Service") == rows
-    assert len(told.raw["costs"]) == 1
-    assert all(min(told.raw[name]) > 0 for name in ("alone", "watched", "frames", "cpu"))
-    assert [len(told.raw[name]) for name in ("alone", "watched")] == [2, 2]
-    assert max(told.raw["frames"]) <= 5
-    cost = 100 * (1 - sum(told.raw["watched"]) / sum(told.raw["alone"]))
-    assert told.targets[0].value == pytest.approx(cost)
-    assert [target.unit for target in told.targets] == ["%", "%"]
+    alone = told.raw["alone"]
+    assert len(alone) == 2
+    for i, size in enumerate(sizes):
+        (seen,), (frames,), (cpu,) = (told.raw[f"{k} {size}"] for k in ("watched", "frames", "cpu"))
+        assert min(seen, cpu) > 0
+        assert 0 <= frames <= 5
+        cost = 100 * (1 - seen / (sum(alone) / 2))
+        assert told.targets[2 * i].value == pytest.approx(cost)
+    assert [target.unit for target in told.targets] == ["%"] * 4
 
 
 def test_start(tmp_path: Path) -> None:

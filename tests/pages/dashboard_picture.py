@@ -15,7 +15,7 @@ from tests.pages import recording
 from tests.tui import shots
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "dashboard.png"
-SIZE = (120, 34)
+SIZE = (120, 28)
 FONT = "DejaVu Sans Mono"
 
 

@@ -105,26 +105,26 @@ TURNS = tuple(
 
 AGENTS = (
     AgentView("claude-main", "live", 0, Priority.HIGH, True, 31_204, 5_851 * MIB, 212, 6_100_000,
-              6_010_000, 48_200, 2_504.0, 0.0, None,
-              (AgentKVView("qwen2.5-coder-14b", 31_204, 5_851 * MIB, "live"),
-               AgentKVView("gpt-oss-20b", 12_800, 303 * MIB, "disk")), TURNS),
+              6_010_000, 48_200, saved_s=2_504.0,
+              states=(AgentKVView("qwen2.5-coder-14b", 31_204, 5_851 * MIB, "live"),
+               AgentKVView("gpt-oss-20b", 12_800, 303 * MIB, "disk")), turns=TURNS),
     AgentView("opencode-2", "live", 1, Priority.NORMAL, False, 9_804, 1_838 * MIB, 88, 902_000,
-              811_000, 9_100, 338.0, 0.0, DIVERGED),
+              811_000, 9_100, saved_s=338.0, miss=DIVERGED),
     AgentView("aider", "parked", None, Priority.LOW, False, 5_120, 960 * MIB, 12, 61_000, 30_100,
-              3_700, 12.5, 1_261.0, MissView("cold")),
-    AgentView(EVIL, "disk", None, Priority.NORMAL, False, 2_048, 384 * MIB, 1, 2_048, 0, 96, 0.0,
-              90_061.0),
+              3_700, saved_s=12.5, idle_s=1_261.0, miss=MissView("cold")),
+    AgentView(EVIL, "disk", None, Priority.NORMAL, False, 2_048, 384 * MIB, 1, 2_048, 0, 96,
+              idle_s=90_061.0),
 )  # fmt: skip
 
 REQUESTS = (
     RequestView("chatcmpl-71c4", "claude-main", 0, KVSource.SLOT, 30_911, 30_640, 293, 0.0, 0.118,
-                9.42, 0.131, 12.77, "eos", 3.0),
+                9.42, 0.131, 12.77, ended="eos", age_s=3.0),
     RequestView("chatcmpl-71c0", "opencode-2", 1, KVSource.PARKED, 9_804, 1_280, 188, 0.41, 3.551,
-                6.05, 3.97, 0.53, "eos", 41.0, DIVERGED),
+                6.05, 3.97, 0.53, ended="eos", age_s=41.0, miss=DIVERGED),
     RequestView("chatcmpl-71bb", None, 2, KVSource.NONE, 512, 0, 16, 12.0, 0.213, 0.5, 12.22, 0.0,
-                "cancelled", 77.0, MissView("cold")),
+                ended="cancelled", age_s=77.0, miss=MissView("cold")),
     RequestView("chatcmpl-71b2", EVIL, 2, KVSource.NONE, 2_048, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0,
-                "failed", 126.0),
+                ended="failed", age_s=126.0),
 )  # fmt: skip
 
 REFUSED = tuple(

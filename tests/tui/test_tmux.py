@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed"),
 ]
 
-AGENTS = ("ann", "bob", "cyd")
+AGENTS = ("ann", "bob", "cyd", "dan", "eve")
 ROW = re.compile(r"^ +\d  +(\w+) +writing, .* (\d\S*)/4.1k", re.M)
 
 
@@ -30,6 +30,8 @@ def demo(tmp_path: Path) -> Iterator[Shell]:
     """`mlx-stack up demo` in a home of its own."""
     shell = Shell(tmp_path)
     del shell.env["MLX_STACK_WORKER"]
+    (shell.home / "presets").mkdir(parents=True, mode=0o700)
+    (shell.home / "presets" / "other.yaml").write_text("extends: demo\nslots: {count: 2}\n")
     started = shell.run("up", "demo", "--set", f"server.port={shell.port}")
     assert started.returncode == 0, started.stderr
     yield shell
@@ -104,25 +106,36 @@ def test_h1_to_h5_in_tmux_slots_move_a_save_writes_and_a_restart_is_survived(
 
     os.kill(demo.services()["demo"]["worker_pid"], signal.SIGKILL)
     lost = pane.shows("Disconnected")
-    assert "ann" in lost, "what was last known stays"
+    assert any(agent in lost for agent in AGENTS), "what was last known stays"
     signs = ("ok · demo", "empty")
     pane.until(lambda seen: all(sign in seen for sign in signs), "the service with empty slots")
     assert "Disconnected" not in pane.text()
 
     answer_file(pane, "R", "by which file?", "kept.kv")
     pane.until(lambda seen: re.search(r"^ +1 .* idle ", seen, re.M) is not None, "the context")
+
+    pane.press("E")
+    pane.shows("must be computed again")
+    pane.press("y")
+    pane.until(lambda seen: re.search(r"^ +1 .* empty ", seen, re.M) is not None, "an empty slot")
+    answer_file(pane, "m", "Serve which preset", "other")
+    pane.shows("0 of 2 busy")
+    assert demo.services()["demo"]["n_slots"] == 2
     pane.press("q")
     pane.ended()
     assert demo.services()["demo"]["state"] == "healthy"
 
 
 def see_slots_move(demo: Shell, pane: Pane) -> None:
-    """Three agents decode: nobody presses a key, and every slot counts on."""
+    """Three of five agents decode, two wait: nobody presses a key, and every slot counts on."""
     talks = [Talk(demo.port, agent) for agent in AGENTS]
-    first = pane.until(lambda seen: set(moving(seen)) == set(AGENTS), "three running slots")
+    first = pane.until(
+        lambda seen: len(moving(seen)) == 3 and "a free slot, 1 ahead" in seen,
+        "three running slots and two waiting agents",
+    )
     began = moving(first)
     pane.until(
-        lambda seen: all(moving(seen).get(agent) not in {None, began[agent]} for agent in AGENTS),
+        lambda seen: all(moving(seen).get(agent) not in {None, began[agent]} for agent in began),
         "all three slots having moved",
     )
     for talk in talks:

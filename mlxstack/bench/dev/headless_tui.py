@@ -21,6 +21,8 @@ COMMAND = (sys.executable, "-m", "mlxstack.cli.main", "tui")
 ATTACHED_WITHIN_S = 60.0
 PATIENCE_S = 20.0
 POLL_S = 0.05
+N_FIRST = 5
+"""Frames before it is measured: its start and its first drawing are over."""
 
 
 class Spectator:
@@ -71,7 +73,7 @@ async def spectator(stage: Sandbox, url: str, size: tuple[int, int]) -> AsyncIte
 
 async def _attached(process: asyncio.subprocess.Process, found: Spectator) -> None:
     deadline = time.monotonic() + ATTACHED_WITHIN_S
-    while found.n_frames() == 0:
+    while found.n_frames() < N_FIRST:
         if process.returncode is not None or time.monotonic() > deadline:
             raise Broken("`mlx-stack tui` did not attach to the service that is measured")
         await asyncio.sleep(POLL_S)

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ NOTE = (
     "lack against the mean of the two unwatched ones around them. BLAS leaves one core free, as a "
     "GPU leaves all."
 )
+
+
+Ask = Callable[[str], Awaitable[TimedRequest]]
 
 
 class WatchPlan(Struct, frozen=True):
@@ -70,8 +73,15 @@ async def run(stage: Sandbox, plan: WatchPlan) -> Results:
     n_threads = max(1, (os.cpu_count() or 2) - 1)
     stage = replace(stage, env={**stage.env, "OPENBLAS_NUM_THREADS": str(n_threads)})
     async with service(stage, "tui", slots) as server, Caller(server) as caller:
-        enough = asyncio.Event()
-        talks = [asyncio.create_task(_talk(caller, plan, i, enough)) for i in range(DECODERS)]
+        enough, yard = asyncio.Event(), await caller.yardstick()
+
+        def ask(name: str) -> Awaitable[TimedRequest]:
+            body = question(plan.n_prompt, yard, name)
+            return caller.request(body, plan.n_answer, enough, ignore_eos=True)
+
+        # The first forward passes of a process are slow.
+        await asyncio.gather(*(ask(f"warm {i}") for i in range(DECODERS)))
+        talks = [asyncio.create_task(_talk(ask, i, enough)) for i in range(DECODERS)]
         try:
             windows = await _windows(stage, plan, server.url)
         finally:
@@ -108,15 +118,11 @@ def results(windows: Sequence[ClockWindow], timed: Sequence[TimedRequest]) -> Re
     return Results((table,), tuple(targets), raw)
 
 
-async def _talk(
-    caller: Caller, plan: WatchPlan, number: int, enough: asyncio.Event
-) -> list[TimedRequest]:
+async def _talk(ask: Ask, number: int, enough: asyncio.Event) -> list[TimedRequest]:
     """One long answer after another."""
     said: list[TimedRequest] = []
-    yard = await caller.yardstick()
     while not enough.is_set():
-        body = question(plan.n_prompt, yard, f"watched {number} {len(said)}")
-        said.append(await caller.request(body, plan.n_answer, enough, ignore_eos=True))
+        said.append(await ask(f"watched {number} {len(said)}"))
     return said
 
 

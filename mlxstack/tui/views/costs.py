@@ -17,6 +17,7 @@ from mlxstack.tui.views.table_data import (
     title,
 )
 
+WIDE = 112
 WINDOW_S = 600.0
 LEAST_S = 0.05
 MOST_TEXT = 24
@@ -36,7 +37,7 @@ def costs(model: DashboardState, width: int) -> TableData:
     """Losses of the last ten minutes, the largest first."""
     columns = (
         TableColumn("lost", 6, is_right=True),
-        TableColumn("agent", 14, is_wide=True),
+        TableColumn("agent", 24 if width >= WIDE else 14),
         TableColumn("why", 38, is_wide=True),
         TableColumn("age", 6, is_right=True),
     )
