@@ -1,6 +1,7 @@
 """Every protection with the way to switch it off, and the test that must fail then."""
 
 from tests.mutants.faults import FAULTS
+from tests.mutants.features import FEATURES
 from tests.mutants.limits import LIMITS
 from tests.mutants.mutant import Mutant
 
@@ -209,7 +210,7 @@ DOORS_AND_FILES = (
     ),
     Mutant(
         "so is the waiting room", "api/swap_middleware.py",
-        "if n_waiting >= limit:", "if n_waiting < 0:",
+        "if n_waiting >= max(limit, 1):", "if n_waiting < 0:",
         "tests/api/test_waiting_room.py::test_e18_the_waiting_room_has_as_many_seats_as_the_queue",
     ),
     Mutant(
@@ -272,4 +273,4 @@ DOORS_AND_FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FAULTS)
+MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FEATURES, *FAULTS)

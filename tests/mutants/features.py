@@ -1,0 +1,108 @@
+"""Protections of drafts, early turns, idle models, downloads and the dashboard in a browser."""
+
+from tests.mutants.mutant import Mutant
+
+FEATURES = (
+    Mutant(
+        "an early turn gives way to whatever waits", "policy/scheduler.py",
+        " and not (state.waiting or state.actions)", "",
+        "tests/policy/test_early_turns.py::test_a_newcomer_is_never_behind_more_than_one_chunk",
+    ),
+    Mutant(
+        "an early turn rests beside decoding requests", "policy/scheduler.py",
+        "state.n_rested < REST_STEPS", "False",
+        "tests/policy/test_early_turns.py::"
+        "test_decoding_requests_are_stalled_in_one_step_of_a_hundred",
+    ),
+    Mutant(
+        "wasted early turns end", "policy/early_history.py",
+        "history.n_wasted < MOST_WASTED", "True",
+        "tests/policy/test_early_turns.py::"
+        "test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour",
+    ),
+    Mutant(
+        "an early turn ends under memory pressure", "engine/admin.py",
+        "is not MemoryPressure.CALM", "is None",
+        "tests/engine/test_early_turns.py::"
+        "test_it_ends_under_memory_pressure_and_with_the_engine",
+    ),
+    Mutant(
+        "a request wakes an unloaded model", "service/gate.py",
+        "self.wanted.set()", "pass",
+        "tests/api/test_idle_unload.py::test_an_agent_goes_on_as_if_nothing_had_been",
+    ),
+    Mutant(
+        "a model that is gone fails who waits for it", "service/idle_unload.py",
+        "service.gate.interrupt(Broken(why))", "pass",
+        "tests/api/test_idle_unload.py::"
+        "test_a_model_that_is_gone_fails_the_request_and_comes_back",
+    ),
+    Mutant(
+        "one request may wait for an unloaded model", "api/swap_middleware.py",
+        "max(limit, 1)", "limit",
+        "tests/api/test_idle_unload.py::test_an_embedding_model_is_unloaded_too",
+    ),
+    Mutant(
+        "a heartbeat of Ollama's streams is no empty line", "api/dialects/ollama/stream.py",
+        'HEARTBEAT = b" "', 'HEARTBEAT = b"\\n"',
+        "tests/api/test_idle_unload.py::test_requests_wait_with_heartbeats_in_their_dialect",
+    ),
+    Mutant(
+        "drafts are within the room of the device", "engine/step.py",
+        "= 64, 8", "= 64, 64",
+        "tests/engine/test_drafts.py::test_room_is_checked_before_drafts_outgrow_it",
+    ),
+    Mutant(
+        "drafts of siblings stay with their tenant", "engine/decode/sibling_answers.py",
+        "return request.salt, ", 'return "", ',
+        "tests/engine/test_sibling_answers.py::test_only_siblings_of_the_same_tenant_are_found",
+    ),
+    Mutant(
+        "drafts of siblings take a bounded room", "engine/decode/sibling_answers.py",
+        "while self.n_bytes > self._max_bytes:", "while False:",
+        "tests/engine/test_sibling_answers.py::test_the_oldest_go_and_the_bytes_stay_bounded",
+    ),
+    Mutant(
+        "answers kept for siblings count as memory", "engine/kv/slot_preparation.py",
+        " + self.siblings.n_bytes", "",
+        "tests/engine/test_sibling_answers.py::"
+        "test_the_second_agent_drafts_what_the_first_one_said",
+    ),
+    Mutant(
+        "a padded pass costs its padding", "policy/draft_governor.py",
+        "[len(counts) * longest]", "[sum(counts)]",
+        "tests/policy/test_draft_governor.py::"
+        "test_padding_is_filled_and_a_pass_apart_is_used_in_full",
+    ),
+    Mutant(
+        "the grammar of a free call ends with the call", "text/grammar/lazy_calls.py",
+        " and not call.rules.is_accepting()", "",
+        "tests/text/test_free_calls.py::test_a_call_as_the_template_writes_it_is_free_to_come",
+    ),
+    Mutant(
+        "rewound tokens leave no call", "text/grammar/lazy_calls.py",
+        "del self._calls[position.n_calls :]", "pass",
+        "tests/text/test_free_calls.py::test_taken_back_tokens_leave_no_trace",
+    ),
+    Mutant(
+        "a killed download leaves no parts", "host/hub.py",
+        "if part.stat().st_mtime < before:", "if False:",
+        "tests/cli/test_pull.py::test_pull_goes_on_after_kill_9",
+    ),
+    Mutant(
+        "misses are counted", "service/request_log.py",
+        "self._count(miss)", "pass",
+        "tests/api/test_cache_door.py::"
+        "test_a_miss_costs_the_same_in_headers_metrics_cache_and_command_line",
+    ),
+    Mutant(
+        "the page of the dashboard checks Host and Origin", "cli/web_dashboard.py",
+        "self._check_host(request.headers, request.remote)", "pass",
+        "tests/tui/test_web.py::test_the_page_wants_host_origin_and_key_as_the_service_does",
+    ),
+    Mutant(
+        "the page of the dashboard wants the key", "cli/web_dashboard.py",
+        "if self._key is not None and", "if False and",
+        "tests/tui/test_web.py::test_the_page_wants_host_origin_and_key_as_the_service_does",
+    ),
+)  # fmt: skip
