@@ -1,6 +1,8 @@
 """State of the dashboard: the latest frame and past counters, folded from a feed."""
 
+from bisect import bisect_right
 from enum import StrEnum
+from operator import attrgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -124,18 +126,18 @@ def _speed(a: CounterSample, b: CounterSample) -> Speeds:
 
 def _at(model: DashboardState, at: float) -> CounterSample:
     """The counts at a moment, on a straight line between the marks around it."""
-    late = model.now
-    for mark in reversed(model.samples):
-        if mark.at <= at:
-            share = (at - mark.at) / (late.at - mark.at) if late.at > mark.at else 0.0
-            return CounterSample(
-                at,
-                mark.n_prompt + share * (late.n_prompt - mark.n_prompt),
-                mark.n_generated + share * (late.n_generated - mark.n_generated),
-                mark.n_cached + share * (late.n_cached - mark.n_cached),
-            )
-        late = mark
-    return late
+    after = bisect_right(model.samples, at, key=attrgetter("at"))
+    late = model.samples[after] if after < len(model.samples) else model.now
+    if not after:
+        return late
+    mark = model.samples[after - 1]
+    share = (at - mark.at) / (late.at - mark.at) if late.at > mark.at else 0.0
+    return CounterSample(
+        at,
+        mark.n_prompt + share * (late.n_prompt - mark.n_prompt),
+        mark.n_generated + share * (late.n_generated - mark.n_generated),
+        mark.n_cached + share * (late.n_cached - mark.n_cached),
+    )
 
 
 def _base(before: DashboardState, counters: Counters) -> CounterSample:

@@ -16,7 +16,7 @@ from mlxstack.demo.training.tokenizer import SPECIAL_TOKENS
 evaluate = pytest.importorskip("mlxstack.demo.training.evaluate", reason="needs mlx")
 pytestmark = pytest.mark.mlx
 
-N_CASES = 40
+N_CASES = 20
 SLACK = 0.08
 LONG_TRIALS = {"recall_far", "recall_farther"}
 WEATHER = {
@@ -154,7 +154,7 @@ def test_committed_evaluation_meets_the_targets(trial: ScoredTask) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
 def test_small_evaluation_agrees(speaker: Any, trial: ScoredTask) -> None:
-    n_cases = 8 if trial.name in LONG_TRIALS else N_CASES
+    n_cases = 4 if trial.name in LONG_TRIALS else N_CASES
     share = evaluate.judge(speaker, trial, seed=2, n_cases=n_cases, is_loud=False) / n_cases
     assert share >= committed()[trial.name]["share"] - SLACK - 1 / n_cases
 

@@ -175,7 +175,7 @@ def revivals(model: Path, root: Path, n_blows: int, seed: int) -> Outcome:
 def _check_flap(house: House, n_deaths: int) -> None:
     one = house.look()
     assert one is not None and one.state is ServiceHealthLevel.CRASHED
-    assert f"gave up after {n_deaths} deaths" in one.detail
+    assert f"gave up after {n_deaths} crashes" in one.detail
     assert f"the worker died {n_deaths} times within 600 s; giving up" in house.log()
 
 

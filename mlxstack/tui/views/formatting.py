@@ -1,6 +1,7 @@
 """Numbers and foreign names in few cells."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from mlxstack.core.formatting import printable, size
 
@@ -115,6 +116,7 @@ def _levels(pair: tuple[float, float], top: float, height: int) -> tuple[int, in
     return lower, max(both, lower)
 
 
+@lru_cache(maxsize=8192)
 def _stack(level: tuple[int, int] | None, row: int) -> tuple[str, int]:
     if level is None:
         return " ", 0

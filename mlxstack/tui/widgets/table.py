@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from rich.style import Style
 from rich.text import Text
+from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
 from mlxstack.tui.views.table_data import TableColumn, TableData, TableRow, TextCell
@@ -45,6 +47,35 @@ class PatchedTable(DataTable[Text]):
         else:
             for old, new in zip(before.rows, sheet.rows, strict=True):
                 self._patch(old, new)
+
+    def _render_cell(
+        self,
+        row_index: int,
+        column_index: int,
+        base_style: Style,
+        width: int,
+        cursor: bool = False,
+        hover: bool = False,
+    ) -> Any:
+        """Draw a cell unless one of this content is known.
+
+        Textual's own cache forgets all cells of a table when one is updated.
+        """
+        is_head = row_index < 0
+        cell = (
+            self.ordered_columns[column_index].label
+            if is_head
+            else self.get_cell_at(Coordinate(row_index, column_index))
+        )
+        content = (cell.plain, tuple(cell.spans), cell.style, cell.justify)
+        place = (row_index, column_index, base_style, width, cursor, hover)
+        known: Any = self._cell_render_cache
+        key = (content, place, self._show_hover_cursor, self._pseudo_class_state)
+        if key not in known:
+            known[key] = super()._render_cell(
+                row_index, column_index, base_style, width, cursor, hover
+            )
+        return known[key]
 
     def _key_at(self, sheet: TableData) -> str | None:
         row = self.cursor_row
