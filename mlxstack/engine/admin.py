@@ -83,10 +83,11 @@ class PrefixCacheAdmin:
 
     def reclaim(self, level: int) -> Future[FreedBytes]:
         """Free memory under pressure: level 1 evicts cold parked KV, 2 all that is not in use."""
-        return self._run(lambda loop: _reclaim(loop, MemoryPressure(level)))
+        return self._run(lambda loop: reclaim(loop, MemoryPressure(level)))
 
 
-def _reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
+def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
+    """Evict what the pressure asks for, and end early turns. Runs on the MLX thread."""
     if pressure is not MemoryPressure.CALM:
         loop.end_early()
     freed = FreedBytes(loop.slot_kv.memory.make_room(loop.slot_kv.live_bytes, pressure))

@@ -17,7 +17,9 @@ from mlxstack.core.engine_events import (
 )
 from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
+from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop
+from mlxstack.policy.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.engine.test_every_kind import PRECISIONS
@@ -190,17 +192,19 @@ def test_a_slot_can_be_saved_in_the_midst_of_it(driver: Driver) -> None:
     assert saved.n_saved == len(driver.context(0)), "nothing was computed after it"  # type: ignore[union-attr]
 
 
-def test_it_ends_under_memory_pressure_and_with_the_engine(driver: Driver) -> None:
+def test_it_ends_under_memory_pressure(driver: Driver) -> None:
     ask = answered(driver, "pressed", ASKED[3:])
 
-    def scene(loop: EngineLoop, events: list[Event]) -> bool:
+    def scene(loop: EngineLoop, events: list[Event]) -> list[bool]:
         request = Request("e", ASKED[3:100] + NEXT, 0, slot=0, display_name="pressed")
-        loop.begin_early(request, ask)
-        return loop.has_early_turn
+        seen = []
+        for pressure in MemoryPressure:
+            loop.begin_early(request, ask)
+            reclaim(loop, pressure)
+            seen.append(loop.has_early_turn)
+        return seen
 
-    assert stepped(driver, scene)
-    driver.engine.cache.reclaim(1).result(timeout=60)
-    assert not driver.engine._turns.has_early_turn
+    assert stepped(driver, scene) == [True, False, False]
 
 
 def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path) -> None:

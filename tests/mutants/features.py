@@ -6,7 +6,7 @@ FEATURES = (
     Mutant(
         "an early turn gives way to whatever waits", "policy/scheduler.py",
         " and not (state.waiting or state.actions)", "",
-        "tests/policy/test_early_turns.py::test_a_newcomer_is_never_behind_more_than_one_chunk",
+        "tests/policy/test_early_turns.py::test_whatever_waits_goes_first",
     ),
     Mutant(
         "an early turn rests beside decoding requests", "policy/scheduler.py",
@@ -24,7 +24,7 @@ FEATURES = (
         "an early turn ends under memory pressure", "engine/admin.py",
         "is not MemoryPressure.CALM", "is None",
         "tests/engine/test_early_turns.py::"
-        "test_it_ends_under_memory_pressure_and_with_the_engine",
+        "test_it_ends_under_memory_pressure",
     ),
     Mutant(
         "a request wakes an unloaded model", "service/gate.py",

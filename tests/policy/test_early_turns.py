@@ -82,6 +82,16 @@ def test_a_newcomer_is_never_behind_more_than_one_chunk() -> None:
         desk = advance(desk, 1, desk.slot(1).position + chunk.n_tokens)
 
 
+def test_whatever_waits_goes_first() -> None:
+    desk, _ = computed(resting())
+    for waiting in (
+        enqueue(desk, ticket("new")),
+        enqueue_action(desk, SlotAction("save", 1, 1.0)),
+    ):
+        assert next_early_chunk(waiting, SPEED, PACE)[1] is None
+    assert next_early_chunk(desk, SPEED, PACE)[1] is not None
+
+
 def test_a_request_takes_the_slot_of_an_early_turn_at_once() -> None:
     desk, _ = computed(resting(n_slots=1))
     desk, actions = turn(enqueue(desk, ticket("new", name="b")))
