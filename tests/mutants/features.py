@@ -80,8 +80,8 @@ FEATURES = (
         "tests/text/test_free_calls.py::test_a_call_as_the_template_writes_it_is_free_to_come",
     ),
     Mutant(
-        "rewound tokens leave no call", "text/grammar/lazy_calls.py",
-        "del self._calls[position.n_calls :]", "pass",
+        "rewound tokens leave the grammar of a call", "text/grammar/lazy_calls.py",
+        "self._calls[-1].rules.rollback(n)", "pass",
         "tests/text/test_free_calls.py::test_taken_back_tokens_leave_no_trace",
     ),
     Mutant(
