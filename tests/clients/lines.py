@@ -13,7 +13,6 @@ SCRIPT = [
     {"when": "hello there", "say": HELLO, "think": "A greeting."},
     {"when": "weather in Paris", "say": call("get_weather", city="Paris"), "think": "I ask."},
     {"when": "both cities", "say": "\n".join(call("get_weather", city=c) for c in "AB")},
-    {"when": "broken", "say": '<tool_call>\n{"name": "get_wea\n</tool_call>'},
 ]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
