@@ -1,26 +1,19 @@
 """Background tasks: warm prefixes, watch memory and disk, log a summary."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-
-import msgspec
 
 from mlxstack.core.commands import CollectGarbage
-from mlxstack.core.conversation import Conversation
-from mlxstack.core.errors import BadRequest, Loading, StackError
-from mlxstack.core.preset import ServiceKind, WarmPrefix
+from mlxstack.core.errors import Loading, StackError
+from mlxstack.core.preset import ServiceKind
 from mlxstack.host import memory_pressure
 from mlxstack.host.heap import trim_heap
 from mlxstack.host.memory_pressure import PressureLevel
 from mlxstack.service import prefix_cache_admin
 from mlxstack.service.idle_unload import unload_when_idle
-from mlxstack.service.openai_messages import ChatMessageParam, read_messages
+from mlxstack.service.prefix_warmup import warm_all
 from mlxstack.service.service import Service
-from mlxstack.service.text_processor import TextProcessor
-from mlxstack.text.prompt import TokenizeOptions
 
 log = logging.getLogger("mlxstack.tasks")
 
@@ -48,23 +41,6 @@ async def run_tasks(
             group.create_task(summarise(service, spec.metrics.log_interval))
         group.create_task(watch_memory(service, level, LOOK_S))
         group.create_task(watch_disk(service, SWEEP_S))
-
-
-async def warm_all(service: Service) -> None:
-    """Compute and pin the preset's prefixes and learned ones; failures are logged."""
-    for prefix in service.preset.prefix_cache.warm_prefixes:
-        try:
-            words = service.text_processor
-            made = prefix_cache_admin.Prefix(await _tokens(words, prefix), words)
-            pinned = await prefix_cache_admin.pin(service, prefix.name, made)
-            log.info("warmed %s: %d tokens", pinned.name, pinned.n_tokens)
-        except Exception as error:
-            log.warning("the prefix %s was not warmed: %s", prefix.name, error)
-    try:
-        n_heads = await prefix_cache_admin.warm_learned(service)
-        log.info("warmed %d heads that conversations shared", n_heads)
-    except Exception as error:
-        log.warning("learned heads were not warmed: %s", error)
 
 
 async def summarise(service: Service, interval_s: float) -> None:
@@ -148,32 +124,3 @@ async def _relieve(service: Service, level: Callable[[], PressureLevel]) -> None
     freed = await asyncio.wrap_future(service.cache.reclaim(now))
     if freed.n_bytes:
         log.warning("memory is %s: %d bytes of KV let go", now.name.lower(), freed.n_bytes)
-
-
-async def _tokens(words: TextProcessor, prefix: WarmPrefix) -> tuple[int, ...]:
-    if prefix.tokens_file is not None:
-        tokens = json.loads(await _read(prefix.tokens_file))
-        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
-            raise BadRequest(f"{prefix.tokens_file} is not a JSON list of token ids")
-        words.check(tokens, "tokens_file")
-        return tuple(tokens)
-    if prefix.text_file is not None:
-        text = await _read(prefix.text_file)
-        return await words.tokenize(text, TokenizeOptions(add_special=False))
-    text = await _read(prefix.messages_file or "")
-    try:
-        sent = msgspec.json.decode(text, type=list[ChatMessageParam])
-    except msgspec.MsgspecError as error:
-        raise BadRequest(
-            f"{prefix.messages_file} is not a JSON list of chat messages: {error}"
-        ) from None
-    prompt = await words.prompt(Conversation(read_messages(sent), add_generation_prompt=False))
-    return prompt.tokens
-
-
-async def _read(path: str) -> str:
-    return await asyncio.to_thread(_text, path)
-
-
-def _text(path: str) -> str:
-    return Path(path).expanduser().read_text()

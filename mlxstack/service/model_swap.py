@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from mlxstack.core.errors import Broken, Conflict, Loading, StackError, Unsupported, describe_error
 from mlxstack.core.preset import Preset
-from mlxstack.service import background_tasks
 from mlxstack.service.engine_factory import CheckedModel, EngineFactory
+from mlxstack.service.prefix_warmup import warm_all
 from mlxstack.service.service import Change, Service, ServiceHealth, ended, name_of
 
 log = logging.getLogger("mlxstack.swap")
@@ -201,7 +201,7 @@ async def warm(service: Service) -> SwapStep:
     """Compute the prefixes of the preset again."""
     began, spec = time.perf_counter(), service.preset.prefix_cache
     if spec.warm_on_startup:
-        await background_tasks.warm_all(service)
+        await warm_all(service)
     return SwapStep(
         "warm", _ms(began), count=len(spec.warm_prefixes) if spec.warm_on_startup else 0
     )

@@ -63,7 +63,10 @@ def parse_arguments(arguments: Any) -> dict[str, Any] | str:
     if arguments is None or arguments == "":
         return {}
     if not isinstance(arguments, str):
-        return json.dumps(arguments, ensure_ascii=False)
+        try:
+            return json.dumps(arguments, ensure_ascii=False)
+        except TypeError:  # a literal of Python that is no JSON, such as a set
+            return str(arguments)
     try:
         parsed = writable(json.loads(arguments))
     except (ValueError, RecursionError):

@@ -10,7 +10,7 @@ import pytest
 
 from mlxstack.core.preset import PrefixCacheSpec, Preset, ServerSpec, WarmPrefix
 from mlxstack.host.memory_pressure import PressureLevel
-from mlxstack.service import background_tasks
+from mlxstack.service import background_tasks, prefix_warmup
 from tests.api.running import Running, running, standing, tiny_preset
 from tests.api.test_swap import until
 from tests.service.standin import FACTS
@@ -37,7 +37,7 @@ def ask(live: Running, text: str, tools: list[dict[str, Any]] | None = None) -> 
 
 
 def warm(live: Running) -> None:
-    asyncio.run_coroutine_threadsafe(background_tasks.warm_all(live.service), live.loop).result(60)
+    asyncio.run_coroutine_threadsafe(prefix_warmup.warm_all(live.service), live.loop).result(60)
 
 
 def warming(folder: Path, **cache: Any) -> Preset:

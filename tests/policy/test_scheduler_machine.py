@@ -278,6 +278,9 @@ class Histories(RuleBasedStateMachine):
                     self.the_disk_answers()
         assert set(self.ended) == self.admitted
         assert self.done == self.requested
+        for seat in self.desk.slots:
+            if seat.state is SlotState.HELD:
+                self.desk = desks.release_slot(self.desk, seat.id, seat.n_tokens, self.now)
         for _ in range(1 + 200 * len(self.desk.early)):
             self.early_bite()
         assert not self.desk.early, "early turns end when there is nothing else"

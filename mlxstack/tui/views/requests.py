@@ -59,7 +59,7 @@ def request(model: DashboardState, name: str) -> RequestView | None:
 
 
 def why(one: RequestView) -> tuple[Line, ...]:
-    """Details of one request: times, headers, miss."""
+    """Details of one request: times, miss, headers."""
     n_new = one.n_prompt - one.n_cached
     headers = {
         "cache-hit": "true" if one.n_cached else "false",
@@ -87,12 +87,12 @@ def why(one: RequestView) -> tuple[Line, ...]:
             for name, s in times
         ),
         (),
+        *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
+        (),
         *(
             (TextCell(f"  {HEADER}{k}: ", CellStyle.FAINT), TextCell(printable(v, 70)))
             for k, v in headers.items()
         ),
-        (),
-        *(miss_lines(one.miss) if one.miss else (_all_reused(one, n_new),)),
     )
 
 
