@@ -79,8 +79,11 @@ class AnswerReplay:
     def remember(self, scope: Scope, anchor: AnswerAnchor, answer: SampledAnswer) -> None:
         """Keep a sampled answer for the later prompts of its conversation.
 
-        Arguments nested too deeply to be compared are left out.
+        Arguments nested too deeply to be compared are left out. So is an answer without text and
+        calls: it may have ended inside a thought that its prompt opened, which no template writes.
         """
+        if not answer.message.text.strip() and not answer.message.tool_calls:
+            return
         try:
             key = (scope, anchor.history, meaning(answer.message))
         except RecursionError:

@@ -200,6 +200,16 @@ def test_an_answer_that_was_cut_is_not_remembered(load: Load) -> None:
     assert model.maker.answers.n_bytes == 0
 
 
+@pytest.mark.parametrize("text", ["", "Hm."], ids=["at once", "in its thought"])
+def test_an_answer_that_ended_before_its_text_does_not_come_back(load: Load, text: str) -> None:
+    """Its prompt may have opened a thought, which no history has."""
+    model = load(FORGETS)
+    said, _ = model.sample([ASK], text)
+    replayed = model.prompt([ASK, said, MORE]).tokens
+    model.forget()
+    assert replayed == model.prompt([ASK, said, MORE]).tokens
+
+
 def test_an_answer_stays_with_its_tenant_and_conversation(load: Load) -> None:
     model = load(FORGETS)
     said, cached = model.sample([ASK], "</think>\n\nYes.")
