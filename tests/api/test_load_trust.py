@@ -99,6 +99,8 @@ def test_a_refused_preset_shows_nothing_of_a_file(here: Running, home: Path) -> 
 def test_a_client_cannot_guess_a_handover(here: Running, home: Path, handover: str) -> None:
     folder = home / "run" / "presets"
     folder.mkdir(parents=True, exist_ok=True)
+    # A path through it leads somewhere only once it is there, as after any swap.
+    (home / "run" / "handovers").mkdir(exist_ok=True)
     (folder / "tiny.json").write_bytes(msgspec.json.encode(here.service.preset))
     answer = load(here, handover=handover, prepare=True)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "handover"
