@@ -97,7 +97,7 @@ FIRST_AID = (
     ),
     Mutant(
         "a bare amount of memory is in GB", "host/memory_budget.py",
-        '(found[2] or "G").upper()', '(found[2] or "B").upper()',
+        'POWERS[(found[2] or "G").upper()]', 'POWERS.get((found[2] or "B").upper(), 0)',
         "tests/cli/test_plan.py::test_a_bare_number_of_memory_means_gigabytes",
     ),
     Mutant(
@@ -133,8 +133,15 @@ FIRST_AID = (
     ),
     Mutant(
         "no limit of tokens is the context", "service/admission.py",
-        "    if wished == UNLIMITED:\n", "    if wished is UNLIMITED_BY_NOTHING:\n",
+        "    if wished == UNLIMITED:\n", "    if wished == -2:\n",
         LLAMA + "test_no_limit_of_a_preset_or_a_request_is_the_context",
+    ),
+    Mutant(
+        "a model of a client brings no trust in its code", "service/engine_factory.py",
+        "return replace(running, model=ModelSpec(id=model))",
+        "return replace(running, model=replace(running.model, id=model))",
+        "tests/api/test_load_trust.py::"
+        "test_a_model_of_a_client_brings_no_trust_in_its_code",
     ),
     Mutant(
         "a refusal quotes nothing of a preset", "service/engine_factory.py",

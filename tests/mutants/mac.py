@@ -107,7 +107,7 @@ MAC = (
     Mutant(
         "rows with equal rules are one operation", "engine/decode/sampler.py",
         "members = groups.setdefault(sampler.draw_rules, [])",
-        "members = groups.setdefault(msgspec.structs.replace(sampler.draw_rules, seed=i), [])",
+        "members = groups.setdefault(replace(sampler.draw_rules, seed=i), [])",
         SAMPLING + "test_rows_with_equal_rules_are_one_operation",
     ),
     Mutant(
