@@ -42,7 +42,8 @@ def notices(copy: Path, mutant: Mutant) -> bool:
     path = copy / "mlxstack" / mutant.file
     text = path.read_text()
     path.write_text(text.replace(mutant.old, mutant.new))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.test]
+    options = ["--soak", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, mutant.test]
     try:
         env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
