@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mlxstack.bench.dev import (
     cli_startup,
     drafts,
+    early_turns,
     engine,
     peers,
     prefix_cache_report,
@@ -95,6 +96,13 @@ def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
     return drafts.run(stage, replace(plan, passes=wanted.passes))
 
 
+def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = early_turns.SMALL if wanted.is_small else early_turns.EarlyPlan()
+    if wanted.model == "random":
+        stage = early_turns.with_template(stage)
+    return asyncio.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
+
+
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
     return tokenization.run(stage, replace(plan, passes=wanted.passes))
@@ -150,6 +158,7 @@ async def _served(
 BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
+    "early": _early,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
@@ -158,5 +167,5 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "tui": _tui,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "cache", "text", "tui", "peers")
+EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""
