@@ -26,8 +26,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHANGES = "/v1/models/load"
-# These read facts of the model, which are known while it is unloaded or changed.
-READING = frozenset({"/api/show", "/api/pull"})
+# These read facts of the model, which are known while it is unloaded or changed, or unload it.
+READING = frozenset({"/api/show", "/api/pull", "/v1/models/unload"})
 METHODS = frozenset({"POST", "DELETE"})
 
 
@@ -98,11 +98,15 @@ class RelayedResponse:
 
     def __init__(self, send: Send) -> None:
         self.is_begun = False
+        self.media_type = ""
         self.relay = send
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on."""
-        self.is_begun = True
+        if not self.is_begun:
+            self.is_begun = True
+            headers = dict(message.get("headers", ()))
+            self.media_type = headers.get(b"content-type", b"").decode("latin-1")
         await self.relay(message)
 
 
@@ -126,8 +130,7 @@ class WaitingRequest:
         self._response = response
         response.relay = self._pass_on
         self._messages: list[Message] = []
-        self._is_stream = False
-        self._is_begun = False
+        self._is_read = self._is_stream = self._is_begun = False
         self._failed: Message | None = None
         self._failure = b""
 
@@ -135,7 +138,7 @@ class WaitingRequest:
         """Wait until the gate opens or the client leaves, listed in `waiting` until then."""
         waiting.add(self)
         try:
-            if not self._messages:
+            if not self._is_read:
                 await self.read_body()
             await self._pass(gate, app, waiting)
         finally:
@@ -166,7 +169,7 @@ class WaitingRequest:
 
     async def read_body(self) -> bytearray:
         """Read the whole body, to replay it to the application. Raises TooLarge."""
-        body = bytearray()
+        self._is_read, body = True, bytearray()
         while not self._messages or self._messages[-1].get("more_body"):
             message = await self._receive()
             self._messages.append(message)

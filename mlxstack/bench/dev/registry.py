@@ -13,6 +13,7 @@ from mlxstack.bench.dev import (
     cli_startup,
     drafts,
     engine,
+    gateway,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -116,6 +117,11 @@ def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
 
 
+def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = gateway.SMALL if wanted.is_small else gateway.GatewayPlan()
+    return asyncio.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
+
+
 def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
 
@@ -156,7 +162,8 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "peers": _peers,
     "start": _start,
     "tui": _tui,
+    "gateway": _gateway,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "cache", "text", "tui", "peers")
+EVERYTHING = ("start", "engine", "drafts", "cache", "text", "tui", "gateway", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""
