@@ -303,6 +303,14 @@ class ApiKey(Strict, frozen=True):
     ] = ()
 
 
+class Residency(StrEnum):
+    """Whether a model behind a gateway stays in memory."""
+
+    ALWAYS = "always"
+    AUTO = "auto"
+    NEVER = "never"
+
+
 class ServerSpec(Strict, frozen=True):
     """Where the service listens, and its bounds.
 
@@ -351,6 +359,13 @@ class ServerSpec(Strict, frozen=True):
             "the next request loads it. null keeps it loaded."
         ),
     ] = None
+    resident: Annotated[
+        Residency,
+        Meta(
+            description="Behind a gateway: `always` loads it at the start and keeps it, `auto` "
+            "loads it for a request and keeps it while there is room, `never` unloads it when idle."
+        ),
+    ] = Residency.AUTO
     prevent_sleep: Annotated[
         bool,
         Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),

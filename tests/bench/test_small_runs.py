@@ -228,3 +228,11 @@ def test_one_scene_alone_with_what_it_needs(tmp_path: Path) -> None:
 
 def test_the_command_names_every_scene() -> None:
     assert bench.SCENES == tuple(SCENES) == SERVE.scenes
+
+
+def test_gateway(tmp_path: Path) -> None:
+    told = run("gateway", tmp_path)
+    ways, idle = told.tables
+    assert column(ways, "Way") == ["direct", "gateway"] and idle.rows[0][0] == "20"
+    assert len(told.targets) == 3
+    assert all(min(values) > 0 for values in told.raw.values())

@@ -14,6 +14,7 @@ from mlxstack.bench.dev import (
     drafts,
     early_turns,
     engine,
+    gateway,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -124,6 +125,11 @@ def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
 
 
+def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = gateway.SMALL if wanted.is_small else gateway.GatewayPlan()
+    return asyncio.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
+
+
 def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(_served(stage, _serve_plan(wanted), wanted))
 
@@ -165,7 +171,8 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "peers": _peers,
     "start": _start,
     "tui": _tui,
+    "gateway": _gateway,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "peers")
+EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "gateway", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""
