@@ -13,6 +13,7 @@ from mlxstack.bench.dev import (
     cli_startup,
     drafts,
     engine,
+    head,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -95,6 +96,11 @@ def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
     return drafts.run(stage, replace(plan, passes=wanted.passes))
 
 
+def _head(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = head.SMALL if wanted.is_small else head.HeadPlan()
+    return head.run(stage, replace(plan, passes=wanted.passes))
+
+
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
     return tokenization.run(stage, replace(plan, passes=wanted.passes))
@@ -150,6 +156,7 @@ async def _served(
 BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
+    "head": _head,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
@@ -158,5 +165,5 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "tui": _tui,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "cache", "text", "tui", "peers")
+EVERYTHING = ("start", "engine", "drafts", "head", "cache", "text", "tui", "peers")
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""

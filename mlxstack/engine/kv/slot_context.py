@@ -7,6 +7,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from msgspec import Struct
 
+from mlxstack.core.engine_snapshot import SharedKVView
 from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
@@ -376,6 +377,18 @@ class SlotContext:
         stateful = [leaf for leaf in self.leaves if cache_adapters.is_stateful(leaf)]
         for leaf, frozen in zip(stateful, checkpoint.states, strict=True):
             cache_adapters.restore_state(leaf, frozen)
+
+
+def shared_kv(contexts: Sequence[SlotContext]) -> tuple[SharedKVView, ...]:
+    """The prefixes that these contexts share, each once; the tokens that all its holders share."""
+    holders: dict[LivePrefix, list[int]] = {}
+    for slot, context in enumerate(contexts):
+        if context.prefix is not None:
+            holders.setdefault(context.prefix.whole, []).append(slot)
+    return tuple(
+        SharedKVView(tuple(slots), min(contexts[slot].n_shared for slot in slots), prefix.n_bytes)
+        for prefix, slots in holders.items()
+    )
 
 
 def _is_array(value: object) -> bool:

@@ -18,7 +18,7 @@ from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
-from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
 from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
 from mlxstack.policy.prefix_index import common_prefix
 from mlxstack.policy.reuse_plan import ReusePlan
@@ -78,8 +78,7 @@ class SlotKVManager:
     @property
     def shared_bytes(self) -> int:
         """Bytes of the prefixes that live contexts share."""
-        prefixes = {context.prefix.whole for context in self.slots if context.prefix}
-        return sum(prefix.n_bytes for prefix in prefixes)
+        return sum(prefix.n_bytes for prefix in shared_kv(self.slots))
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
