@@ -15,6 +15,7 @@ from mlxstack.bench.dev import (
     early_turns,
     engine,
     gateway,
+    head,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -104,6 +105,11 @@ def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
 
 
+def _head(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = head.SMALL if wanted.is_small else head.HeadPlan()
+    return head.run(stage, replace(plan, passes=wanted.passes))
+
+
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
     return tokenization.run(stage, replace(plan, passes=wanted.passes))
@@ -165,6 +171,7 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
     "early": _early,
+    "head": _head,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
@@ -174,5 +181,16 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "gateway": _gateway,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "gateway", "peers")
+EVERYTHING = (
+    "start",
+    "engine",
+    "drafts",
+    "early",
+    "head",
+    "cache",
+    "text",
+    "tui",
+    "gateway",
+    "peers",
+)
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""
