@@ -119,7 +119,7 @@ signature: setup ## Sizes, cycles and annotations of the house
 	@$(BIN)/python -m tests.signature
 
 shots: setup ## Redraw the dashboard pictures, and the one of the README
-	@$(BIN)/python -m pytest -q tests/tui --snapshot-update
+	@$(BIN)/python -m pytest -q --soak tests/tui --snapshot-update
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "cairosvg>=2.8"
 	@$(BIN)/python -m tests.pages.dashboard_picture
 
