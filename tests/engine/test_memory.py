@@ -102,24 +102,25 @@ def test_d3_two_agents_hold_a_shared_head_once(one: Driver) -> None:
     alone = index.memory_bytes
     ask = one.submit(yours, agent="b")
     one.finish(ask)
-    assert one.seated(ask).n_cached == 256
+    assert one.seated(ask).n_cached == len(HEAD)
     one.answer(prompt(200, seed=8), agent="c")
     per_token = alone / (400 + 16)
     grown = index.memory_bytes - alone
     n_other = 200 + 16
-    assert grown <= per_token * (400 + 16 - 256 + n_other + 128)
+    assert grown <= per_token * (400 + 16 - len(HEAD) + n_other + 128)
     check_index(index)
     assert one.answer(mine, agent="a") == one.cold(mine)
     assert one.answer(yours, agent="b") == one.cold(yours)
 
 
-def test_d2_a_changed_token_ends_the_match_at_its_block(one: Driver) -> None:
+def test_d2_a_changed_token_ends_the_match(one: Driver) -> None:
     one.answer(HEAD)
     one.answer(prompt(200, seed=9))
     changed = (*HEAD[:130], (HEAD[130] + 1) % VOCAB, *HEAD[131:])
     ask = one.submit(changed)
     one.finish(ask)
-    assert one.seated(ask).n_cached == 128
+    assert one.seated(ask).n_cached == 130
+    assert one.tokens(ask) == one.cold(changed)
     one.answer(prompt(200, seed=9))
     moved = prompt(128, seed=5) + HEAD[:128] + prompt(40, seed=6)
     ask = one.submit(moved)

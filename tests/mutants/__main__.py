@@ -53,7 +53,9 @@ def notices(copy: Path, mutant: Mutant) -> bool:
         return True
     finally:
         path.write_text(text)
-    return done.returncode == FAILED
+    # A service that a mutant leaves hanging may abort the exit of a run whose test has failed.
+    was_killed = done.returncode < 0 and f"FAILED {mutant.test}".encode() in done.stdout
+    return done.returncode == FAILED or was_killed
 
 
 if __name__ == "__main__":
