@@ -3,10 +3,12 @@
 The engine has a temporary home; no agent of the user is read or written.
 """
 
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
 from random import Random
@@ -15,9 +17,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.bench.environment import conditions
 from mlxstack.bench.my_service import WORDS
+from mlxstack.bench.report import Conditions
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
+from mlxstack.cli.services.model_request import candidate_for
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand
 from mlxstack.core.engine_events import (
     Event,
@@ -28,12 +33,16 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.errors import Broken
+from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import Preset, Speculation
+from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.core import EngineCore
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
 from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.service.memory_check import refuse_if_too_big, room_in
+from mlxstack.service.plan_candidate import SINGLE
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 
@@ -74,22 +83,16 @@ class Response(Struct, frozen=True):
     marks: tuple[float, ...]
 
 
-class Verification(Struct, frozen=True):
-    """The report. `step_ms` by rows in the batch, `prefill_tps` by tokens of the prompt."""
+class VerifyReport(Struct, frozen=True):
+    """`step_ms` by rows in the batch, `prefill_tps` by tokens of the prompt."""
 
-    model: str
     preset: str
-    machine: str
-    versions: dict[str, str]
+    conditions: Conditions
     seconds: float
+    is_sound: bool
     checks: tuple[CheckResult, ...]
     step_ms: dict[int, float]
     prefill_tps: dict[int, float]
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether no check found a fault."""
-        return all(check.verdict is not CheckLevel.BAD for check in self.checks)
 
 
 class EngineProbe:
@@ -413,3 +416,34 @@ def verify(
         again.drafts(tokens, cold)
     run.checks += again.checks
     return run
+
+
+def report(
+    wanted: str, home: Home, env: Mapping[str, str], say: Say, plan: VerifyPlan
+) -> VerifyReport:
+    """Verify a preset or a model in a temporary home.
+
+    Raises SetupError when it is no chat model, does not fit or does not load.
+    """
+    memory = this_memory(env)
+    candidate = candidate_for(wanted, home, memory)
+    preset = verified(candidate.preset)
+    if preset.kind is not ServiceKind.CHAT:
+        raise SetupError(f"`{wanted}` is an embedding model; only chat models have KV to verify")
+    candidate = replace(candidate, preset=preset)
+    refuse_if_too_big(candidate, room_in(home, memory))
+    geometry = candidate.geometry(memory.half_bytes, preset.kv.bits)
+    about = conditions(preset.model.id, datetime.now(UTC).date(), env)
+    began = time.monotonic()
+    tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
+    with tempfile.TemporaryDirectory(prefix="mlx-stack-verify-") as folder:
+        run = verify(preset, Path(folder), geometry.growth, tolerance, say, plan)
+    return VerifyReport(
+        preset=preset.name,
+        conditions=about,
+        seconds=time.monotonic() - began,
+        is_sound=all(check.verdict is not CheckLevel.BAD for check in run.checks),
+        checks=tuple(run.checks),
+        step_ms=run.step_ms,
+        prefill_tps=run.prefill_tps,
+    )
