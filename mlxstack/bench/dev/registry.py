@@ -14,6 +14,8 @@ from mlxstack.bench.dev import (
     drafts,
     early_turns,
     engine,
+    gateway,
+    head,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -103,6 +105,11 @@ def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
     return asyncio.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
 
 
+def _head(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = head.SMALL if wanted.is_small else head.HeadPlan()
+    return head.run(stage, replace(plan, passes=wanted.passes))
+
+
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
     return tokenization.run(stage, replace(plan, passes=wanted.passes))
@@ -122,6 +129,11 @@ def _cache(stage: Sandbox, wanted: BenchRequest) -> Results:
 def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tui_overhead.SMALL if wanted.is_small else tui_overhead.WatchPlan()
     return asyncio.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
+
+
+def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = gateway.SMALL if wanted.is_small else gateway.GatewayPlan()
+    return asyncio.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
 
 
 def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
@@ -159,13 +171,26 @@ BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
     "early": _early,
+    "head": _head,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
     "peers": _peers,
     "start": _start,
     "tui": _tui,
+    "gateway": _gateway,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "early", "cache", "text", "tui", "peers")
+EVERYTHING = (
+    "start",
+    "engine",
+    "drafts",
+    "early",
+    "head",
+    "cache",
+    "text",
+    "tui",
+    "gateway",
+    "peers",
+)
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""
