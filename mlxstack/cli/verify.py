@@ -246,7 +246,7 @@ class Verifier:
             self.identity(f"batch, row {i + 1} of {len(ids)}", tokens, one, 0)
 
     def hits(self) -> None:
-        """The same prompt again, its next turn, a fork, a parked context, another tenant."""
+        """The same prompt again, its next turn, a fork, a parked context."""
         first = self.prompt()
         said = self.ask(first, slot=0)
         self.identity(
@@ -264,8 +264,15 @@ class Verifier:
             self._probe.ask(self.words(N_OWN + N_HEAD), 4, slot=slot)
         response = self.ask(later, slot=self.n_slots - 1)
         self.identity("parked", later, response, len(later) - 1, KVSource.PARKED)
-        response = self.ask(later, slot=0, salt="another tenant")
-        self.identity("tenant", later, response, 0, KVSource.NONE)
+
+    def tenant(self) -> None:
+        """Another tenant sends a prompt that is parked, and live in another slot."""
+        tokens = self.prompt()
+        self.ask(tokens, slot=0)
+        self.ask(self.words(N_HEAD), slot=0)
+        self.ask(tokens, slot=1)
+        response = self.ask(tokens, slot=0, salt="another tenant")
+        self.identity("tenant", tokens, response, 0, KVSource.NONE)
 
     def slot_file(self) -> None:
         """A slot is saved, erased and restored."""
@@ -405,7 +412,7 @@ def verify(
         run = Verifier(found, tolerance, say)
         tokens = run.prompt()
         cold = found.cold(tokens)
-        for scene in (run.batch, run.hits, run.slot_file, run.early_turn):
+        for scene in (run.batch, run.hits, run.tenant, run.slot_file, run.early_turn):
             scene()
         run.curves(plan)
         run.stall(plan)

@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
         lambda patch: patch.setattr(SlotKVManager, "park", lambda *_, **__: None),
         "hits",
     ),
-    "a wrong salt": (_one_salt, "hits"),
+    "a wrong salt": (_one_salt, "tenant"),
     "a slot file off by one": (
         lambda patch: shifted_after(patch, RestoreBuffers, "load", lambda result, *_: result),
         "slot_file",
@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
         "restart",
     ),
 }
-SCENES = ("batch", "hits", "slot_file", "early_turn", "drafts")
+SCENES = ("batch", "hits", "tenant", "slot_file", "early_turn", "drafts")
 
 
 @contextmanager
