@@ -93,7 +93,8 @@ async def metrics(members: TheMembers) -> Response[bytes]:
         "reserved_bytes": ("Bytes that it may take", lambda one: one.spec.n_bytes),
     }
     families: list[Metric] = []
-    for kind, table in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+    kinds: Any = ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges))
+    for kind, table in kinds:
         for name, (text, value) in table.items():
             family = kind(f"mlxstack_gateway_{name}", text, labels=("member",))
             for member, one in members.by_name.items():

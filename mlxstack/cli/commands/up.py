@@ -4,7 +4,7 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -163,7 +163,7 @@ def _up_gateway(
     else:
         found = [model_request.request_for(one, home, SlotSizes(), sets) for one in models]
         wanted = [launch.LaunchRequest(one.preset, one.sets, Path.cwd()) for one in found]
-    listening = {
+    listening: dict[str, Any] = {
         key: value
         for key, value in (("host", front.host), ("port", front.port))
         if value is not None
