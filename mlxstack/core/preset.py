@@ -177,6 +177,13 @@ class Anticipation(StrEnum):
     OFF = "off"
 
 
+class LiveSharingMode(StrEnum):
+    """Whether live contexts hold one copy of a common prefix."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class PrefixCacheSpec(Strict, frozen=True):
     """The KV memory beside the live slots."""
 
@@ -215,6 +222,13 @@ class PrefixCacheSpec(Strict, frozen=True):
             "pause after an answer, on mains power and while nothing else waits; `off` does not."
         ),
     ] = Anticipation.AUTO
+    live_sharing: Annotated[
+        LiveSharingMode,
+        Meta(
+            description="`auto` lets slots with a common prefix hold one copy of its KV and read "
+            "it together, where that is measured to be no slower; `off` copies it into every slot."
+        ),
+    ] = LiveSharingMode.AUTO
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
