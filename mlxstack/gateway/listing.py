@@ -16,7 +16,7 @@ from mlxstack.api import errors, guards
 from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import NotFound, Unsupported
-from mlxstack.gateway.members import Member, MemberPhase, Members
+from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
 from mlxstack.gateway.spec import GatewaySpec
 
@@ -123,7 +123,7 @@ class _Families(Collector):
         return self._families
 
 
-async def model_card(member: Member, spec: GatewaySpec) -> dict[str, Any]:
+async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     """Entry of a member: its own where it runs, else of what is known before its start."""
     body = await _read(member, "/v1/models")
     name, *others = member.spec.names
@@ -145,7 +145,7 @@ async def model_card(member: Member, spec: GatewaySpec) -> dict[str, Any]:
     }
 
 
-async def _read(member: Member, path: str) -> dict[str, Any] | None:
+async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
     """JSON of a member that runs; None from one that does not answer."""
     if not member.is_running:
         return None

@@ -27,7 +27,7 @@ class MemberPhase(StrEnum):
     UNLOADING = "unloading"
 
 
-class Member:
+class MemberGate:
     """One member, with the requests inside it and before it; a gate for requests."""
 
     def __init__(self, spec: GatewayMember, secret: str, changed: asyncio.Event) -> None:
@@ -163,10 +163,12 @@ class Members:
         self._changed = asyncio.Event()
         self._changes: set[asyncio.Task[None]] = set()
         self.n_unloads = 0
-        self.by_name = {one.name: Member(one, spec.secret, self._changed) for one in spec.members}
+        self.by_name = {
+            one.name: MemberGate(one, spec.secret, self._changed) for one in spec.members
+        }
 
     @property
-    def default(self) -> Member:
+    def default(self) -> MemberGate:
         """Member for requests that name none."""
         return self.by_name[self._spec.default]
 
@@ -222,7 +224,7 @@ class Members:
         except TimeoutError:
             return
 
-    def _load(self, one: Member) -> None:
+    def _load(self, one: MemberGate) -> None:
         one.phase, one.is_lost = MemberPhase.LOADING, False
         self._begin(one.load())
 
