@@ -33,13 +33,18 @@ class MemberProcess:
         self._plan = member.service
         self._key = internal_key(secret, None)
         self.url = self._plan.url
-        self.cards: dict[str, Any] = {}
         self.adopt()
 
     @property
     def is_running(self) -> bool:
         """Whether its supervisor is alive."""
         return owner(self._plan.home, self._plan.name) is not None
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of its worker; None without one."""
+        state = owner(self._plan.home, self._plan.name)
+        return state.worker.pid if state is not None and state.worker is not None else None
 
     def adopt(self) -> None:
         """Take over the address of a process that runs already."""
