@@ -21,7 +21,7 @@ MEMORY = "260MB"
 """Room for any two of the three members."""
 
 CHATS = ("demo", "tiny")
-N_SCRIPTS, N_TURNS = 3, 4
+N_SCRIPTS, N_TURNS = 3, 3
 LINGER_S = 2.0
 CALL_S = 240.0
 PAUSE_S = 0.5
@@ -97,11 +97,11 @@ class Crowd:
         return list(answer.raise_for_status().json()["data"][0]["embedding"])
 
     def agent(self, number: int) -> None:
-        """Take turns in one conversation per model and visit, with pauses, until the end."""
+        """Take turns in one conversation per model and visit, with pauses; one visit at least."""
         dice, visit = Random(number), 0
         try:
             with httpx.Client(base_url=self.site.url, timeout=CALL_S) as http:
-                while time.monotonic() < self.ends:
+                while not visit or time.monotonic() < self.ends:
                     visit += 1
                     self.visit(http, dice, f"a{number}-{visit}")
         except Exception as error:  # a thread has no other way to tell
@@ -126,8 +126,6 @@ class Crowd:
                 self.outcome.n_wrong += said != self.truth[model, script][turn]
                 self.outcome.n_returns += turn > 0
                 self.outcome.n_cold += turn > 0 and not cached
-            if time.monotonic() > self.ends:
-                return
             time.sleep(dice.random() * PAUSE_S)
 
 
