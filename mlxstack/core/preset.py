@@ -40,7 +40,7 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
+    """`id` is "demo", a folder, or a hub id; so is `draft`. All else is optional."""
 
     id: Annotated[
         str,
@@ -56,6 +56,13 @@ class ModelSpec(Strict, frozen=True):
     adapter: Annotated[str | None, Meta(description="Folder of a LoRA adapter for the model.")] = (
         None
     )
+    draft: Annotated[
+        str | None,
+        Meta(
+            description="A small model with the same vocabulary, as `id`, that drafts tokens "
+            "for this one; needs `speculation: auto`. The output is the same."
+        ),
+    ] = None
     alias: Annotated[
         str | None, Meta(description="What the model is called on the wire; null is its id.")
     ] = None

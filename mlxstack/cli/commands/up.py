@@ -72,6 +72,10 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,
+    draft: Annotated[
+        str | None,
+        typer.Option("--draft", metavar="MODEL", help="Small model that drafts for this one."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
@@ -106,6 +110,8 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     (model,) = models
     given = (("server.host", host), ("server.port", port), ("name", name))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
+    if draft is not None:
+        texts += [f"model.draft={draft}", "speculation=auto"]
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
     found = model_request.request_for(model, home, sizes, tuple(texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
