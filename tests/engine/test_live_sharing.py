@@ -127,8 +127,12 @@ def test_saved_and_restored_into_a_group(driver: Driver) -> None:
     assert driver.answer(yours, 12, slot=1) == driver.cold(yours, 12, slot=3)
 
 
-def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(driver: Driver) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(
+    driver: Driver, is_ahead: bool
+) -> None:
     """Attention changes from one product per row to one for the group, and back."""
+    driver.engine._turns.batch.is_ahead = is_ahead
     mine = HEAD + prompt(30, seed=1)
     cold = driver.cold(mine, 100, slot=3)
     driver.engine.run_slot_command(EraseSlot(3)).result(timeout=60)
