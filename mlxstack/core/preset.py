@@ -40,7 +40,7 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
+    """`id` is "demo", a folder, or a hub id; so is `draft`. All else is optional."""
 
     id: Annotated[
         str,
@@ -56,6 +56,13 @@ class ModelSpec(Strict, frozen=True):
     adapter: Annotated[str | None, Meta(description="Folder of a LoRA adapter for the model.")] = (
         None
     )
+    draft: Annotated[
+        str | None,
+        Meta(
+            description="A small model with the same vocabulary, as `id`, that drafts tokens "
+            "for this one; needs `speculation: auto`. The output is the same."
+        ),
+    ] = None
     alias: Annotated[
         str | None, Meta(description="What the model is called on the wire; null is its id.")
     ] = None
@@ -317,6 +324,14 @@ class ApiKey(Strict, frozen=True):
     ] = ()
 
 
+class Residency(StrEnum):
+    """Whether a model behind a gateway stays in memory."""
+
+    ALWAYS = "always"
+    AUTO = "auto"
+    NEVER = "never"
+
+
 class ServerSpec(Strict, frozen=True):
     """Where the service listens, and its bounds.
 
@@ -365,6 +380,13 @@ class ServerSpec(Strict, frozen=True):
             "the next request loads it. null keeps it loaded."
         ),
     ] = None
+    resident: Annotated[
+        Residency,
+        Meta(
+            description="Behind a gateway: `always` loads it at the start and keeps it, `auto` "
+            "loads it for a request and keeps it while there is room, `never` unloads it when idle."
+        ),
+    ] = Residency.AUTO
     prevent_sleep: Annotated[
         bool,
         Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),

@@ -27,8 +27,9 @@ from mlxstack.store.kv_store import DiskKVStore
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import VOCAB
+from tests.repetition import in_soak
 
-KINDS = ["tiny", "tiny-swa", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
+KINDS = ["tiny-swa", "tiny-hybrid", "tiny-later", *in_soak("tiny", "tiny-mla", "tiny-8bit")]
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
     "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),
@@ -257,12 +258,12 @@ def test_g11_turns_write_only_what_is_new(model_of: ModelOf, tmp_path: Path) -> 
         assert n_bytes <= 1.3 * per_token * (len(history) + 200) + 4096 * len(files)
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
 def test_z8_agents_outnumber_slots(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
     preset = preset_of(model_of(kind), slots=SlotSpec(count=3, n_ctx=2048))
     with running(preset, tmp_path) as driver:
-        histories = {n: HEAD + prompt(60, seed=n) for n in range(12)}
-        for turn in range(5):
+        histories = {n: HEAD + prompt(60, seed=n) for n in range(8)}
+        for turn in range(3):
             for n, history in histories.items():
                 n_before = len(history) - 8 - 20
                 ask = driver.submit(history, 8, agent=f"agent-{n}")
@@ -405,7 +406,7 @@ def test_invariants_hold_after_a_crowd(model_of: ModelOf, tmp_path: Path) -> Non
             assert driver.cold(tokens, 3)[: len(got)] == got
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa"])
+@pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny")])
 def test_z5_a_team_computes_its_head_once(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
     preset = preset_of(model_of(kind), slots=SlotSpec(count=5, n_ctx=2560))
     head = prompt(2000, seed=1)
@@ -494,7 +495,7 @@ def test_d10_one_conversation_that_grows_teaches_no_head(one: Driver) -> None:
     assert not [p for p in view.prefixes if p.name.startswith("learned")]
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
 def test_d10_a_learned_head_survives_a_restart(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:

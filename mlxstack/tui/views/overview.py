@@ -276,6 +276,9 @@ def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[Te
 
 def _decoding(model: DashboardState) -> tuple[Line, ...]:
     snapshot = model.frame.snapshot
+    if snapshot.draft_model is not None:
+        name = printable(snapshot.draft_model, MANY)
+        return ((TextCell(f"drafting with {name}", CellStyle.FAINT),),)
     if snapshot.is_batching:
         return ()
     why = printable(snapshot.why_not_batching or "the preset says so", MANY)
