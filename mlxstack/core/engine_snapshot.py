@@ -24,6 +24,7 @@ class SlotView(Struct, frozen=True):
     `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
     came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones. While the slot
     is idle, `n_early` tokens of the next turn are begun early, and `n_early_left` are to come.
+    `n_bytes` are without a prefix that it shares.
     """
 
     id: int
@@ -100,12 +101,21 @@ class Counters(Struct, frozen=True):
         return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, other.n_tokens_max)})
 
 
+class SharedKVView(Struct, frozen=True):
+    """A prefix of `n_tokens` that these slots hold in one copy of `n_bytes`."""
+
+    slots: tuple[int, ...]
+    n_tokens: int
+    n_bytes: int
+
+
 class Snapshot(Struct, frozen=True):
     """State of the engine after step `turn`, at `at` monotonic seconds.
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
-    `kv_budget_bytes` is the bound of live and parked KV together. `is_drafting`: rows may bring
-    draft tokens to a step, of the draft model too, where one is loaded.
+    `kv_bytes` are those of the slots and of the prefixes that they share, `kv_budget_bytes` is the
+    bound of live and parked KV together. `is_drafting`: rows may bring draft tokens to a step, of
+    the draft model too, where one is loaded.
     """
 
     at: float = 0.0
@@ -117,6 +127,7 @@ class Snapshot(Struct, frozen=True):
     cache_bytes: int = 0
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
+    shared: tuple[SharedKVView, ...] = ()
     is_batching: bool = True
     why_not_batching: str | None = None
     is_drafting: bool = False

@@ -28,7 +28,7 @@ from mlxstack.core.engine_snapshot import Snapshot
 from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, SetupError, StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
-from mlxstack.core.preset import KVSpec, Preset, Speculation
+from mlxstack.core.preset import KVSpec, LiveSharingMode, Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
@@ -42,6 +42,7 @@ from mlxstack.engine.kv.slot_context import SlotContext
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.kv.write_queue import copy_outcome
 from mlxstack.engine.model import loader
+from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
 from mlxstack.engine.model.loader import LoadedModel
@@ -51,6 +52,7 @@ from mlxstack.engine.slot_actions import SlotActionRunner
 from mlxstack.engine.step import Deliver, EngineLoop, Events
 from mlxstack.host.memory_budget import memory_of, this_memory
 from mlxstack.policy.draft_governor import UNMEASURED
+from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing, least_shared
 from mlxstack.policy.scheduler import limits_of
 
 log = logging.getLogger(__name__)
@@ -283,6 +285,7 @@ class EngineCore:
             preset.agents.persist,
             kv_bytes_per_token(runner, maker),
             plan.array_limit,
+            _sharing(preset, runner, maker) if verdict.can_share else NO_SHARING,
         )
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
@@ -393,6 +396,14 @@ class EngineCore:
             is_drafting=self._turns.is_drafting,
             draft_model=self._preset.model.draft,
         )
+
+
+def _sharing(preset: Preset, runner: ModelRunner, maker: CacheFactory) -> LiveSharing:
+    """When live contexts share a prefix: where attention was measured to be no slower."""
+    spec = preset.prefix_cache
+    if not spec.enabled or spec.live_sharing is LiveSharingMode.OFF:
+        return NO_SHARING
+    return LiveSharing(spec.block_size, least_shared(measure_sharing(runner, maker)))
 
 
 def _identity(facts: ModelFacts, verdict: BatchingCheck, preset: Preset) -> Any:

@@ -32,6 +32,7 @@ from tests.engine.harness import Driver, check_context, draft_freely, preset_of,
 from tests.matrix.builder import build
 from tests.matrix.checks import WIDTH, ScriptedDrafter
 from tests.matrix.families import VOCAB
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
@@ -170,7 +171,10 @@ DRAFTED = ["tiny-swa + tiny-swa", "tiny-hybrid + tiny"]
 """Models with a draft model: itself, or one that knows nothing of it."""
 
 
-@pytest.fixture(scope="module", params=["demo", *KINDS[3:], "tiny-swa", *DRAFTED])
+@pytest.fixture(
+    scope="module",
+    params=["demo", "tiny-hybrid", "tiny-swa", *DRAFTED[:1], *in_soak(*KINDS[4:], *DRAFTED[1:])],
+)
 def pair(
     request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Driver, Driver]]:
@@ -365,7 +369,7 @@ def test_room_is_checked_before_drafts_outgrow_it(
     assert all(b - a <= step.GROWTH for a, b in pairwise([*checked, len(tokens) + len(answer)]))
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
 def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:

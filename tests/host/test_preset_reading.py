@@ -1,6 +1,7 @@
 """A2: presets are read strictly, and a refusal names file, key, line and what would be right."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,24 @@ def test_every_shipped_model_names_the_sources_of_its_shape_and_sampling(home: H
             assert f"`{switch}`" in head
         assert ("`sampling.thinking`" in head) == (preset.sampling.thinking is False)
         assert preset.sampling.temperature
+
+
+def test_a_preset_tells_the_cost_of_earlier_reasoning(home: Home) -> None:
+    """1,000 tokens of it, in the slot and in KV; or that no switch keeps it."""
+    told = set()
+    for name, file in presets.listed(home).items():
+        preset, text = presets.load(name, home).preset, file.read_text()
+        line = next((x for x in text.splitlines() if x.startswith("# Earlier reasoning: ")), "")
+        if not preset.template:
+            told.add("dropped" in line)
+            continue
+        (switch,) = preset.template
+        per_token = re.search(r"(\d+) KiB a token", text)
+        assert per_token is not None
+        assert f"kept by `{switch}`" in line
+        assert f"{round(int(per_token[1]) * 1000 / 1024)} MiB" in line
+        assert f"{100_000 / preset.slots.n_ctx:.1f} % of a slot" in line
+    assert told == {False, True}
 
 
 def test_a3_presets_for_agents_have_contexts_of_64k_and_more(home: Home) -> None:
