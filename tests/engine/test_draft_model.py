@@ -89,6 +89,20 @@ def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> N
     assert slot_kv.live_bytes <= with_drafts - gone
 
 
+def test_a_step_that_was_scheduled_ahead_is_read_before_rows_are_drafted_for(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(50 + 20 * n, seed=20 + n) for n in range(3)]
+    expected = [driver.cold(tokens, 40) for tokens in prompts]
+    before = driver.engine.snapshot().counters.n_model_accepted_tokens
+    monkeypatch.setattr(driver.engine._turns.batch, "is_ahead", True)
+    asks = [driver.submit(tokens, 40, use_cache=False) for tokens in prompts]
+    for ask in asks:
+        driver.finish(ask)
+    assert [driver.tokens(ask) for ask in asks] == expected
+    assert driver.engine.snapshot().counters.n_model_accepted_tokens - before > 40
+
+
 def test_they_go_where_the_slot_goes(driver: Driver) -> None:
     first = prompt(80, seed=11)
     answer = driver.answer(first, 20, slot=2, agent="a")
@@ -131,6 +145,7 @@ def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path
         batch.draft_model._runner.model = None
         assert driver.cold(tokens, 24) == expected
         assert batch.draft_model.is_broken
+        assert driver.engine.snapshot().draft_model is None
         n_drafted = batch.draft_model.n_drafted
         assert driver.cold(tokens, 24) == expected
         assert batch.draft_model.n_drafted == n_drafted > 0
