@@ -8,6 +8,8 @@ MINUTES ?= $(if $(filter fuzz,$(MAKECMDGOALS)),20,30)
 # Its arrays come from malloc, where huge pages save most of the cost of fresh memory, and few
 # arenas keep less of what was freed.
 BLAS := $(firstword $(wildcard /usr/lib/*/openblas-pthread/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
+# Workers of the tests compute with one BLAS thread each; one more than cores uses what others wait.
+WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 FAST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.arena_max=2 $(if $(BLAS),LD_PRELOAD=$(BLAS))
 
 .DEFAULT_GOAL := help
@@ -54,9 +56,15 @@ agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continu
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
 
-# Workers share the cores, so each computes with one BLAS thread.
-test: check programs ## Everything that CI runs
-	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+suite: setup $(VENV)/clients/ready ## The tests alone
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: ## Everything that CI runs; says at its end how long each phase took
+	@code=0; for phase in setup "check programs" suite; do \
+		began=$$(date +%s); $(MAKE) --no-print-directory -j2 $$phase || code=$$?; \
+		took="$$took$${took:+, }$$phase $$(($$(date +%s) - began)) s"; \
+		[ $$code = 0 ] || break; \
+	done; echo "make test: $$took"; exit $$code
 
 fast: setup ## The pure rooms only, in seconds
 	@$(FAST) $(BIN)/python -m pytest -q -m 'not mlx and not slow and not net' tests/policy tests/text
@@ -67,7 +75,8 @@ matrix: setup ## Try every architecture of mlx-lm, and write docs/models.md
 docs: setup ## Write the pages that are drawn from the code
 	@$(BIN)/python -m tests.pages
 
-soak: setup ## The long runs: a crowd, a siege, a small budget, power cuts, kill -9
+soak: setup ## The long runs: a crowd, a siege, a small budget, power cuts, kill -9; repeated tests
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --soak -m soak
 	@$(FAST) $(BIN)/python -m tests.endurance
 
 chaos: setup ## Random clients and faults for MINUTES=30, by SEED=1; a failing run can be repeated
@@ -117,4 +126,4 @@ shots: setup ## Redraw the dashboard pictures, and the one of the README
 bench: setup ## Measure, and print ratios against mlx-lm
 	@$(BIN)/mlx-stack bench dev all
 
-.PHONY: programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel signature shots bench
+.PHONY: suite programs agents clients help setup up down check test fast matrix docs soak chaos fuzz mutants lock locked audit sbom wheel signature shots bench

@@ -1,7 +1,9 @@
-"""What all tests share: tiny models, built once; an interrupt that reaches every process."""
+"""Shared by all tests: tiny models, built and checked once; an interrupt for every process."""
 
+import gc
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,35 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow files first, so that no worker waits at the end for another's last file."""
+@pytest.fixture(scope="session", autouse=True)
+def self_checks() -> Iterator[None]:
+    """Remember the verdicts of the engine's self-check, where an engine may start in here."""
+    if "mlxstack.engine.core" not in sys.modules:
+        yield
+        return
+    from mlxstack.engine import core
+    from tests.self_checks import remembered_check
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "self_check", remembered_check)
+        yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the repetitions of `make soak` too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave repetition to `make soak`; run slow files first, so that no worker waits at the end."""
+    if not config.getoption("--soak"):
+        repeated = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=repeated)
+        items[:] = [item for item in items if item not in repeated]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what the imports left from garbage collection, whose time it is otherwise."""
+    gc.collect()
+    gc.freeze()

@@ -5,9 +5,11 @@ from typing import Any
 
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.types import Guard
 
 from mlxstack import __version__
 from mlxstack.api import errors, guards
@@ -31,7 +33,7 @@ def create_app(service: Service) -> Litestar:
         guards=[
             guards.host_guard(server),
             guards.key_guard(server, dialect_of),
-            guards.loaded_guard(service),
+            _loaded_guard(service),
         ],
         exception_handlers={Exception: _answer},
         before_send=[guards.name_response],
@@ -40,6 +42,18 @@ def create_app(service: Service) -> Litestar:
         openapi_config=_openapi(),
         logging_config=None,
     )
+
+
+def _loaded_guard(service: Service) -> Guard:
+    """Refuse all but the early routes until the model is loaded."""
+
+    async def guard(_: guards.Connection, handler: BaseRouteHandler) -> None:
+        if handler.opt.get("is_of_facts"):
+            service.require_facts()
+        elif not handler.opt.get("is_early"):
+            service.require()
+
+    return guard
 
 
 def _answer(request: Request[Any, Any, Any], problem: Exception) -> Response[Any]:

@@ -15,7 +15,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlxstack.api import errors
-from mlxstack.api.registry import dialect_of
+from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import BadRequest, Busy, StackError
 
 log = logging.getLogger("mlxstack.serve")

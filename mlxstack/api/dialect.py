@@ -22,7 +22,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     `x-api-key` counts where the dialect prefers it.
     """
 
-    routes: tuple[Any, ...]
+    routes: tuple[Any, ...] = ()
     prefixes: tuple[str, ...] = ()
     error_body: ErrorBody
     heartbeat: bytes

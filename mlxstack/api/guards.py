@@ -19,13 +19,12 @@ from msgspec.structs import replace
 from mlxstack.api.api_keys import as_key, fits
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.host_rules import host_pattern, host_rules
-from mlxstack.api.run_generation import CACHE_HEADERS
+from mlxstack.api.streaming import CACHE_HEADERS
 from mlxstack.core.errors import Forbidden, Unauthorized
 from mlxstack.core.preset import ApiKey, ServerSpec
 from mlxstack.core.request import Priority
 from mlxstack.policy.conversation_id import is_implicit
 from mlxstack.service.generation_options import GenerationOptions
-from mlxstack.service.service import Service
 
 # Route options: open without a key, answering before the model is loaded or while it is unloaded,
 # concerning all agents.
@@ -107,18 +106,6 @@ def key_guard(server: ServerSpec, dialect_of: DialectOf) -> Guard:
             attach_key(connection, key)
             if handler.opt.get("is_of_all"):
                 require_unscoped(key)
-
-    return guard
-
-
-def loaded_guard(service: Service) -> Guard:
-    """Refuse all but the early routes until the model is loaded."""
-
-    async def guard(_: Connection, handler: BaseRouteHandler) -> None:
-        if handler.opt.get("is_of_facts"):
-            service.require_facts()
-        elif not handler.opt.get("is_early"):
-            service.require()
 
     return guard
 

@@ -1,5 +1,6 @@
 """API dialects of this service; a new dialect is one more line here."""
 
+from mlxstack.api import protocols
 from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic import routes as anthropic
 from mlxstack.api.dialects.llama_server import routes as llama_server
@@ -28,10 +29,4 @@ DIALECTS: tuple[Dialect, ...] = (
 
 def dialect_of(path: str) -> Dialect:
     """Dialect of a request by its path."""
-    prefixes = {
-        prefix: dialect
-        for dialect in DIALECTS
-        for prefix in dialect.prefixes
-        if path.startswith(prefix)
-    }
-    return prefixes[max(prefixes, key=len)]
+    return protocols.dialect_of(path, DIALECTS)

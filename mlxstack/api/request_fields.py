@@ -105,6 +105,7 @@ def options(
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         agent=_agent(body),
         session_hint=hint(caller.headers, body.prompt_cache_key, _user(body)),
+        client=client_name(caller.headers),
         use_cache=body.cache_prompt is not False,
         salt=body.cache_salt or "",
         response_format=_shape(body),
@@ -321,6 +322,11 @@ def hint(headers: Mapping[str, str], cache_key: Any = None, user: Any = None) ->
     if key := _said(cache_key):
         return _named("key", key)
     return _of_user(_said(user))
+
+
+def client_name(headers: Mapping[str, str]) -> str:
+    """The product in the User-Agent, without its version; "" if there is none."""
+    return _said(headers.get("user-agent")).partition("/")[0][:MAX_CHARS]
 
 
 def _of_user(user: str) -> str | None:

@@ -1,6 +1,7 @@
 """Response fields that several dialects share: timings, usage, logprobs."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -14,7 +15,9 @@ from mlxstack.service.response_parts import (
     ResponsePart,
     TokenLogprob,
 )
-from mlxstack.service.text_processor import TextProcessor
+
+if TYPE_CHECKING:
+    from mlxstack.service.text_processor import TextProcessor
 
 
 class Timings(Struct, frozen=True):
@@ -171,14 +174,14 @@ class LegacyLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
-def logprobs(notes: tuple[TokenLogprob, ...], words: TextProcessor) -> Logprobs | None:
+def logprobs(notes: tuple[TokenLogprob, ...], words: "TextProcessor") -> Logprobs | None:
     """Logprobs of chat completions, None when there are none."""
     chosen = tuple(_chosen(note, note.logprob, words) for note in notes if note.logprob is not None)
     return Logprobs(chosen) if chosen else None
 
 
 def legacy(
-    notes: tuple[TokenLogprob, ...], words: TextProcessor, offset: int
+    notes: tuple[TokenLogprob, ...], words: "TextProcessor", offset: int
 ) -> LegacyLogprobs | None:
     """`offset` is the length of the text before these tokens, in characters."""
     own = [note.logprob for note in notes if note.logprob is not None]
@@ -196,7 +199,7 @@ def legacy(
     )
 
 
-def _chosen(note: TokenLogprob, logprob: float, words: TextProcessor) -> SampledLogprob:
+def _chosen(note: TokenLogprob, logprob: float, words: "TextProcessor") -> SampledLogprob:
     own = _alternative(note.token, logprob, words)
     return SampledLogprob(
         id=own.id,
@@ -207,7 +210,7 @@ def _chosen(note: TokenLogprob, logprob: float, words: TextProcessor) -> Sampled
     )
 
 
-def _alternative(token: int, logprob: float, words: TextProcessor) -> Alternative:
+def _alternative(token: int, logprob: float, words: "TextProcessor") -> Alternative:
     piece = words.piece(token)
     return Alternative(token, _text(piece), tuple(piece), _finite(logprob))
 

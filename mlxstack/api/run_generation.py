@@ -1,7 +1,7 @@
 """Runs admitted requests: to a whole response unless the client leaves, or to a stream."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -14,12 +14,15 @@ from msgspec import structs
 from mlxstack.api.streaming import (
     BEAT_S,
     FIRST_S,
+    PREFIX,
     NumberedParts,
     Parts,
     Renderer,
+    cancel,
     frames,
     interleaved,
     streamed,
+    until_disconnect,
 )
 from mlxstack.core.engine_events import CacheMiss, EarlyUse, RequestTimings
 from mlxstack.core.errors import BadRequest
@@ -40,23 +43,6 @@ T = TypeVar("T")
 # Parameters of handlers.
 AnyRequest = Request[Any, Any, Any]
 TheService = NamedDependency[Service]
-
-PREFIX = "x-mlx-stack-"
-CACHE_HEADERS = tuple(
-    PREFIX + name
-    for name in (
-        "cache-hit",
-        "cache-prefix-tokens",
-        "cache-new-tokens",
-        "ttft-saved-ms",
-        "cache-miss-reason",
-        "cache-lost-tokens",
-        "cache-lost-ms",
-        "begun-early",
-        "slot",
-        "agent",
-    )
-)
 
 # Litestar has no class of its own for a body that ends too early.
 INCOMPLETE_BODY = "client disconnected prematurely"
@@ -229,17 +215,3 @@ async def cancel_on_disconnect(request: AnyRequest, work: Coroutine[Any, Any, T]
     finally:
         await cancel(leaving)
         await cancel(working)
-
-
-async def until_disconnect(receive: Callable[[], Awaitable[Any]]) -> Any:
-    """Drop messages of a client until it disconnects, and return that message."""
-    while (message := await receive())["type"] != "http.disconnect":
-        pass
-    return message
-
-
-async def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task that is not done, and wait for its end."""
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -1,59 +1,36 @@
 """Runs one service in this process: binds, loads, serves, drains."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Generator
 from math import ceil
 from pathlib import Path
 
 import uvicorn
 
 from mlxstack.api.app import create_app
-from mlxstack.api.connection import AcceptReporter, BoundedConnection
+from mlxstack.api.connection import AcceptReporter
+from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
 from mlxstack.api.swap_middleware import swap_gate_middleware
 from mlxstack.core.errors import SetupError, StackError
-from mlxstack.core.preset import Preset, ServerSpec
+from mlxstack.core.preset import Preset
 from mlxstack.service.background_tasks import run_tasks
 from mlxstack.service.engine_factory import assemble
 from mlxstack.service.service import ANSWER_S, Service
 
 log = logging.getLogger("mlxstack.serve")
 
-BACKLOG = 2048
-# asyncio accepts this many at once, before the first of them is counted.
-ACCEPTED_AT_ONCE = 128
-# Longer than clients keep an idle connection, so that no request meets one that is closing.
-KEEP_ALIVE_S = 75
 # After the drain, requests need a moment to say why they ended: longer than the service gives
 # them before it ends them itself, or uvicorn would cut them off without a word.
 GRACE_S = ceil(ANSWER_S) + 3
 # A thread that is stuck in a template or a grammar does not delay the exit.
 EXIT_S = 2.0
-# Request head; its longest lines are keys and cookies.
-MAX_HEAD_BYTES = 64 * 1024
 
 # EX_CONFIG of sysexits.h: a restart would not help.
 CANNOT_START = 78
-
-
-class UvicornServer(uvicorn.Server):
-    """uvicorn without its signal handlers: they would end the process by the signal itself."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave the signals to `run`."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, with a queue in the kernel that is longer than asyncio's turns of accepting."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)
 
 
 def run(preset: Preset, home: Path, source: Path | None = None) -> int:
@@ -133,32 +110,8 @@ async def serve(
 
 def config(service: Service) -> uvicorn.Config:
     drain_s = service.preset.server.drain_s
-    return uvicorn.Config(
+    return uvicorn_config(
         swap_gate_middleware(service, create_app(service)),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        http=BoundedConnection,
-        backlog=ACCEPTED_AT_ONCE,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_graceful_shutdown=ceil(drain_s) + GRACE_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-
-
-def bind(server: ServerSpec) -> socket.socket:
-    """Raises SetupError when the address is taken or not ours."""
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    # With the protocol named, asyncio sets TCP_NODELAY; without, every answer waits for an ACK.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((server.host, server.port))
-    except OSError as error:
-        listener.close()
-        raise SetupError(
-            f"cannot listen on {server.host}:{server.port}: {error.strerror}; "
-            "choose another server.port"
-        ) from error
-    listener.listen(BACKLOG)
-    return listener

@@ -1,7 +1,7 @@
 """Frames of a stream, heartbeats, and the one loop that streams every reply."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -20,6 +20,23 @@ JSON_LINES = "application/x-ndjson"
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive 0/0\n\n"
+
+PREFIX = "x-mlx-stack-"
+CACHE_HEADERS = tuple(
+    PREFIX + name
+    for name in (
+        "cache-hit",
+        "cache-prefix-tokens",
+        "cache-new-tokens",
+        "ttft-saved-ms",
+        "cache-miss-reason",
+        "cache-lost-tokens",
+        "cache-lost-ms",
+        "begun-early",
+        "slot",
+        "agent",
+    )
+)
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -146,3 +163,17 @@ async def _pump(
         queue.put_nowait((index, None))
     except Exception as problem:
         queue.put_nowait((index, problem))
+
+
+async def until_disconnect(receive: Callable[[], Awaitable[Any]]) -> Any:
+    """Drop messages of a client until it disconnects, and return that message."""
+    while (message := await receive())["type"] != "http.disconnect":
+        pass
+    return message
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task that is not done, and wait for its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 from litestar.connection import ASGIConnection
@@ -11,11 +11,12 @@ from msgspec import Struct
 
 from mlxstack.api import errors, guards
 from mlxstack.api.guards import name_response, request_id
-from mlxstack.api.registry import dialect_of
-from mlxstack.api.run_generation import cancel, until_disconnect
-from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS
+from mlxstack.api.protocols import dialect_of
+from mlxstack.api.streaming import BEAT_S, FIRST_S, HEADERS, cancel, until_disconnect
 from mlxstack.core.errors import Busy, Forbidden, StackError, TooLarge, Unauthorized
-from mlxstack.service.service import Service
+
+if TYPE_CHECKING:
+    from mlxstack.service.service import Service
 
 # ASGI types.
 Message = dict[str, Any]
@@ -25,8 +26,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CHANGES = "/v1/models/load"
-# These read facts of the model, which are known while it is unloaded or changed.
-READING = frozenset({"/api/show", "/api/pull"})
+# These read facts of the model, which are known while it is unloaded or changed, or unload it.
+READING = frozenset({"/api/show", "/api/pull", "/v1/models/unload"})
 METHODS = frozenset({"POST", "DELETE"})
 
 
@@ -36,14 +37,14 @@ class StreamField(Struct):
     stream: Any = None
 
 
-def swap_gate_middleware(service: Service, app: Any) -> App:
+def swap_gate_middleware(service: "Service", app: Any) -> App:
     """Put the application behind the gate, for all requests that change or generate.
 
     Before a closed gate wait only requests with a key, no more than `queue.max_waiting`, and no
     body over the limit. Requests without an answer when the gate is interrupted get the reason as
     theirs.
     """
-    waiting: set[_WaitingRequest] = set()
+    waiting: set[WaitingRequest] = set()
     server = service.preset.server
     checks = (guards.host_check(server), guards.key_check(server, dialect_of))
 
@@ -51,15 +52,15 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await app(scope, receive, send)
             return
-        response = _Response(send)
+        response = RelayedResponse(send)
         try:
             async with service.gate.interruptible():
                 await enter(scope, receive, response)
         except StackError as error:
             if not response.is_begun:
-                await _refuse(scope, response.relay, error)
+                await refuse(scope, response.relay, error)
 
-    async def enter(scope: Scope, receive: Receive, response: _Response) -> None:
+    async def enter(scope: Scope, receive: Receive, response: RelayedResponse) -> None:
         if scope["path"].rstrip("/") in {CHANGES, *READING}:
             await app(scope, receive, response.send)
             return
@@ -74,23 +75,38 @@ def swap_gate_middleware(service: Service, app: Any) -> App:
             for check in checks:
                 check(ASGIConnection(cast(HTTPScope, scope)))
             _check_room(len(waiting), service.preset.queue.max_waiting)
-            await _WaitingRequest(service, scope, receive, response).wait(app, waiting)
+            held = WaitingRequest(service.preset.server.max_body_bytes, scope, receive, response)
+            await held.wait(service.gate, app, waiting)
         except (Busy, Forbidden, TooLarge, Unauthorized) as error:
-            await _refuse(scope, response.relay, error)
+            await refuse(scope, response.relay, error)
 
     return handle
 
 
-class _Response:
+class Gate(Protocol):
+    """Gate that holds requests back."""
+
+    async def enter(self) -> None:
+        """Wait until it is open, and count the request as inside."""
+
+    def leave(self) -> None:
+        """Count the request as over."""
+
+
+class RelayedResponse:
     """Response of the application to one request, and where it goes."""
 
     def __init__(self, send: Send) -> None:
         self.is_begun = False
+        self.media_type = ""
         self.relay = send
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on."""
-        self.is_begun = True
+        if not self.is_begun:
+            self.is_begun = True
+            headers = dict(message.get("headers", ()))
+            self.media_type = headers.get(b"content-type", b"").decode("latin-1")
         await self.relay(message)
 
 
@@ -100,14 +116,13 @@ def _check_room(n_waiting: int, limit: int) -> None:
         raise Busy(f"{n_waiting} requests wait for the change of models, no more are queued")
 
 
-class _WaitingRequest:
+class WaitingRequest:
     """Request that came while the gate was closed."""
 
     def __init__(
-        self, service: Service, scope: Scope, receive: Receive, response: _Response
+        self, max_bytes: int, scope: Scope, receive: Receive, response: RelayedResponse
     ) -> None:
-        self._gate = service.gate
-        self._max_bytes = service.preset.server.max_body_bytes
+        self._max_bytes = max_bytes
         self._scope = scope
         self._dialect = dialect_of(scope["path"])
         self._receive = receive
@@ -115,22 +130,22 @@ class _WaitingRequest:
         self._response = response
         response.relay = self._pass_on
         self._messages: list[Message] = []
-        self._is_stream = False
-        self._is_begun = False
+        self._is_read = self._is_stream = self._is_begun = False
         self._failed: Message | None = None
         self._failure = b""
 
-    async def wait(self, app: App, waiting: "set[_WaitingRequest]") -> None:
+    async def wait(self, gate: Gate, app: App, waiting: "set[WaitingRequest]") -> None:
         """Wait until the gate opens or the client leaves, listed in `waiting` until then."""
         waiting.add(self)
         try:
-            await self._read_body()
-            await self._pass(app, waiting)
+            if not self._is_read:
+                await self.read_body()
+            await self._pass(gate, app, waiting)
         finally:
             waiting.discard(self)
 
-    async def _pass(self, app: App, waiting: "set[_WaitingRequest]") -> None:
-        entering = asyncio.create_task(self._gate.enter())
+    async def _pass(self, gate: Gate, app: App, waiting: "set[WaitingRequest]") -> None:
+        entering = asyncio.create_task(gate.enter())
         leaving = asyncio.create_task(self._left())
         try:
             patience_s = FIRST_S
@@ -143,27 +158,29 @@ class _WaitingRequest:
                 patience_s = BEAT_S if self._is_begun else FIRST_S
             await cancel(leaving)
             if entering.done():
+                entering.result()
                 waiting.discard(self)
                 await app(self._scope, self._replay, self._response.send)
         finally:
             await cancel(leaving)
             await cancel(entering)
-            if not entering.cancelled():
-                self._gate.leave()
+            if not entering.cancelled() and entering.exception() is None:
+                gate.leave()
 
-    async def _read_body(self) -> None:
+    async def read_body(self) -> bytearray:
         """Read the whole body, to replay it to the application. Raises TooLarge."""
-        body = bytearray()
+        self._is_read, body = True, bytearray()
         while not self._messages or self._messages[-1].get("more_body"):
             message = await self._receive()
             self._messages.append(message)
             if message["type"] == "http.disconnect":
-                return
+                return body
             body += message.get("body", b"")
             if len(body) > self._max_bytes:
                 raise TooLarge(errors.TOO_LARGE)
         is_default = self._scope["path"] in self._dialect.streaming_paths
         self._is_stream = _wants_stream(body, is_default)
+        return body
 
     async def _left(self) -> None:
         self._messages.append(await until_disconnect(self._receive))
@@ -208,7 +225,7 @@ def _wants_stream(body: bytearray, is_default: bool) -> bool:
         return False
 
 
-async def _refuse(scope: Any, send: Send, error: StackError) -> None:
+async def refuse(scope: Any, send: Send, error: StackError) -> None:
     """Answer with an error in the dialect of the path."""
     dialect = dialect_of(scope["path"])
     told = {"content-type": "application/json", **errors.headers(error)}

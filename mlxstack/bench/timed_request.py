@@ -1,6 +1,7 @@
 """One request over HTTP, as its client sees it: when each piece arrived."""
 
 import asyncio
+import re
 import time
 from itertools import pairwise
 from random import Random
@@ -18,6 +19,7 @@ from mlxstack.core.errors import Broken
 PATH = "/v1/chat/completions"
 COUNT = "/v1/messages/count_tokens"
 SAVED = "x-mlx-stack-ttft-saved-ms"
+BEGUN = "x-mlx-stack-begun-early"
 ALIKE = {
     "temperature": 0,
     "chat_template_kwargs": {"enable_thinking": False},
@@ -41,7 +43,8 @@ class ServerUnderTest(Struct, frozen=True):
 class TimedRequest(Struct, frozen=True):
     """Seconds of one clock. `marks` are the arrivals of pieces of text, one per token at best.
 
-    `told_s` is what the server says that it saved of the time to the first token.
+    `told_s` is what the server says that it saved of the time to the first token, `n_begun` and
+    `n_used` the tokens that it began early, and used.
     """
 
     started: float
@@ -50,6 +53,8 @@ class TimedRequest(Struct, frozen=True):
     usage: CallUsage = CallUsage()
     text: str = ""
     told_s: float = 0.0
+    n_begun: int = 0
+    n_used: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -122,7 +127,16 @@ class Caller:
                 if enough is not None and enough.is_set():
                     break
         told_s = float(answer.headers.get(SAVED, "0")) / 1e3
-        return replace(timed(started, arrived, time.perf_counter()), told_s=told_s)
+        begun = [int(n) for n in re.findall(r"\d+", answer.headers.get(BEGUN, "0 0"))]
+        done = timed(started, arrived, time.perf_counter())
+        return replace(done, told_s=told_s, n_begun=begun[0], n_used=begun[1])
+
+    async def get(self, path: str) -> Any:
+        """A document of the server. Raises Broken when it has none."""
+        answer = await self._http.get(path)
+        if not answer.is_success:
+            raise Broken(f"{self.server.name} answered HTTP {answer.status_code} for {path}")
+        return answer.json()
 
     async def count(self, body: Body) -> float | None:
         """Seconds to count the tokens of a prompt; None where the server does not count."""

@@ -7,13 +7,23 @@ from msgspec import Struct
 
 from mlxstack.cli.exit_codes import Misuse
 from mlxstack.client import Unreachable
-from mlxstack.core.preset import Preset
+from mlxstack.core.preset import Preset, ServerSpec
 from mlxstack.host import services
 from mlxstack.host.home import Home
 from mlxstack.host.preset_schema import suggestion
-from mlxstack.host.service_state import ServiceState, read_json, read_state
+from mlxstack.host.service_state import ServiceSpec, ServiceState, read_json, read_state
 
 KEY_VARIABLE = "MLX_STACK_API_KEY"
+
+
+GATEWAY = "mlxstack.gateway"
+"""Module that the worker of a gateway runs."""
+
+
+class ServedAt(Struct, frozen=True):
+    """Section that presets and specs of gateways share."""
+
+    server: ServerSpec = ServerSpec()
 
 
 class ServiceTarget(Struct, frozen=True):
@@ -50,13 +60,19 @@ def target(home: Home, name: str | None, url: str | None) -> ServiceTarget:
             else "no service is running; start one with `mlx-stack up demo`"
         )
     plan = _only(live).plan
-    preset = read_json(home.preset_file(plan.name), Preset)
-    return ServiceTarget(plan.url, given or (usable_key(preset) if preset is not None else None))
+    file = home.gateway_file(plan.name) if is_gateway(plan) else home.preset_file(plan.name)
+    served = read_json(file, ServedAt)
+    return ServiceTarget(plan.url, given or (usable_key(served) if served is not None else None))
 
 
-def usable_key(preset: Preset) -> str | None:
-    """API key of this preset; None where it has none in clear text."""
-    texts = (key if isinstance(key, str) else key.key for key in preset.server.api_keys)
+def is_gateway(plan: ServiceSpec) -> bool:
+    """Whether this service is a gateway."""
+    return GATEWAY in plan.worker
+
+
+def usable_key(served: Preset | ServedAt) -> str | None:
+    """API key of this preset or gateway; None where it has none in clear text."""
+    texts = (key if isinstance(key, str) else key.key for key in served.server.api_keys)
     return next((text for text in texts if not text.startswith("sha256:")), None)
 
 
@@ -87,6 +103,9 @@ def _states(home: Home, names: list[str]) -> list[ServiceState]:
 def _only(states: list[ServiceState]) -> ServiceState:
     if not states:
         raise Unreachable("no service is running; start one with `mlx-stack up demo`")
+    gateways = [state for state in states if is_gateway(state.plan)]
+    if len(gateways) == 1:
+        return gateways[0]
     if len(states) > 1:
         names = ", ".join(state.plan.name for state in states)
         raise Misuse(f"several services run; name one of {names}")

@@ -24,6 +24,7 @@ class SlotView(Struct, frozen=True):
     `elapsed_s` counts from the arrival of the active request; `source` is where its reused KV
     came from. Of `n_drafted` draft tokens `n_accepted` are among the decoded ones. While the slot
     is idle, `n_early` tokens of the next turn are begun early, and `n_early_left` are to come.
+    `n_bytes` are without a prefix that it shares.
     """
 
     id: int
@@ -64,6 +65,8 @@ class WaitingView(Struct, frozen=True):
 class Counters(Struct, frozen=True):
     """Totals since the engine started; tokens, seconds, calls.
 
+    The drafted and accepted tokens include those of the draft model.
+
     Early tokens are of turns begun early; they are no prompt tokens of a request.
     """
 
@@ -78,6 +81,8 @@ class Counters(Struct, frozen=True):
     n_drafts: int = 0
     n_drafted_tokens: int = 0
     n_accepted_tokens: int = 0
+    n_model_drafted_tokens: int = 0
+    n_model_accepted_tokens: int = 0
     n_asks: int = 0
     n_completed: int = 0
     n_cancelled: int = 0
@@ -96,12 +101,21 @@ class Counters(Struct, frozen=True):
         return Counters(**{**sums, "n_tokens_max": max(self.n_tokens_max, other.n_tokens_max)})
 
 
+class SharedKVView(Struct, frozen=True):
+    """A prefix of `n_tokens` that these slots hold in one copy of `n_bytes`."""
+
+    slots: tuple[int, ...]
+    n_tokens: int
+    n_bytes: int
+
+
 class Snapshot(Struct, frozen=True):
     """State of the engine after step `turn`, at `at` monotonic seconds.
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
-    `kv_budget_bytes` is the bound of live and parked KV together. `is_drafting`: rows may bring
-    draft tokens to a step.
+    `kv_bytes` are those of the slots and of the prefixes that they share, `kv_budget_bytes` is the
+    bound of live and parked KV together. `is_drafting`: rows may bring draft tokens to a step, of
+    the draft model too, where one is loaded.
     """
 
     at: float = 0.0
@@ -113,6 +127,8 @@ class Snapshot(Struct, frozen=True):
     cache_bytes: int = 0
     kv_bytes: int = 0
     kv_budget_bytes: int = 0
+    shared: tuple[SharedKVView, ...] = ()
     is_batching: bool = True
     why_not_batching: str | None = None
     is_drafting: bool = False
+    draft_model: str | None = None

@@ -40,7 +40,7 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
+    """`id` is "demo", a folder, or a hub id; so is `draft`. All else is optional."""
 
     id: Annotated[
         str,
@@ -56,6 +56,13 @@ class ModelSpec(Strict, frozen=True):
     adapter: Annotated[str | None, Meta(description="Folder of a LoRA adapter for the model.")] = (
         None
     )
+    draft: Annotated[
+        str | None,
+        Meta(
+            description="A small model with the same vocabulary, as `id`, that drafts tokens "
+            "for this one; needs `speculation: auto`. The output is the same."
+        ),
+    ] = None
     alias: Annotated[
         str | None, Meta(description="What the model is called on the wire; null is its id.")
     ] = None
@@ -177,6 +184,13 @@ class Anticipation(StrEnum):
     OFF = "off"
 
 
+class LiveSharingMode(StrEnum):
+    """Whether live contexts hold one copy of a common prefix."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class PrefixCacheSpec(Strict, frozen=True):
     """The KV memory beside the live slots."""
 
@@ -215,6 +229,13 @@ class PrefixCacheSpec(Strict, frozen=True):
             "pause after an answer, on mains power and while nothing else waits; `off` does not."
         ),
     ] = Anticipation.AUTO
+    live_sharing: Annotated[
+        LiveSharingMode,
+        Meta(
+            description="`auto` lets slots with a common prefix hold one copy of its KV and read "
+            "it together, where that is measured to be no slower; `off` copies it into every slot."
+        ),
+    ] = LiveSharingMode.AUTO
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
@@ -303,6 +324,14 @@ class ApiKey(Strict, frozen=True):
     ] = ()
 
 
+class Residency(StrEnum):
+    """Whether a model behind a gateway stays in memory."""
+
+    ALWAYS = "always"
+    AUTO = "auto"
+    NEVER = "never"
+
+
 class ServerSpec(Strict, frozen=True):
     """Where the service listens, and its bounds.
 
@@ -351,6 +380,13 @@ class ServerSpec(Strict, frozen=True):
             "the next request loads it. null keeps it loaded."
         ),
     ] = None
+    resident: Annotated[
+        Residency,
+        Meta(
+            description="Behind a gateway: `always` loads it at the start and keeps it, `auto` "
+            "loads it for a request and keeps it while there is room, `never` unloads it when idle."
+        ),
+    ] = Residency.AUTO
     prevent_sleep: Annotated[
         bool,
         Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),

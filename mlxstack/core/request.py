@@ -43,6 +43,7 @@ class Request(Struct, frozen=True):
     first but never delays a request; `display_name` is for people: the explicit agent, or the
     name derived from the conversation. `checkpoint_positions` are ascending token positions.
     `deadline` and `arrived` are seconds of the monotonic clock. `salt` separates tenants' caches.
+    `client` is the program that sent it, to learn what clients send back.
     `is_first_turn`: the conversation holds no answer yet. `prediction` is the answer that the
     client expects, to draft from. `request_id` is the id of the HTTP request, for the log.
     """
@@ -55,6 +56,7 @@ class Request(Struct, frozen=True):
     slot: int | None = None
     agent: str | None = None
     session_hint: str | None = None
+    client: str = ""
     display_name: str | None = None
     is_first_turn: bool = False
     priority: Priority = Priority.NORMAL

@@ -3,7 +3,8 @@
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from mlxstack.core.engine_events import EarlyUse
 from mlxstack.core.request import Request
@@ -11,10 +12,18 @@ from mlxstack.engine.decode.prefill import prefill_chunk
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.stats import EngineStats
-from mlxstack.policy.early_history import EarlyHistory, may_begin, note_begun, note_used
+from mlxstack.policy.early_history import (
+    EarlyHistory,
+    first_history,
+    may_begin,
+    note_begun,
+    note_used,
+)
 from mlxstack.policy.prefix_index import common_prefix
 
 MOST_AGENTS = 256
+MOST_HISTORIES = 2 * MOST_AGENTS
+"""Of agents, and of the clients that they belong to."""
 
 
 class EarlyPrompt:
@@ -41,7 +50,7 @@ class EarlyPrefill:
         self._ledger = ledger
         self._prompts: dict[int, EarlyPrompt] = {}
         self._begun: OrderedDict[str, tuple[str, array[int], EarlyPrompt]] = OrderedDict()
-        self._histories: OrderedDict[str, EarlyHistory] = OrderedDict()
+        self._histories: OrderedDict[tuple[str, str], EarlyHistory] = OrderedDict()
 
     def expect(self, request: Request, slot: int) -> None:
         """Note the expected prompt of an idle slot."""
@@ -57,7 +66,7 @@ class EarlyPrefill:
         request = prompt.request
         plan, _ = self._slot_kv.plan(request, slot, may_read=False)
         n_left = len(request.tokens) - 1 - plan.position
-        history = self._histories.get(_name(request), EarlyHistory())
+        history = self._history(request)
         fits = self._slot_kv.need(request) <= self._slot_kv.memory.budget
         if not fits or not may_begin(history, n_left, time.monotonic()):
             return None
@@ -76,8 +85,8 @@ class EarlyPrefill:
         prompt.end, prompt.version = len(context), context.version
         self._slot_kv.note_growth()
         self._ledger.begun_early(start, prompt.end - start, took)
-        history = self._histories.get(_name(request), EarlyHistory())
-        self._learn(request, note_begun(history, prompt.end - start, time.monotonic()))
+        n_begun, now = prompt.end - start, time.monotonic()
+        self._learn(request, partial(note_begun, n_tokens=n_begun, now=now))
         return prompt.end
 
     def settle(self, request: Request, n_cached: int) -> EarlyUse | None:
@@ -108,15 +117,27 @@ class EarlyPrefill:
 
     def _count(self, request: Request, use: EarlyUse) -> EarlyUse:
         self._ledger.count(n_early_used=use.n_used, n_early_wasted=use.n_begun - use.n_used)
-        history = self._histories.get(_name(request), EarlyHistory())
-        self._learn(request, note_used(history, use.n_begun, use.n_used))
+        self._learn(request, partial(note_used, n_begun=use.n_begun, n_used=use.n_used))
         return use
 
-    def _learn(self, request: Request, history: EarlyHistory) -> None:
-        name = _name(request)
-        self._histories[name] = history
-        self._histories.move_to_end(name)
-        if len(self._histories) > MOST_AGENTS:
+    def _history(self, request: Request) -> EarlyHistory:
+        """History of the agent; a new one begins with that of its client."""
+        known = self._histories.get(("agent", _name(request)))
+        return first_history(self._client_history(request)) if known is None else known
+
+    def _client_history(self, request: Request) -> EarlyHistory:
+        return self._histories.get(("client", request.client), EarlyHistory())
+
+    def _learn(self, request: Request, learn: Callable[[EarlyHistory], EarlyHistory]) -> None:
+        learned = {
+            ("agent", _name(request)): learn(self._history(request)),
+        }
+        if request.client:
+            learned["client", request.client] = learn(self._client_history(request))
+        for key, history in learned.items():
+            self._histories[key] = history
+            self._histories.move_to_end(key)
+        while len(self._histories) > MOST_HISTORIES:
             self._histories.popitem(last=False)
 
 

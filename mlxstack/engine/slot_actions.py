@@ -124,6 +124,7 @@ class SlotActionRunner:
         future: "Future[SlotCommandResult]",
     ) -> None:
         try:
+            self._turns.slot_kv.share_restored(self._turns.slots[act.slot])
             self._done(act, future, structs.replace(done.result(), slot=act.slot))
         except Exception as error:
             self._fail(act, future, error)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.engine_events import FinishReason, RequestFailed, RequestFinished, RequestTimings
 from mlxstack.core.engine_snapshot import Counters, RequestPhase, SlotView, Snapshot, WaitingView
-from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
 from mlxstack.engine.request_state import RequestState
 from mlxstack.policy.cache_stats import CacheStats, RequestSums
 from mlxstack.policy.chunked_prefill import (
@@ -113,6 +113,7 @@ def build_snapshot(
         )
         for slot in state.slots
     )
+    shared = shared_kv(slots)
     waiting = tuple(
         WaitingView(t.request, t.name, t.priority, t.n_prompt, max(0.0, now - t.arrived), t.pin)
         for t in state.waiting
@@ -125,7 +126,8 @@ def build_snapshot(
         counters=counters,
         active_bytes=mx.get_active_memory(),
         cache_bytes=mx.get_cache_memory(),
-        kv_bytes=sum(view.n_bytes for view in views),
+        kv_bytes=sum(v.n_bytes for v in views) + sum(one.n_bytes for one in shared),
+        shared=shared,
     )
 
 

@@ -70,6 +70,10 @@ class Home(Struct, frozen=True):
         """The resolved preset that the worker reads."""
         return self.run / "presets" / f"{name}.json"
 
+    def gateway_file(self, name: str) -> Path:
+        """Spec of a gateway for its worker."""
+        return self.run / "gateways" / f"{name}.json"
+
     def handover_file(self, handover: str) -> Path:
         """A resolved preset that a command hands to a running service, by a random id."""
         return self.run / "handovers" / f"{handover}.json"

@@ -1,15 +1,27 @@
 """Whether this computer can do work that nothing waits for."""
 
+import re
+import subprocess
 from typing import Any
 
 import psutil
 
 from mlxstack.host.memory_pressure import PressureLevel, pressure_level
 
+THERMAL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
+"""Level that `powermetrics` shows to root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping.
+
+`pmset -g therm` tells none of them on Apple silicon.
+"""
+
+THERMAL_LEVEL = re.compile(r"com\.apple\.system\.thermalpressurelevel (\d+)")
+WAIT_S = 2.0
+
 
 def has_spare_power() -> bool:
-    """Whether it has mains power and calm memory."""
-    return not is_on_battery(psutil.sensors_battery()) and pressure_level() is PressureLevel.CALM
+    """Whether it has mains power, calm memory, and is cool where that is known."""
+    is_powered = not is_on_battery(psutil.sensors_battery())
+    return is_powered and pressure_level() is PressureLevel.CALM and not is_warm(thermal_level())
 
 
 def is_on_battery(battery: Any) -> bool:
@@ -18,3 +30,18 @@ def is_on_battery(battery: Any) -> bool:
     A state of the plug that is unknown counts as mains, as in desktops with a UPS.
     """
     return battery is not None and battery.power_plugged is False
+
+
+def is_warm(level: int | None) -> bool:
+    """Whether the system saves power for its temperature; an unknown level is cool."""
+    return bool(level)
+
+
+def thermal_level() -> int | None:
+    """The thermal pressure level of macOS; None where it is not told."""
+    try:
+        done = subprocess.run(THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = THERMAL_LEVEL.match(done.stdout)
+    return int(found[1]) if found else None

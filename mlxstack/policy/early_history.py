@@ -20,11 +20,16 @@ HOUR_S = 3600.0
 
 
 class EarlyHistory(Struct, frozen=True):
-    """Early turns of one agent: `n_tokens` since `began`, and `n_wasted` turns in a row."""
+    """Early turns of an agent or client: `n_tokens` since `began`; `n_wasted` turns in a row."""
 
     began: float = -inf
     n_tokens: int = 0
     n_wasted: int = 0
+
+
+def first_history(client: EarlyHistory) -> EarlyHistory:
+    """History of a new agent: as trusted as the other agents of its client."""
+    return EarlyHistory(client.began, 0, client.n_wasted)
 
 
 def may_begin(history: EarlyHistory, n_tokens: int, now: float) -> bool:

@@ -80,11 +80,12 @@ class Retention:
             node.was_left = True
 
     def abandon(self, keys: Iterable[str], position: int) -> None:
-        """The path of these records is left at `position`: the ones behind it are evicted first."""
+        """The path of these records is left at `position`; what reaches further is evicted first.
+
+        A segment that holds `position` goes as a whole: a live context has its beginning.
+        """
         for node in self._existing(keys):
-            record = node.record
-            begin = record.start if isinstance(record, SegmentMeta) else record.position
-            node.was_left |= begin >= position
+            node.was_left |= end_of(node.record) > position
 
     def pin(self, name: PinnedPrefixName) -> None:
         """Keep, or protect when learned, the records of `name`; an older `name` is replaced."""

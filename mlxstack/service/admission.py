@@ -156,6 +156,7 @@ def _order(
             slot=options.slot,
             agent=options.agent,
             session_hint=options.session_hint,
+            client=options.client,
             display_name=options.agent or options.display_name,
             is_first_turn=options.is_first_turn,
             priority=_priority(service, options),

@@ -46,6 +46,7 @@ class Pause(Struct, frozen=True):
             slot=self.slot,
             agent=last.agent,
             session_hint=last.session_hint,
+            client=last.client,
             display_name=last.display_name,
             checkpoint_positions=prompt.checkpoint_positions,
             salt=last.salt,

@@ -46,11 +46,11 @@ class GenerationOptions(Struct, frozen=True):
     `forced_tool` is the tool that a required call must name, `thinking_budget` the most tokens of
     reasoning. `max_tokens` None takes the preset's, UNLIMITED runs until the model ends or the
     context is full, 0 only computes the prompt. `slot` pins; `agent` is an explicit agent,
-    `session_hint` a client's name for the conversation, `display_name` the shown name of one
-    without an explicit agent. `is_one_call` ends the reply after its first tool call, whose id
-    begins with `call_prefix`. `has_progress` adds the progress of the prompt as parts.
-    `is_first_turn`: the conversation holds no answer yet. `predicted_text` is the answer that the
-    client expects.
+    `session_hint` a client's name for the conversation, `client` the program that sent the request,
+    `display_name` the shown name of one without an explicit agent. `is_one_call` ends the reply
+    after its first tool call, whose id begins with `call_prefix`. `has_progress` adds the progress
+    of the prompt as parts. `is_first_turn`: the conversation holds no answer yet. `predicted_text`
+    is the answer that the client expects.
     """
 
     id: str
@@ -61,6 +61,7 @@ class GenerationOptions(Struct, frozen=True):
     slot: int | None = None
     agent: str | None = None
     session_hint: str | None = None
+    client: str = ""
     display_name: str | None = None
     is_first_turn: bool = False
     use_cache: bool = True

@@ -5,7 +5,7 @@ import gc
 import logging
 import time
 
-from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.errors import Broken, Conflict, StackError, Unsupported
 from mlxstack.core.preset import ServiceKind
 from mlxstack.host.heap import trim_heap
 from mlxstack.service import model_swap
@@ -15,6 +15,7 @@ from mlxstack.service.stats import n_processing
 log = logging.getLogger("mlxstack.idle")
 
 LOOK_S = 0.5
+WAIT_S = 0.02
 
 
 async def unload_when_idle(service: Service) -> None:
@@ -30,6 +31,20 @@ async def unload_when_idle(service: Service) -> None:
                 await load(service)
         except StackError as error:
             log.error("%s", error.message)
+
+
+async def unload_now(service: Service) -> None:
+    """Have the model unloaded as soon as no request is inside.
+
+    Raises Unsupported where the preset never unloads it, Conflict when a request comes first.
+    """
+    if service.preset.server.idle_unload_s is None:
+        raise Unsupported("this service keeps its model; set server.idle_unload_s of the preset")
+    n_entered, service.gate.keep_alive_s = service.gate.n_entered, 0.0
+    while not service.is_unloaded:
+        if service.gate.n_entered != n_entered:
+            raise Conflict("a request came before the model was unloaded")
+        await asyncio.sleep(WAIT_S)
 
 
 def idle_limit_s(service: Service) -> float:

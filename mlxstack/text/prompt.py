@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mlxstack.core.conversation import Conversation, Message, Role
+from mlxstack.core.conversation import Conversation, Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest, TooLong
 from mlxstack.text.answer_replay import (
     AnswerAnchor,
@@ -37,6 +37,7 @@ from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
 # Never the beginning of what somebody says, so that a head probed with it ends where it ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")
+PROBE_CALL = Message(Role.ASSISTANT, tool_calls=(ToolCall("call00000", "\ufdd1", {}),))
 STANDARD_SWITCH = "enable_thinking"
 """Variable of most templates; a template that reads it lets the model think by default."""
 N_BEFORE = 8
@@ -235,6 +236,8 @@ class PromptMaker:
         if end is None:
             closed = msgspec.structs.replace(inputs, add_generation_prompt=False)
             end = common_length(encoded.text, self._rendered(conversation, closed)[1])
+            if end == len(encoded.text):
+                end = self._kept_length(conversation, closed, encoded)
         n_before = self._encoder.exact_place(encoded, end)
         if n_before is None:
             return None
@@ -244,6 +247,18 @@ class PromptMaker:
             digest=digest_of_text(encoded.text[:end]),
             opening=encoded.tokens[n_before:],
         )
+
+    def _kept_length(
+        self, conversation: Conversation, closed: TemplateInputs, encoded: Encoded
+    ) -> int:
+        """The length of the prompt that stays when a call follows; some end results otherwise."""
+        answered = (*conversation.messages, PROBE_CALL)
+        try:
+            end = common_length(encoded.text, self._written(answered, closed))
+        except BadRequest:
+            return len(encoded.text)
+        is_cut = self._encoder.exact_place(encoded, end) is None
+        return encoded.chars[encoded.piece_at(end)] if is_cut else end
 
     def plain(self, text: str) -> Prompt:
         """The prompt of a text to be continued; special tokens in it count as such."""

@@ -45,12 +45,12 @@ PROPERTY_DEFAULTS: dict[str, Any] = {"description": ""}
 
 
 class TemplateProbe(Struct, frozen=True):
-    """A conversation; `is_ordered`: its sentinels must come in the order of the messages."""
+    """A conversation; the sentinels `ordered` must come in this order, None for all of them."""
 
     name: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
-    is_ordered: bool = True
+    ordered: tuple[str, ...] | None = None
 
     @property
     def sentinels(self) -> list[str]:
@@ -94,6 +94,8 @@ SHOWN = Tool("sxtool0", "sxtool0", {"type": "object", "properties": {"sxtool0": 
 CALLED = (calling(call(1)), result(1))
 LONG = "call_00000001"
 SPOKEN = calling(call(1), text="sxtext1")
+# A text beside a call may follow the call, never its result.
+TOLD = ("sxtext1", "sxresult1")
 THINKING = calling(call(1), text="sxtext1", thought="sxthought1")
 PLAIN = TemplateProbe("a user message", (user(0),))
 BOTH = calling(call(1), call(2))
@@ -148,14 +150,12 @@ PROBES: dict[str, tuple[TemplateProbe, ...]] = {
         TemplateProbe("a user message after a result", (user(0), *CALLED, user(2)), (TOOL,)),
     ),
     "takes_parallel_calls": (
-        TemplateProbe(
-            "parallel calls", (user(0), BOTH, result(1), result(2)), (TOOL,), is_ordered=False
-        ),
+        TemplateProbe("parallel calls", (user(0), BOTH, result(1), result(2)), (TOOL,), ordered=()),
         TemplateProbe(
             "parallel calls of an old turn",
             (user(0), BOTH, result(1), result(2), answer(3), user(4)),
             (TOOL,),
-            is_ordered=False,
+            ordered=(),
         ),
     ),
     "takes_orphan_results": (
@@ -181,16 +181,14 @@ PROBES: dict[str, tuple[TemplateProbe, ...]] = {
     ),
     "call_text": (
         TemplateProbe(
-            "thought, text and call", (user(0), THINKING, result(1)), (TOOL,), is_ordered=False
+            "thought, text and call", (user(0), THINKING, result(1)), (TOOL,), ordered=TOLD
         ),
-        TemplateProbe(
-            "text beside a call", (user(0), SPOKEN, result(1)), (TOOL,), is_ordered=False
-        ),
+        TemplateProbe("text beside a call", (user(0), SPOKEN, result(1)), (TOOL,), ordered=TOLD),
         TemplateProbe(
             "text beside an old call",
             (user(0), SPOKEN, result(1), answer(2), user(3)),
             (TOOL,),
-            is_ordered=False,
+            ordered=TOLD,
         ),
     ),
     "takes_references": (
@@ -260,10 +258,10 @@ def _score(render: Render, probe: TemplateProbe, capabilities: TemplateCapabilit
     if text is None:
         return REFUSED
     found = [sentinel for sentinel in _wanted(probe) if sentinel in text]
-    said = [text.rfind(sentinel) for sentinel in probe.sentinels if sentinel in text]
-    is_ordered = not probe.is_ordered or said == sorted(said)
+    ordered = probe.sentinels if probe.ordered is None else probe.ordered
+    said = [text.rfind(sentinel) for sentinel in ordered if sentinel in text]
     spoiled = SPOILED.search(text, max(0, text.find(SENTINEL_OF_USER)))
-    return 2 * len(found) + is_ordered - 3 * bool(spoiled)
+    return 2 * len(found) + (said == sorted(said)) - 3 * bool(spoiled)
 
 
 def _full_score(probe: TemplateProbe) -> int:

@@ -1,6 +1,9 @@
 """What a body lists has a largest number and size: a 400 that says both, and no fault."""
 
+import importlib
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,3 +95,31 @@ def test_prompts_of_one_body_fit_in_the_queue(is_stream: bool) -> None:
     words = refusal(TEXTS, prompt=["hi"] * 33, n=2, stream=is_stream)
     assert "33 prompts with 2 choices each are 66 answers; one request may ask for 64" in str(words)
     assert not house().engine.asked
+
+
+def test_a_body_has_16_mib_at_most_by_default() -> None:
+    for n_bytes, status in ((2**24, 400), (2**24 + 1, 413)):
+        assert house().post(CHAT, b" " * n_bytes, "aaaa").status_code == status
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [(CHAT, "openai_chat"), (MESSAGES, "anthropic"), ("/v1/responses", "openai_responses")],
+)
+def test_a_body_is_converted_beside_the_loop(
+    path: str, dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(convert: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*given: Any) -> Any:
+            threads.append(threading.current_thread())
+            return convert(*given)
+
+        return act
+
+    routes = importlib.import_module(f"mlxstack.api.dialects.{dialect}.routes")
+    owner = getattr(routes, "to_conversation", routes)
+    monkeypatch.setattr(owner, "conversation", noted(owner.conversation))
+    assert refusal(path, **({"input": HELLO} if path == "/v1/responses" else {})) is None
+    assert threads and threading.current_thread() not in threads

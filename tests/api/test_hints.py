@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxstack.api.request_fields import MAX_CHARS, hint
+from mlxstack.api.request_fields import MAX_CHARS, client_name, hint
 from mlxstack.policy.conversation_id import ConversationNamer, is_implicit
 
 UUID = "666f79cf-f11b-4765-854a-1165bd7cdb94"
@@ -46,3 +46,21 @@ def test_x30_who_says_what(
 def test_a_hint_is_short_whatever_is_sent(headers: dict[str, str], key: str, user: str) -> None:
     found = hint(headers, key, user)
     assert found is None or 0 < len(found) <= MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    ("agent", "client"),
+    [
+        ("claude-cli/2.1.329 (external, cli)", "claude-cli"),
+        ("codex_exec/0.169.0 (Debian 12.0.0; x86_64)", "codex_exec"),
+        ("curl", "curl"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_a_client_is_known_by_its_product(agent: str | None, client: str) -> None:
+    assert client_name({} if agent is None else {"user-agent": agent}) == client
+
+
+def test_the_name_of_a_client_is_bounded() -> None:
+    assert len(client_name({"user-agent": "x" * 100_000})) == MAX_CHARS

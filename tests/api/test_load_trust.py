@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from mlxstack.cli.main import app
 from mlxstack.core.errors import BadRequest, SetupError
+from mlxstack.core.preset import ModelSpec
 from tests.api.running import Running, running, tiny_preset
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
@@ -95,10 +97,22 @@ def test_a_refused_preset_shows_nothing_of_a_file(here: Running, home: Path) -> 
     assert "mlx-stack presets show wrong" in told.text
 
 
+def test_a_model_of_a_client_brings_no_trust_in_its_code(here: Running) -> None:
+    service = here.service
+    assert service.engine_factory is not None
+    trusting = replace(service.preset.model, trust_remote_code=True, adapter="mine")
+    running_preset = replace(service.preset, model=trusting)
+    found = service.engine_factory.with_model("someone/model", running_preset)
+    assert found == replace(running_preset, model=ModelSpec(id="someone/model"))
+    assert not found.model.trust_remote_code
+
+
 @pytest.mark.parametrize("handover", ["../presets/tiny", "tiny", "", "0" * 32, "A" * 32])
 def test_a_client_cannot_guess_a_handover(here: Running, home: Path, handover: str) -> None:
     folder = home / "run" / "presets"
     folder.mkdir(parents=True, exist_ok=True)
+    # A path through it leads somewhere only once it is there, as after any swap.
+    (home / "run" / "handovers").mkdir(exist_ok=True)
     (folder / "tiny.json").write_bytes(msgspec.json.encode(here.service.preset))
     answer = load(here, handover=handover, prepare=True)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "handover"

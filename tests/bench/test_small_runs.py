@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pytest import approx
 
 from mlxstack.bench.dev import prefix_cache_scenarios
 from mlxstack.bench.dev.drafts import TEXTS
@@ -73,6 +74,39 @@ def test_drafts(tmp_path: Path) -> None:
         assert (gap != "-") == (scene == "mixed" or scene.startswith("prose"))
     counted = ("passes", "token_s", "gap_s")
     assert all(min(v) > 0 for name, v in told.raw.items() if name.endswith(counted))
+
+
+def test_early(tmp_path: Path) -> None:
+    told = run("early", tmp_path)
+    turns, beside = told.tables
+    assert column(turns, "Turn after a pause")[:2] == [
+        "reasoning, begun early: auto",
+        "reasoning, begun early: off",
+    ]
+    raw = told.raw
+    (begun,), (used,) = raw["auto: reasoning: begun"], raw["auto: reasoning: used"]
+    assert 0 < used == begun
+    assert raw["off: reasoning: begun"] == raw["auto: no reasoning: begun"] == (0.0,)
+    assert raw["off: reasoning: computed"][0] > raw["auto: reasoning: computed"][0] + begun / 2
+    assert raw["auto: reasoning: computed"] <= raw["auto: no reasoning: computed"]
+    assert column(beside, "Begun early") == ["auto", "off"]
+    assert raw["off: begun beside"] == (0.0,)
+    assert len(raw["auto: gaps"]) > 20
+    assert [one.bound for one in told.targets] == [1.2, 1.0, 0.8, 1.05, 1.05]
+
+
+def test_head(tmp_path: Path) -> None:
+    told = run("head", tmp_path)
+    teams, forks = told.tables
+    assert column(teams, "Shared") == ["1152", "64", "0"]
+    assert column(forks, "Shared") == ["1024", "2048"]
+    assert len(told.targets) == 6
+    grown = {name: told.raw[f"{name} bytes"][0] for name in ("team: on", "team: off")}
+    assert grown["team: on"] < 0.6 * grown["team: off"]
+    for name in ("pair", "strangers"):
+        assert told.raw[f"{name}: on bytes"] == approx(told.raw[f"{name}: off bytes"], rel=0.01)
+    assert told.raw["fork: 1024 bytes"] == told.raw["fork: 2048 bytes"]
+    assert all(min(v) > 0 for name, v in told.raw.items() if "policy" not in name)
 
 
 def test_tui(tmp_path: Path) -> None:
@@ -209,3 +243,11 @@ def test_one_scene_alone_with_what_it_needs(tmp_path: Path) -> None:
 
 def test_the_command_names_every_scene() -> None:
     assert bench.SCENES == tuple(SCENES) == SERVE.scenes
+
+
+def test_gateway(tmp_path: Path) -> None:
+    told = run("gateway", tmp_path)
+    ways, idle = told.tables
+    assert column(ways, "Way") == ["direct", "gateway"] and idle.rows[0][0] == "20"
+    assert len(told.targets) == 3
+    assert all(min(values) > 0 for values in told.raw.values())

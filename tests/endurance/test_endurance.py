@@ -16,6 +16,7 @@ from tests.endurance.kills import kills
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
 from tests.endurance.soak import soak
+from tests.repetition import in_soak
 
 APART = ("unshare", "-rm")
 
@@ -37,7 +38,7 @@ def can_mount() -> bool:
 pytestmark = [pytest.mark.mlx, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-hybrid", *in_soak("tiny", "tiny-swa")])
 def test_a_crowd_gets_what_everybody_gets_alone(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
@@ -47,7 +48,7 @@ def test_a_crowd_gets_what_everybody_gets_alone(
     assert outcome.bytes_after <= outcome.bytes_before + 4096
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny", "tiny-hybrid")])
 def test_d4_f8_thirty_agents_over_four_slots_and_a_budget_for_six(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:

@@ -18,8 +18,9 @@ from mlxstack.engine.model.cache_factory import CacheFactory
 from mlxstack.engine.model.runner import ModelRunner
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
-KINDS = ["demo", "tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla"]
+KINDS = ["tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", *in_soak("demo", "tiny")]
 PROMPTS = [prompt(n, seed=n) for n in (2, 5, 17, 33, 90, 128, 150, 300)]
 
 

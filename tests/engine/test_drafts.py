@@ -32,6 +32,7 @@ from tests.engine.harness import Driver, check_context, preset_of, prompt, runni
 from tests.matrix.builder import build
 from tests.matrix.checks import WIDTH, ScriptedDrafter
 from tests.matrix.families import VOCAB
+from tests.repetition import in_soak
 
 pytestmark = pytest.mark.mlx
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
@@ -166,20 +167,32 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["demo", *KINDS[3:], "tiny-swa"])
+DRAFTED = ["demo + demo", "tiny-swa + tiny-swa", "tiny-hybrid + tiny-hybrid", "tiny-mla + tiny"]
+"""Models with a draft model: itself, with each kind of cache, or one that knows nothing of it."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=["demo", "tiny-hybrid", "tiny-swa", *DRAFTED[:1], *in_soak(*KINDS[4:], *DRAFTED[1:])],
+)
 def pair(
     request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Driver, Driver]]:
     """Engines with and without drafts; the first drafts whatever a pass costs."""
-    kv = PRECISIONS.get(request.param)
-    model = Path("demo") if request.param == "demo" else model_of("tiny" if kv else request.param)
-    preset = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
-    preset = replace(preset, speculation=Speculation.AUTO)
-    without = replace(preset, speculation=Speculation.OFF)
+    kind, _, draft = request.param.partition(" + ")
+    kv = PRECISIONS.get(kind)
+    found = [name if kv or name in {"demo", ""} else str(model_of(name)) for name in (kind, draft)]
+    model = Path(str(model_of("tiny")) if kv else found[0])
+    without = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
+    spec = replace(without.model, draft=found[1] or None)
+    preset = replace(without, model=spec, speculation=Speculation.AUTO)
     homes = [tmp_path_factory.mktemp("home") for _ in range(2)]
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
         auto.engine._turns.batch.costs = UNMEASURED
         yield auto, off
+        model = auto.engine._turns.batch.draft_model
+        assert model is None or (model.n_drafted and not model.is_broken)
+        assert kind != draft or (model is not None and model.n_accepted > 100)
 
 
 def said(driver: Driver, ask: str) -> list[tuple[int, list[int]]]:
@@ -356,7 +369,7 @@ def test_room_is_checked_before_drafts_outgrow_it(
     assert all(b - a <= step.GROWTH for a, b in pairwise([*checked, len(tokens) + len(answer)]))
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
 def test_rows_with_drafts_are_settled_before_the_next_step_is_scheduled(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:

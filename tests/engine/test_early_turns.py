@@ -19,6 +19,7 @@ from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, Slot
 from mlxstack.core.request import Request
 from mlxstack.engine.admin import reclaim
 from mlxstack.engine.step import EngineLoop
+from mlxstack.policy import eviction
 from mlxstack.policy.eviction import MemoryPressure
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
@@ -81,6 +82,17 @@ def test_whatever_is_expected_the_answer_is_the_one_from_cold(
         driver.expect(other, ask, display_name="midway")
         seated, tokens = served(driver, other + NEXT, display_name="midway")
         assert tokens == driver.cold(other + NEXT, 8, slot=1)
+
+        # The slot is taken by another agent before the next turn comes.
+        ask = answered(driver, "taken", ASKED[2:])
+        begun = ASKED[2 : N_HEAD + 2] + prompt(90, seed=14)
+        driver.expect(begun, ask, display_name="taken")
+        driver.catch_up()
+        served(driver, prompt(300, seed=15), display_name="thief")
+        seated, tokens = served(driver, begun + NEXT, display_name="taken")
+        assert tokens == driver.cold(begun + NEXT, 8, slot=1)
+        assert (seated.n_cached, seated.source) == (len(begun) - 1, KVSource.PARKED)
+        assert seated.early.n_used == seated.early.n_begun
 
         # The guess is wrong: the client goes on from the answer as it was.
         ask = answered(driver, "wrong", ASKED[1:])
@@ -225,6 +237,25 @@ def test_a_memory_that_is_full_keeps_its_bound(model_of: ModelOf, tmp_path: Path
         assert tokens == driver.cold(expected + NEXT, 8, slot=1)
 
 
+def test_the_path_that_was_left_is_the_first_to_go(driver: Driver) -> None:
+    """An older conversation that nobody left stays before it."""
+    answered(driver, "older", prompt(400, seed=16))
+    ask = answered(driver, "leaver", prompt(400, seed=17))
+    expected = prompt(400, seed=17)[:N_HEAD] + prompt(200, seed=18)
+    driver.expect(expected, ask, display_name="leaver")
+    driver.catch_up()
+
+    def first_to_go(loop: EngineLoop, events: list[Event]) -> tuple[int, list[bool]]:
+        index = loop.slot_kv.memory.index
+        records = eviction.entries(index)
+        first = eviction.plan(records, eviction.EvictionGoal(1))
+        return len(records), [index.nodes[key].was_left for key in first]
+
+    n_records, first = stepped(driver, first_to_go)
+    assert n_records > 1
+    assert first == [True]
+
+
 def test_an_early_turn_without_room_fails_nobody(driver: Driver) -> None:
     ask = answered(driver, "roomless", ASKED[4:])
     slot_kv = driver.engine._turns.slot_kv
@@ -245,3 +276,17 @@ def test_agents_that_never_match_are_left_alone(driver: Driver) -> None:
         driver.catch_up()
         n_begun = driver.n_early[0] - before
         assert (n_begun > 0) == (turn < 2)
+
+
+def test_a_new_agent_of_a_client_that_never_matches_is_left_alone(driver: Driver) -> None:
+    begun = []
+    for turn in range(6):
+        name, client = f"new {turn}", "stubborn" if turn < 4 else "other"
+        tokens = prompt(400, seed=60 + turn)
+        ask, before = answered(driver, name, tokens), driver.n_early[0]
+        driver.expect(prompt(300, seed=70 + turn), ask, display_name=name, client=client)
+        driver.catch_up()
+        begun.append(driver.n_early[0] > before)
+        follows = prompt(300, seed=70 + turn) if client == "other" else tokens
+        served(driver, follows + NEXT, display_name=name, client=client)
+    assert begun == [True, True, False, False, True, True]

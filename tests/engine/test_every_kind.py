@@ -14,6 +14,7 @@ from mlxstack.core.preset import DiskSpec, KVSpec, PrefixCacheSpec, Preset, Slot
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 from tests.models import build
+from tests.repetition import in_soak
 
 KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
 PRECISIONS = {
@@ -64,7 +65,7 @@ def test_d1_d3_the_next_turn_and_a_fork_go_on_as_if_alone(preset: Preset, tmp_pa
         assert driver.tokens(fork) == driver.cold(HEAD + NEXT, slot=0)
 
 
-@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", "tiny", "tiny-sinks"])
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny", "tiny-sinks")])
 def test_c4_c6_a_slot_restored_elsewhere_after_a_restart_loses_no_token(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
@@ -82,7 +83,7 @@ def test_c4_c6_a_slot_restored_elsewhere_after_a_restart_loses_no_token(
         assert driver.tokens(ask) == driver.cold(history + NEXT, slot=1)
 
 
-@pytest.mark.parametrize("kind", ["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.mark.parametrize("kind", ["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
 def test_d7_what_is_decoding_is_not_evicted(model_of: ModelOf, tmp_path: Path, kind: str) -> None:
     preset = preset_of(model_of(kind), slots=TWO, prefix_cache=NO_DISK)
     with running(preset, tmp_path / "alone") as driver:

@@ -10,6 +10,7 @@ from mlxstack.core.preset import DiskSpec, PrefixCacheSpec, Preset, SlotSpec
 from mlxstack.engine.kv.slot_context import MOST_CHECKPOINTS
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
 CACHES = {
     "disk": PrefixCacheSpec(),
@@ -41,12 +42,11 @@ def fill_checkpoints(driver: Driver) -> list[int]:
     ("kind", "at", "cache"),
     [
         ("tiny-swa", 1, "disk"),
-        ("tiny-swa", 1, "memory"),
         ("tiny-swa", 1, "none"),
         ("tiny-swa", 0, "memory"),
         ("tiny-swa", 2, "memory"),
         ("tiny-hybrid", 1, "disk"),
-        ("tiny-sinks", 1, "memory"),
+        *in_soak(("tiny-swa", 1, "memory"), ("tiny-sinks", 1, "memory")),
     ],
 )
 def test_a_conversation_goes_back_to_each_checkpoint_it_has(

@@ -23,8 +23,10 @@ from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
-KINDS = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid", "tiny-mla", "tiny-8bit", "tiny-later"]
+MORE = in_soak("tiny", "tiny-sinks", "tiny-mla", "tiny-8bit")
+KINDS = ["tiny-swa", "tiny-hybrid", "tiny-later", *MORE]
 PRECISIONS = {
     "tiny-8bit": KVSpec(bits=8, group_size=32),
     "tiny-later": KVSpec(bits=4, group_size=32, quantized_start=100),

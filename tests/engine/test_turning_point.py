@@ -9,6 +9,7 @@ from mlxstack.core.preset import KVSpec, Preset, SlotSpec
 from mlxstack.policy.prefix_index_check import check_index
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
+from tests.repetition import in_soak
 
 TURN = 200
 MINE = prompt(150, seed=1)
@@ -16,7 +17,7 @@ NEXT = prompt(110, seed=2)
 OTHER = prompt(300, seed=3)
 
 
-@pytest.fixture(params=["tiny", "tiny-swa", "tiny-hybrid"])
+@pytest.fixture(params=["tiny-swa", "tiny-hybrid", *in_soak("tiny")])
 def preset(request: pytest.FixtureRequest, model_of: ModelOf) -> Preset:
     """One slot, so that every second conversation has to be parked."""
     kv = KVSpec(bits=8, group_size=32, quantized_start=TURN)

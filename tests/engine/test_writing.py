@@ -15,12 +15,12 @@ from mlxstack.store.background_writer import BackgroundWriter, WriterBound
 from mlxstack.store.disk_io import Disk
 from tests.conftest import ModelOf
 from tests.engine.harness import WAIT_S, preset_of, prompt, running
+from tests.repetition import in_soak
 
 LONG = prompt(1500, seed=1)
 NEXT = prompt(20, seed=2)
 SLOTS = SlotSpec(count=2, n_ctx=2048)
 HELD = 1_200_000
-KINDS = ["tiny", "tiny-swa", "tiny-hybrid"]
 
 
 class SlowDisk(Disk):
@@ -49,7 +49,7 @@ def noted(home: Path) -> bool:
     return bool(list(home.glob("agents/*/*/manifest.json")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tiny-hybrid", *in_soak("tiny", "tiny-swa")])
 def test_g10_a_long_turn_of_an_agent_is_saved_whole(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_g10_a_long_turn_of_an_agent_is_saved_whole(
         check_index(driver.engine._turns.slot_kv.memory.index)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tiny-swa", *in_soak("tiny", "tiny-hybrid")])
 def test_g12_a_slot_of_more_than_the_writer_holds_is_saved(
     model_of: ModelOf, tmp_path: Path, kind: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_d4_what_waits_for_the_disk_gives_way_when_memory_is_short(
     preset = preset_of(model_of("tiny"), slots=SlotSpec(count=1, n_ctx=2048), prefix_cache=cache)
     with running(preset, tmp_path, memory_bytes=16_000_000, disk=SlowDisk()) as driver:
         memory = driver.engine._turns.slot_kv.memory
-        for n in range(8):
+        for n in range(5):
             tokens = prompt(1300, seed=n)
             answer = driver.answer(tokens, 4, agent=f"{n}")
             assert driver.engine.cache.stats().result(WAIT_S).memory_bytes <= memory.budget + HELD

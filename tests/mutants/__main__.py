@@ -42,7 +42,8 @@ def notices(copy: Path, mutant: Mutant) -> bool:
     path = copy / "mlxstack" / mutant.file
     text = path.read_text()
     path.write_text(text.replace(mutant.old, mutant.new))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.test]
+    options = ["--soak", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, mutant.test]
     try:
         env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
@@ -52,7 +53,9 @@ def notices(copy: Path, mutant: Mutant) -> bool:
         return True
     finally:
         path.write_text(text)
-    return done.returncode == FAILED
+    # A service that a mutant leaves hanging may abort the exit of a run whose test has failed.
+    was_killed = done.returncode < 0 and f"FAILED {mutant.test}".encode() in done.stdout
+    return done.returncode == FAILED or was_killed
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from tests.mutants.faults import FAULTS
 from tests.mutants.features import FEATURES
+from tests.mutants.first_aid import FIRST_AID
 from tests.mutants.limits import LIMITS
+from tests.mutants.mac import MAC
 from tests.mutants.mutant import Mutant
 
 GUARDS = "tests/api/test_guards.py::"
@@ -273,4 +275,4 @@ DOORS_AND_FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FEATURES, *FAULTS)
+MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FIRST_AID, *MAC, *FEATURES, *FAULTS)

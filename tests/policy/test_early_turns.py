@@ -10,6 +10,7 @@ from mlxstack.policy.early_history import (
     MOST_TOKENS,
     MOST_WASTED,
     EarlyHistory,
+    first_history,
     may_begin,
     note_begun,
     note_used,
@@ -139,6 +140,17 @@ def test_an_agent_whose_early_turns_are_wasted_gets_one_an_hour() -> None:
     history = note_begun(history, 1000, 10.0 + HOUR_S)
     assert not may_begin(history, 1000, 11.0 + HOUR_S)
     assert may_begin(note_used(history, 1000, 900), 1000, 11.0 + HOUR_S), "trusted again"
+
+
+def test_a_new_agent_is_trusted_as_its_client_is() -> None:
+    client = EarlyHistory()
+    for _ in range(MOST_WASTED):
+        client = note_used(note_begun(client, 1000, 10.0), 1000, 0)
+    new = first_history(client)
+    assert not may_begin(new, 1000, 10.0 + HOUR_S - 1)
+    assert may_begin(new, 1000, 10.0 + HOUR_S)
+    trusted = first_history(note_used(client, 1000, 1000))
+    assert may_begin(trusted, MOST_TOKENS, 11.0), "its tokens are its own"
 
 
 @given(st.lists(st.tuples(st.integers(0, MOST_TOKENS), st.floats(0, HOUR_S / 10))))

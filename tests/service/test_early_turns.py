@@ -67,10 +67,11 @@ async def test_an_answer_is_expected_to_be_followed_by_the_user(pair: Pair) -> N
     assert len(request.tokens) > len(engine.asked[0].tokens)
 
 
-async def test_an_explicit_agent_keeps_its_name(pair: Pair) -> None:
-    await said(pair, agent="coder")
+async def test_the_agent_and_its_client_keep_their_names(pair: Pair) -> None:
+    await said(pair, agent="coder", client="claude-cli")
     await rest(pair[0])
-    assert pair[1].expected[0][0].agent == "coder"
+    expected, _ = pair[1].expected[0]
+    assert (expected.agent, expected.client) == ("coder", "claude-cli")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,11 @@ USER, ASSISTANT, TOOL = Role.USER, Role.ASSISTANT, Role.TOOL
 ACT = Tool("act", "Acts.", {"type": "object", "properties": {"key": {"type": "string"}}})
 # Opens every answer with a thought, and never writes one back.
 FORGETS = CHATML.replace("m.reasoning_content and loop.index0 > ns.last", "false")
+# Closes the results where a prompt ends with them, and not where a call follows (R1-Distill).
+CLOSES = CHATML.replace(
+    "{%- if add_generation_prompt %}",
+    "{%- if messages[-1].role == 'tool' %}{{- '<|endoftext|>' }}{%- elif add_generation_prompt %}",
+)
 CALL = '<tool_call>\n{"name": "act",  "arguments": {"key":  "a"}}\n</tool_call>'
 
 
@@ -112,6 +117,23 @@ def test_a_tool_loop_begins_with_all_that_is_cached(load: Load, template: str, c
             said = Message(ASSISTANT, said.text, tool_calls=said.tool_calls)
         turns += [said, result(said)]
         assert begins(model.prompt(turns).tokens, cached)
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_end_of_the_results_comes_back_with_the_answer(load: Load, thinking: bool) -> None:
+    model = load(CLOSES)
+    said, _ = model.sample([ASK], f"I think.\n</think>\n{CALL}" if thinking else CALL)
+    turns = [ASK, said, result(said)]
+    for _ in range(2):
+        prompt = model.prompt(turns)
+        assert prompt.text is not None and prompt.text.endswith("<|endoftext|>")
+        said, cached = model.sample(turns, CALL)
+        turns += [said, result(said)]
+        assert begins(model.prompt(turns).tokens, cached)
+    replayed = model.prompt(turns)
+    model.forget()
+    assert not begins(model.prompt(turns).tokens, cached)
+    assert model.prompt(turns).text == replayed.text
 
 
 def test_the_opening_of_an_answer_without_thoughts_comes_back(load: Load) -> None:

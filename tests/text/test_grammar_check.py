@@ -60,9 +60,9 @@ def test_a_grammar_that_compiles_for_too_long_is_refused_and_the_next_one_served
         f'{{"type": "integer", "multiple\\u004ff": {p}}}' for p in PRIMES
     )
     for shape in (
+        ResponseConstraint({"type": "object", "properties": WIDE}),
         ResponseConstraint(PRODUCT),
         ResponseConstraint(MANY),
-        ResponseConstraint({"type": "object", "properties": WIDE}),
         ResponseConstraint(grammar=f"{escaped}]}}"),
     ):
         for _ in range(2):

@@ -238,6 +238,21 @@ def test_a_prompt_that_a_sentinel_would_change_is_left_alone() -> None:
     assert chat.maker.make(talk).tokens != chat.bare.make(talk).tokens
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_of_every_format_are_replayed(name: str) -> None:
+    chat = Chat(name)
+    talk = talk_of(Message(USER, "u"))
+    call = ToolCall("functions.bash:0", "bash", {"path": "a b"})
+    text = chat.written(talk, Message(ASSISTANT, tool_calls=(call,)))
+    tokens = respelled(chat.tokenizer, text, lambda: 1)
+    prompt = chat.bare.make(talk)
+    answer = chat.heard(prompt, tokens)
+    cached = (*prompt.tokens, *tokens)
+    following = talk_of(Message(USER, "u"), answer, Message(USER, "v"))
+    assert chat.maker.make(following).tokens[: len(cached)] == cached
+    assert chat.bare.make(following).tokens[: len(cached)] != cached
+
+
 def test_a_call_that_the_end_of_the_answer_closed_is_replayed_without_a_mark() -> None:
     chat = Chat("json")
     answer = remembered(chat, JSON_CALL.removesuffix("</tool_call>"))

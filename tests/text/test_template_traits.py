@@ -50,6 +50,22 @@ CALL_FIRST = ONE_CALL.replace(
     "or loop.previtem.role == 'tool')) %}{{- raise_exception('no call') }}"
     "{%- elif m.role == 'tool' %}",
 )
+# The form of Gemma 4: the results of a call come before the text beside it.
+LATE_TEXT = """
+{%- for m in messages %}
+{%- if m.role != 'tool' %}
+{%- for call in m.tool_calls or [] %}
+{{- '<call>' + call.function.name + (call.function.arguments | tojson) + '</call>' }}
+{%- endfor %}
+{%- if m.tool_calls %}
+{%- for later in messages[loop.index:] if later.role == 'tool' %}
+{{- '<result>' + later.content + '</result>' }}{%- endfor %}
+{%- endif %}
+{{- '<' + m.role + '>' + m.content + '</' + m.role + '>' if m.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<answer>' }}{%- endif %}
+"""
 TURNS = """
 {%- for m in messages %}{{- '<' + m.role + '>' + m.content + '</' + m.role + '>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<answer>' }}{%- endif %}
@@ -137,6 +153,15 @@ def test_text_beside_an_old_call_is_a_turn_of_its_own_where_thoughts_are_dropped
         "<result>result 1</result><final>Done.</final><user>more</user>"
         '<analysis>So.\n\nAgain.</analysis><call>bash{"c": "argument 2"}</call>'
         "<result>result 2</result><answer>"
+    )
+
+
+def test_text_beside_a_call_comes_before_it_where_the_template_writes_it_after_the_result(
+    load: Load,
+) -> None:
+    assert prompt(load(LATE_TEXT), calling("I look.", None, 1), result(1)) == (
+        '<user>go</user><assistant>I look.</assistant><call>bash{"c": "argument 1"}</call>'
+        "<result>result 1</result><answer>"
     )
 
 

@@ -18,6 +18,7 @@ from mlxstack.tui.screens.overview import OverviewScreen
 from mlxstack.tui.screens.palette import Palette
 from mlxstack.tui.state import Link, LinkState
 from mlxstack.tui.theme import ThemeChoice
+from tests.repetition import in_soak
 from tests.tui import scenes
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import offered, settled
@@ -95,7 +96,9 @@ async def test_a_key_after_leaving_is_no_error() -> None:
     assert pilot.app.return_code == 0
 
 
-@pytest.mark.parametrize("keys", [("pagedown",), ("down", "pageup"), ("E", "pagedown")])
+@pytest.mark.parametrize(
+    "keys", [("E", "pagedown"), *in_soak((("pagedown",),), (("down", "pageup"),))]
+)
 async def test_the_palette_is_paged_before_it_is_drawn(keys: tuple[str, ...]) -> None:
     async with attached() as (pilot, _):
         await burst(pilot, "ctrl+p", *keys)

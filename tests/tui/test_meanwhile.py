@@ -12,6 +12,7 @@ from mlxstack.tui.screens.text_page import TextPage
 from mlxstack.tui.state import reduce
 from mlxstack.tui.theme import ThemeChoice
 from mlxstack.tui.widgets.table import PatchedTable
+from tests.repetition import in_soak
 from tests.tui.clerk import Clerk
 from tests.tui.conftest import settled
 from tests.tui.test_behaviour import on_screen, told
@@ -31,7 +32,7 @@ def tell(app: Dashboard, frame: StatusFrame) -> None:
     app.post_message(Updated(reduce(app.model, frame)))
 
 
-@pytest.mark.parametrize("keys", [("E", "y"), ("S", "enter"), ("R", "enter")])
+@pytest.mark.parametrize("keys", [("E", "y"), *in_soak((("S", "enter"),), (("R", "enter"),))])
 @pytest.mark.parametrize(
     ("before", "after"),
     [(("bob", "q1"), ("eve", "q2")), ((None, "q1"), (None, "q2")), ((None, None), ("eve", "q2"))],

@@ -106,6 +106,14 @@ def test_the_plain_page_tells_all_that_the_screens_tell() -> None:
     assert "Agents" not in page(seen(scenes.silent()), 120)
 
 
+def test_a_verdict_against_batching_is_told() -> None:
+    model = seen(scenes.overloaded())
+    why = model.frame.snapshot.why_not_batching
+    assert why is not None
+    lines = ["".join(cell.text for cell in line) for line in overview.health(model, 120)]
+    assert f"decoding slot by slot: {why}" in lines
+
+
 def test_sections_that_are_not_reported_say_so() -> None:
     model = seen(scenes.silent())
     for sheet in (cache.rates, cache.prefixes, cache.misses):

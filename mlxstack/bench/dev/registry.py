@@ -12,7 +12,10 @@ from msgspec.structs import replace
 from mlxstack.bench.dev import (
     cli_startup,
     drafts,
+    early_turns,
     engine,
+    gateway,
+    head,
     peers,
     prefix_cache_report,
     prefix_cache_scenarios,
@@ -95,6 +98,18 @@ def _drafts(stage: Sandbox, wanted: BenchRequest) -> Results:
     return drafts.run(stage, replace(plan, passes=wanted.passes))
 
 
+def _early(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = early_turns.SMALL if wanted.is_small else early_turns.EarlyPlan()
+    if wanted.model == "random":
+        stage = early_turns.with_template(stage)
+    return asyncio.run(early_turns.run(stage, replace(plan, passes=wanted.passes)))
+
+
+def _head(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = head.SMALL if wanted.is_small else head.HeadPlan()
+    return head.run(stage, replace(plan, passes=wanted.passes))
+
+
 def _text(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tokenization.SMALL if wanted.is_small else tokenization.TextPlan()
     return tokenization.run(stage, replace(plan, passes=wanted.passes))
@@ -114,6 +129,11 @@ def _cache(stage: Sandbox, wanted: BenchRequest) -> Results:
 def _tui(stage: Sandbox, wanted: BenchRequest) -> Results:
     plan = tui_overhead.SMALL if wanted.is_small else tui_overhead.WatchPlan()
     return asyncio.run(tui_overhead.run(stage, replace(plan, passes=wanted.passes)))
+
+
+def _gateway(stage: Sandbox, wanted: BenchRequest) -> Results:
+    plan = gateway.SMALL if wanted.is_small else gateway.GatewayPlan()
+    return asyncio.run(gateway.run(stage, replace(plan, passes=wanted.passes)))
 
 
 def _serve(stage: Sandbox, wanted: BenchRequest) -> Results:
@@ -150,13 +170,27 @@ async def _served(
 BENCHES: dict[str, Callable[[Sandbox, BenchRequest], Results]] = {
     "engine": _engine,
     "drafts": _drafts,
+    "early": _early,
+    "head": _head,
     "cache": _cache,
     "text": _text,
     "serve": _serve,
     "peers": _peers,
     "start": _start,
     "tui": _tui,
+    "gateway": _gateway,
 }
 WITHOUT_MODEL = frozenset({"start"})
-EVERYTHING = ("start", "engine", "drafts", "cache", "text", "tui", "peers")
+EVERYTHING = (
+    "start",
+    "engine",
+    "drafts",
+    "early",
+    "head",
+    "cache",
+    "text",
+    "tui",
+    "gateway",
+    "peers",
+)
 """Benchmarks of `all`; the scenes of `serve` are in `peers`."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from mlxstack.bench.dev.trials import BenchJob, BenchResult, BuildModel, Trial
 from mlxstack.bench.timed_request import ServerUnderTest
 from mlxstack.core.errors import Broken
-from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec
+from mlxstack.core.preset import ModelSpec, PrefixCacheSpec, Preset, ServerSpec, SlotSpec
 from mlxstack.host.logs import tail
 from mlxstack.host.parent_watchdog import VARIABLE
 from mlxstack.host.process import free_port
@@ -61,7 +61,9 @@ def measure(stage: Sandbox, trials: Sequence[Trial]) -> list[BenchResult]:
 
 
 @contextlib.asynccontextmanager
-async def service(stage: Sandbox, home: str, slots: SlotSpec) -> AsyncIterator[ServerUnderTest]:
+async def service(
+    stage: Sandbox, home: str, slots: SlotSpec, cache: PrefixCacheSpec | None = None
+) -> AsyncIterator[ServerUnderTest]:
     """Our service on the stage's model, healthy; `home` names a folder that outlives it."""
     root = stage.folder / home
     root.mkdir(parents=True, exist_ok=True)
@@ -70,6 +72,7 @@ async def service(stage: Sandbox, home: str, slots: SlotSpec) -> AsyncIterator[S
         model=ModelSpec(id=stage.model, alias="bench"),
         name="bench",
         slots=slots,
+        prefix_cache=cache or PrefixCacheSpec(),
         server=ServerSpec(host=HOST, port=port),
     )
     file = root / "preset.json"

@@ -78,6 +78,26 @@ class Drafts(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
+class SharedRows(Struct, frozen=True, tag=True):
+    """Rows with `n_own` tokens each after a common prefix of `n_shared`, by turns.
+
+    Gives `bytes` (held by the rows) and `step_s` of on (with live sharing), off and theirs.
+    """
+
+    n_rows: int
+    n_shared: int
+    n_own: int
+    n_steps: int = 20
+    passes: int = 3
+
+
+class Forks(Struct, frozen=True, tag=True):
+    """Fork a context under a shared prefix of each length: `fork_s` and `bytes`, by the length."""
+
+    lengths: tuple[int, ...]
+    passes: int = 3
+
+
 class FollowUp(Struct, frozen=True, tag=True):
     """Text work of the next turn on a history of `n_tokens` tokens, and of doing it from scratch.
 
@@ -88,7 +108,18 @@ class FollowUp(Struct, frozen=True, tag=True):
     passes: int = 3
 
 
-Trial = BuildModel | Steps | Joins | SingleFloor | LoadFiles | FullEngine | Drafts | FollowUp
+Trial = (
+    BuildModel
+    | Steps
+    | Joins
+    | SingleFloor
+    | LoadFiles
+    | FullEngine
+    | Drafts
+    | SharedRows
+    | Forks
+    | FollowUp
+)
 
 
 class BenchJob(Struct, frozen=True):

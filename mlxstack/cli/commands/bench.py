@@ -21,7 +21,20 @@ if TYPE_CHECKING:
 
 SCENES = ("turns", "crowds", "short", "joining", "counts", "team", "requests")
 SCENES_HELP = f"serve: play this one only; may be given again. {', '.join(SCENES)}."
-NAMES = ("engine", "drafts", "cache", "text", "serve", "peers", "start", "tui", "all")
+NAMES = (
+    "engine",
+    "drafts",
+    "early",
+    "head",
+    "cache",
+    "text",
+    "serve",
+    "peers",
+    "start",
+    "tui",
+    "gateway",
+    "all",
+)
 
 
 def bench_names(incomplete: str) -> list[str]:
@@ -59,10 +72,12 @@ def bench(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     """Measure speed and memory of a checkout against targets.
 
     engine: our batch and mlx-lm's in one process. drafts: speculative decoding, with and without.
-    cache: agents that come back, start together,
-    are saved. text: the text work of a request. serve: a service under many agents. peers: the
-    same beside mlx_lm.server on the same model. start: how soon the command answers.
-    tui: what an attached dashboard costs. all: every one but serve, whose scenes are in peers.
+    early: the turn after a pause, begun early or not. head: agents on a common prefix, in one copy
+    and in many. cache: agents that come back, start together, are saved. text: the text work of a
+    request. serve: a service under many agents. peers: the same beside mlx_lm.server on the same
+    model. start: how soon the command answers. tui: what an attached dashboard costs. gateway: the
+    way through a gateway against the one beside it. all: every one but serve, whose scenes are in
+    peers.
     """
     if find_spec("mlxstack.bench.dev") is None:
         raise Unsupported(

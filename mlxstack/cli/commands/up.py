@@ -4,11 +4,12 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from mlxstack.cli.completion import service_names
+from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note, spinner
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ Ctx = Annotated[
 ]
 Slots = Annotated[int | None, typer.Option("--slots", min=1, max=256, help="Number of slots.")]
 KvBits = Annotated[int | None, typer.Option("--kv-bits", help="KV precision: 16, 8 or 4.")]
+FRONT = "gateway"
+"""Name of a gateway that has none."""
+
+GATEWAY_S = 60.0
+"""Seconds in which a gateway must answer; its members have their own."""
+
 CHAT = '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -50,17 +57,24 @@ Model = Annotated[
 
 
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
-    model: Annotated[
-        str,
+    models: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="PRESET | HUB ID | MODEL FOLDER",
-            help="What to serve; for a model the settings are derived.",
+            help="What to serve; for a model the settings are derived. Several get one address.",
             autocompletion=preset_names,
         ),
-    ],
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="The members of this mode, at one address.")
+    ] = None,
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,
+    draft: Annotated[
+        str | None,
+        typer.Option("--draft", metavar="MODEL", help="Small model that drafts for this one."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
@@ -74,6 +88,9 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
 ) -> None:
     """Start a service and wait until it is healthy.
 
+    Several models, or those of a mode, get one address: a gateway, which starts each one at the
+    first request that names it, and unloads others where memory is short.
+
     Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
     then from the preset, then from the preset that it extends.
     """
@@ -84,8 +101,20 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
+    models = models or []
+    if bool(models) == (mode is not None):
+        raise Misuse("name what to serve, or a mode by --mode")
+    if mode is not None or len(models) > 1:
+        if ctx or slots or kv_bits or dry_run:
+            raise Misuse("--ctx, --slots, --kv-bits and --dry-run go with one model")
+        front = Front(name or mode or FRONT, mode, host, port)
+        _up_gateway(front, models, tuple(sets or ()), foreground, if_needed, json)
+        return
+    (model,) = models
     given = (("server.host", host), ("server.port", port), ("name", name))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
+    if draft is not None:
+        texts += [f"model.draft={draft}", "speculation=auto"]
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
     found = model_request.request_for(model, home, sizes, tuple(texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
@@ -110,6 +139,72 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     _settle_for(owner, port, loaded.preset, json)
 
 
+class Front(NamedTuple):
+    """A gateway as it was asked for."""
+
+    name: str
+    mode: str | None
+    host: str | None
+    port: int | None
+
+
+def _up_gateway(
+    front: Front,
+    models: list[str],
+    sets: tuple[str, ...],
+    foreground: bool,
+    if_needed: bool,
+    json: bool,
+) -> None:
+    import asyncio
+
+    from mlxstack.cli.services import gateway, launch, mode_switch, model_request
+    from mlxstack.host import modes, services
+    from mlxstack.host.home import home_from
+    from mlxstack.policy.capacity_advice import SlotSizes
+
+    home = home_from(os.environ)
+    if front.mode is not None:
+        wanted = mode_switch.requests_of(front.mode, home)
+    else:
+        found = [model_request.request_for(one, home, SlotSizes(), sets) for one in models]
+        wanted = [launch.LaunchRequest(one.preset, one.sets, Path.cwd()) for one in found]
+    listening = {
+        key: value
+        for key, value in (("host", front.host), ("port", front.port))
+        if value is not None
+    }
+    with services.starting(home, front.name, waits=if_needed):
+        owner = _owner(front.name, home)
+        if owner is not None:
+            if not if_needed:
+                raise launch.already_running(owner)
+            began = time.monotonic()
+            state = launch.wait_for(owner, GATEWAY_S, lambda _: None)
+            _tell_gateway(_facts(state, began), json)
+            return
+        plan = gateway.prepare(front.name, wanted, home, **listening)
+        if front.mode is not None:
+            modes.mark_active(home, modes.Active(front.mode, (front.name,)))
+        if not foreground:
+            began = time.monotonic()
+            with spinner(f"starting {front.name}") as turn:
+                state = launch.start(plan.service, GATEWAY_S, turn)
+            _tell_gateway(_facts(state, began), json)
+            return
+        supervisor = _claimed(plan.service)
+    raise typer.Exit(asyncio.run(supervisor.run()))
+
+
+def _tell_gateway(facts: dict[str, object], json: bool) -> None:
+    if json:
+        as_json(facts)
+        return
+    first, *others = str(facts["preset"]).split(", ")
+    typer.echo(f"{facts['name']} is ready at {facts['url']} after {facts['seconds']:.1f} s")
+    typer.echo(f"  {first} answers requests without a model; others: {', '.join(others) or 'none'}")
+
+
 def restart(
     name: Annotated[
         str | None,
@@ -120,13 +215,21 @@ def restart(
     """Stop a service and start it again from its preset, read anew."""
     from mlxstack.cli.services import launch
     from mlxstack.cli.services.memory_refusal import check_memory
-    from mlxstack.cli.target import known_service
+    from mlxstack.cli.target import is_gateway, known_service
     from mlxstack.host import preflight, services
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
     state = known_service(home, name)
     plan = state.plan
+    if is_gateway(plan):
+        with services.starting(home, plan.name, waits=True):
+            former = _owner(plan.name, home)
+            if former is not None:
+                services.stop(home, former, plan.patience.grace_s + 1.0)
+            began = time.monotonic()
+            _tell_gateway(_facts(launch.start(plan, GATEWAY_S, lambda _: None), began), json)
+        return
     wanted = launch.LaunchRequest(plan.preset, plan.overrides, Path(plan.cwd))
     loaded = launch.resolve(wanted, home)
     check_memory(loaded.preset, home, os.environ)

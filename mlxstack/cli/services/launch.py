@@ -18,7 +18,7 @@ from mlxstack.cli.output import note
 from mlxstack.cli.services import memory_refusal
 from mlxstack.client import Client, HealthResponse, Unreachable
 from mlxstack.core.errors import Broken, SlotTaken
-from mlxstack.core.preset import PARKING_S, Preset
+from mlxstack.core.preset import PARKING_S, Preset, ServerSpec
 from mlxstack.host import hardware, overrides, preflight, presets, services
 from mlxstack.host.home import Home, make_home
 from mlxstack.host.logs import tail
@@ -81,7 +81,7 @@ def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> 
         name=preset.name,
         root=str(home.root),
         preset=wanted.preset,
-        url=url_of(preset),
+        url=url_of(preset.server),
         worker=(*_worker_command(), str(home.preset_file(preset.name))),
         env=env | {"MLX_STACK_HOME": str(home.root)} | QUIET,
         overrides=wanted.sets,
@@ -92,14 +92,10 @@ def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> 
     )
 
 
-def url_of(preset: Preset) -> str:
+def url_of(server: ServerSpec) -> str:
     """Where a client on this computer finds the service."""
-    host = reachable(preset.server.host)
-    return (
-        f"http://[{host}]:{preset.server.port}"
-        if ":" in host
-        else (f"http://{host}:{preset.server.port}")
-    )
+    host = reachable(server.host)
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
 
 
 def start(plan: ServiceSpec, timeout_s: float, progress: Callable[[str], None]) -> ServiceState:

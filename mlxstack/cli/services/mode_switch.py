@@ -70,16 +70,20 @@ class ModeBefore(Struct, frozen=True):
     preset: Preset
 
 
-def members_of(name: str, home: Home) -> list[ModeMember]:
-    """The members of a mode. Raises SetupError when they cannot run together."""
+def requests_of(name: str, home: Home) -> list[LaunchRequest]:
+    """The start requests of a mode. Raises SetupError."""
     source = modes.listed(home).get(name)
     mode = modes.load(name, home)
     folder = source.parent if source is not None else home.presets
-    wanted = [
+    return [
         LaunchRequest(from_anywhere(one.preset, folder), one.options, folder)
         for one in mode.members
     ]
-    parts = [ModeMember(one, launch.resolve(one, home)) for one in wanted]
+
+
+def members_of(name: str, home: Home) -> list[ModeMember]:
+    """The members of a mode. Raises SetupError when they cannot run together."""
+    parts = [ModeMember(one, launch.resolve(one, home)) for one in requests_of(name, home)]
     _refuse_twins("name", [part.preset.name for part in parts])
     _refuse_twins("server.port", [part.preset.server.port for part in parts])
     return parts

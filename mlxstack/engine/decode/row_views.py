@@ -20,6 +20,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from mlxstack.engine.model.prefixed_cache import PrefixedArray, PrefixedKVCache
+
 
 class RaggedArray(mx.array):
     """One array per row of the batch, of different lengths; stands in for a stacked one.
@@ -86,14 +88,16 @@ class KVView:
         ends = list(accumulate(self._counts))[:-1]
         new = zip(mx.split(keys, ends), mx.split(values, ends), strict=True)
         for slot, n, (k, v) in zip(self._slots, self._counts, new, strict=True):
-            slot.update_and_fetch(*(a if n == 1 else a.transpose(2, 1, 0, 3) for a in (k, v)))
+            append = slot.append if isinstance(slot, PrefixedKVCache) else slot.update_and_fetch
+            append(*(a if n == 1 else a.transpose(2, 1, 0, 3) for a in (k, v)))
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[RaggedArray, RaggedArray]:
         """The stored keys and values of each row, also for layers that share this one's KV."""
         pairs: list[tuple[Any, Any]] = []
         for slot, n in zip(self._slots, self._counts, strict=True):
-            keys, values = slot.keys_and_values()
+            is_prefixed = isinstance(slot, PrefixedKVCache)
+            keys, values = slot.split() if is_prefixed else slot.keys_and_values()
             bounds = _bounds(slot, n, _length(keys))
             pairs += [(_part(keys, *b), _part(values, *b)) for b in bounds]
         return RaggedArray([pair[0] for pair in pairs]), RaggedArray([pair[1] for pair in pairs])
@@ -167,7 +171,7 @@ class CacheListView:
         return self._views[index]
 
 
-PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache)
+PER_ROW = (KVCache, QuantizedKVCache, RotatingKVCache, ConcatenateKVCache, PrefixedKVCache)
 
 
 def view(caches: Sequence[Any], counts: Sequence[int], is_padded: bool = False) -> Any:
@@ -207,7 +211,9 @@ def _masks(cache: Any, n: int, **options: Any) -> list[Any]:
 
 
 def _length(keys: Any) -> int:
-    """Number of keys in an array, or in the arrays of quantized ones."""
+    """Number of keys in an array, or in the arrays of quantized or prefixed ones."""
+    if isinstance(keys, PrefixedArray):
+        return keys.n_tokens
     return int((keys if isinstance(keys, mx.array) else keys[0]).shape[2])
 
 
@@ -215,6 +221,8 @@ def _part(arrays: Any, *bounds: int) -> Any:
     """The keys or values between the bounds."""
     if not bounds:
         return arrays
+    if isinstance(arrays, PrefixedArray):
+        return arrays.first(bounds[1])
     if isinstance(arrays, mx.array):
         return arrays[..., slice(*bounds), :]
     return tuple(a[..., slice(*bounds), :] for a in arrays)

@@ -11,6 +11,7 @@ from msgspec import Struct
 from mlxstack.core.ports import CallSoon
 from mlxstack.core.request import Request
 from mlxstack.engine.kv import segments
+from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.segments import PackedSegment, pieces
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
@@ -116,19 +117,31 @@ class ContextParker:
         return True
 
     def restore_context(
-        self, context: SlotContext, request: Request, plan: ReusePlan, now: float
+        self,
+        context: SlotContext,
+        request: Request,
+        plan: ReusePlan,
+        shared: LivePrefix | None,
+        now: float,
     ) -> None:
-        """Make the context the parked prefix of the plan; all its keys are in memory."""
+        """Make the context the parked prefix of the plan; all its keys are in memory.
+
+        The tokens of `shared`, which is no longer than the plan, are held and not copied.
+        """
         fresh = context.new_empty(plan.position)
         parts = [self._memory.get(step.key) for step in plan.path]
         spans = segments.whole(
-            fresh, [p for p in parts if isinstance(p, PackedSegment)], plan.position
+            fresh,
+            [p for p in parts if isinstance(p, PackedSegment)],
+            plan.position,
+            shared.n_tokens if shared else 0,
         )
         marks = [self._memory.get(plan.checkpoint)] if plan.checkpoint else []
         fresh.load(
             request.tokens[: plan.position],
             spans,
             [m for m in marks if isinstance(m, StateCheckpoint)],
+            shared,
         )
         context.take_over(fresh)
         context.assign(request.salt, None)
@@ -151,7 +164,7 @@ class ContextParker:
             packed = segments.pack(context, start, end)
             names = chain.keys[start // size : end // size]
             record = prefix_index.SegmentMeta(key, parent, start, end, packed.n_bytes, names)
-            self._memory.put(record, packed, now)
+            self._memory.put_segment(record, packed, context.tokens[start:end], now)
             new.append(key)
             parent = key
         return new

@@ -3,6 +3,7 @@
 Runs on the MLX thread.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from mlxstack.core.preset import PrefixCacheSpec
@@ -17,6 +18,7 @@ from mlxstack.policy.prefix_index import (
     PrefixIndex,
     PrefixMatch,
     StorageTier,
+    common_prefix,
 )
 from mlxstack.policy.retention import Retention
 from mlxstack.policy.reuse_plan import ReusePlan
@@ -46,6 +48,8 @@ class PrefixCache:
         self._transient: set[str] = set()
         self._ends: dict[int, dict[str, int]] = {}
         """Start of every segment and checkpoint that ends inside a block, by its end and key."""
+        self._tokens: dict[str, array[int]] = {}
+        """Tokens of the segments that were parked here; files do not hold them."""
 
     def missing(self, plan: ReusePlan) -> list[str]:
         """Keys of the plan that are on disk only."""
@@ -67,6 +71,17 @@ class PrefixCache:
         self._held.discard(id(self._kept.get(record.key)))
         self._kept[record.key] = part
         self._held.add(id(part))
+
+    def put_segment(
+        self,
+        record: prefix_index.SegmentMeta,
+        part: PackedSegment,
+        tokens: Sequence[int],
+        now: float,
+    ) -> None:
+        """As `put`, for a segment whose tokens are known."""
+        self.put(record, part, now)
+        self._tokens[record.key] = array("I", tokens)
 
     def mark_write_through(self, keys: Iterable[str]) -> None:
         """These are in memory only to be written."""
@@ -142,6 +157,7 @@ class PrefixCache:
             self._held.discard(id(self._kept.pop(key)))
         if key not in self.index.nodes:
             self._transient.discard(key)
+            self._tokens.pop(key, None)
             self._ends.get(prefix_index.end_of(node.record), {}).pop(key, None)
 
     def match(
@@ -166,6 +182,26 @@ class PrefixCache:
                 if end > found.covered and block_hash.segment_key(state, start) == key:
                     trail = KnownPrefix(key, end)
         return prefix_index.match(self.index, chain.keys, cuts, trail)
+
+    def match_in_block(
+        self, found: PrefixMatch, chain: BlockHashes, tokens: Sequence[int]
+    ) -> PrefixMatch:
+        """The match extended into the next block, to the token where the segments diverge."""
+        nodes, n_full = self.index.nodes, found.covered // self.spec.block_size
+        if not n_full:
+            return found
+        shared = dict.fromkeys(
+            self.index.blocks.get(chain.keys[n_full - 1], ()), n_full * self.spec.block_size
+        )
+        shared[found.path[-1].key] = found.covered
+        longest, leaf = found.covered, ""
+        for holder, n_shared in shared.items():
+            for key in {holder, *nodes[holder].children} & self._tokens.keys():
+                start = prefix_index.end_of(nodes[key].record) - len(self._tokens[key])
+                if start <= n_shared:
+                    n_common = common_prefix(self._tokens[key], tokens[start : chain.n_tokens])
+                    longest, leaf = max((longest, leaf), (start + n_common, key))
+        return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else found
 
     def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
         """A record lies in this place now; what ends inside a block is found by its end."""

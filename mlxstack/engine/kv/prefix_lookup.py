@@ -82,11 +82,10 @@ class PrefixLookup:
             return ReusePlan(), reuse_plan.explain_miss(
                 ReusePlan(), (), replace(clues, is_enabled=False)
             )
-        options = [_live(slots[slot], KVSource.SLOT, slot, request, 1)]
+        options = [_live(slots[slot], KVSource.SLOT, slot, request)]
         if self._memory.spec.enabled:
             others = (i for i in range(len(slots)) if i != slot and len(slots[i]))
-            block = self._memory.spec.block_size
-            options += [_live(slots[i], KVSource.FORK, i, request, block) for i in others]
+            options += [_live(slots[i], KVSource.FORK, i, request) for i in others]
             stored = self._stored(request.tokens, chains, slots[slot])
             options += [one for one in stored if may_read or one.source is not KVSource.DISK]
         plan = reuse_plan.plan(len(request.tokens), options)
@@ -169,6 +168,8 @@ class PrefixLookup:
         free_from = self._memory.quantized_start
         for chain in chains:
             found = self._memory.match(chain, tokens, None)
+            if template.is_sliceable:
+                found = self._memory.match_in_block(found, chain, tokens)
             for option in reuse_plan.stored(found, template.is_sliceable):
                 if option.source is KVSource.DISK and not self._memory.spec.disk.enabled:
                     continue
@@ -218,19 +219,15 @@ def _conversation(request: Request, chain: BlockHashes) -> str:
     return request.agent or request.session_hint or told.hex()
 
 
-def _live(
-    context: SlotContext, source: KVSource, slot: int, request: Request, block: int
-) -> ReuseSource:
-    """A live context as a source; from other slots whole blocks, where it can be cut."""
+def _live(context: SlotContext, source: KVSource, slot: int, request: Request) -> ReuseSource:
+    """A live context as a source, to the token where it can be cut."""
     n_common = 0
     is_usable = source is KVSource.SLOT or context.is_storable
     if context.salt == request.salt and is_usable:
         n_common = common_prefix(context.tokens, request.tokens)
     if context.is_cuttable:
         covered = min(n_common, len(request.tokens) - 1)
-        return ReuseSource(
-            source, covered - covered % block, free_from=context.min_rewind, slot=slot
-        )
+        return ReuseSource(source, covered, free_from=context.min_rewind, slot=slot)
     states = [RestorePoint(c.position) for c in context.checkpoints]
     return reuse_plan.live(source, slot, n_common, [*states, RestorePoint(len(context))])
 
@@ -260,7 +257,7 @@ class PrefixOverlapCache:
     def promised(self, request_id: str, other_id: str) -> int:
         """Prompt tokens that the prefill of the other request computes too, if worth a wait.
 
-        A context that can be cut is forked in whole blocks, any other one at its checkpoints.
+        A context that can be cut is forked to the token, any other one at its checkpoints.
         """
         request, other = self._live[request_id].request, self._live[other_id].request
         if request.salt != other.salt or not (request.use_cache and other.use_cache):
@@ -270,7 +267,7 @@ class PrefixOverlapCache:
             n_common = common_prefix(request.tokens, other.tokens)
             n_common = min(n_common, len(request.tokens) - 1, len(other.tokens) - 1)
             if self._slots[0].is_sliceable:
-                position = n_common - n_common % self._block
+                position = n_common
             else:
                 position = max(
                     (cut for cut in other.checkpoint_positions if cut <= n_common), default=0

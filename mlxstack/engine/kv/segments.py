@@ -69,9 +69,9 @@ def pack(context: SlotContext, start: int, end: int) -> PackedSegment:
 
 
 def whole(
-    template: SlotContext, segments: Sequence[PackedSegment], n_tokens: int
+    template: SlotContext, segments: Sequence[PackedSegment], n_tokens: int, start: int = 0
 ) -> list[list[mx.array]]:
-    """Arrays for `SlotContext.load`: per sliceable layer, those of the first `n_tokens`.
+    """Arrays for `SlotContext.load`: per sliceable layer, those of tokens [start, n_tokens).
 
     Segments are ascending and may overlap: the next one's start ends the one before.
     """
@@ -79,7 +79,8 @@ def whole(
     widths = [cache_adapters.n_parts(leaf) for leaf in _sliceable(template)]
     by_layer: list[list[list[mx.array]]] = [[] for _ in widths]
     for segment, end in zip(segments, ends, strict=True):
-        parts = iter(_unpack(segment, end - segment.start))
+        first = min(max(start, segment.start), end) - segment.start
+        parts = iter(_unpack(segment, first, end - segment.start))
         for layer, width in zip(by_layer, widths, strict=True):
             layer.append([next(parts) for _ in range(width)])
     return [cache_adapters.joined(layer) for layer in by_layer]
@@ -130,14 +131,14 @@ def _signature(part: mx.array) -> tuple[Any, ...]:
     return part.dtype, part.shape[1], part.shape[3]
 
 
-def _unpack(segment: PackedSegment, n_tokens: int) -> list[mx.array]:
-    """The parts in layer order, each (1, heads, n_tokens, dim)."""
+def _unpack(segment: PackedSegment, start: int, stop: int) -> list[mx.array]:
+    """The parts in layer order, each (1, heads, stop - start, dim), counted in the segment."""
     taken = [0] * len(segment.groups)
     parts = []
     for group in segment.order:
         at = taken[group]
         taken[group] += 1
-        parts.append(segment.groups[group][at : at + 1, :, :n_tokens])
+        parts.append(segment.groups[group][at : at + 1, :, start:stop])
     return parts
 
 

@@ -7,10 +7,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from msgspec import Struct
 
+from mlxstack.core.engine_snapshot import SharedKVView
+from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
 from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 from mlxstack.policy.block_hash import BlockHashes
+from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
 from mlxstack.policy.prefix_index import KnownPrefix
 
 MOST_CHECKPOINTS = 8
@@ -42,6 +46,8 @@ class SlotContext:
     def __init__(self, maker: CacheFactory) -> None:
         self._maker = maker
         self.caches: list[Any] = maker.make()
+        self.prefix: LivePrefix | None = None
+        """The first tokens, where other contexts may hold the same arrays; `caches` use them."""
         self.tokens: list[int] = []
         self.checkpoints: list[StateCheckpoint] = []
         self.version = 0
@@ -56,6 +62,8 @@ class SlotContext:
         """The block chain of its first tokens, as far as the memory has hashed them."""
         self.min_rewind = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
+        self.draft: SlotContext | None = None
+        """A context of the draft model: a beginning of these tokens and those fed next."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,8 +88,17 @@ class SlotContext:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the live caches and the checkpoints, which others may share."""
-        return self.cache_bytes + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+        """Bytes of the live caches and the checkpoints, which others may share, and the draft.
+
+        A prefix that is shared live does not count.
+        """
+        checkpoints = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+        return self.cache_bytes + checkpoints + self.draft_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the context of the draft model."""
+        return 0 if self.draft is None else self.draft.n_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -91,6 +108,49 @@ class SlotContext:
             self._counted = part, sum(cache_adapters.n_bytes(leaf) for leaf in self.leaves)
         return self._counted[1]
 
+    @property
+    def n_shared(self) -> int:
+        """Tokens of the prefix that other contexts may hold too."""
+        return self.prefix.n_tokens if self.prefix else 0
+
+    @property
+    def can_share(self) -> bool:
+        """Whether a prefix can be shared with other contexts: none that is ever quantized."""
+        is_shareable = any(cache_adapters.can_share(leaf) for leaf in self.leaves)
+        return is_shareable and self.is_storable and not self._maker.can_quantize
+
+    def share(self, n_tokens: int) -> LivePrefix:
+        """The first `n_tokens` for another context; moved to arrays that both can hold."""
+        if n_tokens > self.n_shared:
+            layers: list[tuple[mx.array, mx.array]] = []
+
+            def split(leaf: Any) -> Any:
+                if not cache_adapters.can_share(leaf):
+                    return leaf
+                layers.append(cache_adapters.first_tokens(leaf, n_tokens))
+                return cache_adapters.prefixed(leaf, layers[-1], len(self))
+
+            self.caches = cache_adapters.map_leaves(self.caches, split)
+            self.prefix, self._counted = LivePrefix(layers), None
+        assert self.prefix is not None
+        return self.prefix.cut(n_tokens)
+
+    def adopt(self, prefix: LivePrefix) -> None:
+        """Hold the arrays of a prefix with the same tokens instead of own ones."""
+        self._rebase(prefix, len(self))
+
+    def _rebase(self, prefix: LivePrefix | None, n_tokens: int) -> None:
+        """Hold the first `n_tokens` over this prefix, or without one."""
+        layers = iter(prefix.layers) if prefix else None
+
+        def change(leaf: Any) -> Any:
+            if not cache_adapters.can_share(leaf):
+                return leaf
+            return cache_adapters.prefixed(leaf, next(layers) if layers else None, n_tokens)
+
+        self.caches = cache_adapters.map_leaves(self.caches, change)
+        self.prefix, self._counted = prefix, None
+
     def assign(self, salt: str, agent: str | None, n_prompt: int = 0) -> None:
         """Set the tenant and agent of these tokens, and how many of them are a prompt."""
         self.salt, self.agent, self.n_prompt = salt, agent, n_prompt
@@ -98,6 +158,7 @@ class SlotContext:
     def clear(self) -> None:
         """Forget everything."""
         self.caches = self._maker.make()
+        self.prefix = None
         self._counted = None
         self.tokens = []
         self.chain = None
@@ -107,6 +168,7 @@ class SlotContext:
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
+        self.draft = None
 
     @property
     def quantized_start(self) -> int:
@@ -147,11 +209,12 @@ class SlotContext:
     def take_over(self, other: "SlotContext") -> None:
         """Take over everything of a context that is not used any more."""
         self.caches, self.tokens, self.chain = other.caches, other.tokens, other.chain
+        self.prefix = other.prefix
         self._counted = None
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
-        self.salt, self.min_rewind = other.salt, other.min_rewind
+        self.salt, self.min_rewind, self.draft = other.salt, other.min_rewind, other.draft
         self.version += 1
 
     def quantize_if_due(self) -> None:
@@ -187,9 +250,14 @@ class SlotContext:
             return position
         return max((c.position for c in self.checkpoints if c.position <= position), default=0)
 
-    def rewind(self, position: int) -> int:
-        """Drop the last tokens down to `reach(position)`, which is returned."""
+    def rewind(self, position: int, sharing: LiveSharing = NO_SHARING) -> int:
+        """Drop the last tokens down to `rewind_target(position)`, which is returned.
+
+        Inside a shared prefix `sharing` tells how much of it is still held.
+        """
         position = self.rewind_target(position)
+        if self.draft is not None:
+            self.draft.rewind(position)
         if position == len(self.tokens):
             return position
         if position == 0:
@@ -197,7 +265,13 @@ class SlotContext:
             return 0
         checkpoint = next((c for c in self.checkpoints if c.position == position), None)
         is_cut = self.is_cuttable
+        is_in_prefix = self.prefix is not None and position < self.prefix.n_tokens
+        if self.prefix is not None and is_in_prefix:
+            n_shared = sharing.split_point(position)
+            self._rebase(self.prefix.cut(n_shared) if n_shared else None, position)
         for leaf in self.leaves:
+            if is_in_prefix and cache_adapters.can_share(leaf):
+                continue
             if is_cut or cache_adapters.is_sliceable(leaf):
                 leaf.trim(len(self.tokens) - position)
         if not is_cut and checkpoint is not None:
@@ -234,18 +308,22 @@ class SlotContext:
         tokens: Sequence[int],
         parts: Sequence[Sequence[mx.array]],
         checkpoints: Sequence[StateCheckpoint],
+        prefix: LivePrefix | None = None,
     ) -> None:
         """Become the context of `tokens`: `parts[i]` are those of the i-th sliceable layer.
 
-        They have the capacity of `cache_adapters.with_room`. The last checkpoint must stand at the
-        end when a layer is stateful.
+        They begin after the `prefix` and have the capacity of `cache_adapters.with_room`. The last
+        checkpoint must stand at the end when a layer is stateful.
         """
         self.clear()
         self.caches = self._maker.make(len(tokens))
         self._counted = None
         sliceable = [leaf for leaf in self.leaves if cache_adapters.is_sliceable(leaf)]
+        n_shared = prefix.n_tokens if prefix else 0
         for leaf, whole in zip(sliceable, parts, strict=True):
-            cache_adapters.rebuild(leaf, whole, len(tokens))
+            cache_adapters.rebuild(leaf, whole, len(tokens) - n_shared)
+        if prefix is not None:
+            self._put_under(prefix)
         if checkpoints:
             self._restore_state(checkpoints[-1])
         self.tokens = list(tokens)
@@ -253,8 +331,23 @@ class SlotContext:
         self._mark_min_rewind()
         self.evaluate()
 
-    def fork_from(self, other: "SlotContext", position: int) -> int:
-        """Become a copy of the first `other.reach(position)` tokens of another context."""
+    def _put_under(self, prefix: LivePrefix) -> None:
+        """Make the caches of now the tails after this prefix."""
+        layers = iter(prefix.layers)
+
+        def change(leaf: Any) -> Any:
+            return PrefixedKVCache(next(layers), leaf) if cache_adapters.can_share(leaf) else leaf
+
+        self.caches = cache_adapters.map_leaves(self.caches, change)
+        self.prefix = prefix
+
+    def fork_from(
+        self, other: "SlotContext", position: int, prefix: LivePrefix | None = None
+    ) -> int:
+        """Become a copy of the first `other.rewind_target(position)` tokens of another context.
+
+        Those of the `prefix`, which must not be longer, are shared instead.
+        """
         assert other.is_storable, "a context of unknown caches cannot be copied"
         position = other.rewind_target(position)
         if position == 0:
@@ -265,10 +358,12 @@ class SlotContext:
             other.checkpoint()
             end = len(other.tokens)
         sliceable = [leaf for leaf in other.leaves if cache_adapters.is_sliceable(leaf)]
+        start = prefix.n_tokens if prefix else 0
         self.load(
             other.tokens[:end],
-            [cache_adapters.joined([cache_adapters.span(leaf, 0, end)]) for leaf in sliceable],
+            [cache_adapters.joined([cache_adapters.span(leaf, start, end)]) for leaf in sliceable],
             [c for c in other.checkpoints if c.position <= end],
+            prefix,
         )
         self.salt = other.salt
         self._leaf, self._n_anchored = other._leaf, min(other._n_anchored, len(self.tokens))
@@ -279,6 +374,8 @@ class SlotContext:
         for leaf in self.leaves:
             cache_adapters.detach(leaf)
         self.evaluate()
+        if self.draft is not None:
+            self.draft.detach()
 
     def evaluate(self) -> None:
         """Compute everything that is still lazy in the caches."""
@@ -293,6 +390,18 @@ class SlotContext:
         stateful = [leaf for leaf in self.leaves if cache_adapters.is_stateful(leaf)]
         for leaf, frozen in zip(stateful, checkpoint.states, strict=True):
             cache_adapters.restore_state(leaf, frozen)
+
+
+def shared_kv(contexts: Sequence[SlotContext]) -> tuple[SharedKVView, ...]:
+    """The prefixes that these contexts share, each once; the tokens that all its holders share."""
+    holders: dict[LivePrefix, list[int]] = {}
+    for slot, context in enumerate(contexts):
+        if context.prefix is not None:
+            holders.setdefault(context.prefix.whole, []).append(slot)
+    return tuple(
+        SharedKVView(tuple(slots), min(contexts[slot].n_shared for slot in slots), prefix.n_bytes)
+        for prefix, slots in holders.items()
+    )
 
 
 def _is_array(value: object) -> bool:

@@ -14,10 +14,13 @@ from mlxstack.core.request import Request
 from mlxstack.engine.decode.prefill import room_for
 from mlxstack.engine.decode.sibling_answers import MOST_BYTES, SiblingAnswers
 from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.park import BackgroundSteps, IndexedContext
 from mlxstack.engine.kv.prefix_cache import PrefixCache
 from mlxstack.engine.kv.prefix_lookup import PrefixLookup
-from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.slot_context import SlotContext, shared_kv
+from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
+from mlxstack.policy.prefix_index import common_prefix
 from mlxstack.policy.reuse_plan import ReusePlan
 from mlxstack.policy.shared_prefixes import SharedPrefixTokens
 
@@ -44,6 +47,7 @@ class SlotKVManager:
         persist: Persist,
         bytes_per_token: int,
         array_limit: int = 0,
+        sharing: LiveSharing = NO_SHARING,
     ) -> None:
         self._pieces = pieces
         self._persist = persist
@@ -58,17 +62,35 @@ class SlotKVManager:
         self._idle: Sequence[int] = ()
         self.bytes_per_token = bytes_per_token
         self.array_limit = array_limit
+        self.sharing = sharing
 
     @property
     def live_bytes(self) -> int:
         """Bytes of all live contexts, and of the last prompts and answers, to compare with.
 
-        A checkpoint that is shared or parked too counts once.
+        A checkpoint that is shared or parked too counts once, and so does a shared prefix.
         """
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
         marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
         contexts = sum(context.cache_bytes for context in self.slots)
-        return marks + contexts + self.lookup.n_bytes + self.siblings.n_bytes
+        drafts = sum(context.draft_bytes for context in self.slots)
+        texts = self.lookup.n_bytes + self.siblings.n_bytes
+        return marks + contexts + self.shared_bytes + drafts + texts
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the prefixes that live contexts share."""
+        return sum(prefix.n_bytes for prefix in shared_kv(self.slots))
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Whether so many bytes fit beside all live KV."""
+        is_within = self.live_bytes + n_bytes <= self.memory.budget
+        return is_within and not self._is_beyond_device(n_bytes)
+
+    def drop_drafts(self) -> None:
+        """Drop the contexts of the draft model: they only make answers faster."""
+        for context in self.slots:
+            context.draft = None
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
@@ -121,23 +143,47 @@ class SlotKVManager:
             if is_expected and parked is not None:
                 self.memory.retention.abandon(parked.new, plan.position)
         if plan.source is KVSource.SLOT:
-            mine.rewind(plan.position)
+            mine.rewind(plan.position, self.sharing)
         else:
             mine.clear()
         n_tokens = room_for(request)
-        self._make_way(plan, self.bytes_per_token * (n_tokens - len(mine)))
+        tokens = () if len(mine) else request.tokens[: plan.position]
+        shared = self._share(mine, tokens, request.salt)
+        n_held = shared.n_tokens if shared else len(mine)
+        self._make_way(plan, self.bytes_per_token * (n_tokens - n_held))
         if plan.source is KVSource.FORK and plan.slot is not None:
             fresh = mine.new_empty()
-            fresh.fork_from(self.slots[plan.slot], plan.position)
+            fresh.fork_from(self.slots[plan.slot], plan.position, shared)
             mine.take_over(fresh)
         elif plan.path:
-            self._parker.restore_context(mine, request, plan, now)
+            self._parker.restore_context(mine, request, plan, shared, now)
         assert len(mine) == plan.position, f"{len(mine)} tokens instead of {plan.position}"
         mine.assign(request.salt, request.agent, len(request.tokens))
         if not is_expected:
             self.lookup.remember(request)
         # What was copied may go now.
         self.memory.make_room(self.live_bytes + self.bytes_per_token * (n_tokens - len(mine)))
+
+    def _share(self, mine: SlotContext, tokens: Sequence[int], salt: str) -> LivePrefix | None:
+        """The longest beginning of these tokens that a live context can share with this one."""
+        longest, donor = 0, mine
+        for other in self.slots:
+            if other is mine or other.salt != salt or not self.sharing.split_point(len(other)):
+                continue
+            n_tokens = self.sharing.extended(other.n_shared, common_prefix(other.tokens, tokens))
+            rank = n_tokens, n_tokens == other.n_shared
+            if n_tokens and rank > (longest, longest == donor.n_shared) and other.can_share:
+                longest, donor = n_tokens, other
+        # The first split holds the context of the donor twice for a moment.
+        n_bytes = donor.cache_bytes if longest > donor.n_shared else 0
+        has_room = not self.array_limit or mx.get_active_memory() + n_bytes <= self.array_limit
+        return donor.share(longest) if longest and has_room else None
+
+    def share_restored(self, context: SlotContext) -> None:
+        """Let a context that was read from a slot file hold the prefix of live ones."""
+        shared = self._share(context, context.tokens, context.salt)
+        if shared is not None:
+            context.adopt(shared)
 
     def park(self, context: SlotContext, spared: int = 0) -> IndexedContext | None:
         """Keep what the memory does not know yet of this context, and write it to disk.
@@ -176,6 +222,8 @@ class SlotKVManager:
 
         `idle` slots may go, in this order.
         """
+        if self.live_bytes + ahead > self.memory.budget:
+            self.drop_drafts()
         self.memory.make_room(self.live_bytes + ahead)
         for slot in idle:
             if self.live_bytes + ahead <= self.memory.budget:
@@ -201,7 +249,7 @@ class SlotKVManager:
 
         Parked KV goes first, then `idle` slots. Raises OutOfMemory when that is not enough.
         """
-        more = n_bytes - context.cache_bytes
+        more = n_bytes - context.cache_bytes - self.bytes_per_token * context.n_shared
         if not self.array_limit or more <= 0:
             return
         self.memory.make_room(self.live_bytes + max(more, self._shortage(more)))
@@ -228,13 +276,18 @@ class SlotKVManager:
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
         """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        if self._is_beyond_device(n_bytes):
+            self.drop_drafts()
         held = int(mx.get_active_memory())
-        if self.array_limit and held + n_bytes > self.array_limit:
+        if self._is_beyond_device(n_bytes):
             raise OutOfMemory(
                 f"{n_bytes} more bytes of KV are needed, and {held} of the {self.array_limit} that "
                 "the device has room for are in use; try again when other requests have ended, or "
                 "lower slots.count, slots.n_ctx or kv.bits"
             )
+
+    def _is_beyond_device(self, n_bytes: int) -> bool:
+        return 0 < self.array_limit < int(mx.get_active_memory()) + n_bytes
 
     def flush_and_clear(self, context: SlotContext) -> None:
         """Store a context on disk and empty its slot."""

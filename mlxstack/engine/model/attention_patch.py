@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from mlxstack.engine.decode.row_views import KVView, PaddedKVView, RaggedArray, row_of
 from mlxstack.engine.device import has_gpu
+from mlxstack.engine.model.prefixed_cache import PrefixedArray
 
 _original = base.scaled_dot_product_attention
 
@@ -46,6 +47,8 @@ def attend(
         return _multiply_out(queries * scale, each_keys, each_values)
     if is_alone:
         return _attend_alone(queries, keys, values, cache, scale, mask, sinks)
+    if any(isinstance(one, PrefixedArray) for one in each_keys):
+        return _attend_prefixed(queries, keys, values, scale, mask, sinks)
     caches = cache.caches if isinstance(cache, KVView | PaddedKVView) else [None] * len(keys)
     outputs = []
     for i, n in enumerate(keys.counts):
@@ -54,6 +57,79 @@ def attend(
         padding = queries.shape[2] - n
         outputs.append(mx.pad(out, [(0, 0), (0, 0), (0, padding), (0, 0)]) if padding else out)
     return mx.concatenate(outputs, axis=0)
+
+
+def _attend_prefixed(
+    queries: mx.array,
+    keys: RaggedArray,
+    values: RaggedArray,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention of one query per row, where rows on the same prefix read it once together."""
+    groups: dict[int, list[int]] = {}
+    for i, one in enumerate(keys.arrays):
+        is_grouped = isinstance(one, PrefixedArray) and not isinstance(row_of(mask, i), mx.array)
+        groups.setdefault(id(one.prefix) if is_grouped else 0, []).append(i)
+    outputs = []
+    for key, rows in groups.items():
+        own = queries if len(rows) == len(keys) else queries[mx.array(rows)]
+        each_keys, each_values = ([a[i] for i in rows] for a in (keys, values))
+        if key:
+            outputs.append(_attend_group(own, each_keys, each_values, scale, sinks))
+            continue
+        masks = None if mask is None else RaggedArray([row_of(mask, i) for i in rows])
+        whole = [RaggedArray([_joined(one) for one in a]) for a in (each_keys, each_values)]
+        outputs.append(attend(own, whole[0], whole[1], None, scale, masks, sinks))
+    if len(outputs) == 1:
+        return outputs[0]
+    order = [row for rows in groups.values() for row in rows]
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return mx.concatenate(outputs)[mx.array(places)]
+
+
+def _attend_group(
+    queries: mx.array,
+    keys: Sequence[PrefixedArray],
+    values: Sequence[PrefixedArray],
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention of rows on one prefix: a product with it for all, and one per row with its tail.
+
+    Both are merged by their log-sum-exp, in float32.
+    """
+    n_rows, heads, _, dim = queries.shape
+    n_kv = keys[0].prefix.shape[1]
+    grouped = (queries * scale).reshape(n_rows, n_kv, heads // n_kv, dim)
+    flat = grouped.swapaxes(0, 1).reshape(1, n_kv, -1, dim)
+    shared = [
+        part.reshape(n_kv, n_rows, heads // n_kv, -1).swapaxes(0, 1)
+        for part in _partial(flat, keys[0].prefix, values[0].prefix)
+    ]
+    each = zip(mx.split(grouped, n_rows), keys, values, strict=True)
+    tails = [_partial(query, k.tail, v.tail) for query, k, v in each]
+    out, lse = (mx.concatenate(list(parts)) for parts in zip(*tails, strict=True))
+    total = mx.logaddexp(shared[1], lse)
+    if sinks is not None:
+        total = mx.logaddexp(total, sinks.astype(mx.float32).reshape(1, n_kv, -1, 1))
+    merged = shared[0] * mx.exp(shared[1] - total) + out * mx.exp(lse - total)
+    return merged.astype(queries.dtype).reshape(n_rows, heads, 1, -1)
+
+
+def _partial(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    """Attention of scaled queries over some of their keys, and its log-sum-exp, in float32."""
+    scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)
+    most = scores.max(axis=-1, keepdims=True)
+    weights = mx.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True)
+    out = (weights.astype(values.dtype) @ values).astype(mx.float32) / total
+    return out, most + mx.log(total)
+
+
+def _joined(one: Any) -> Any:
+    return one.joined() if isinstance(one, PrefixedArray) else one
 
 
 def _attend_alone(

@@ -60,13 +60,14 @@ Logits = list[mx.array]
 class BatchingCheck(Struct, frozen=True):
     """Whether the model may be batched by row, and if not, why. `kv` describes its caches.
 
-    `can_draft`: rows may bring several tokens to a pass and take some of them back; `is_ragged`:
-    in one pass with other rows.
+    `can_share`: rows may hold one copy of a common prefix; `can_draft`: rows may bring several
+    tokens to a pass and take some of them back; `is_ragged`: in one pass with other rows.
     """
 
     is_batching: bool
     why_not: str | None
     kv: str
+    can_share: bool = False
     can_draft: bool = False
     is_ragged: bool = False
 
@@ -110,7 +111,8 @@ def self_check(model: Any, maker: CacheFactory, n_vocab: int) -> BatchingCheck:
             return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
         found.append(_compare([logits for logits, _ in alone], together))
         if found[-1].is_same(allowed, dtype):
-            return _with_drafts(BatchingCheck(True, None, kv), model, maker, n_vocab)
+            check = BatchingCheck(True, None, kv, _can_share(runner, maker, n_vocab))
+            return _with_drafts(check, model, maker, n_vocab)
     least = min(one.distance for one in found)
     why = f"in a batch its logits differ from alone by {least:.3g} or more in {N_TRIALS} trials"
     return _with_drafts(BatchingCheck(False, why, kv), model, maker, n_vocab)
@@ -125,6 +127,30 @@ def _with_drafts(
         if _can_draft(runner, maker, n_vocab):
             return replace(check, can_draft=True, is_ragged=is_ragged)
     return check
+
+
+def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
+    """Whether logits are as alone for rows that hold one copy of their first tokens."""
+    dtype, n_shared = _precision(runner.model), LENGTHS[0]
+    for trial in range(N_TRIALS):
+        first = [(11 * i + 97 * trial) % n_vocab for i in range(n_shared)]
+        prompts = [first + [(5 * i + 3 * n) % n_vocab for i in range(n)] for n in LENGTHS]
+        plain, shared = ([_prefilled(runner, maker, p) for p in prompts] for _ in range(2))
+        if not shared[0].can_share:
+            return False
+        alone = [_alone(runner, c, p) for c, p in zip(plain, prompts, strict=True)]
+        allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
+        prefix = shared[0].share(n_shared)
+        for context in shared[1:]:
+            context.adopt(prefix)
+        try:
+            together = _together(runner, shared, [fed for _, fed in alone])
+        except Exception:
+            # Latent attention multiplies queries by keys outside of the attention function.
+            return False
+        if _compare([logits for logits, _ in alone], together).is_same(allowed, dtype):
+            return True
+    return False
 
 
 def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:

@@ -5,7 +5,7 @@ ones (sliding window, chunked, recurrent) can only be frozen as they are at one 
 A kind that is neither is never stored or rewound: fail closed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +18,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 from msgspec import Struct
+
+from mlxstack.engine.model.prefixed_cache import PrefixedKVCache
 
 STEP: int = KVCache.step
 BY_TOKEN = (KVCache, QuantizedKVCache, RotatingKVCache, ChunkedKVCache)
@@ -39,9 +41,24 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
+def map_leaves(caches: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The caches of all layers with each one changed, also those in lists of caches."""
+    return [
+        CacheList(*map_leaves(cache.caches, change))
+        if isinstance(cache, CacheList)
+        else change(cache)
+        for cache in caches
+    ]
+
+
 def is_sliceable(leaf: Any) -> bool:
     """Whether tokens can be cut off or out of this cache."""
-    return type(leaf) in (KVCache, QuantizedKVCache)
+    return type(leaf) in (KVCache, QuantizedKVCache, PrefixedKVCache)
+
+
+def can_share(leaf: Any) -> bool:
+    """Whether a prefix of this cache can be shared with other contexts."""
+    return type(leaf) in (KVCache, PrefixedKVCache)
 
 
 def is_stateful(leaf: Any) -> bool:
@@ -88,6 +105,8 @@ def window_of(leaf: Any) -> int:
 
 def span(leaf: Any, start: int, stop: int) -> list[mx.array]:
     """The parts (1, heads, stop - start, dim) of a sliceable cache for these tokens, lazily."""
+    if isinstance(leaf, PrefixedKVCache):
+        return _prefixed_span(leaf, start, stop)
     if leaf.keys is None:
         return []
     if isinstance(leaf, QuantizedKVCache):
@@ -121,6 +140,8 @@ def reserve(leaf: Any, n_tokens: int) -> bool:
     mlx-lm grows a cache by copying all of it, at every chunk of a prefill. The copy is evaluated
     here, so that at most one layer exists twice.
     """
+    if isinstance(leaf, PrefixedKVCache):
+        return reserve(leaf.tail, n_tokens - leaf.n_shared)
     if not is_sliceable(leaf) or leaf.empty():
         return False
     parts = parts_of(leaf)
@@ -142,11 +163,35 @@ def parts_of(leaf: Any) -> list[mx.array]:
 
 def rebuild(leaf: Any, parts: Sequence[mx.array], n_tokens: int) -> None:
     """Fill an empty sliceable cache with whole parts (1, heads, with_room(n_tokens), dim)."""
+    assert not isinstance(leaf, PrefixedKVCache), "a shared prefix is never filled"
     if isinstance(leaf, QuantizedKVCache):
         leaf.keys, leaf.values = list(parts[:3]), list(parts[3:])
     else:
         leaf.keys, leaf.values = parts
     leaf.offset = n_tokens
+
+
+def prefixed(
+    leaf: Any, prefix: tuple[mx.array, mx.array] | None, n_tokens: int
+) -> KVCache | PrefixedKVCache:
+    """The first `n_tokens` of a cache, over a shared prefix or as an ordinary one."""
+    tail, start = KVCache(), prefix[0].shape[2] if prefix else 0
+    if n_tokens > start:
+        rebuild(tail, joined([span(leaf, start, n_tokens)]), n_tokens - start)
+        mx.eval(parts_of(tail))
+    return PrefixedKVCache(prefix, tail) if prefix else tail
+
+
+def is_prefixed(caches: Sequence[Any]) -> bool:
+    """Whether some layer has a shared prefix."""
+    return any(isinstance(leaf, PrefixedKVCache) for leaf in leaves(caches))
+
+
+def first_tokens(leaf: Any, n_tokens: int) -> tuple[mx.array, mx.array]:
+    """Keys and values of the first tokens, with buffers of their own."""
+    keys, values = (_detach(part) for part in span(leaf, 0, n_tokens))
+    mx.eval(keys, values)
+    return keys, values
 
 
 def snapshot_state(leaf: Any) -> LayerState:
@@ -213,6 +258,17 @@ def extend_room(leaf: Any, n_tokens: int, seed: int) -> None:
 def n_bytes(leaf: Any) -> int:
     """Bytes allocated by this cache."""
     return 0 if leaf.empty() else int(leaf.nbytes)
+
+
+def _prefixed_span(leaf: PrefixedKVCache, start: int, stop: int) -> list[mx.array]:
+    n_shared = leaf.n_shared
+    if stop <= n_shared:
+        return [part[..., start:stop, :] for part in leaf.prefix]
+    own = span(leaf.tail, max(0, start - n_shared), stop - n_shared)
+    if start >= n_shared:
+        return own
+    each = zip(leaf.prefix, own, strict=True)
+    return [mx.concatenate([part[..., start:, :], rest], axis=2) for part, rest in each]
 
 
 def _extended(part: mx.array, n_more: int) -> mx.array:

@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from mlxstack.core.preset import KVSpec
 from mlxstack.engine.model import cache_adapters
@@ -23,6 +23,11 @@ class CacheFactory:
         self._kv = kv
 
     @property
+    def can_quantize(self) -> bool:
+        """Whether its contexts are or will be quantized."""
+        return self._kv.bits < 16
+
+    @property
     def quantized_start(self) -> int:
         """The position at which KV is quantized; 0: never, or from the first token."""
         return self._kv.quantized_start if self._kv.bits < 16 else 0
@@ -35,11 +40,9 @@ class CacheFactory:
 
     def quantize(self, caches: list[Any]) -> list[Any]:
         """The caches with full-attention KV quantized; other kinds as they are."""
-        return [self._quantize(cache) for cache in caches]
+        return cache_adapters.map_leaves(caches, self._quantize)
 
     def _quantize(self, cache: Any) -> Any:
-        if isinstance(cache, CacheList):
-            return CacheList(*(self._quantize(inner) for inner in cache.caches))
         if type(cache) is not KVCache:
             return cache
         group_size, bits = self._kv.group_size, self._kv.bits

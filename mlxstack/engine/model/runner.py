@@ -17,6 +17,9 @@ from mlxstack.engine.decode.row_views import view
 from mlxstack.engine.model import cache_adapters
 from mlxstack.policy.draft_governor import PassLayout
 
+MOST_ROWS = 32
+"""Tokens of a slot with a shared prefix that are computed as rows; a chunk of more copies it."""
+
 
 class SlotTokens(Struct, frozen=True):
     """The tokens (n,) that a slot brings to a forward pass, perhaps still lazy, and its caches."""
@@ -40,7 +43,8 @@ class ModelRunner:
     def execute(self, plan: Sequence[SlotTokens]) -> mx.array:
         """Logits (tokens of all slots, vocabulary), in the order of the plan, lazily."""
         counts = [slot.tokens.size for slot in plan]
-        if len(plan) == 1 or not self.is_batching:
+        is_alone = len(plan) == 1 and not self._is_prefixed(plan[0])
+        if is_alone or not self.is_batching:
             return _joined([self._alone(slot) for slot in plan])
         if max(counts) == 1:
             return self._rows(plan, counts)
@@ -71,6 +75,12 @@ class ModelRunner:
         self.n_calls += 1
         states: mx.array = self.model.model(tokens)
         return states
+
+    def _is_prefixed(self, slot: SlotTokens) -> bool:
+        """Whether a slot alone is computed by row, so that its shared prefix is not copied."""
+        if slot.tokens.size > MOST_ROWS or not cache_adapters.is_prefixed(slot.caches):
+            return False
+        return slot.tokens.size == 1 or self.layout(slot.caches) is PassLayout.RAGGED
 
     def _alone(self, slot: SlotTokens) -> mx.array:
         return self.forward(slot.tokens[None], slot.caches)[0]

@@ -85,7 +85,16 @@ def health(model: DashboardState, width: int) -> tuple[Line, ...]:
     if width >= WIDE:
         parts.insert(2, TextCell(f"preset {printable(facts.preset, 30)}", CellStyle.FAINT))
         parts.append(TextCell(f"MLX {size(snapshot.active_bytes)}", CellStyle.FAINT))
-    return (joined(parts), *load, *_decoding(model))
+    return (joined(parts), *load, *_shared(model), *_decoding(model))
+
+
+def _shared(model: DashboardState) -> tuple[Line, ...]:
+    """How many agents hold one copy of a common prefix."""
+    return tuple(
+        (TextCell(f"{len(one.slots)} agents share {one.n_tokens:,} tokens of KV"),)
+        for one in model.frame.snapshot.shared
+        if len(one.slots) > 1
+    )
 
 
 def loading(view: LoadView, width: int) -> Line:
@@ -268,6 +277,9 @@ def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[Te
 
 def _decoding(model: DashboardState) -> tuple[Line, ...]:
     snapshot = model.frame.snapshot
+    if snapshot.draft_model is not None:
+        name = printable(snapshot.draft_model, MANY)
+        return ((TextCell(f"drafting with {name}", CellStyle.FAINT),),)
     if snapshot.is_batching:
         return ()
     why = printable(snapshot.why_not_batching or "the preset says so", MANY)

@@ -8,10 +8,9 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.anthropic.request_schema import MessagesBody
-from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount, error_body
-from mlxstack.api.dialects.anthropic.stream import HEARTBEAT, MessageStream, ResponseIds, message
+from mlxstack.api.dialects.anthropic.response_schema import MessageResponse, TokenCount
+from mlxstack.api.dialects.anthropic.stream import MessageStream, ResponseIds, message
 from mlxstack.api.dialects.anthropic.to_conversation import (
     conversation,
     require_answerable,
@@ -20,10 +19,10 @@ from mlxstack.api.dialects.anthropic.to_conversation import (
 )
 from mlxstack.api.guards import request_id
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.protocols import ANTHROPIC
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
-from mlxstack.core.errors import Busy, OutOfMemory, Unsupported
 from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
 from mlxstack.service.service import Service
@@ -82,12 +81,4 @@ def _options(
     )
 
 
-DIALECT = Dialect(
-    routes=(messages, count_tokens),
-    prefixes=("/v1/messages", "/v1/batch/messages"),
-    error_body=error_body,
-    heartbeat=HEARTBEAT,
-    error_event="error",
-    statuses={Unsupported: 400, Busy: 529, OutOfMemory: 529},
-    prefers_x_api_key=True,
-)
+DIALECT = structs.replace(ANTHROPIC, routes=(messages, count_tokens))

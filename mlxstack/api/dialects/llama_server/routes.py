@@ -8,12 +8,12 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.llama_server import health_and_props, slots, tokenize
 from mlxstack.api.dialects.llama_server.request_schema import LlamaCompletionBody
-from mlxstack.api.dialects.llama_server.response_schema import Answer, error_body
+from mlxstack.api.dialects.llama_server.response_schema import Answer
 from mlxstack.api.dialects.llama_server.stream import LlamaRenderer, PromptRenderer
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.protocols import LLAMA_SERVER
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
@@ -21,7 +21,6 @@ from mlxstack.api.run_generation import (
     answer_whole,
     check_all,
 )
-from mlxstack.api.streaming import KEEPALIVE
 from mlxstack.service.admission import admit_text
 
 
@@ -52,9 +51,6 @@ async def completion(
     return await answer_whole(request, service, tuple(orders), renderer.whole)
 
 
-DIALECT = Dialect(
-    routes=(completion, *health_and_props.ROUTES, *slots.ROUTES, *tokenize.ROUTES),
-    prefixes=("",),
-    error_body=error_body,
-    heartbeat=KEEPALIVE,
+DIALECT = structs.replace(
+    LLAMA_SERVER, routes=(completion, *health_and_props.ROUTES, *slots.ROUTES, *tokenize.ROUTES)
 )

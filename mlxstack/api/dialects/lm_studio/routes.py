@@ -70,6 +70,4 @@ async def _model(service: Service) -> LMStudioModel:
     )
 
 
-DIALECT = structs.replace(
-    OPENAI, routes=(lm_studio_models, lm_studio_model), prefixes=("/api/v0/",)
-)
+DIALECT = structs.replace(OPENAI, routes=(lm_studio_models, lm_studio_model), prefixes=())

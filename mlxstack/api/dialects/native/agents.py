@@ -23,13 +23,12 @@ from mlxstack.api.guards import can_access, check_agent, check_raise, is_unscope
 from mlxstack.api.openapi import response_spec
 from mlxstack.api.request_fields import AGENT_ID, AGENT_WORDS, resolve_model
 from mlxstack.api.run_generation import (
-    PREFIX,
     AnyRequest,
     TheService,
     cache_headers,
     cancel_on_disconnect,
 )
-from mlxstack.api.streaming import BEAT_S, FIRST_S, frames, interleaved, streamed
+from mlxstack.api.streaming import BEAT_S, FIRST_S, PREFIX, frames, interleaved, streamed
 from mlxstack.core.errors import BadRequest
 from mlxstack.core.request import Priority
 from mlxstack.service import openai_messages

@@ -1,4 +1,4 @@
-"""Route that changes the model of a running service."""
+"""Routes that change or unload the model of a running service."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.api.run_generation import TheService
 from mlxstack.core.errors import BadRequest, SetupError
 from mlxstack.core.preset import Preset
-from mlxstack.service import model_swap
+from mlxstack.service import idle_unload, model_swap
 from mlxstack.service.model_swap import SwapReport
 from mlxstack.service.service import Service
 
@@ -51,6 +51,13 @@ async def load_model(service: TheService, data: JSONBody[LoadBody]) -> dict[str,
         raise BadRequest(error.message, "model" if data.model else "preset") from error
 
 
+@post("/v1/models/unload", status_code=200, opt={**OF_ALL, **UNLOADED})
+async def unload_model(service: TheService) -> dict[str, Any]:
+    """Unload the model, its KV on disk; the next request loads it."""
+    await idle_unload.unload_now(service)
+    return {"object": "model.unloaded", "model": service.name}
+
+
 def shown(report: SwapReport) -> dict[str, Any]:
     """Swap report as an object."""
     return {
@@ -79,4 +86,4 @@ async def _wanted(service: Service, data: LoadBody) -> Preset:
     return await asyncio.to_thread(find, given[0], service.preset)
 
 
-ROUTES: list[Any] = [load_model]
+ROUTES: list[Any] = [load_model, unload_model]

@@ -12,7 +12,6 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields, streaming
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.ollama import to_conversation
 from mlxstack.api.dialects.ollama.models import details, loaded_model, model_info, tagged_model
 from mlxstack.api.dialects.ollama.request_schema import (
@@ -33,17 +32,16 @@ from mlxstack.api.dialects.ollama.response_schema import (
     OllamaProcesses,
     OllamaStatus,
     OllamaTags,
-    error_body,
     nanoseconds,
 )
 from mlxstack.api.dialects.ollama.stream import (
-    HEARTBEAT,
     OllamaChatRenderer,
     OllamaPromptRenderer,
     OllamaRenderer,
 )
 from mlxstack.api.guards import EARLY, PUBLIC, UNLOADED
 from mlxstack.api.openapi import lines_spec
+from mlxstack.api.protocols import OLLAMA
 from mlxstack.api.run_generation import (
     AnyRequest,
     TheService,
@@ -234,13 +232,9 @@ def _options(body: OllamaGenerationBody, request: AnyRequest) -> GenerationOptio
     )
 
 
-DIALECT = Dialect(
+DIALECT = structs.replace(
+    OLLAMA,
     routes=(
         chat, generate, embed_texts, embed_prompt, version, probe, tags, processes, show, pull,
     ),
-    prefixes=("/api/",),
-    error_body=error_body,
-    heartbeat=HEARTBEAT,
-    stream_type=streaming.JSON_LINES,
-    streaming_paths=frozenset({"/api/chat", "/api/generate", "/api/pull"}),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, structs
 
@@ -31,7 +32,9 @@ from mlxstack.service.response_parts import (
     TokenLogprob,
     ToolCallPart,
 )
-from mlxstack.service.text_processor import TextProcessor
+
+if TYPE_CHECKING:
+    from mlxstack.service.text_processor import TextProcessor
 
 HEARTBEAT = b" "
 """Space before the next line: every client parses lines, and none may be empty."""
@@ -42,7 +45,7 @@ class OllamaRenderer(streaming.Renderer):
 
     media_type = streaming.JSON_LINES
 
-    def __init__(self, model: str, words: TextProcessor) -> None:
+    def __init__(self, model: str, words: "TextProcessor") -> None:
         self.model = model
         self._words = words
         self._began = time.perf_counter()

@@ -8,15 +8,14 @@ from litestar.response import Stream
 from msgspec import structs
 
 from mlxstack.api import request_fields
-from mlxstack.api.dialect import Dialect
 from mlxstack.api.dialects.openai_chat import stream, to_conversation
 from mlxstack.api.dialects.openai_chat.request_schema import ChatBody
 from mlxstack.api.dialects.openai_chat.response_schema import (
     ChatCompletion,
     InputTokens,
-    error_body,
 )
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.protocols import OPENAI
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import (
     AnyRequest,
@@ -26,7 +25,6 @@ from mlxstack.api.run_generation import (
     copies,
     n_choices,
 )
-from mlxstack.api.streaming import KEEPALIVE
 from mlxstack.core.errors import BadRequest
 from mlxstack.service.admission import admit
 from mlxstack.service.generation_options import GenerationOptions
@@ -94,9 +92,4 @@ def stream_config(body: ChatBody, request: str, model: str) -> stream.StreamConf
     )
 
 
-DIALECT = Dialect(
-    routes=(chat_completions, chat_input_tokens),
-    prefixes=("/v1/", "/chat/completions"),
-    error_body=error_body,
-    heartbeat=KEEPALIVE,
-)
+DIALECT = structs.replace(OPENAI, routes=(chat_completions, chat_input_tokens))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, Struct, structs
@@ -34,7 +35,9 @@ from mlxstack.service.response_parts import (
     TokenLogprob,
     ToolCallPart,
 )
-from mlxstack.service.text_processor import TextProcessor
+
+if TYPE_CHECKING:
+    from mlxstack.service.text_processor import TextProcessor
 
 
 class StreamConfig(Struct, frozen=True):
@@ -47,7 +50,7 @@ class StreamConfig(Struct, frozen=True):
 
 
 def whole(
-    replies: Sequence[CollectedResponse], wants: StreamConfig, words: TextProcessor
+    replies: Sequence[CollectedResponse], wants: StreamConfig, words: "TextProcessor"
 ) -> ChatCompletion:
     """Response to a request that does not stream, with one choice per reply."""
     ended = [reply.ended for reply in replies]
@@ -62,7 +65,7 @@ def whole(
     )
 
 
-def _choice(index: int, reply: CollectedResponse, words: TextProcessor) -> ChatChoice:
+def _choice(index: int, reply: CollectedResponse, words: "TextProcessor") -> ChatChoice:
     message = ChatMessage(
         content=reply.content or (None if reply.calls else ""),
         reasoning_content=reply.reasoning or UNSET,
@@ -79,7 +82,7 @@ def _choice(index: int, reply: CollectedResponse, words: TextProcessor) -> ChatC
 class ChatRenderer(streaming.Renderer):
     """Renders the choices of one streamed answer, one reply each."""
 
-    def __init__(self, wants: StreamConfig, words: TextProcessor, n_choices: int = 1) -> None:
+    def __init__(self, wants: StreamConfig, words: "TextProcessor", n_choices: int = 1) -> None:
         self._wants = wants
         self._choices = [ChatStream(i, wants, words) for i in range(n_choices)]
 
@@ -102,7 +105,7 @@ class ChatRenderer(streaming.Renderer):
 class ChatStream:
     """Renders the parts of one choice as chunks, counting its tool calls."""
 
-    def __init__(self, index: int, wants: StreamConfig, words: TextProcessor) -> None:
+    def __init__(self, index: int, wants: StreamConfig, words: "TextProcessor") -> None:
         self.ended: GenerationFinished | None = None
         self._index = index
         self._wants = wants

@@ -95,4 +95,4 @@ def _model(service: Service, name: str) -> ModelCard:
     )
 
 
-DIALECT = structs.replace(OPENAI, routes=(list_models, get_model), prefixes=("/models",))
+DIALECT = structs.replace(OPENAI, routes=(list_models, get_model), prefixes=())

@@ -11,13 +11,13 @@ from msgspec import structs
 
 from mlxstack.api import request_fields
 from mlxstack.api.dialects.openai_chat.response_schema import InputTokens
-from mlxstack.api.dialects.openai_chat.routes import DIALECT as OPENAI
 from mlxstack.api.dialects.openai_responses import to_conversation
 from mlxstack.api.dialects.openai_responses.request_schema import ResponsesBody
 from mlxstack.api.dialects.openai_responses.response_schema import Response
-from mlxstack.api.dialects.openai_responses.stream import HEARTBEAT, ResponseStream, whole
+from mlxstack.api.dialects.openai_responses.stream import ResponseStream, whole
 from mlxstack.api.dialects.openai_responses.to_conversation import ToolNames, toolbox
 from mlxstack.api.openapi import response_spec
+from mlxstack.api.protocols import RESPONSES
 from mlxstack.api.request_fields import resolve_model
 from mlxstack.api.run_generation import AnyRequest, TheService, answer_stream, answer_whole
 from mlxstack.core.conversation import Conversation
@@ -112,9 +112,4 @@ def _response(body: ResponsesBody, order: AdmittedRequest, model: str) -> Respon
     )
 
 
-DIALECT = structs.replace(
-    OPENAI,
-    routes=(responses, input_tokens),
-    prefixes=("/v1/responses", "/responses", "/v1/batch/responses"),
-    heartbeat=HEARTBEAT,
-)
+DIALECT = structs.replace(RESPONSES, routes=(responses, input_tokens))

@@ -52,10 +52,6 @@ from mlxstack.service.text_processor import TextProcessor
 CUT = frozenset({FinishCause.LENGTH, FinishCause.CONTEXT})
 
 
-# Codex only counts events, not comments; it ignores those of types that it does not know.
-HEARTBEAT = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
-
-
 class MessageItemStream:
     """Message item of the stream."""
 

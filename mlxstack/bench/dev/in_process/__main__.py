@@ -13,6 +13,7 @@ from mlxstack.bench.dev.in_process import (
     drafts,
     full_engine,
     random_llama,
+    shared_rows,
     text_work,
 )
 from mlxstack.bench.dev.trials import (
@@ -21,9 +22,11 @@ from mlxstack.bench.dev.trials import (
     BuildModel,
     Drafts,
     FollowUp,
+    Forks,
     FullEngine,
     Joins,
     LoadFiles,
+    SharedRows,
     SingleFloor,
     Steps,
     Trial,
@@ -63,6 +66,8 @@ def _with_model(trial: Trial, loaded: LoadedModel) -> BenchResult:
     kinds: dict[type, Callable[[Any, LoadedModel], BenchResult]] = {
         Steps: decode_steps.steps,
         Joins: batch_join.joins,
+        SharedRows: shared_rows.shared_rows,
+        Forks: shared_rows.forks,
         SingleFloor: baselines.floor,
         FollowUp: text_work.follow_up,
     }

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,12 +25,12 @@ def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
     def caches() -> list[list[Any]]:
         return [filled(model, n, seed=i) for i, n in enumerate(contexts)]
 
-    ours, ours_bytes = grown(lambda: _ran(Ours(model, caches())))
-    theirs, theirs_bytes = grown(lambda: _ran(Theirs(model, caches())))
+    ours, ours_bytes = grown(lambda: ran(Ours(model, caches())))
+    theirs, theirs_bytes = grown(lambda: ran(Theirs(model, caches())))
     alone = sum(grown(lambda n=n: _alone(model, n))[1] for n in contexts)  # type: ignore[misc]
     times: dict[str, list[float]] = {ours.who: [], theirs.who: []}
     for _ in range(trial.passes):
-        for who, step_s in _by_turns((ours, theirs), trial.n_steps).items():
+        for who, step_s in by_turns((ours, theirs), trial.n_steps).items():
             times[who].append(step_s)
     return BenchResult(
         (
@@ -42,7 +42,7 @@ def steps(trial: Steps, loaded: LoadedModel) -> BenchResult:
     )
 
 
-def _by_turns(sides: tuple[Side, Side], n_steps: int) -> dict[str, float]:
+def by_turns(sides: Sequence[Side], n_steps: int) -> dict[str, float]:
     """Seconds per step, in short stretches that alternate: what disturbs one disturbs both."""
     stretches = max(1, n_steps // STRETCH)
     total = {side.who: 0.0 for side in sides}
@@ -77,7 +77,7 @@ def _active() -> int:
     return int(mx.get_active_memory())
 
 
-def _ran(side: Side) -> Side:
+def ran(side: Side) -> Side:
     """The first steps make room for the next tokens, which belongs to the bytes of a batch."""
     for _ in range(3):
         side.step()

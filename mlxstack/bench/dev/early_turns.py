@@ -1,0 +1,244 @@
+"""`bench dev early`: the turn after a pause, begun early or not, and its cost for others."""
+
+import asyncio
+import shutil
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any
+
+from msgspec import Struct, structs
+
+from mlxstack.bench.dev.sandbox import Sandbox, service
+from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Found
+from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
+from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
+from mlxstack.bench.statistics import lasting, percentile, ratio, spread
+from mlxstack.bench.timed_request import Caller
+from mlxstack.core.errors import Broken
+from mlxstack.core.preset import Anticipation, PrefixCacheSpec, SlotSpec
+
+AUTO, OFF = "auto", "off"
+POLL_S = 0.05
+WAIT_S = 120.0
+ANSWER = {"grammar": "root ::= [0-9] [0-9] [0-9] [0-9]", "tool_choice": "none"}
+"""A complete answer of four tokens: one that is cut is not expected to be followed."""
+
+TEMPLATE = """\
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}
+    {%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+    {{- '<|im_start|>' + ('user' if m.role == 'tool' else m.role) + '\\n' -}}
+    {%- if m.reasoning_content and loop.index0 > ns.last -%}
+        {{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' -}}
+    {%- endif -%}
+    {{- m.content or '' -}}
+    {%- for call in m.tool_calls or [] -%}
+        {%- set said = {'name': call.function.name, 'arguments': call.function.arguments} -%}
+        {{- '\\n<tool_call>\\n' + said | tojson + '\\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""Writes reasoning until the user speaks again, as Qwen3 and GLM-4 do."""
+
+
+class EarlyPlan(Struct, frozen=True):
+    """Tokens of a tool loop of `n_calls` calls, each after reasoning; `n_loops` pauses at once."""
+
+    n_head: int = 300
+    n_calls: int = 6
+    n_thought: int = 150
+    n_result: int = 250
+    n_new: int = 40
+    n_prompt: int = 200
+    n_endless: int = 4000
+    n_loops: int = 3
+    decode_s: float = 6.0
+    passes: int = 3
+
+    @property
+    def n_ctx(self) -> int:
+        """Context that a slot needs."""
+        loop = self.n_head + self.n_calls * (self.n_thought + self.n_result + 100)
+        return 1024 + max(2 * loop, self.n_endless + self.n_prompt)
+
+
+SMALL = EarlyPlan(60, 2, 60, 60, 20, 30, 2500, 1, 1.0, 1)
+
+
+def with_template(stage: Sandbox) -> Sandbox:
+    """The stage with a copy of its model that strips reasoning."""
+    folder = stage.folder / "model"
+    shutil.copytree(stage.model, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return structs.replace(stage, model=str(folder))
+
+
+async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
+    """Both services live side by side and are called by turns."""
+    slots = SlotSpec(count=plan.n_loops + DECODERS + 1, n_ctx=plan.n_ctx)
+    async with AsyncExitStack() as stack:
+        callers = {}
+        for name in (AUTO, OFF):
+            spec = PrefixCacheSpec(anticipate=Anticipation(name))
+            server = await stack.enter_async_context(service(stage, name, slots, spec))
+            callers[name] = await stack.enter_async_context(Caller(server))
+        yard = await callers[OFF].yardstick()
+        found: dict[str, Found] = {}
+        for i in range(plan.passes):
+            for name in (AUTO, OFF) if i % 2 == 0 else (OFF, AUTO):
+                stage.say(f"next turns begun early: {name}, pass {i + 1}")
+                one, caller = found.setdefault(name, {}), callers[name]
+                paused = await _pause(caller, plan, yard, i, is_early=name == AUTO)
+                for what, values in (paused | await _others(caller, plan, yard, i)).items():
+                    one[what] = (*one.get(what, ()), *values)
+    return _results(found)
+
+
+def _loop(plan: EarlyPlan, yard: Yardstick, seed: str, n_thought: int) -> Body:
+    """A tool loop as its client sends it, with the reasoning."""
+    random, thoughts = Random(f"loop {seed}"), Random(f"thoughts {seed}")
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": text(random, plan.n_head, yard)},
+        {"role": "user", "content": text(random, plan.n_new, yard)},
+    ]
+    for i in range(plan.n_calls):
+        function = {"name": "read_file", "arguments": f'{{"path": "file {i}"}}'}
+        call = {"id": f"call_{i}", "type": "function", "function": function}
+        said: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if n_thought:
+            said["reasoning_content"] = text(thoughts, n_thought, yard)
+        result = text(random, plan.n_result, yard)
+        messages += [said, {"role": "tool", "tool_call_id": f"call_{i}", "content": result}]
+    return {"messages": messages, "tools": [tool(Random("read"))], **ANSWER}
+
+
+def _asked(body: Body, said: str, n_new: int, yard: Yardstick, seed: str) -> Body:
+    words = text(Random(f"asked {seed}"), n_new, yard)
+    new = ({"role": "assistant", "content": said}, {"role": "user", "content": words})
+    return {**body, "messages": [*body["messages"], *new]}
+
+
+async def _pause(
+    caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int, *, is_early: bool
+) -> Found:
+    """The user's next turn after a tool loop and a pause, with reasoning and without any."""
+    found: Found = {}
+    for what, n_thought in (("reasoning", plan.n_thought), ("no reasoning", 0)):
+        seed = f"{number} {what}"
+        body = _loop(plan, yard, seed, n_thought)
+        first = await caller.request(body, 16)
+        if n_thought and is_early:
+            await _until_begun(caller)
+        later = await caller.request(_asked(body, first.text, plan.n_new, yard, seed), 16)
+        found |= {
+            f"{what}: ttft": (later.ttft_s,),
+            f"{what}: computed": (float(later.n_computed),),
+            f"{what}: begun": (float(later.n_begun),),
+            f"{what}: used": (float(later.n_used),),
+        }
+    return found
+
+
+async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int) -> Found:
+    """Decoding agents, and a newcomer among them, while the next turns of others are begun."""
+    enough = asyncio.Event()
+    bodies = [question(plan.n_prompt, yard, f"decoder {number} {i}") for i in range(DECODERS)]
+    tasks = [asyncio.create_task(caller.request(one, plan.n_endless, enough)) for one in bodies]
+    loops = [_loop(plan, yard, f"beside {number} {i}", plan.n_thought) for i in range(plan.n_loops)]
+    await asyncio.gather(*(caller.request(body, 16) for body in loops))
+    await asyncio.sleep(CALM_S)
+    began, n_before = caller.clock(), await _n_begun(caller)
+    await asyncio.sleep(plan.decode_s)
+    ended, n_after = caller.clock(), await _n_begun(caller)
+    newcomer = await caller.request(question(plan.n_prompt, yard, f"newcomer {number}"), 4)
+    enough.set()
+    gaps = [gap for one in await asyncio.gather(*tasks) for gap in one.gaps_within(began, ended)]
+    if not gaps:
+        raise Broken("the decoders had ended before the next turns were begun; let them go on")
+    return {
+        "gaps": tuple(gaps),
+        "newcomer": (newcomer.ttft_s,),
+        "begun beside": (n_after - n_before,),
+    }
+
+
+async def _until_begun(caller: Caller) -> None:
+    """Wait for the end of the early turn. Raises Broken when none begins."""
+    deadline = caller.clock() + WAIT_S
+    while caller.clock() < deadline:
+        slots = await caller.get("/slots")
+        if any(slot["n_early"] and not slot["n_early_left"] for slot in slots):
+            return
+        await asyncio.sleep(POLL_S)
+    raise Broken("no next turn was begun early: is this computer on battery, or out of memory?")
+
+
+async def _n_begun(caller: Caller) -> float:
+    return float(sum(slot["n_early"] for slot in await caller.get("/slots")))
+
+
+def _results(found: dict[str, Found]) -> Results:
+    auto, off = found[AUTO], found[OFF]
+    rows = tuple(
+        (
+            f"{what}, begun early: {name}",
+            lasting(one[f"{what}: ttft"]),
+            _tokens(one[f"{what}: computed"]),
+            _tokens(one[f"{what}: begun"]),
+            _tokens(one[f"{what}: used"]),
+        )
+        for what in ("reasoning", "no reasoning")
+        for name, one in found.items()
+    )
+    beside = tuple(
+        (
+            name,
+            _tokens(one["begun beside"]),
+            lasting((percentile(one["gaps"], 99),)),
+            lasting(one["newcomer"]),
+        )
+        for name, one in found.items()
+    )
+    saved = spread(
+        [a - b for a, b in zip(*(one["reasoning: ttft"] for one in (off, auto)), strict=True)]
+    )
+    note = f"Seconds saved of a turn's TTFT, by the median: {saved.median:.2f}."
+    heads = ("Turn after a pause", "TTFT", "Computed", "Begun early", "Used")
+    tables = (
+        ReportTable("The user's next turn after a tool loop", heads, rows, note),
+        ReportTable(
+            "Three agents decode beside agents in a pause",
+            ("Begun early", "Tokens", "p99 gap", "Newcomer's TTFT"),
+            beside,
+        ),
+    )
+    raw = {f"{who}: {what}": v for who, one in found.items() for what, v in one.items()}
+    return Results(tables, _targets(auto, off), raw)
+
+
+def _targets(auto: Found, off: Found) -> tuple[BenchTarget, ...]:
+    def median(one: Found, what: str) -> float:
+        return spread(one[what]).median
+
+    ttft = "reasoning: ttft"
+    used = ratio(sum(auto["reasoning: used"]), sum(auto["reasoning: begun"]))
+    gap = ratio(percentile(auto["gaps"], 99), percentile(off["gaps"], 99))
+    newcomer = ratio(median(auto, "newcomer"), median(off, "newcomer"))
+    alike = ratio(median(auto, ttft), median(auto, f"no {ttft}"))
+    return (
+        at_most("TTFT after a pause, against no reasoning", alike, 1.2),
+        at_most(
+            "TTFT after a pause, against off", ratio(median(auto, ttft), median(off, ttft)), 1.0
+        ),
+        at_least("used of what was begun", used, 0.8),
+        at_most("p99 gap of decoding agents, against off", gap, 1.05),
+        at_most("a newcomer's TTFT, against off", newcomer, 1.05),
+    )
+
+
+def _tokens(values: tuple[float, ...]) -> str:
+    return f"{spread(values).median:,.0f}"

@@ -1,0 +1,415 @@
+"""`verify`: every path of KV on the real weights, against the same prompt cold and alone.
+
+The engine has a temporary home; no agent of the user is read or written.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.bench.my_service import WORDS
+from mlxstack.bench.statistics import percentile, spread
+from mlxstack.cli.doctor import CheckLevel, CheckResult
+from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand
+from mlxstack.core.engine_events import (
+    Event,
+    KVSource,
+    RequestFailed,
+    RequestFinished,
+    RequestTimings,
+    SlotAssigned,
+    TokenSampled,
+)
+from mlxstack.core.errors import Broken
+from mlxstack.core.formatting import size
+from mlxstack.core.preset import Preset, Speculation
+from mlxstack.core.request import Request, SamplingParams
+from mlxstack.engine.core import EngineCore
+from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.store.kv_store import DiskKVStore
+from mlxstack.store.slot_files import SlotFileFolder
+
+N_HEAD, N_OWN, N_NEW, N_ANSWER = 384, 96, 24, 24
+"""Tokens of the head that prompts share, of their own rest, of a next turn, of an answer."""
+
+N_CTX = 4096
+MOST_SLOTS = 4
+PART = 50
+"""Words that are tokenized at once."""
+
+EXACT, ROUNDED = 1e-3, 0.5
+"""Allowed differences of log probabilities: MLX on a CPU computes in float32, a GPU rounds."""
+
+LATE = 1.5
+"""Of the stall bound; the last chunk before it may have been slower than expected."""
+
+WAIT_S = 600.0
+GREEDY = SamplingParams(top_logprobs=2)
+Say = Callable[[str], None]
+
+
+class VerifyPlan(Struct, frozen=True):
+    """Prompt lengths of the prefill curve, the last one joins decoding rows; steps per width."""
+
+    lengths: tuple[int, ...] = (256, 1024, 3072)
+    n_steps: int = 48
+
+
+class Response(Struct, frozen=True):
+    """The answer to one request; `marks` are the times of its tokens."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    tops: tuple[tuple[tuple[int, float], ...], ...]
+    assigned: SlotAssigned
+    timings: RequestTimings
+    marks: tuple[float, ...]
+
+
+class Verification(Struct, frozen=True):
+    """The report. `step_ms` by rows in the batch, `prefill_tps` by tokens of the prompt."""
+
+    model: str
+    preset: str
+    machine: str
+    versions: dict[str, str]
+    seconds: float
+    checks: tuple[CheckResult, ...]
+    step_ms: dict[int, float]
+    prefill_tps: dict[int, float]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no check found a fault."""
+        return all(check.verdict is not CheckLevel.BAD for check in self.checks)
+
+
+class EngineProbe:
+    """An engine in a home of its own, and the events of its requests."""
+
+    def __init__(self, preset: Preset, home: Path) -> None:
+        self.preset = preset
+        self._events: dict[str, list[tuple[float, Event]]] = {}
+        self._arrived = threading.Condition()
+        self._ids = (f"verify-{n}" for n in count())
+        files = SlotFileFolder(home / "slots")
+        self.engine = EngineCore(preset, DiskKVStore(home / "kv"), files, self._deliver)
+
+    def submit(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> str:
+        """Begin a greedy request of exactly `n` tokens."""
+        known = {"sampling": GREEDY, "arrived": time.monotonic(), **more}
+        request = Request(next(self._ids), tuple(tokens), n, **known)
+        self._events[request.id] = []
+        self.engine.submit(request)
+        return request.id
+
+    def response(self, request: str) -> Response:
+        """Wait for the end of a request. Raises its error."""
+        with self._arrived:
+            is_over = self._arrived.wait_for(lambda: self._last(request) is not None, WAIT_S)
+        last = self._last(request)
+        if not is_over or last is None:
+            raise Broken(f"the engine did not answer within {WAIT_S:.0f} s")
+        if isinstance(last, RequestFailed):
+            raise last.error
+        events = self._events[request]
+        sampled = [(at, one) for at, one in events if isinstance(one, TokenSampled)]
+        return Response(
+            tokens=tuple(one.token for _, one in sampled),
+            logprobs=tuple(one.logprob or 0.0 for _, one in sampled),
+            tops=tuple(one.top for _, one in sampled),
+            assigned=next(one for _, one in events if isinstance(one, SlotAssigned)),
+            timings=last.timings,
+            marks=tuple(at for at, _ in sampled),
+        )
+
+    def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> Response:
+        """Submit a request, and wait for its end."""
+        return self.response(self.submit(tokens, n, **more))
+
+    def cold(self, tokens: Sequence[int], n: int = N_ANSWER) -> Response:
+        """The answer from an empty cache, alone."""
+        return self.ask(tokens, n, use_cache=False, slot=0)
+
+    def run(self, command: SlotCommand) -> None:
+        """Run a slot command, and wait for its end. Raises its error."""
+        self.engine.run_slot_command(command).result(WAIT_S)
+
+    def until_begun(self, slot: int) -> int:
+        """Wait for the early turn in a slot; its tokens, 0 if none begins."""
+        end = time.monotonic() + WAIT_S / 10
+        while time.monotonic() < end:
+            view = self.engine.snapshot().slots[slot]
+            if view.n_early and not view.n_early_left:
+                return view.n_early
+            time.sleep(0.01)
+        return 0
+
+    def _deliver(self, events: tuple[Event, ...]) -> None:
+        with self._arrived:
+            for event in events:
+                self._events[event.request].append((time.monotonic(), event))
+            self._arrived.notify_all()
+
+    def _last(self, request: str) -> RequestFinished | RequestFailed | None:
+        events = self._events[request]
+        last = events[-1][1] if events else None
+        return last if isinstance(last, RequestFinished | RequestFailed) else None
+
+
+@contextmanager
+def probe(preset: Preset, home: Path) -> Iterator[EngineProbe]:
+    """A loaded engine; stopped at the end. Raises SetupError when it does not load."""
+    found = EngineProbe(preset, home)
+    found.engine.start().result()
+    try:
+        yield found
+    finally:
+        found.engine.stop(1.0).result(WAIT_S)
+
+
+class Verifier:
+    """Plays the scenes on an engine, and collects what they find."""
+
+    def __init__(self, found: EngineProbe, tolerance: float, say: Say) -> None:
+        self._probe = found
+        self._tolerance = tolerance
+        self._say = say
+        self._encode = found.engine.tokenizer.encode
+        self._random = Random(0)
+        self.slack = found.preset.prefix_cache.block_size
+        self.n_slots = found.preset.slots.count
+        self.checks: list[CheckResult] = []
+        self.step_ms: dict[int, float] = {}
+        self.prefill_tps: dict[int, float] = {}
+        self.head = self.words(N_HEAD)
+
+    def words(self, n_tokens: int) -> tuple[int, ...]:
+        """So many tokens of text that no prompt before held."""
+        tokens: tuple[int, ...] = ()
+        while len(tokens) < n_tokens:
+            tokens += tuple(self._encode(" ".join(self._random.choices(WORDS, k=PART))))
+        return tokens[:n_tokens]
+
+    def prompt(self) -> tuple[int, ...]:
+        """A new prompt behind the common head."""
+        return self.head + self.words(N_OWN)
+
+    def ask(self, tokens: Sequence[int], **more: Any) -> Response:
+        """A request that uses the cache; its head may get a checkpoint."""
+        return self._probe.ask(tokens, checkpoint_positions=(N_HEAD,), **more)
+
+    def identity(
+        self, name: str, tokens: Sequence[int], response: Response, n_known: int, *sources: KVSource
+    ) -> None:
+        """Compare with cold, and the reused tokens with those that are known."""
+        cold = self._probe.cold(tokens, len(response.tokens))
+        level, detail = compare(cold, response, self._tolerance)
+        assigned = response.assigned
+        detail += f"; {assigned.n_cached} of {n_known} known tokens reused ({assigned.source})"
+        is_reused = assigned.n_cached >= n_known - self.slack or not n_known
+        is_there = assigned.source in sources or not sources
+        if not is_reused or not is_there:
+            level, detail = CheckLevel.BAD, f"{detail}, expected {', '.join(sources) or 'none'}"
+        self.note(name, level, detail)
+
+    def note(self, name: str, level: CheckLevel, detail: str) -> None:
+        """Record a finding."""
+        self._say(f"{level.value:4} {name}: {detail}")
+        self.checks.append(CheckResult(level, name, detail))
+
+    def batch(self) -> None:
+        """Rows of different lengths decode together."""
+        snapshot = self._probe.engine.snapshot()
+        if not snapshot.is_batching:
+            self.note("batch", CheckLevel.BAD, f"slot by slot: {snapshot.why_not_batching}")
+            return
+        prompts = [self.prompt()[: N_HEAD + 20 * (1 + i)] for i in range(self.n_slots)]
+        ids = [self._probe.submit(one, use_cache=False) for one in prompts]
+        for i, (tokens, one) in enumerate(
+            zip(prompts, map(self._probe.response, ids), strict=True)
+        ):
+            self.identity(f"batch, row {i + 1} of {len(ids)}", tokens, one, 0)
+
+    def hits(self) -> None:
+        """The same prompt again, its next turn, a fork, a parked context, another tenant."""
+        first = self.prompt()
+        said = self.ask(first, slot=0)
+        self.identity(
+            "same prompt again", first, self.ask(first, slot=0), len(first) - 1, KVSource.SLOT
+        )
+        known = first + said.tokens
+        later = known + self.words(N_NEW)
+        response = self.ask(later, slot=0)
+        self.identity("next turn", later, response, len(known) - 1, KVSource.SLOT)
+        sibling = self.prompt()
+        self._probe.run(EraseSlot(1))
+        response = self.ask(sibling, slot=1)
+        self.identity("fork", sibling, response, N_HEAD, KVSource.FORK)
+        for slot in range(self.n_slots):
+            self._probe.ask(self.words(N_OWN + N_HEAD), 4, slot=slot)
+        response = self.ask(later, slot=self.n_slots - 1)
+        self.identity("parked", later, response, len(later) - 1, KVSource.PARKED)
+        response = self.ask(later, slot=0, salt="another tenant")
+        self.identity("tenant", later, response, 0, KVSource.NONE)
+
+    def slot_file(self) -> None:
+        """A slot is saved, erased and restored."""
+        tokens = self.prompt()
+        known = tokens + self.ask(tokens, slot=0).tokens
+        self._probe.run(SaveSlot(0, "verify.bin"))
+        self._probe.ask(self.words(N_OWN), 2, slot=0, use_cache=False)
+        self._probe.run(EraseSlot(0))
+        self._probe.run(RestoreSlot(0, "verify.bin"))
+        later = known + self.words(N_NEW)
+        response = self.ask(later, slot=0)
+        self.identity("slot file", later, response, len(known) - 1, KVSource.SLOT)
+
+    def early_turn(self) -> None:
+        """The next turn is begun early in an idle slot."""
+        tokens = self.prompt()
+        first = self._probe.submit(
+            tokens, slot=0, display_name="verify", checkpoint_positions=(N_HEAD,)
+        )
+        self._probe.response(first)
+        expected = self.head + self.words(N_OWN)
+        early = Request("verify-early", expected, 0, slot=0, display_name="verify")
+        self._probe.engine.begin_early(early, first)
+        n_begun = self._probe.until_begun(0)
+        later = expected + self.words(N_NEW)
+        response = self.ask(later, slot=0, display_name="verify")
+        known = len(expected) - 1 if n_begun else len(later) + self.slack
+        self.identity("early turn", later, response, known, KVSource.SLOT)
+
+    def restart(self, tokens: Sequence[int], n_known: int) -> None:
+        """A context of the engine before this one."""
+        response = self.ask(tokens, slot=0)
+        self.identity("restart", tokens, response, n_known, KVSource.DISK)
+
+    def drafts(self, tokens: Sequence[int], cold: Response) -> None:
+        """Drafts that are right, and drafts that are wrong, against an engine without drafts."""
+        if not self._probe.engine.snapshot().is_drafting:
+            self.note("drafts", CheckLevel.WARN, "the model cannot take tokens back; no drafts")
+            return
+        wrong = tuple(reversed(cold.tokens))
+        for name, prediction in (("right", cold.tokens), ("wrong", wrong)):
+            response = self._probe.ask(tokens, slot=0, use_cache=False, prediction=prediction)
+            level, detail = compare(cold, response, self._tolerance)
+            timings = response.timings
+            detail += f"; {timings.n_accepted} of {timings.n_drafted} draft tokens accepted"
+            self.note(f"drafts, {name}", level, detail)
+
+    def curves(self, plan: VerifyPlan) -> None:
+        """Step time by rows, prefill rate by tokens."""
+        for n in sorted({1, 2, self.n_slots}):
+            ids = [
+                self._probe.submit(self.words(64), plan.n_steps, use_cache=False) for _ in range(n)
+            ]
+            rows = [self._probe.response(one).marks for one in ids]
+            began, ended = max(row[0] for row in rows), min(row[-1] for row in rows)
+            gaps = [b - a for row in rows for a, b in pairwise(row) if began <= a < b <= ended]
+            self.step_ms[n] = 1000 * spread(gaps or [0.0]).median
+        for n in plan.lengths:
+            timings = self._probe.ask(self.words(n), 1, use_cache=False).timings
+            self.prefill_tps[n] = timings.n_prompt / max(timings.prefill_s, 1e-9)
+
+    def stall(self, plan: VerifyPlan) -> None:
+        """A long prompt joins rows that decode."""
+        bound_s = self._probe.preset.prefill.max_stall_ms / 1000
+        ids = [
+            self._probe.submit(self.words(64), 6 * plan.n_steps, use_cache=False)
+            for _ in range(self.n_slots - 1)
+        ]
+        self._probe.ask(self.words(plan.lengths[-1]), 1, use_cache=False)
+        gaps = [b - a for one in ids for a, b in pairwise(self._probe.response(one).marks)]
+        worst, p99 = max(gaps), percentile(gaps, 99)
+        level = CheckLevel.OK if worst <= LATE * bound_s else CheckLevel.WARN
+        told = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
+        self.note("stall of decoding rows", level, f"{told}, bound {1000 * bound_s:.0f} ms")
+
+    def memory(self, planned: int | None) -> None:
+        """Bytes of KV a token against the plan, and all KV against its budget."""
+        tokens = self.words(2 * N_HEAD)
+        n_bytes = []
+        for n in (N_HEAD, 2 * N_HEAD):
+            self._probe.ask(tokens[:n], 1, slot=0, use_cache=False)
+            n_bytes.append(self._probe.engine.snapshot().slots[0].n_bytes)
+        snapshot = self._probe.engine.snapshot()
+        held = f"{size(snapshot.kv_bytes)} live of {size(snapshot.kv_budget_bytes)}"
+        level = CheckLevel.OK if snapshot.kv_bytes <= snapshot.kv_budget_bytes else CheckLevel.BAD
+        per_token = (n_bytes[1] - n_bytes[0]) / N_HEAD
+        detail = f"{per_token:,.0f} bytes of KV a token"
+        if planned:
+            detail += f", planned {planned:,}"
+            if per_token > LATE * planned:
+                level = CheckLevel.BAD
+        self.note("memory", level, f"{detail}; {held}")
+
+
+def compare(cold: Response, other: Response, tolerance: float) -> tuple[CheckLevel, str]:
+    """Compare tokens and log probabilities; a tie within the tolerance is no fault."""
+    n = common_prefix(cold.tokens, other.tokens)
+    each = zip(cold.logprobs[:n], other.logprobs[:n], strict=True)
+    drift = max((abs(a - b) for a, b in each), default=0.0)
+    if n == len(cold.tokens) == len(other.tokens):
+        level = CheckLevel.OK if drift <= tolerance else CheckLevel.BAD
+        return level, f"{n} tokens the same, log probabilities within {drift:.2g}"
+    if n == min(len(cold.tokens), len(other.tokens)):
+        return CheckLevel.BAD, f"{len(other.tokens)} tokens instead of {len(cold.tokens)}"
+    likely = dict(cold.tops[n])
+    gap = abs(likely[cold.tokens[n]] - likely.get(other.tokens[n], -1e9))
+    if gap <= tolerance and drift <= tolerance:
+        return CheckLevel.WARN, f"a tie at token {n}: its two likeliest are {gap:.2g} apart"
+    told = f"{gap:.2g} less likely" if other.tokens[n] in likely else "none of the two likeliest"
+    return CheckLevel.BAD, f"token {n} differs, and is {told}; drift {drift:.2g} before"
+
+
+def verified(preset: Preset) -> Preset:
+    """The preset as it is verified: all caches on, and few, short slots."""
+    slots = preset.slots
+    n_slots = max(2, min(slots.count, MOST_SLOTS))
+    cache = preset.prefix_cache
+    return replace(
+        preset,
+        slots=replace(slots, count=n_slots, n_ctx=min(slots.n_ctx, N_CTX), save_path=None),
+        prefix_cache=replace(cache, enabled=True, disk=replace(cache.disk, enabled=True)),
+        speculation=Speculation.OFF,
+    )
+
+
+def verify(
+    preset: Preset,
+    home: Path,
+    planned: int | None,
+    tolerance: float,
+    say: Say,
+    plan: VerifyPlan = VerifyPlan(),
+) -> Verifier:
+    """Run all checks, on two engines one after the other. Raises StackError."""
+    preset = verified(preset)
+    with probe(preset, home) as found:
+        run = Verifier(found, tolerance, say)
+        tokens = run.prompt()
+        cold = found.cold(tokens)
+        for scene in (run.batch, run.hits, run.slot_file, run.early_turn):
+            scene()
+        run.curves(plan)
+        run.stall(plan)
+        run.memory(planned)
+        known = run.prompt()
+        known += found.ask(known, slot=0, agent="verify").tokens
+        later = known + run.words(N_NEW)
+    with probe(replace(preset, speculation=Speculation.AUTO), home) as found:
+        again = Verifier(found, tolerance, say)
+        again.restart(later, len(known) - 1)
+        again.drafts(tokens, cold)
+    run.checks += again.checks
+    return run

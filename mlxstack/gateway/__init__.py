@@ -1,0 +1,1 @@
+"""Gateway: one address for several services, which it starts, fills and empties."""

@@ -1,0 +1,226 @@
+"""ASGI application of a gateway: check, choose a member, wait for it, pass bytes through."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs
+
+import msgspec
+from litestar.connection import ASGIConnection
+from litestar.types import HTTPScope
+from msgspec import Struct
+
+from mlxstack.api import guards
+from mlxstack.api.guards import request_id
+from mlxstack.api.protocols import dialect_of
+from mlxstack.api.swap_middleware import (
+    App,
+    Message,
+    Receive,
+    RelayedResponse,
+    Scope,
+    Send,
+    WaitingRequest,
+    refuse,
+)
+from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
+from mlxstack.gateway.listing import is_own, own_app
+from mlxstack.gateway.members import Member, Members
+from mlxstack.gateway.spec import GatewaySpec, home_of, internal_key, names_of
+from mlxstack.gateway.upstream import MemberLost
+from mlxstack.store.agent_folder_name import folder_of, is_agent
+
+AGENTS = "/v1/agents/"
+AGENT_HEADER = b"x-mlx-stack-agent"
+MOST_AGENTS = 10_000
+MOST_WAITING = 256
+MOST_SENT = 2
+"""Times that a request is sent whose member ended before it answered."""
+
+LATEST = ":latest"
+READS = frozenset({"GET", "HEAD"})
+
+
+class ModelField(Struct):
+    """The one field of a body that the gateway reads."""
+
+    model: Any = None
+
+
+class ManifestModel(Struct):
+    """The model in the manifest of an agent's KV."""
+
+    model: str = ""
+
+
+class Gateway:
+    """One address for all members: an ASGI application."""
+
+    def __init__(self, spec: GatewaySpec, members: Members) -> None:
+        self._spec, self._members = spec, members
+        self._own = cast(App, own_app(spec, members))
+        self._check_host = guards.host_check(spec.server)
+        self._check_key = guards.key_check(spec.server, dialect_of)
+        self._waiting: set[WaitingRequest] = set()
+        self._agents: OrderedDict[str, str] = OrderedDict()
+        self._names = names_of(spec)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        if is_own(scope["method"], scope["path"]) and _named(scope) is None:
+            await self._own(scope, receive, send)
+            return
+        response = RelayedResponse(send)
+        try:
+            connection: Any = ASGIConnection(cast(HTTPScope, scope))
+            self._check_host(connection)
+            key = internal_key(self._spec.secret, self._check_key(connection))
+            if len(self._waiting) >= MOST_WAITING:
+                raise Busy(f"{len(self._waiting)} requests wait for models, no more are queued")
+            limit = self._spec.server.max_body_bytes
+            request = WaitingRequest(limit, scope, receive, response)
+            body = bytes(await request.read_body())
+            member = self._choose(scope, body)
+            app = self._forwarding(member, body, key)
+            if scope["method"] in READS:
+                await _read(member, app, scope, receive, response)
+            else:
+                await self._serve(member, app, scope, receive, response, request)
+        except StackError as error:
+            if not response.is_begun:
+                await refuse(scope, response.relay, error)
+
+    async def _serve(
+        self,
+        member: Member,
+        app: App,
+        scope: Scope,
+        receive: Receive,
+        response: RelayedResponse,
+        request: WaitingRequest,
+    ) -> None:
+        """Pass a request on once its member is loaded, again where that ended before it answered.
+
+        Raises Broken when it ended twice, or may have changed the history of an agent.
+        """
+        for n_sent in range(1, MOST_SENT + 1):
+            try:
+                if not member.is_open:
+                    await request.wait(member, app, self._waiting)
+                    return
+                await member.enter()
+                try:
+                    await app(scope, receive, response.send)
+                finally:
+                    member.leave()
+                return
+            except MemberLost as why:
+                member.lose()
+                problem = Broken(f"{member.spec.name} ended during the request: {why}")
+                if response.is_begun:
+                    await _break_off(scope, response, problem)
+                    return
+                is_safe = not (why.is_sent and scope["path"].startswith(AGENTS))
+                if n_sent == MOST_SENT or not is_safe:
+                    raise problem from why
+
+    def _forwarding(self, member: Member, body: bytes, key: str) -> App:
+        """The member as an application, which raises MemberLost."""
+
+        async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start" and scope["method"] == "POST":
+                    self._note_agent(message, member)
+                await send(message)
+
+            await member.upstream.forward(scope, body, key, receive, noted)
+
+        return forward
+
+    def _choose(self, scope: Scope, body: bytes) -> Member:
+        """Member of a request by its model, its agent, or the default. Raises UnknownModel."""
+        wanted = _named(scope) or _model(body)
+        if wanted is not None:
+            name = self._names.get(wanted) or self._names.get(wanted.removesuffix(LATEST))
+            if name is not None:
+                return self._members.by_name[name]
+            if self._spec.server.strict_models:
+                raise UnknownModel(f"model {wanted!r} is not served here; /v1/models lists those")
+        elif scope["path"].startswith(AGENTS):
+            agent = scope["path"].removeprefix(AGENTS).partition("/")[0]
+            return self._member_of(agent) or self._members.default
+        return self._members.default
+
+    def _member_of(self, agent: str) -> Member | None:
+        """Member that served an agent last: since the start, else by the KV on disk."""
+        name = self._agents.get(agent)
+        if name is None and is_agent(agent):
+            folder = home_of(self._spec).agents / folder_of(agent)
+            files = sorted(folder.glob("*/manifest.json"), key=_age, reverse=True)
+            models = (_manifest_model(file) for file in files)
+            name = next((self._names[one] for one in models if one in self._names), None)
+        return self._members.by_name[name] if name is not None else None
+
+    def _note_agent(self, message: Message, member: Member) -> None:
+        for header, value in message["headers"]:
+            if header == AGENT_HEADER:
+                agent = value.decode("latin-1")
+                self._agents[agent] = member.spec.name
+                self._agents.move_to_end(agent)
+        while len(self._agents) > MOST_AGENTS:
+            self._agents.popitem(last=False)
+
+
+async def _read(
+    member: Member, app: App, scope: Scope, receive: Receive, response: RelayedResponse
+) -> None:
+    """Pass a reading request on, which wakes no member. Raises Loading."""
+    if not member.is_running:
+        raise Loading(f"{member.spec.name} does not run; the first request for it starts it")
+    try:
+        await app(scope, receive, response.send)
+    except MemberLost as why:
+        if not response.is_begun:
+            raise Loading(f"{member.spec.name} does not answer: {why}") from why
+
+
+async def _break_off(scope: Scope, response: RelayedResponse, error: StackError) -> None:
+    """End a stream that began with the error; of another response the connection is closed."""
+    dialect = dialect_of(scope["path"])
+    if response.media_type.startswith(dialect.stream_type):
+        body = msgspec.json.encode(dialect.error_body(error, request_id(cast(HTTPScope, scope))))
+        frame = dialect.error_frame(body)
+        await response.send({"type": "http.response.body", "body": frame, "more_body": False})
+
+
+def _named(scope: Scope) -> str | None:
+    """The query's `model`, as llama-server's router has it."""
+    if b"model=" not in scope["query_string"]:
+        return None
+    found = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+    return found[0] if found else None
+
+
+def _model(body: bytes) -> str | None:
+    """The body's `model`; None without one, or where the body is no JSON object."""
+    try:
+        model = msgspec.json.decode(body, type=ModelField).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return model if isinstance(model, str) else None
+
+
+def _age(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _manifest_model(file: Path) -> str:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ManifestModel).model
+    except (OSError, msgspec.MsgspecError):
+        return ""

@@ -1,0 +1,232 @@
+"""Members of a gateway: requests enter them once they are loaded."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Coroutine
+from enum import StrEnum
+from typing import Any
+
+from mlxstack.core.errors import StackError
+from mlxstack.core.preset import Residency
+from mlxstack.gateway.processes import MemberProcess
+from mlxstack.gateway.spec import GatewayMember, GatewaySpec
+from mlxstack.gateway.upstream import Upstream
+from mlxstack.policy.residency import MemberView, ResidencyStep, residency_step
+
+log = logging.getLogger("mlxstack.gateway")
+
+
+class MemberPhase(StrEnum):
+    """Phase of a member; all but `unloaded` hold its reservation."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+
+
+class Member:
+    """One member, with the requests inside it and before it; a gate for requests."""
+
+    def __init__(self, spec: GatewayMember, secret: str, changed: asyncio.Event) -> None:
+        self.spec = spec
+        self.process = MemberProcess(spec, secret)
+        self.upstream = Upstream(self.process.url)
+        self.phase = MemberPhase.UNLOADED
+        self.is_closed = self.is_lost = False
+        self.n_active = 0
+        self.n_requests = 0
+        self.n_loads = 0
+        self._loaded_at = self._used_at = 0.0
+        self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self._changed = changed
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait for it."""
+        return len(self._waiting)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may enter at once."""
+        return self.phase is MemberPhase.LOADED and not self.is_closed
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process was seen since the gateway began, and has not been lost."""
+        return self.n_loads > 0 and self.phase is not MemberPhase.LOADING
+
+    def view(self, now: float) -> MemberView:
+        """The member as the decision sees it."""
+        return MemberView(
+            name=self.spec.name,
+            n_bytes=self.spec.n_bytes,
+            residency=self.spec.residency,
+            is_loaded=self.phase is not MemberPhase.UNLOADED,
+            n_active=self.n_active,
+            loaded_at=now if self.phase is MemberPhase.LOADING else self._loaded_at,
+            used_at=self._used_at,
+            waiting_since=self._waiting[0][0] if self._waiting else None,
+        )
+
+    async def enter(self) -> None:
+        """Wait until it is loaded, and count the request as inside. Raises StackError."""
+        if not self.is_open:
+            admitted = asyncio.get_running_loop().create_future()
+            place = (time.monotonic(), admitted)
+            self._waiting.append(place)
+            self._changed.set()
+            try:
+                await admitted
+            except asyncio.CancelledError:
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                elif admitted.done() and not admitted.cancelled() and not admitted.exception():
+                    self.leave()
+                raise
+            return
+        self._count()
+
+    def leave(self) -> None:
+        """Count a request as over."""
+        self.n_active -= 1
+        self._used_at = time.monotonic()
+        self._changed.set()
+
+    def lose(self) -> None:
+        """Let no request in until the process answers again; it keeps its reservation."""
+        if self.phase is MemberPhase.LOADED:
+            self.phase, self.is_lost = MemberPhase.LOADING, True
+            self._changed.set()
+
+    async def load(self) -> None:
+        """Have the process answer, and let the requests in; a failure fails those that wait."""
+        self.phase, self.is_lost = MemberPhase.LOADING, False
+        began = time.monotonic()
+        try:
+            await self.process.ensure()
+        except StackError as error:
+            self.phase = MemberPhase.UNLOADED
+            log.error("%s", error.message)
+            self._refuse(error)
+            self._changed.set()
+            return
+        self.upstream.close()
+        self.upstream = Upstream(self.process.url)
+        self.n_loads += 1
+        self._loaded_at = self._used_at = time.monotonic()
+        self.phase, self.is_closed = MemberPhase.LOADED, False
+        log.info("%s answers after %.1f s", self.spec.name, self._loaded_at - began)
+        self._admit()
+        self._changed.set()
+
+    async def unload(self) -> None:
+        """Give its memory back; it holds its reservation until then."""
+        self.phase = MemberPhase.UNLOADING
+        await self.process.unload()
+        self.phase, self.is_closed = MemberPhase.UNLOADED, False
+        log.info("%s is unloaded", self.spec.name)
+        self._changed.set()
+
+    def reopen(self) -> None:
+        """Let requests in that waited for another member which came first."""
+        self.is_closed = False
+        if self.phase is MemberPhase.LOADED:
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            _, admitted = self._waiting.popleft()
+            if not admitted.done():
+                admitted.set_result(None)
+                self._count()
+
+    def _refuse(self, error: StackError) -> None:
+        while self._waiting:
+            _, admitted = self._waiting.popleft()
+            if not admitted.done():
+                admitted.set_exception(error)
+
+    def _count(self) -> None:
+        self.n_active += 1
+        self.n_requests += 1
+        self._used_at = time.monotonic()
+
+
+class Members:
+    """All members of a gateway, within its budget."""
+
+    def __init__(self, spec: GatewaySpec) -> None:
+        self._spec = spec
+        self._changed = asyncio.Event()
+        self._changes: set[asyncio.Task[None]] = set()
+        self.n_unloads = 0
+        self.by_name = {one.name: Member(one, spec.secret, self._changed) for one in spec.members}
+
+    @property
+    def default(self) -> Member:
+        """Member for requests that name none."""
+        return self.by_name[self._spec.default]
+
+    async def run(self) -> None:
+        """Load and unload members, until cancelled."""
+        try:
+            self._resume()
+            while True:
+                self._changed.clear()
+                await self._wait(self._step().look_at)
+        finally:
+            for task in self._changes:
+                task.cancel()
+            await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop the processes of all members."""
+        await asyncio.gather(*(one.process.stop() for one in self.by_name.values()))
+
+    def _resume(self) -> None:
+        """Load the members that stay loaded, and take over those that run already."""
+        for one in self.by_name.values():
+            if one.spec.residency is Residency.ALWAYS or one.process.is_running:
+                self._load(one)
+
+    def _step(self) -> ResidencyStep:
+        now = time.monotonic()
+        for one in self.by_name.values():
+            if one.is_lost:
+                self._load(one)
+        views = [one.view(now) for one in self.by_name.values()]
+        step = residency_step(views, self._spec.budget, self._spec.linger_s, now)
+        for name, one in self.by_name.items():
+            if name in step.closed:
+                one.is_closed = True
+            elif one.is_closed and one.phase is MemberPhase.LOADED:
+                one.reopen()
+        for name in step.unload:
+            one = self.by_name[name]
+            if one.phase is MemberPhase.LOADED:
+                self.n_unloads += 1
+                one.phase = MemberPhase.UNLOADING
+                self._begin(one.unload())
+        for name in step.load:
+            self._load(self.by_name[name])
+        return step
+
+    async def _wait(self, look_at: float | None) -> None:
+        timeout = None if look_at is None else max(0.0, look_at - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _load(self, one: Member) -> None:
+        one.phase, one.is_lost = MemberPhase.LOADING, False
+        self._begin(one.load())
+
+    def _begin(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)

@@ -1,0 +1,139 @@
+"""Processes of a gateway's members: started by their supervisors, asked to unload, stopped."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import msgspec
+from msgspec import structs
+
+from mlxstack.core.errors import Broken, StackError
+from mlxstack.core.preset import Preset
+from mlxstack.gateway.spec import GatewayMember, internal_key
+from mlxstack.host import services
+from mlxstack.host.process import free_port, refusal
+from mlxstack.host.service_state import Phase, owner, read_json, read_state, write_json
+
+log = logging.getLogger("mlxstack.gateway")
+
+HOST = "127.0.0.1"
+LOOK_S = 0.1
+CALL_S = 5.0
+STOP_S = 2.0
+
+
+class MemberProcess:
+    """Process of a member. It outlives the gateway; another gateway finds it again."""
+
+    def __init__(self, member: GatewayMember, secret: str) -> None:
+        self._member = member
+        self._plan = member.service
+        self._key = internal_key(secret, None)
+        self.url = self._plan.url
+        self.cards: dict[str, Any] = {}
+        self.adopt()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its supervisor is alive."""
+        return owner(self._plan.home, self._plan.name) is not None
+
+    def adopt(self) -> None:
+        """Take over the address of a process that runs already."""
+        state = owner(self._plan.home, self._plan.name)
+        if state is not None:
+            self._plan, self.url = state.plan, state.plan.url
+
+    async def ensure(self) -> None:
+        """Wait until the member answers, started if it does not run. Raises Broken."""
+        deadline = time.monotonic() + self._member.startup_timeout_s
+        if not self.is_running:
+            await asyncio.to_thread(self._start)
+        while time.monotonic() < deadline:
+            if await self.is_healthy():
+                return
+            state = read_state(self._plan.home, self._plan.name)
+            if state is not None and state.phase in {Phase.CRASHED, Phase.STOPPED}:
+                lines = [
+                    line for line in state.last_log_lines if "ERROR" in line or "error" in line
+                ]
+                raise Broken(
+                    f"{self._plan.name} did not start: "
+                    f"{(lines or [state.exit_summary or 'it was stopped'])[-1]}; see its log "
+                    f"{self._plan.home.log_file(self._plan.name)}"
+                )
+            await asyncio.sleep(LOOK_S)
+        raise Broken(
+            f"{self._plan.name} was not healthy within {self._member.startup_timeout_s:g} s "
+            "(server.startup_timeout_s)"
+        )
+
+    async def is_healthy(self) -> bool:
+        """Whether it answers that it serves, or would after a load."""
+        with suppress(httpx.HTTPError):
+            return (await self.call("GET", "/health")).status_code == 200
+        return False
+
+    async def unload(self) -> None:
+        """Unload its model, its KV on disk; a member that does not is stopped."""
+        with suppress(httpx.HTTPError):
+            limit_s = self._member.startup_timeout_s
+            answer = await self.call("POST", "/v1/models/unload", limit_s)
+            if answer.status_code == 200:
+                return
+            log.warning("%s is stopped, it did not unload: %s", self._plan.name, answer.text)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop it; its requests and its KV get their time."""
+        state = owner(self._plan.home, self._plan.name)
+        if state is not None:
+            patience_s = self._plan.patience.grace_s + STOP_S
+            await asyncio.to_thread(services.stop, self._plan.home, state, patience_s)
+
+    async def call(self, method: str, path: str, timeout_s: float = CALL_S) -> httpx.Response:
+        """Call it with the key of the gateway."""
+        headers = {"authorization": f"Bearer {self._key}"}
+        async with httpx.AsyncClient(base_url=self.url, headers=headers) as client:
+            return await client.request(method, path, timeout=timeout_s)
+
+    def _start(self) -> None:
+        """Start the supervisor, on another port where this one was taken meanwhile."""
+        home, name = self._plan.home, self._plan.name
+        try:
+            with services.starting(home, name, waits=True):
+                services.sweep(home, name)
+                self.adopt()
+                if self.is_running:
+                    return
+                self._place()
+                services.start(self._plan)
+        except OSError as why:
+            raise Broken(f"{name} cannot be started: {why}") from why
+        deadline = time.monotonic() + CALL_S
+        while not self.is_running and time.monotonic() < deadline:
+            time.sleep(LOOK_S / 4)
+
+    def _place(self) -> None:
+        port = int(self._plan.url.rpartition(":")[2])
+        file = self._plan.home.preset_file(self._plan.name)
+        preset = read_json(file, Preset)
+        if preset is None:
+            raise Broken(f"{file} cannot be read; start the gateway again")
+        if refusal(HOST, port) is not None:
+            port = free_port(HOST)
+        server = structs.replace(preset.server, host=HOST, port=port)
+        write_json(file, structs.replace(preset, server=server))
+        self.url = f"http://{HOST}:{port}"
+        self._plan = structs.replace(self._plan, url=self.url)
+
+
+def json_of(answer: httpx.Response) -> Any:
+    """Body of an answer; None where it is no JSON."""
+    try:
+        return msgspec.json.decode(answer.content)
+    except (msgspec.DecodeError, StackError):
+        return None

@@ -1,0 +1,61 @@
+"""Runs one gateway in this process: binds, serves, stops its members at the end."""
+
+import asyncio
+import logging
+import signal
+from math import ceil
+
+from mlxstack.api.connection import AcceptReporter
+from mlxstack.api.listener import MAX_HEAD_BYTES, UvicornServer, bind, uvicorn_config
+from mlxstack.core.errors import SetupError
+from mlxstack.gateway.app import Gateway
+from mlxstack.gateway.members import Members
+from mlxstack.gateway.spec import GatewaySpec
+
+log = logging.getLogger("mlxstack.gateway")
+
+# EX_CONFIG of sysexits.h: a restart would not help.
+CANNOT_START = 78
+
+
+def run(spec: GatewaySpec) -> int:
+    """Serve until SIGTERM or SIGINT; returns 0, or 78 when a restart would not help."""
+    try:
+        asyncio.run(_run(spec))
+    except SetupError as error:
+        log.error("%s", error.message)
+        return CANNOT_START
+    return 0
+
+
+async def _run(spec: GatewaySpec) -> None:
+    with bind(spec.server) as listener:
+        leaving = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leaving.set)
+        loop.set_exception_handler(AcceptReporter())
+        members = Members(spec)
+        server = UvicornServer(
+            uvicorn_config(
+                Gateway(spec, members),
+                timeout_graceful_shutdown=ceil(spec.server.drain_s),
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            )
+        )
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        residing = asyncio.create_task(members.run())
+        waiting = asyncio.create_task(leaving.wait())
+        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        await asyncio.wait({serving, residing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        is_asked = waiting.done()
+        waiting.cancel()
+        server.should_exit = True
+        await serving
+        residing.cancel()
+        await asyncio.gather(residing, return_exceptions=True)
+        if is_asked:
+            await members.stop()
+        else:
+            log.error("the web server or the residency has stopped; the gateway ends")
+            raise SystemExit(1)

@@ -1,0 +1,72 @@
+"""Spec of a gateway: its address, its members, their memory."""
+
+import hashlib
+import hmac
+
+from msgspec import Struct
+
+from mlxstack.api.api_keys import DIGEST
+from mlxstack.core.preset import ApiKey, Residency, ServerSpec
+from mlxstack.host.home import Home
+from mlxstack.host.service_state import ServiceSpec
+
+LINGER_S = 10.0
+
+
+class GatewayMember(Struct, frozen=True):
+    """Service behind a gateway. `names` are those by which requests choose it, the first one its
+    model's; `n_bytes` is what it may take of the budget when it is loaded."""
+
+    names: tuple[str, ...]
+    service: ServiceSpec
+    n_bytes: int = 0
+    residency: Residency = Residency.AUTO
+    startup_timeout_s: float = 240.0
+
+    @property
+    def name(self) -> str:
+        """Name of the service."""
+        return self.service.name
+
+
+class GatewaySpec(Struct, frozen=True):
+    """`secret` derives the keys that members accept; `default` is the member for other names.
+
+    Of `budget` bytes the loaded members together may take; one stays for `linger_s` at least.
+    """
+
+    name: str
+    server: ServerSpec
+    secret: str
+    members: tuple[GatewayMember, ...]
+    default: str
+    budget: int
+    linger_s: float = LINGER_S
+
+
+def internal_key(secret: str, key: ApiKey | None) -> str:
+    """Key by which the gateway calls members for the holder of `key`; None: without keys."""
+    holder = key.key if key is not None else ""
+    return hmac.new(secret.encode(), holder.encode(), hashlib.sha256).hexdigest()
+
+
+def digest_of(key: str) -> str:
+    """Digest of a key, as presets hold it."""
+    return DIGEST + hashlib.sha256(key.encode()).hexdigest()
+
+
+def home_of(spec: GatewaySpec) -> Home:
+    """Home that the members share."""
+    return spec.members[0].service.home
+
+
+def names_of(spec: GatewaySpec) -> dict[str, str]:
+    """Member of each name: services before models before ids, of two the first member."""
+    found: dict[str, str] = {}
+    for one in spec.members:
+        found.setdefault(one.name, one.name)
+    for at in range(max(len(one.names) for one in spec.members)):
+        for one in spec.members:
+            for name in one.names[at : at + 1]:
+                found.setdefault(name, one.name)
+    return found

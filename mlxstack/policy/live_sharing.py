@@ -1,0 +1,53 @@
+"""Decides when live contexts share the KV of a common prefix, and where it is split."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from msgspec import Struct
+
+MIN_TOKENS = 1024
+"""Shorter prefixes are never shared live: a copy costs less than the second product."""
+
+
+class SharingCosts(Struct, frozen=True):
+    """Seconds of one layer's attention of two rows on a common prefix of `n_tokens`.
+
+    `apart_s` reads the prefix once per row, `together_s` once.
+    """
+
+    n_tokens: int
+    apart_s: float
+    together_s: float
+
+
+class LiveSharing(Struct, frozen=True):
+    """Prefixes of at least `min_tokens` are shared, split at multiples of `block_size`.
+
+    With `min_tokens` None none is.
+    """
+
+    block_size: int = 128
+    min_tokens: int | None = None
+
+    def split_point(self, n_common: int) -> int:
+        """How many of the first `n_common` tokens to share; 0 for none."""
+        n_tokens = n_common - n_common % self.block_size
+        return n_tokens if self.min_tokens and n_tokens >= self.min_tokens else 0
+
+    def extended(self, n_shared: int, n_common: int) -> int:
+        """The split point where a context shares `n_shared` tokens already.
+
+        A longer prefix is another copy of the shorter one, so it must be twice as long.
+        """
+        n_tokens = self.split_point(n_common)
+        return n_tokens if not n_shared or n_tokens >= 2 * n_shared else min(n_shared, n_tokens)
+
+
+NO_SHARING = LiveSharing()
+
+
+def least_shared(curve: Sequence[SharingCosts]) -> int | None:
+    """The shortest measured prefix from which on sharing is no slower; None without one."""
+    longest_first = sorted(curve, key=lambda costs: -costs.n_tokens)
+    faster = [*takewhile(lambda costs: costs.together_s <= costs.apart_s, longest_first)]
+    return max(MIN_TOKENS, faster[-1].n_tokens) if faster else None

@@ -1,0 +1,174 @@
+"""Live contexts share one copy of a common prefix: no answer shows it, for any kind of cache."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
+from mlxstack.core.preset import DiskSpec, KVSpec, LiveSharingMode, PrefixCacheSpec, SlotSpec
+from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
+from tests.conftest import ModelOf
+from tests.engine.harness import Driver, preset_of, prompt, running
+
+HEAD = prompt(300, seed=100)
+OTHER = HEAD[:150] + prompt(200, seed=101)
+NO_DISK = PrefixCacheSpec(memory_budget_pct=20, disk=DiskSpec(enabled=False))
+FOUR = SlotSpec(count=4, n_ctx=1024)
+FORCED = LiveSharing(block_size=16, min_tokens=32)
+SHARING = ["tiny", "tiny-swa", "tiny-sinks", "tiny-hybrid"]
+CUTTABLE = "tiny"
+
+
+def kv_of(driver: Driver) -> SlotKVManager:
+    return driver.engine._turns.slot_kv
+
+
+def shared(driver: Driver) -> list[int]:
+    """Tokens of the shared prefix of every slot."""
+    return [context.n_shared for context in driver.engine._turns.slots]
+
+
+@pytest.fixture(params=SHARING)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def driver(kind: str, model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
+    preset = preset_of(model_of(kind), slots=FOUR, prefix_cache=NO_DISK)
+    with running(preset, tmp_path) as one:
+        assert one.engine._verdict.can_share
+        kv_of(one).sharing = FORCED
+        yield one
+
+
+def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> None:
+    """Answers of a group are those from cold and alone, at every change of the group."""
+    cuts = (150, len(HEAD))
+    prompts = [HEAD + prompt(20 + 7 * i, seed=i) for i in range(4)]
+    apart = [OTHER, HEAD[:200] + prompt(9, seed=50)]
+    cold = {tokens: driver.cold(tokens, 12) for tokens in (*prompts, *apart)}
+    for slot in range(4):
+        driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
+    driver.engine.cache.clear().result(timeout=60)
+
+    first = driver.submit(prompts[0], 60, checkpoint_positions=cuts)
+    driver.until(first, object, 8)
+    rest = [driver.submit(tokens, 12, checkpoint_positions=cuts) for tokens in prompts[1:]]
+    for ask, tokens in zip(rest, prompts[1:], strict=True):
+        driver.finish(ask)
+        assert driver.tokens(ask) == cold[tokens]
+    driver.finish(first)
+    assert driver.tokens(first)[:12] == cold[prompts[0]]
+    assert shared(driver) == [288] * 4
+    assert len({id(context.prefix) for context in driver.engine._turns.slots}) == 1
+
+    for tokens in apart:
+        ask = driver.submit(tokens, 12, slot=1, checkpoint_positions=cuts)
+        driver.finish(ask)
+        assert driver.tokens(ask) == cold[tokens]
+    assert shared(driver)[1] == (192 if kind == CUTTABLE else 144)
+    again = [driver.submit(tokens, 12, checkpoint_positions=cuts) for tokens in (*apart, *prompts)]
+    for ask, tokens in zip(again, (*apart, *prompts), strict=True):
+        driver.finish(ask)
+        assert driver.tokens(ask) == cold[tokens]
+
+
+def test_a_shared_prefix_counts_once_and_goes_with_its_last_holder(driver: Driver) -> None:
+    for i in range(4):
+        driver.answer(HEAD + prompt(20, seed=i), 2, slot=i, checkpoint_positions=(len(HEAD),))
+    manager, slots = kv_of(driver), driver.engine._turns.slots
+    per_token = manager.bytes_per_token
+    assert manager.shared_bytes == 288 * per_token
+    assert all(context.cache_bytes <= 512 * per_token + context.n_bytes for context in slots)
+    full = sum(context.cache_bytes for context in slots) + manager.shared_bytes
+    for i in range(4):
+        assert manager.shared_bytes == 288 * per_token
+        driver.engine.run_slot_command(EraseSlot(i)).result(timeout=60)
+    assert manager.shared_bytes == 0 < full
+
+
+def test_parked_and_resumed_beside_a_group(driver: Driver) -> None:
+    cuts = (len(HEAD),)
+    mine, yours = HEAD + prompt(40, seed=1), HEAD + prompt(40, seed=2)
+    history = mine + tuple(driver.answer(mine, 12, slot=0, checkpoint_positions=cuts))
+    driver.answer(yours, 12, slot=1, checkpoint_positions=cuts)
+    assert shared(driver)[:2] == [288, 288]
+    driver.answer(prompt(200, seed=9), 2, slot=0)
+    assert shared(driver)[:2] == [0, 288]
+    turn = history + prompt(10, seed=3)
+    ask = driver.submit(turn, 12, slot=2)
+    driver.finish(ask)
+    assert driver.seated(ask).n_cached >= len(mine) - 1
+    assert shared(driver)[2] == 288
+    driver.engine.cache.clear().result(timeout=60)
+    more = turn + tuple(driver.tokens(ask)) + prompt(10, seed=4)
+    found = driver.answer(more, 12, slot=2)
+    assert driver.tokens(ask) == driver.cold(turn, 12, slot=3)
+    assert found == driver.cold(more, 12, slot=3)
+
+
+def test_saved_and_restored_into_a_group(driver: Driver) -> None:
+    cuts = (len(HEAD),)
+    mine, yours = HEAD + prompt(40, seed=1), HEAD + prompt(40, seed=2)
+    history = mine + tuple(driver.answer(mine, 12, slot=0, checkpoint_positions=cuts))
+    driver.answer(yours, 12, slot=1, checkpoint_positions=cuts)
+    driver.engine.run_slot_command(SaveSlot(0, "a.bin")).result(timeout=60)
+    driver.engine.run_slot_command(EraseSlot(0)).result(timeout=60)
+    driver.engine.run_slot_command(RestoreSlot(2, "a.bin")).result(timeout=60)
+    assert shared(driver) == [0, 288, 288, 0]
+    turn = history + prompt(10, seed=3)
+    ask = driver.submit(turn, 12, slot=2)
+    driver.finish(ask)
+    assert driver.tokens(ask) == driver.cold(turn, 12, slot=3)
+    assert driver.answer(yours, 12, slot=1) == driver.cold(yours, 12, slot=3)
+
+
+def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(driver: Driver) -> None:
+    """Attention changes from one product per row to one for the group, and back."""
+    mine = HEAD + prompt(30, seed=1)
+    cold = driver.cold(mine, 100, slot=3)
+    driver.engine.run_slot_command(EraseSlot(3)).result(timeout=60)
+    ask = driver.submit(mine, 100, slot=0, checkpoint_positions=(len(HEAD),))
+    driver.until(ask, object, 10)
+    for i in range(2):
+        driver.answer(HEAD + prompt(30, seed=5 + i), 4, slot=1 + i)
+        driver.engine.run_slot_command(EraseSlot(1 + i)).result(timeout=60)
+    driver.finish(ask)
+    assert shared(driver)[0] == 288
+    assert driver.tokens(ask) == cold
+
+
+@pytest.mark.parametrize("name", ["tiny-mla", "tiny-8bit", "off"])
+def test_kinds_that_do_not_share_copy_as_before(
+    name: str, model_of: ModelOf, tmp_path: Path
+) -> None:
+    kv = KVSpec(bits=8, group_size=32) if name == "tiny-8bit" else KVSpec()
+    cache = PrefixCacheSpec(memory_budget_pct=20, live_sharing=LiveSharingMode.OFF)
+    model = model_of("tiny-mla" if name == "tiny-mla" else "tiny")
+    with running(preset_of(model, kv=kv, slots=FOUR, prefix_cache=cache), tmp_path) as driver:
+        assert driver.engine._verdict.can_share == (name == "off")
+        assert kv_of(driver).sharing == NO_SHARING
+        for i in range(2):
+            tokens = HEAD + prompt(20, seed=i)
+            assert driver.answer(tokens, 4, slot=i) == driver.cold(tokens, 4, slot=2)
+        assert shared(driver) == [0] * 4
+
+
+@pytest.mark.parametrize("n_head", [512, 1024])
+def test_a_fork_copies_its_tail_alone(model_of: ModelOf, tmp_path: Path, n_head: int) -> None:
+    preset = preset_of(model_of("tiny"), slots=SlotSpec(3, 2048), prefix_cache=NO_DISK)
+    with running(preset, tmp_path) as driver:
+        manager = kv_of(driver)
+        manager.sharing = FORCED
+        head = prompt(n_head, seed=7)
+        driver.answer(head + prompt(20, seed=0), 2, slot=0)
+        driver.answer(head + prompt(20, seed=1), 2, slot=1)
+        before = int(mx.get_active_memory())
+        driver.answer(head + prompt(20, seed=2), 2, slot=2)
+        grown = int(mx.get_active_memory()) - before
+        assert grown < (2 * 256 + 128) * manager.bytes_per_token
+        assert [context.n_shared for context in manager.slots] == [n_head] * 3

@@ -1,0 +1,211 @@
+"""Requests through a gateway: its doors first, then members by name, started on demand."""
+
+import socket
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import anthropic
+import httpx
+import ollama
+import openai
+import pytest
+
+from mlxstack.api.protocols import dialect_of
+from mlxstack.api.registry import DIALECTS
+from mlxstack.api.registry import dialect_of as routed_dialect_of
+from tests.gateway.conftest import Site, own_processes
+
+pytestmark = [pytest.mark.mlx, pytest.mark.net, pytest.mark.slow]
+
+HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6, "temperature": 0}
+ADDRESS = "/v1/chat/completions"
+BOB = {"authorization": "Bearer bobs"}
+
+
+def workers(site: Site) -> int:
+    return sum("serve" in one.cmdline() for one in own_processes(site.home))
+
+
+def test_nothing_opens_without_a_key_and_nothing_wakes(site: Site) -> None:
+    with httpx.Client(base_url=site.url, timeout=60) as plain:
+        for path in (
+            ADDRESS,
+            "/v1/messages",
+            "/api/chat",
+            "/completion",
+            "/v1/agents/bob/generate",
+        ):
+            refused = plain.post(path, json={**HELLO, "model": "demo"})
+            assert refused.status_code == 401 and refused.headers["x-request-id"], path
+            assert "API key" in refused.text
+        wrong = plain.post(
+            ADDRESS, json={**HELLO, "model": "demo"}, headers={"x-api-key": "sesame2"}
+        )
+        assert wrong.status_code == 401 and "Invalid API Key" in wrong.text
+        for path in ("/metrics", "/props", "/slots", "/v1/agents", "/requests"):
+            assert plain.get(path).status_code == 401, path
+        for path in ("/health", "/v1/models", "/models/demo", "/api/tags"):
+            assert plain.get(path).status_code == 200, path
+    assert workers(site) == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}],
+)
+def test_foreign_hosts_and_pages_are_refused(site: Site, headers: dict[str, str]) -> None:
+    with httpx.Client(base_url=site.url, timeout=60) as plain:
+        key = {"authorization": "Bearer sesame"}
+        assert (
+            plain.post(
+                ADDRESS, json={**HELLO, "model": "demo"}, headers={**key, **headers}
+            ).status_code
+            == 403
+        )
+        assert plain.get("/v1/models", headers=headers).status_code == 403
+    assert workers(site) == 0
+
+
+def test_preflights_are_answered_without_a_member(site: Site) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
+    with httpx.Client(base_url=site.url, timeout=60) as plain:
+        near = plain.options(ADDRESS, headers={**asked, "origin": "http://localhost:3000"})
+        assert near.status_code == 204
+        assert near.headers["access-control-allow-origin"] == "http://localhost:3000"
+        far = plain.options(ADDRESS, headers={**asked, "origin": "https://evil.example"})
+        assert far.status_code == 400
+    assert workers(site) == 0
+
+
+def test_bodies_are_bounded(site: Site) -> None:
+    long = {**HELLO, "model": "demo", "messages": [{"role": "user", "content": "x" * 60_000}]}
+    key = {"authorization": "Bearer sesame"}
+    with httpx.Client(base_url=site.url, timeout=60, headers=key) as http:
+        refused = http.post(ADDRESS, json=long)
+        assert refused.status_code == 413 and "max_body_bytes" in refused.text
+        chunks = (b"x" * 1000 for _ in range(100))
+        assert http.post("/v1/messages", content=chunks).status_code == 413
+        assert http.post(ADDRESS, content=b"\xff" * 100).status_code in {400, 503}
+
+
+def test_a_long_head_is_refused(site: Site) -> None:
+    parts = urlsplit(site.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=20) as caller:
+        caller.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 70_000)
+        assert caller.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_the_process_holds_no_mlx() -> None:
+    code = "import sys, mlxstack.gateway.__main__; print({'mlx', 'mlx_lm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_gateway_and_service_have_the_same_dialects() -> None:
+    paths = {path for one in DIALECTS for route in one.routes for path in route.paths}
+    assert len(paths) > 40
+    for path in paths:
+        gate, service = dialect_of(path), routed_dialect_of(path)
+        assert gate.heartbeat == service.heartbeat and gate.error_body is service.error_body
+        assert gate.statuses == service.statuses and gate.stream_type == service.stream_type
+
+
+def test_status_starts_nothing_and_the_first_request_does(site: Site, http: httpx.Client) -> None:
+    for path in ("/", "/health", "/v1/models", "/models", "/api/tags", "/api/ps", "/metrics"):
+        assert http.get(path).status_code == 200, path
+    assert http.get("/props").status_code == 503
+    before = {card["status"]["value"] for card in site.models().values()}  # type: ignore[index]
+    assert before == {"unloaded"}
+    assert set(site.models()) == {"demo", "tiny", "demo-embedding"}
+    answer = http.post(ADDRESS, json={**HELLO, "model": "demo"})
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]
+    assert site.models()["demo"]["status"] == {"value": "loaded"}
+    assert site.models()["tiny"]["status"] == {"value": "unloaded"}
+    assert http.get("/props").json()["model_alias"] == "demo"
+
+
+def test_the_model_chooses_the_member(site: Site, http: httpx.Client) -> None:
+    answers = {
+        name: http.post(ADDRESS, json={**HELLO, "model": name}).raise_for_status().json()
+        for name in ("demo", "tiny", "second", "gpt-5-mini")
+    }
+    texts = {name: one["choices"][0]["message"] for name, one in answers.items()}
+    assert texts["tiny"] == texts["second"] != texts["demo"]
+    assert texts["gpt-5-mini"] == texts["demo"]
+    direct = site.state("demo").plan.url + ADDRESS
+    assert httpx.post(direct, json=HELLO, timeout=20).status_code == 401
+    vectors = http.post("/v1/embeddings", json={"model": "vectors", "input": "hi"})
+    assert len(vectors.raise_for_status().json()["data"][0]["embedding"]) > 8
+    assert http.post("/tokenize?model=tiny", json={"content": "hi"}).json()["tokens"]
+
+
+def test_streams_pass_unchanged(site: Site, http: httpx.Client) -> None:
+    body = {**HELLO, "model": "demo", "stream": True, "stream_options": {"include_usage": True}}
+    whole = http.post(ADDRESS, json={**HELLO, "model": "demo"}).json()
+    with http.stream("POST", ADDRESS, json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        text = "".join(answer.iter_text())
+    assert text.endswith("data: [DONE]\n\n") and text.count("[DONE]") == 1
+    key = {"api_key": "sesame", "max_retries": 0}
+    with openai.OpenAI(base_url=f"{site.url}/v1", **key) as sdk:  # type: ignore[arg-type]
+        pieces = sdk.chat.completions.create(**body)  # type: ignore[call-overload]
+        said = "".join(one.choices[0].delta.content or "" for one in pieces if one.choices)
+    assert said == whole["choices"][0]["message"]["content"]
+
+
+def test_other_dialects(site: Site) -> None:
+    said = [{"role": "user", "content": "Hello!"}]
+    with anthropic.Anthropic(base_url=site.url, api_key="sesame", max_retries=0) as sdk:
+        found = sdk.messages.create(model="tiny", messages=said, max_tokens=4)  # type: ignore[arg-type]
+        assert found.model == "tiny" and found.usage.output_tokens == 4
+    client = ollama.Client(host=site.url, headers={"authorization": "Bearer sesame"})
+    lines = list(client.chat("demo:latest", said, stream=True, options={"num_predict": 4}))
+    assert lines[-1].done and {one.model for one in client.list().models} >= {"demo", "tiny"}
+    assert client.ps().models and client.show("tiny").capabilities
+
+
+def test_an_agent_follows_its_model(http: httpx.Client) -> None:
+    append = {"append": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+    first = http.post("/v1/agents/carol/generate", json={**append, "model": "tiny"})
+    assert first.status_code == 200 and first.headers["x-mlx-stack-agent"] == "carol"
+    again = http.post("/v1/agents/carol/generate", json=append)
+    assert int(again.headers["x-mlx-stack-cache-prefix-tokens"]) > 0
+    history = http.get("/v1/agents/carol/history").json()["messages"]
+    assert [one["role"] for one in history] == ["user", "assistant"] * 2
+
+
+def test_the_members_of_a_gateway_are_fixed(http: httpx.Client) -> None:
+    refused = http.post("/v1/models/load", json={"preset": "demo"})
+    assert refused.status_code == 501 and "start it again" in refused.json()["error"]["message"]
+
+
+def test_a_key_of_some_agents_stays_one(site: Site) -> None:
+    append = {"append": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "demo"}
+    with httpx.Client(base_url=site.url, timeout=120, headers=BOB) as bob:
+        own = bob.post("/v1/agents/bob/generate", json=append)
+        assert own.status_code == 200, own.text
+        other = bob.post("/v1/agents/alice/generate", json=append)
+        assert other.status_code == 403 and "only as bob" in other.text
+        assert bob.post(ADDRESS, json={**HELLO, "agent": "alice"}).status_code == 403
+        for path in ("/metrics", "/requests", "/slots?model=tiny"):
+            assert bob.get(path).status_code in {403, 503}, path
+        assert bob.get("/requests").status_code == 403
+        assert bob.get("/props").json()["model_path"] == ""
+        assert bob.post("/cache/clear", json={}).status_code == 403
+    with httpx.Client(base_url=site.url, timeout=60) as http:
+        every = http.get("/props", headers={"authorization": "Bearer sesame"}).json()
+    assert every["model_path"]
+
+
+def test_a_client_that_leaves_is_cancelled_at_the_member(site: Site) -> None:
+    key = {"authorization": "Bearer sesame"}
+    body = {**HELLO, "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
+    with httpx.Client(base_url=site.url, timeout=60, headers=key) as http:
+        with http.stream("POST", ADDRESS, json=body) as answer:
+            next(answer.iter_lines())
+        for _ in range(200):
+            busy = [one for one in http.get("/slots").json() if one["is_processing"]]
+            if not busy:
+                break
+        assert not busy

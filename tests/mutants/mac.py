@@ -1,0 +1,162 @@
+"""Protections for macOS, Metal and half precision, which this machine imitates."""
+
+from tests.mutants.mutant import Mutant
+
+BUFFERS = "tests/mac/test_buffer_cache.py::"
+WIRED = "tests/mac/test_wired_limit.py::"
+PRESSURE = "tests/mac/test_pressure.py::"
+BUDGET = "tests/mac/test_device_budget.py::"
+AHEAD = "tests/mac/test_step_ahead.py::"
+LAUNCHD = "tests/mac/test_launchd.py::"
+SAMPLING = "tests/engine/test_sampling.py::"
+CHECK = "tests/mac/test_self_check.py::"
+STORE = "tests/mac/test_store.py::"
+
+MAC = (
+    Mutant(
+        "the room of KV is reserved once", "engine/model/cache_adapters.py",
+        "    if n_more <= 0:\n        return False\n    rebuild(leaf, [_extended(part, n_more)",
+        "    if n_more <= 10**9:\n        return False\n    rebuild(leaf, [_extended(part, n_more)",
+        BUFFERS + "test_kv_room_is_allocated_once_for_the_whole_prompt",
+    ),
+    Mutant(
+        "buffers are freed after the last kernel", "engine/device.py",
+        "    synchronize()\n    with LOADING:", "    with LOADING:",
+        BUFFERS + "test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight",
+    ),
+    Mutant(
+        "buffers are freed with no step in flight", "engine/step.py",
+        "        self._decode(self.batch.sync)\n        device.release()",
+        "        device.release()",
+        BUFFERS + "test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight",
+    ),
+    Mutant(
+        "only the MLX thread frees buffers", "engine/device.py",
+        "    gc.collect()\n    return int(mx.get_active_memory())",
+        "    gc.collect()\n    mx.clear_cache()\n    return int(mx.get_active_memory())",
+        BUFFERS + "test_buffers_are_released_on_the_mlx_thread_after_the_step_in_flight",
+    ),
+    Mutant(
+        "the cache of freed buffers has a limit of MLX", "engine/device_memory.py",
+        "mx.set_cache_limit(limits.cache_bytes),", "0,",
+        WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
+    ),
+    Mutant(
+        "weights stay resident", "engine/device_memory.py",
+        "            maybe_set_recommended_wired_limit(),\n", "            None,\n",
+        WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
+    ),
+    Mutant(
+        "the wired limit is given back", "engine/device_memory.py",
+        "            mx.set_wired_limit(wired_bytes)\n", "            pass\n",
+        WIRED + "test_limits_are_set_after_the_load_and_restored_after_the_last_kernel",
+    ),
+    Mutant(
+        "stalls of a Linux overrule the share of memory", "host/memory_pressure.py",
+        "else of_psi(_psi())", "else None",
+        PRESSURE + "test_on_linux_the_stalls_of_the_kernel_alone_decide",
+    ),
+    Mutant(
+        "the device bounds what is admitted", "engine/device_memory.py",
+        "        array_limit=limits.array_bytes - workspace,\n", "",
+        BUDGET + "test_a_prompt_is_refused_while_the_device_is_full_and_served_later",
+    ),
+    Mutant(
+        "scores of attention bound a chunk", "engine/device_memory.py",
+        "score_bytes=score_bytes(shape, _bits(preset)) if shape is not None else 0,",
+        "score_bytes=0,",
+        BUDGET + "test_scores_of_unfused_attention_bound_the_chunk",
+    ),
+    Mutant(
+        "a preset lets a Mac sleep", "service/service.py",
+        "preset.server.prevent_sleep", "True",
+        "tests/mac/test_sleep.py::test_nothing_is_held_where_the_preset_says_so",
+    ),
+    Mutant(
+        "each row has the tokens of its KV", "engine/decode/batch.py",
+        "            if not is_running and id(row) not in ahead:\n",
+        "            if not is_running:\n",
+        AHEAD + "test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept",
+    ),
+    Mutant(
+        "a row that broke ahead keeps the token that it was fed", "engine/decode/batch.py",
+        "            elif tokens and id(row) in ahead:\n",
+        "            elif tokens and id(row) in ahead and is_running:\n",
+        AHEAD + "test_an_answer_that_ended_before_its_guide_raised_is_whole_and_kept",
+    ),
+    Mutant(
+        "launchd does not restart what cannot heal", "host/restart_policy.py",
+        "return 0 if code in HOPELESS_CODES else code", "return code",
+        LAUNCHD + "test_an_end_that_cannot_heal_is_a_success_under_launchd_only",
+    ),
+    Mutant(
+        "an installation waits for the drain", "cli/commands/install.py",
+        "    while _run(unit.probe) is None:\n", "    while False:\n",
+        LAUNCHD + "test_installing_again_waits_until_the_old_job_has_drained",
+    ),
+    Mutant(
+        "launchd allows more open files", "host/service_units.py",
+        '        "SoftResourceLimits": {"NumberOfFiles": OPEN_FILES},\n', "",
+        LAUNCHD + "test_the_property_list_has_what_a_service_needs",
+    ),
+    Mutant(
+        "a log that launchd appends to is moved", "host/logs.py",
+        "        os.truncate(path, 0)\n", "",
+        LAUNCHD + "test_a_log_that_others_append_to_is_moved_when_it_is_large",
+    ),
+    Mutant(
+        "rows with equal rules are one operation", "engine/decode/sampler.py",
+        "members = groups.setdefault(sampler.draw_rules, [])",
+        "members = groups.setdefault(replace(sampler.draw_rules, seed=i), [])",
+        SAMPLING + "test_rows_with_equal_rules_are_one_operation",
+    ),
+    Mutant(
+        "top-k is a partition", "engine/decode/sampler.py",
+        "ids = mx.sort(mx.argpartition(-logprobs, kth=k - 1, axis=-1)[:, :k], axis=-1)",
+        "ids = mx.sort(mx.argsort(-logprobs, axis=-1)[:, :k], axis=-1)",
+        SAMPLING + "test_top_k_does_not_sort_the_whole_vocabulary",
+    ),
+    Mutant(
+        "log probabilities are float32", "engine/decode/sampler.py",
+        "    logits = logits.astype(mx.float32)\n    logprobs = logits", "    logprobs = logits",
+        SAMPLING + "test_logprobs_of_half_precision_logits_are_float32",
+    ),
+    Mutant(
+        "rounding switches no batching off", "engine/model/batching_check.py",
+        "mx.bfloat16: 0.15}", "mx.bfloat16: 2e-2}",
+        CHECK + "test_rounding_switches_no_batching_off",
+    ),
+    Mutant(
+        "a fault in half precision is found", "engine/model/batching_check.py",
+        "return is_half and self.distance <= MOST_WITH_AGREEMENT and self.agreement >= AGREEMENT",
+        "return is_half",
+        CHECK + "test_a_fault_is_found_beneath_the_rounding",
+    ),
+    Mutant(
+        "up warns of a verdict against batching", "cli/commands/up.py",
+        '"why_not_batching": props.why_not_batching', '"why_not_batching": None',
+        "tests/cli/test_running_facts.py::"
+        "test_a_verdict_against_batching_is_told_by_up_and_status",
+    ),
+    Mutant(
+        "the dashboard tells a verdict against batching", "tui/views/overview.py",
+        "    if snapshot.is_batching:\n", "    if snapshot is not None:\n",
+        "tests/tui/test_views.py::test_a_verdict_against_batching_is_told",
+    ),
+    Mutant(
+        "names that differ by case are one", "store/slot_files.py",
+        "        if other.name != path.name and path not in existing:\n", "        if False:\n",
+        STORE + "test_a_name_that_differs_by_case_only_is_refused",
+    ),
+    Mutant(
+        "KV files cost barriers", "store/kv_store.py",
+        "self.disk, is_durable=False)", "self.disk)",
+        STORE + "test_kv_files_cost_barriers_and_a_batch_of_them_one_full_flush",
+    ),
+    Mutant(
+        "memory of a Mac is its footprint", "host/process.py",
+        'footprint = _footprint_bytes(pid) if sys.platform == "darwin" else None',
+        "footprint = None",
+        "tests/mac/test_footprint.py::test_a_mac_tells_the_physical_footprint",
+    ),
+)  # fmt: skip
