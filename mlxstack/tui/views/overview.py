@@ -8,6 +8,7 @@ from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_ra
 from mlxstack.tui.views import tiles
 from mlxstack.tui.views.formatting import (
     NONE,
+    age,
     bar,
     of_size,
     rate,
@@ -234,7 +235,7 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
         return TextCell(done + left, CellStyle.BUSY)
     if not view.n_tokens:
         return TextCell("empty", CellStyle.FAINT)
-    idle = f"idle {span(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
+    idle = f"idle {age(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
     return TextCell(idle, CellStyle.FAINT)
 
 
