@@ -55,8 +55,8 @@ FIRST_AID = (
         HEADERS + "test_the_grammar_begins_at_once_after_a_prefill",
     ),
     Mutant(
-        "a forbidden call opens no channel", "text/output_format.py",
-        "return self.call_opening[:2], recipient", "return ()",
+        "a forbidden call opens no channel", "service/admission.py",
+        "    return words.output_format.call_sequences\n", "    return ()\n",
         "tests/api/test_forced_calls.py::"
         "test_tool_choice_none_keeps_a_model_with_headers_from_a_call",
     ),

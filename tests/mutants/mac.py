@@ -147,7 +147,7 @@ MAC = (
     ),
     Mutant(
         "the dashboard tells a verdict against batching", "tui/views/overview.py",
-        "    if snapshot.is_batching:\n", "    if snapshot is not None:\n",
+        "    if not snapshot.is_batching:\n", "    if snapshot is None:\n",
         "tests/tui/test_views.py::test_a_verdict_against_batching_is_told",
     ),
     Mutant(
