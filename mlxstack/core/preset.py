@@ -295,6 +295,18 @@ class SamplingSpec(Strict, frozen=True):
     ] = None
 
 
+class StructuredOutputSpec(Strict, frozen=True):
+    """Grammars that requests do not ask for."""
+
+    auto_tool_grammar: Annotated[
+        bool,
+        Meta(
+            description="With tool_choice auto, hold a call to the schema of its tool once its "
+            "mark is sampled; false leaves it to the model."
+        ),
+    ] = True
+
+
 class Tier(StrEnum):
     """How urgent the requests of a key are."""
 
@@ -427,6 +439,7 @@ class Preset(Strict, frozen=True):
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
     agents: AgentsSpec = field(default_factory=AgentsSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    structured_output: StructuredOutputSpec = field(default_factory=StructuredOutputSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     template: Annotated[
         dict[str, Any],
