@@ -235,7 +235,7 @@ class PrefixCacheSpec(Strict, frozen=True):
             description="`auto` lets slots with a common prefix hold one copy of its KV and read "
             "it together, where that is measured to be no slower; `off` copies it into every slot."
         ),
-    ] = LiveSharingMode.AUTO
+    ] = LiveSharingMode.OFF
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
