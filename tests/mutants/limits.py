@@ -104,8 +104,8 @@ LIMITS = (
         "tests/api/test_guards.py::test_names_of_this_machine",
     ),
     Mutant(
-        "an import does not lower the limit of open files", "cli/commands/serve.py",
-        "        with kept_limit():", "        if True:",
+        "an import does not lower the limit of open files", "host/descriptors.py",
+        "(soft, hard))\n    raise_soft_limit()\n", "(soft, hard))\n",
         "tests/host/test_descriptors.py::test_the_import_of_mlx_lm_does_not_lower_the_limit",
     ),
     Mutant(
