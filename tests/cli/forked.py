@@ -165,11 +165,14 @@ def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int) ->
 
 
 def _preload() -> None:
-    """Import the modules of all commands, which import nothing that reads its environment then."""
-    import mlxstack.cli
+    """Import what most commands import, and nothing that reads its environment then."""
+    import mlxstack.cli.main
+    from mlxstack.cli import commands, plan, services
 
-    for module in pkgutil.walk_packages(mlxstack.cli.__path__, "mlxstack.cli."):
-        importlib.import_module(module.name)
+    for package in (commands, plan, services):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    assert mlxstack.cli.main.app
     assert "huggingface_hub" not in sys.modules
     assert "mlx" not in sys.modules
     gc.freeze()
