@@ -25,18 +25,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+ROOT = Path(__file__).parents[2]
+HUB = ("huggingface_hub.hf_api", "huggingface_hub._snapshot_download")
+"""Modules of the hub's client, which takes its settings from the environment at import."""
 N_PIPES = 3
 """Pipes of a command: the ids of its process and its exit code, its stdout, its stderr."""
 
 
 def run(
-    words: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, timeout: float = 180
+    words: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    timeout: float = 180,
+    server: "ForkServer | None" = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run one command, as `subprocess.run` runs the program."""
     # Without `no_proxy`, the network library of macOS would be called in a forked process.
     variables = {"no_proxy": "*", **env} if sys.platform == "darwin" else dict(env)
     ends = [os.pipe() for _ in range(N_PIPES)]
-    _server().send([list(words), variables, str(cwd or Path.cwd())], [w for _, w in ends])
+    (server or _server()).send(
+        [list(words), variables, str(cwd or Path.cwd())], [w for _, w in ends]
+    )
     try:
         told, out, err = _read([r for r, _ in ends], time.monotonic() + timeout)
     finally:
@@ -51,7 +60,11 @@ def answers(
 ) -> "list[subprocess.CompletedProcess[str]]":
     """The ends of these commands, run one after the other with one home."""
     variables = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(home), "COLUMNS": "200", **env}
-    return [run(words, variables, Path(__file__).parents[2]) for words in commands]
+    server = ForkServer(variables, HUB)
+    try:
+        return [run(words, variables, ROOT, server=server) for words in commands]
+    finally:
+        server.close()
 
 
 def _read(pipes: Sequence[int], end: float) -> list[bytes]:
@@ -76,18 +89,18 @@ def _read(pipes: Sequence[int], end: float) -> list[bytes]:
 class ForkServer:
     """The process that forks, seen from a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None, modules: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cli.forked", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.cli.forked", str(theirs.fileno()), *modules],
                 pass_fds=[theirs.fileno()],
-                cwd=Path(__file__).parents[2],
+                env=env,
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        atexit.register(self.close)
 
     def send(self, command: object, pipes: Sequence[int]) -> None:
         """Hand over a command and the ends of its pipes, which are closed here."""
@@ -99,12 +112,17 @@ class ForkServer:
                 os.close(pipe)
 
     def close(self) -> None:
-        """End it; it ends by itself when this process does."""
+        """End it."""
         self._socket.close()
         self._process.wait(10)
 
 
-_server = functools.cache(ForkServer)
+@functools.cache
+def _server() -> ForkServer:
+    """The one of this test process, with no module of the hub."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 def _serve(connection: socket.socket) -> None:
@@ -164,17 +182,22 @@ def _run(words: list[str], env: dict[str, str], cwd: str, out: int, err: int) ->
         os._exit(code if isinstance(code, int) else 1)
 
 
-def _preload() -> None:
-    """Import the modules of all commands, which import nothing that reads its environment then."""
-    import mlxstack.cli
+def _preload(modules: Sequence[str]) -> None:
+    """Import what most commands import, and what reads its environment then only if named."""
+    import mlxstack.cli.main
+    from mlxstack.cli import commands, plan, services
 
-    for module in pkgutil.walk_packages(mlxstack.cli.__path__, "mlxstack.cli."):
-        importlib.import_module(module.name)
+    for package in (commands, plan, services):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    assert mlxstack.cli.main.app
     assert "huggingface_hub" not in sys.modules
+    for name in modules:
+        importlib.import_module(name)
     assert "mlx" not in sys.modules
     gc.freeze()
 
 
 if __name__ == "__main__":
-    _preload()
+    _preload(sys.argv[2:])
     _serve(socket.socket(fileno=int(sys.argv[1])))
