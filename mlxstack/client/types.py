@@ -33,6 +33,7 @@ class PropsResponse(Struct, frozen=True):
     model_path: str = ""
     build_info: str = ""
     why_not_batching: str | None = None
+    draft_model: str | None = None
     prevents_sleep: bool = False
     why_not_preventing_sleep: str | None = None
     mlx_active_bytes: int = 0
@@ -48,6 +49,8 @@ class PropsResponse(Struct, frozen=True):
             found.append("unloaded while idle")
         if self.why_not_batching:
             found.append(f"decoding slot by slot: {self.why_not_batching}")
+        if self.draft_model:
+            found.append(f"drafting with {self.draft_model}")
         if self.prevents_sleep:
             found.append("prevents idle sleep")
         if self.why_not_preventing_sleep:

@@ -65,6 +65,8 @@ class WaitingView(Struct, frozen=True):
 class Counters(Struct, frozen=True):
     """Totals since the engine started; tokens, seconds, calls.
 
+    The drafted and accepted tokens include those of the draft model.
+
     Early tokens are of turns begun early; they are no prompt tokens of a request.
     """
 
@@ -79,6 +81,8 @@ class Counters(Struct, frozen=True):
     n_drafts: int = 0
     n_drafted_tokens: int = 0
     n_accepted_tokens: int = 0
+    n_model_drafted_tokens: int = 0
+    n_model_accepted_tokens: int = 0
     n_asks: int = 0
     n_completed: int = 0
     n_cancelled: int = 0
@@ -110,7 +114,8 @@ class Snapshot(Struct, frozen=True):
 
     MLX holds `active_bytes` in arrays, and `cache_bytes` of freed buffers for the next ones.
     `kv_bytes` are those of the slots and of the prefixes that they share, `kv_budget_bytes` is the
-    bound of live and parked KV together. `is_drafting`: rows may bring draft tokens to a step.
+    bound of live and parked KV together. `is_drafting`: rows may bring draft tokens to a step, of
+    the draft model too, where one is loaded.
     """
 
     at: float = 0.0
@@ -126,3 +131,4 @@ class Snapshot(Struct, frozen=True):
     is_batching: bool = True
     why_not_batching: str | None = None
     is_drafting: bool = False
+    draft_model: str | None = None

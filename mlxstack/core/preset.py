@@ -40,7 +40,7 @@ class EvictionPolicy(StrEnum):
 
 
 class ModelSpec(Strict, frozen=True):
-    """`id` is "demo", a folder, or a hub id; `revision` and `adapter` (a folder) are optional."""
+    """`id` is "demo", a folder, or a hub id; so is `draft`. All else is optional."""
 
     id: Annotated[
         str,
@@ -56,6 +56,13 @@ class ModelSpec(Strict, frozen=True):
     adapter: Annotated[str | None, Meta(description="Folder of a LoRA adapter for the model.")] = (
         None
     )
+    draft: Annotated[
+        str | None,
+        Meta(
+            description="A small model with the same vocabulary, as `id`, that drafts tokens "
+            "for this one; needs `speculation: auto`. The output is the same."
+        ),
+    ] = None
     alias: Annotated[
         str | None, Meta(description="What the model is called on the wire; null is its id.")
     ] = None
@@ -228,7 +235,7 @@ class PrefixCacheSpec(Strict, frozen=True):
             description="`auto` lets slots with a common prefix hold one copy of its KV and read "
             "it together, where that is measured to be no slower; `off` copies it into every slot."
         ),
-    ] = LiveSharingMode.AUTO
+    ] = LiveSharingMode.OFF
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
@@ -286,6 +293,18 @@ class SamplingSpec(Strict, frozen=True):
         bool | None,
         Meta(description="Whether models that can think do so when a request does not say."),
     ] = None
+
+
+class StructuredOutputSpec(Strict, frozen=True):
+    """Grammars that requests do not ask for."""
+
+    auto_tool_grammar: Annotated[
+        bool,
+        Meta(
+            description="With tool_choice auto, hold a call to the schema of its tool once its "
+            "mark is sampled; false leaves it to the model."
+        ),
+    ] = True
 
 
 class Tier(StrEnum):
@@ -420,6 +439,7 @@ class Preset(Strict, frozen=True):
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
     agents: AgentsSpec = field(default_factory=AgentsSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    structured_output: StructuredOutputSpec = field(default_factory=StructuredOutputSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     template: Annotated[
         dict[str, Any],

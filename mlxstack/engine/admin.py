@@ -90,6 +90,7 @@ def reclaim(loop: EngineLoop, pressure: MemoryPressure) -> FreedBytes:
     """Evict what the pressure asks for, and end early turns. Runs on the MLX thread."""
     if pressure is not MemoryPressure.CALM:
         loop.end_early()
+        loop.slot_kv.drop_drafts()
     freed = FreedBytes(loop.slot_kv.memory.make_room(loop.slot_kv.live_bytes, pressure))
     loop.release_buffers()
     return freed

@@ -25,14 +25,15 @@ from mlxstack.core.commands import (
     SlotCommandResult,
 )
 from mlxstack.core.engine_snapshot import Snapshot
-from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, StackError
+from mlxstack.core.errors import Broken, Busy, InvalidSlot, Loading, SetupError, StackError
 from mlxstack.core.model_info import ModelFacts
 from mlxstack.core.ports import AgentManifestStore, KVStore, SlotFileStore
-from mlxstack.core.preset import LiveSharingMode, Preset, Speculation
+from mlxstack.core.preset import KVSpec, LiveSharingMode, Preset, Speculation
 from mlxstack.core.request import Request
 from mlxstack.engine import device
 from mlxstack.engine.admin import PrefixCacheAdmin
 from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.decode.draft_model import DraftModel
 from mlxstack.engine.device_memory import DeviceMemory, memory_plan
 from mlxstack.engine.kv.disk_tier import DiskTier
 from mlxstack.engine.kv.park import BackgroundSteps
@@ -44,6 +45,7 @@ from mlxstack.engine.model import loader
 from mlxstack.engine.model.attention_costs import measure_sharing
 from mlxstack.engine.model.batching_check import BatchingCheck, self_check
 from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.loader import LoadedModel
 from mlxstack.engine.model.runner import ModelRunner
 from mlxstack.engine.model.width_costs import measure_widths
 from mlxstack.engine.slot_actions import SlotActionRunner
@@ -260,8 +262,10 @@ class EngineCore:
         device.release()
         facts = replace(loaded.facts, identity=_identity(loaded.facts, verdict, preset))
         self.tokenizer = loaded.tokenizer
+        draft_model, n_draft_bytes = self._load_draft(loaded, verdict)
         key = facts.identity.key()
-        plan = memory_plan(preset, facts, self._memory, self._device_memory.limits())
+        needs = replace(facts, n_bytes=facts.n_bytes + n_draft_bytes)
+        plan = memory_plan(preset, needs, self._memory, self._device_memory.limits())
         memory = PrefixCache(key, preset.prefix_cache, plan.kv_budget, maker.quantized_start)
         self._archive = DiskTier(
             self._store, self._slot_files, memory, key, self._post, self._manifests
@@ -285,7 +289,8 @@ class EngineCore:
         )
         limits = limits_of(preset, plan.kv_budget, plan.score_bytes)
         is_drafting = verdict.can_draft and preset.speculation is Speculation.AUTO
-        batch = Batch(runner, measure_widths(runner, maker) if is_drafting else UNMEASURED)
+        costs = measure_widths(runner, maker) if is_drafting else UNMEASURED
+        batch = Batch(runner, costs, draft_model)
         self._turns = EngineLoop(
             batch,
             slot_kv,
@@ -300,6 +305,24 @@ class EngineCore:
         self._verdict = verdict
         self._publish()
         return facts
+
+    def _load_draft(
+        self, loaded: LoadedModel, verdict: BatchingCheck
+    ) -> tuple[DraftModel | None, int]:
+        """The draft model of the preset, if any, and the bytes of its weights."""
+        spec = self._preset.model
+        if spec.draft is None:
+            return None, 0
+        if not verdict.can_draft:
+            why = verdict.why_not or "its caches cannot take tokens back"
+            raise SetupError(f"model.draft: {spec.id} cannot use drafts: {why}; remove model.draft")
+        found = loader.load_draft(spec, loaded)
+        maker = CacheFactory(found.model, KVSpec())
+        check = self_check(found.model, maker, found.facts.n_vocab)
+        device.release()
+        runner = ModelRunner(found.model, is_batching=check.is_batching, is_ragged=check.is_ragged)
+        n_vocab = min(loaded.facts.n_vocab, found.facts.n_vocab)
+        return DraftModel(spec.draft, runner, maker, n_vocab), found.facts.n_bytes
 
     def _serve(self) -> None:
         n_failures = 0
@@ -371,6 +394,7 @@ class EngineCore:
             why_not_batching=self._verdict.why_not,
             kv_budget_bytes=self._turns.slot_kv.memory.budget,
             is_drafting=self._turns.is_drafting,
+            draft_model=self._turns.draft_model,
         )
 
 

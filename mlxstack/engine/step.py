@@ -35,6 +35,7 @@ from mlxstack.engine.kv.slot_preparation import SlotKVManager
 from mlxstack.engine.request_state import RequestState, queued_request_of
 from mlxstack.engine.stats import EngineStats, build_snapshot
 from mlxstack.policy import scheduler, scheduler_state
+from mlxstack.policy.chunked_prefill import stall_left
 from mlxstack.policy.scheduler import (
     AssignSlot,
     EarlyChunk,
@@ -109,6 +110,12 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether another turn would do anything."""
         return bool(self._live or self._state.actions)
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model that drafts for rows, None where there is none or it broke."""
+        model = self.batch.draft_model
+        return None if model is None or model.is_broken else model.name
 
     @property
     def has_early_turn(self) -> bool:
@@ -208,6 +215,8 @@ class EngineLoop:
             self._prefill(chunk.slot, chunk.n_tokens)
         elif early is not None:
             self._compute_early(early)
+        else:
+            self._prefill_draft(deliver)
         if mx.get_cache_memory() > self.max_cached_bytes:
             self.release_buffers()
         self.flush(deliver)
@@ -251,6 +260,12 @@ class EngineLoop:
             n_drafts=self.batch.n_drafts,
             n_drafted_tokens=self.batch.n_drafted,
             n_accepted_tokens=self.batch.n_accepted,
+            n_model_drafted_tokens=self.batch.draft_model.n_drafted
+            if self.batch.draft_model
+            else 0,
+            n_model_accepted_tokens=self.batch.draft_model.n_accepted
+            if self.batch.draft_model
+            else 0,
             n_evicted=self.slot_kv.memory.index.n_evicted,
         )
         shown = {**self._last, **{x.slot: x for x in self._live.values() if x.slot is not None}}
@@ -326,6 +341,20 @@ class EngineLoop:
         self.ledger.prefilled(start, len(context) - start, took)
         self._emit(PrefillProgress(live.request.id, len(context), len(live.request.tokens)))
         self._advance(live, len(context))
+
+    def _prefill_draft(self, deliver: Deliver) -> None:
+        """Compute a chunk of the draft model's context of a row, within the bound of a stall."""
+        model = self.batch.draft_model
+        if model is None:
+            return
+        row = model.due(self.batch.rows, self.batch.costs, self.slot_kv.has_room)
+        if row is None:
+            return
+        self._decode(self.batch.sync)
+        self.flush(deliver)
+        if row in self.batch.rows:
+            model.prefill(row, stall_left(self.ledger.speed, self._limits.pace), self.batch.costs)
+            self.slot_kv.note_growth()
 
     def _compute_early(self, chunk: EarlyChunk) -> None:
         """Compute a chunk of an early turn; an exception ends it, and fails no request."""

@@ -23,13 +23,9 @@ def check(preset: Preset, home: Home) -> None:
 def check_model(preset: Preset) -> None:
     """A folder must be there and hold a model; a hub id must look like one."""
     model = preset.model
-    if is_folder(model.id):
-        _check_model_folder(Path(model.id))
-    elif model.id != BUILTIN_MODEL and model.id.count("/") != 1:
-        raise SetupError(
-            f"model.id is `{model.id}`, but must be `{BUILTIN_MODEL}`, a folder that starts with "
-            "`/`, `./` or `~/`, or a hub id such as `mlx-community/name`"
-        )
+    _check_model_id("model.id", model.id)
+    if model.draft is not None:
+        _check_model_id("model.draft", model.draft)
     if model.adapter is not None:
         _check_adapter_folder(Path(model.adapter))
 
@@ -73,15 +69,21 @@ def check_port(server: ServerSpec, home: Home) -> None:
     )
 
 
-def _check_model_folder(folder: Path) -> None:
+def _check_model_id(key: str, model_id: str) -> None:
+    if not is_folder(model_id):
+        if model_id != BUILTIN_MODEL and model_id.count("/") != 1:
+            raise SetupError(
+                f"{key} is `{model_id}`, but must be `{BUILTIN_MODEL}`, a folder that starts with "
+                "`/`, `./` or `~/`, or a hub id such as `mlx-community/name`"
+            )
+        return
+    folder = Path(model_id)
     if not folder.is_dir():
-        raise SetupError(
-            f"model.id: there is no folder {folder}; download the model, or correct it"
-        )
+        raise SetupError(f"{key}: there is no folder {folder}; download the model, or correct it")
     try:
         refuse_gguf(folder)
     except SetupError as why:
-        raise SetupError(f"model.id: {why.message}") from why
+        raise SetupError(f"{key}: {why.message}") from why
 
 
 def _check_adapter_folder(folder: Path) -> None:

@@ -40,7 +40,8 @@ def absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
 
     replace = msgspec.structs.replace
     model, cache = preset.model, preset.prefix_cache
-    model_id = _from(document, ("model", "id"), model.id) if is_folder(model.id) else model.id
+    model_id = _model(document, "id", model.id)
+    draft = None if model.draft is None else _model(document, "draft", model.draft)
     save_path = at(preset.slots.save_path, "slots", "save_path")
     warm = tuple(
         _warm(document, ("prefix_cache", "warm_prefixes", n), prefix)
@@ -48,7 +49,9 @@ def absolute(preset: Preset, document: SourcedDocument, home: Home) -> Preset:
     )
     return replace(
         preset,
-        model=replace(model, id=model_id, adapter=at(model.adapter, "model", "adapter")),
+        model=replace(
+            model, id=model_id, draft=draft, adapter=at(model.adapter, "model", "adapter")
+        ),
         slots=replace(preset.slots, save_path=save_path or str(home.slots / preset.name)),
         prefix_cache=replace(cache, warm_prefixes=warm),
     )
@@ -59,6 +62,10 @@ def _warm(document: SourcedDocument, keys: Keys, prefix: WarmPrefix) -> WarmPref
     given = {kind: getattr(prefix, kind) for kind in kinds if getattr(prefix, kind) is not None}
     paths = {kind: _from(document, (*keys, kind), path) for kind, path in given.items()}
     return msgspec.structs.replace(prefix, **paths)
+
+
+def _model(document: SourcedDocument, key: str, model_id: str) -> str:
+    return _from(document, ("model", key), model_id) if is_folder(model_id) else model_id
 
 
 def _from(document: SourcedDocument, keys: Keys, path: str) -> str:

@@ -34,8 +34,6 @@ RENAMED = {
 """Keys of earlier versions by their dotted paths, with their names of today."""
 
 NOT_SERVED = {
-    "model.draft": "draft models are not served yet: each row of the batch makes one token per "
-    "step; remove it",
     "kv.swa_full": "sliding windows are always capped, since saved and parked contexts carry "
     "checkpoints of their windows; remove it",
 }

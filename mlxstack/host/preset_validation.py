@@ -4,7 +4,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from mlxstack.core.preset import Preset, WarmPrefix
+from mlxstack.core.preset import Preset, ServiceKind, Speculation, WarmPrefix
 from mlxstack.host.yaml_source import Keys
 
 Violation = tuple[Keys, str]
@@ -15,6 +15,7 @@ DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}")
 def violations(preset: Preset) -> Iterator[Violation]:
     """Key paths with what is wrong there, worded to follow the key."""
     yield from _kv(preset)
+    yield from _draft(preset)
     yield from _sizes(preset)
     yield from _warm(preset)
     yield from _server(preset)
@@ -26,6 +27,16 @@ def _kv(preset: Preset) -> Iterator[Violation]:
         yield ("kv", "bits"), f"is {kv.bits}, but must be 4, 8 or 16 (16 is the model's own)"
     if kv.group_size not in {32, 64, 128}:
         yield ("kv", "group_size"), f"is {kv.group_size}, but must be 32, 64 or 128"
+
+
+def _draft(preset: Preset) -> Iterator[Violation]:
+    draft = preset.model.draft
+    if draft is None:
+        return
+    if preset.kind is ServiceKind.EMBEDDING:
+        yield ("model", "draft"), f"is {draft}, but embeddings need no drafts; remove it"
+    elif preset.speculation is Speculation.OFF:
+        yield ("model", "draft"), f"is {draft}, but drafts are off: set speculation: auto"
 
 
 def _sizes(preset: Preset) -> Iterator[Violation]:

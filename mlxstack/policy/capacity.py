@@ -39,7 +39,8 @@ class ServiceLoad(Struct, frozen=True):
     """Memory needs of a service: bytes of `weights` and `workspace`, slots, tokens per slot.
 
     `chunk` is the longest prefill chunk; windows are larger while it runs.
-    `budget` bounds the KV of all slots; None is no bound but the memory itself.
+    `budget` bounds the KV of all slots; None is no bound but the memory itself. Each slot has a
+    context of the draft model too; the weights are those of both models.
     """
 
     geometry: Geometry
@@ -49,6 +50,7 @@ class ServiceLoad(Struct, frozen=True):
     n_ctx: int = 4096
     chunk: int = 512
     budget: Budget | None = None
+    draft: Geometry = Geometry(())
 
 
 class MemoryNeed(Struct, frozen=True):
@@ -85,11 +87,13 @@ class CapacityRow(Struct, frozen=True):
 
 def need(load: ServiceLoad) -> MemoryNeed:
     """The most bytes this load can take: all slots full, one of them in prefill."""
-    settled = load.geometry.peak_state_bytes(load.n_ctx, 1)
-    in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.chunk)
+    drafts = load.draft.peak_state_bytes(load.n_ctx, load.chunk)
+    settled = load.geometry.peak_state_bytes(load.n_ctx, 1) + drafts
+    in_prefill = load.geometry.peak_state_bytes(load.n_ctx, load.chunk) + drafts
+    full = sum(one.peak_full_bytes(load.n_ctx) for one in (load.geometry, load.draft))
     return MemoryNeed(
         weights=load.weights,
-        kv_full=load.geometry.peak_full_bytes(load.n_ctx) * load.n_slots,
+        kv_full=full * load.n_slots,
         kv_state=settled * (load.n_slots - 1) + in_prefill,
         workspace=load.workspace,
     )

@@ -153,9 +153,13 @@ def _budget(slot: Slot, n_decoding: int, speed: ThroughputModel, pace: PrefillPo
     most = tokens_within_scores(slot.position, pace)
     if speed.prefill_tps == 0:
         return min(pace.block, most)
-    stall = HEADROOM * pace.max_stall_s - speed.decode_s
-    seconds = stall if n_decoding else pace.patience_s
+    seconds = stall_left(speed, pace) if n_decoding else pace.patience_s
     return max(FINEST, min(most, tokens_within(speed, slot.position, seconds)))
+
+
+def stall_left(speed: ThroughputModel, pace: PrefillPolicy) -> float:
+    """Seconds that the bound on stalls leaves beside a decode step."""
+    return HEADROOM * pace.max_stall_s - speed.decode_s
 
 
 def tokens_within_scores(position: int, pace: PrefillPolicy) -> int:

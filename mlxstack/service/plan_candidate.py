@@ -22,11 +22,15 @@ SINGLE = 4
 
 
 class Candidate(Struct, frozen=True):
-    """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model."""
+    """`weights` are measured from their files, else estimated; `reply` is mlx-lm's model.
+
+    `draft` is the draft model, None where there is none or nothing is known of it.
+    """
 
     preset: Preset
     files: ModelFiles
     reply: ShapeReply
+    draft: "Candidate | None" = None
 
     @property
     def is_measured(self) -> bool:
@@ -80,14 +84,18 @@ class Candidate(Struct, frozen=True):
         bytes_beside = workspace.workspace_bytes(shape, chunk, slots.count) * (half_bytes // 2)
         if half_bytes != SINGLE:
             bytes_beside += workspace.peak_score_bytes(shape, bits, chunk, slots.n_ctx)
+        weights, draft = self.weights.n_bytes(half_bytes), self.draft
+        if draft is not None:
+            weights += draft.weights.n_bytes(half_bytes)
         return ServiceLoad(
             geometry=geometry,
-            weights=self.weights.n_bytes(half_bytes),
+            weights=weights,
             workspace=bytes_beside,
             n_slots=slots.count,
             n_ctx=slots.n_ctx,
             chunk=chunk,
             budget=self._budget(total_bytes),
+            draft=Geometry(()) if draft is None else draft.geometry(half_bytes),
         )
 
     def _budget(self, total_bytes: int | None) -> Budget | None:
@@ -116,14 +124,29 @@ def alone(config: Path) -> Preset:
 
 def of_files(preset: Preset, files: ModelFiles) -> Candidate:
     """Of a preset whose model's files are known."""
-    (reply,) = shapes_of([files.config])
-    return Candidate(preset, files, reply)
+    return of_many([(preset, files)])[0]
 
 
 def of_many(pairs: Sequence[tuple[Preset, ModelFiles]]) -> list[Candidate]:
     """Of several presets with their models' files, in one child process."""
-    replies = shapes_of([files.config for _, files in pairs])
-    return [Candidate(*pair, reply) for pair, reply in zip(pairs, replies, strict=True)]
+    drafts = {at: draft for at, (preset, _) in enumerate(pairs) if (draft := _draft_of(preset))}
+    files = [*(files for _, files in pairs), *(files for _, files in drafts.values())]
+    replies = shapes_of([one.config for one in files])
+    beside = zip(drafts.items(), replies[len(pairs) :], strict=True)
+    found = {at: Candidate(*draft, reply) for (at, draft), reply in beside}
+    each = enumerate(zip(pairs, replies[: len(pairs)], strict=True))
+    return [Candidate(*pair, reply, found.get(at)) for at, (pair, reply) in each]
+
+
+def _draft_of(preset: Preset) -> tuple[Preset, ModelFiles] | None:
+    """The draft model of a preset; None before anything is known of it."""
+    if preset.model.draft is None:
+        return None
+    alone = Preset(model=ModelSpec(id=preset.model.draft))
+    try:
+        return alone, model_files.find_model(alone.model, excerpts())
+    except SetupError:
+        return None
 
 
 def shipped(home: Home) -> list[Candidate]:

@@ -28,7 +28,7 @@ from mlxstack.policy.draft_governor import UNMEASURED, PassLayout, WidthCosts
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
 from tests.conftest import ModelOf
-from tests.engine.harness import Driver, check_context, preset_of, prompt, running
+from tests.engine.harness import Driver, check_context, draft_freely, preset_of, prompt, running
 from tests.matrix.builder import build
 from tests.matrix.checks import WIDTH, ScriptedDrafter
 from tests.matrix.families import VOCAB
@@ -167,20 +167,32 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["demo", "tiny-hybrid", "tiny-swa", *in_soak(*KINDS[4:])])
+DRAFTED = ["tiny-swa + tiny-swa", "tiny-hybrid + tiny"]
+"""Models with a draft model: itself, or one that knows nothing of it."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=["demo", "tiny-hybrid", "tiny-swa", *DRAFTED[:1], *in_soak(*KINDS[4:], *DRAFTED[1:])],
+)
 def pair(
     request: pytest.FixtureRequest, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Driver, Driver]]:
     """Engines with and without drafts; the first drafts whatever a pass costs."""
-    kv = PRECISIONS.get(request.param)
-    model = Path("demo") if request.param == "demo" else model_of("tiny" if kv else request.param)
-    preset = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
-    preset = replace(preset, speculation=Speculation.AUTO)
-    without = replace(preset, speculation=Speculation.OFF)
+    kind, _, draft = request.param.partition(" + ")
+    kv = PRECISIONS.get(kind)
+    found = [name if kv or name in {"demo", ""} else str(model_of(name)) for name in (kind, draft)]
+    model = Path(str(model_of("tiny")) if kv else found[0])
+    without = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
+    spec = replace(without.model, draft=found[1] or None)
+    preset = replace(without, model=spec, speculation=Speculation.AUTO)
     homes = [tmp_path_factory.mktemp("home") for _ in range(2)]
     with running(preset, homes[0]) as auto, running(without, homes[1]) as off:
-        auto.engine._turns.batch.costs = UNMEASURED
+        draft_freely(auto)
         yield auto, off
+        model = auto.engine._turns.batch.draft_model
+        assert model is None or (model.n_drafted and not model.is_broken)
+        assert kind != draft or (model is not None and model.n_accepted > 300)
 
 
 def said(driver: Driver, ask: str) -> list[tuple[int, list[int]]]:

@@ -28,7 +28,12 @@ def written(tmp_path: Path, text: str, name: str = "mine.yaml") -> str:
 
 REFUSALS = [
     ("model: {id: demo}\nslots:\n  coutn: 1\n", 3, ["unknown key `slots.coutn`", "`count`"]),
-    ("model:\n  id: demo\n  draft: demo\n", 3, ["unknown key `model.draft`", "are not served yet"]),
+    ("model:\n  id: demo\n  draft: x/y\n", 3, ["model.draft is x/y", "set speculation: auto"]),
+    (
+        "model:\n  id: demo\n  draft: x/y\nkind: embedding\n",
+        3,
+        ["model.draft is x/y", "embeddings need no drafts"],
+    ),
     ("model: {id: demo}\nslot: {}\n", 2, ["unknown key `slot`", "did you mean `slots`"]),
     ("model: {id: demo}\nslots:\n  count: 0\n", 3, ["slots.count is `0`", "from 1 to 256"]),
     ("model: {id: demo}\nslots:\n  count: '3'\n", 3, ["slots.count is `'3'`", "whole number"]),
@@ -238,7 +243,7 @@ def test_a12_command_line_over_environment_over_file_over_extends(
         ("slots.count=!!bool maybe", "slots.count is `"),
         pytest.param("server.api_keys=" + "[" * 2000, "must be a list", id="too deep"),
         ("slots.cont=1", "did you mean `slots.count`"),
-        ("model.draft=demo", "unknown key `model.draft`: draft models are not served yet"),
+        ("model.draft=demo", "drafts are off: set speculation: auto"),
         ("kv.swa_full=true", "sliding windows are always capped"),
         ("slots=1", "slots is a section; set one of its keys: count"),
         ("slots.count", "write it as key=value"),
@@ -355,14 +360,15 @@ def test_a_path_means_the_folder_of_who_says_it(wanted: str, found: str) -> None
     assert presets.from_anywhere(wanted, Path("/there")) == found
 
 
-def test_a_draft_model_is_refused_from_everywhere(tmp_path: Path, home: Home) -> None:
-    path = written(tmp_path, "model: {id: demo, draft: null}\n")
-    with pytest.raises(
-        SetupError, match=r"unknown key `model\.draft`: draft models are not served"
-    ):
-        presets.load(path, home)
-    with pytest.raises(SetupError, match=r"MLX_STACK_MODEL_DRAFT: no preset has this key"):
-        from_environment({"MLX_STACK_MODEL_DRAFT": "demo"})
+def test_a_draft_model_is_a_folder_beside_the_preset_a_hub_id_or_the_demo(
+    tmp_path: Path, home: Home
+) -> None:
+    text = "model: {id: demo, draft: DRAFT}\nspeculation: auto\n"
+    for draft, found in (("./small", str(tmp_path / "small")), ("a/b", "a/b"), ("demo", "demo")):
+        path = written(tmp_path, text.replace("DRAFT", draft))
+        assert presets.load(path, home).preset.model.draft == found
+    over = from_environment({"MLX_STACK_MODEL_DRAFT": "c/d"})
+    assert presets.load(path, home, over).preset.model.draft == "c/d"
 
 
 def test_demo_comes_before_what_is_named_after_it(home: Home) -> None:

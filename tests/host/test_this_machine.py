@@ -173,6 +173,8 @@ def test_a_model_folder_holds_a_config(tmp_path: Path) -> None:
     preflight.check_model(preset(model=ModelSpec("mlx-community/any")))
     with pytest.raises(SetupError, match=r"model\.adapter: there is no folder"):
         preflight.check_model(preset(model=ModelSpec("demo", adapter="/no/lora")))
+    with pytest.raises(SetupError, match=r"model\.draft: there is no folder"):
+        preflight.check_model(preset(model=ModelSpec("demo", draft="/no/draft")))
 
 
 def test_an_adapter_folder_holds_what_the_tuner_wrote(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ def candidate_for(
         return plan_candidate.of_preset(presets.load(reference.id, home, over).preset)
     derived = derived_preset.derive(reference, home, MemoryRoom(memory, ()), SlotSizes())
     changed = presets.overridden(derived.preset, over, home)
-    found = derived.candidate
-    return Candidate(changed, found.files, found.reply)
+    return plan_candidate.of_files(changed, derived.candidate.files)
 
 
 def show_reasons(derived: DerivedPreset) -> None:

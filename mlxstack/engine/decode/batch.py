@@ -4,6 +4,7 @@ On a GPU the next step is scheduled ahead, but for rows whose next tokens can be
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 from math import inf
@@ -12,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 from msgspec import Struct
 
-from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.decode.draft_model import DraftModel, DraftPlan
+from mlxstack.engine.decode.drafter import Drafter, DraftSource
 from mlxstack.engine.decode.sampler import SampledToken, Sampler, sample_rows
 from mlxstack.engine.device import has_gpu
 from mlxstack.engine.kv.slot_context import SlotContext
@@ -76,10 +78,14 @@ class BatchRow:
         """
         if self.drafter is None or self.replay:
             return DraftOffer(n_known=len(self.replay) + 1)
-        forced = self.sampler.forced_tokens()
+        return self.drafter.propose(self.sampler.forced_tokens(), self.most_drafted)
+
+    @property
+    def most_drafted(self) -> int:
+        """Draft tokens that may go into the next pass."""
         due = self.context.quantized_start - len(self.context)
         most = min(self.n_left, due if due > 0 else inf, MOST_DRAFTED + 1) - 1
-        return self.drafter.propose(forced, int(most))
+        return 0 if self.replay else int(most)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The caches hold these known tokens now."""
@@ -109,10 +115,15 @@ class FedRow(Struct, frozen=True):
 
 
 class InFlightStep(Struct, frozen=True):
-    """A step that was scheduled but not read yet, with the widths of its forward passes."""
+    """A step that was scheduled but not read yet, with the widths of its forward passes.
+
+    The draft model took `drafting_s` seconds, for the rows at `modeled`.
+    """
 
     fed: tuple[FedRow, ...]
     passes: list[int]
+    modeled: frozenset[int] = frozenset()
+    drafting_s: float = 0.0
 
 
 class Batch:
@@ -123,13 +134,19 @@ class Batch:
     needs the last tokens and is read at once.
     """
 
-    def __init__(self, runner: ModelRunner, costs: WidthCosts = UNMEASURED) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        costs: WidthCosts = UNMEASURED,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.runner = runner
         self._in_flight: InFlightStep | None = None
         self.rows: list[BatchRow] = []
         self._broken: list[tuple[BatchRow, Exception]] = []
         self.is_ahead = has_gpu()
         self.costs = costs
+        self.draft_model = draft_model
         self.n_calls = 0
         self.n_rows = 0
         self.n_drafts = 0
@@ -159,7 +176,7 @@ class Batch:
 
         When ahead the first call reads nothing, and rows at their last token are not fed again.
         """
-        if self._in_flight is not None and any(self._widths([r.expected() for r in self.rows])):
+        if self._in_flight is not None and self._may_draft():
             return self.sync()
         began = time.perf_counter()
         landed, self._in_flight = self._in_flight, self._dispatch()
@@ -168,8 +185,7 @@ class Batch:
             landed, self._in_flight = self._in_flight, None
         tokens = self._collect(landed)
         if landed is not None and len(tokens) >= len(landed.fed):
-            seconds = time.perf_counter() - began
-            self.costs = observe_passes(self.costs, landed.passes, seconds)
+            self._learn(landed, tokens, time.perf_counter() - began)
         return tokens
 
     def sync(self) -> list[RowToken]:
@@ -189,9 +205,12 @@ class Batch:
         self._in_flight = None
 
     def _dispatch(self) -> InFlightStep | None:
+        began = time.perf_counter()
         rows, drafts = self._draft([row for row in self.rows if row.n_left])
         if not rows:
             return None
+        modeled = frozenset(i for i, row in enumerate(rows) if drafts[i] and _is_modeled(row))
+        drafting_s = time.perf_counter() - began if modeled else 0.0
         starts = [
             PassStart.of(row.context.caches, len(row.known) + len(draft)) if draft else None
             for row, draft in zip(rows, drafts, strict=True)
@@ -210,7 +229,8 @@ class Batch:
                 row.n_left -= 1
         mx.async_eval([a for choices in chosen for choice in choices for a in _arrays(choice)])  # type: ignore[no-untyped-call]
         each = zip(rows, drafts, chosen, starts, strict=True)
-        return InFlightStep(tuple(FedRow(*one) for one in each), passes)
+        fed = tuple(FedRow(*one) for one in each)
+        return InFlightStep(fed, passes, modeled, drafting_s)
 
     def _draft(self, rows: list[BatchRow]) -> tuple[list[BatchRow], list[tuple[int, ...]]]:
         """The rows and their drafts; none while a token in flight decides what may come."""
@@ -223,8 +243,56 @@ class Batch:
             except Exception as error:
                 self._broken.append((row, error))
         rows = [rows[i] for i in offers]
-        each = zip(rows, self._widths(list(offers.values())), strict=True)
+        found = list(offers.values())
+        modeled = self._draft_by_model(rows, found)
+        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(found))]
+        each = zip(rows, counts, strict=True)
         return rows, [row.drafter.take(n) if row.drafter else NO_DRAFT for row, n in each]
+
+    def _may_draft(self) -> bool:
+        """Whether the tokens in flight are likely to be followed by a draft."""
+        rows = [row for row in self.rows if row.n_left]
+        offers = [row.expected() for row in rows]
+        return any(self._widths(offers)) or bool(self._model_widths(rows, offers))
+
+    def _model_widths(
+        self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]
+    ) -> dict[int, int]:
+        """How many tokens the draft model drafts for rows that have no other draft."""
+        if self.draft_model is None or not rows:
+            return {}
+        free = {i: rows[i] for i, offer in enumerate(offers) if not offer.n_tokens}
+        layout = self.runner.layout(rows[0].context.caches)
+        plan = DraftPlan([offer.n_known for offer in offers], self.costs, layout)
+        return self.draft_model.plan(free, plan)
+
+    def _draft_by_model(self, rows: Sequence[BatchRow], offers: list[DraftOffer]) -> dict[int, int]:
+        """Draft by the model; other drafts are weighed beside it."""
+        widths = self._model_widths(rows, offers)
+        if self.draft_model is None or not widths:
+            return {}
+        found = self.draft_model.draft([rows[i] for i in widths], list(widths.values()))
+        drafted: dict[int, int] = {}
+        for i, tokens in zip(widths, found, strict=True):
+            drafter = rows[i].drafter
+            assert drafter is not None
+            drafted[i] = drafter.use_model(tokens, self.draft_model.record.rate)
+            offers[i] = DraftOffer(n_known=1 + drafted[i])
+        return drafted
+
+    def _learn(self, landed: InFlightStep, tokens: Sequence[RowToken], seconds: float) -> None:
+        """Learn the seconds of a step, and how the drafts of the model fared in it."""
+        self.costs = observe_passes(self.costs, landed.passes, seconds - landed.drafting_s)
+        if self.draft_model is None:
+            return
+        counts = [
+            1 if i in landed.modeled else 1 + len(fed.draft) for i, fed in enumerate(landed.fed)
+        ]
+        plan = DraftPlan(counts, self.costs, self.runner.layout(landed.fed[0].row.context.caches))
+        chosen = Counter(id(one.row) for one in tokens)
+        n_drafted = sum(len(landed.fed[i].draft) for i in landed.modeled)
+        n_accepted = sum(chosen[id(landed.fed[i].row)] - 1 for i in landed.modeled)
+        self.draft_model.settle(n_drafted, n_accepted, seconds, plan)
 
     def _widths(self, offers: Sequence[DraftOffer]) -> list[int]:
         if not any(offer.n_tokens for offer in offers):
@@ -285,10 +353,16 @@ class Batch:
                 row.pending = tokens[0]
             if tokens and row.drafter is not None:
                 row.drafter.settle(tokens, len(fed.draft))
+            if row.context.draft is not None:
+                row.context.draft.rewind(len(row.context) + len(row.replay))
             if is_running:
                 each = zip(tokens, fed.choices, strict=False)
                 sampled += [RowToken(row, token, *_numbers(choice)) for token, choice in each]
         return sampled
+
+
+def _is_modeled(row: BatchRow) -> bool:
+    return row.drafter is not None and row.drafter.source is DraftSource.MODEL
 
 
 def _has_draft(flight: InFlightStep) -> bool:

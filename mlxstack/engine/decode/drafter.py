@@ -1,10 +1,12 @@
-"""Draft tokens of one row: those that its grammar forces, or those that followed before."""
+"""Draft tokens of one row: forced by its grammar, copied from before, or of a draft model."""
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 from msgspec import Struct
 
 from mlxstack.engine.decode.ngram_index import FindPlace, NgramIndex
+from mlxstack.policy import draft_model_governor
 from mlxstack.policy.draft_governor import (
     TRUSTED,
     DraftOffer,
@@ -14,11 +16,20 @@ from mlxstack.policy.draft_governor import (
 )
 
 
+class DraftSource(Enum):
+    """Origin of a draft."""
+
+    COPIED = auto()
+    FORCED = auto()
+    """By the grammar."""
+    MODEL = auto()
+
+
 class Draft(Struct, frozen=True):
-    """Tokens that may come next, and whether the grammar forces them."""
+    """Tokens that may come next, and their origin."""
 
     tokens: tuple[int, ...] = ()
-    is_forced: bool = False
+    source: DraftSource = DraftSource.COPIED
 
 
 NO_DRAFT, NO_OFFER = Draft(), DraftOffer()
@@ -41,6 +52,8 @@ class Drafter:
         self._eos = eos
         self._copied, self._forced = DraftRecord(), TRUSTED
         self._proposed = NO_DRAFT
+        self.model_rate: float | None = None
+        """Rate of acceptance of a draft model's tokens; None before there were any."""
         self.n_drafted = 0
         self.n_accepted = 0
 
@@ -58,9 +71,25 @@ class Drafter:
             return NO_OFFER
         most = min(most, record.width)
         tokens = list(forced[:most]) if forced else self._index.continuation(most)
-        end = next((i for i, token in enumerate(tokens) if token in self._eos), len(tokens))
-        self._proposed = Draft(tuple(tokens[:end]), bool(forced))
-        return NO_OFFER if record.is_paused else DraftOffer(end, record.rate)
+        source = DraftSource.FORCED if forced else DraftSource.COPIED
+        self._proposed = Draft(self._before_eos(tokens), source)
+        n_tokens = len(self._proposed.tokens)
+        return NO_OFFER if record.is_paused else DraftOffer(n_tokens, record.rate)
+
+    def use_model(self, tokens: Sequence[int], prior: float) -> int:
+        """Propose tokens of a draft model in place of other drafts; how many are left of them.
+
+        In other requests its tokens are accepted at the rate `prior`.
+        """
+        if self.model_rate is None:
+            self.model_rate = prior
+        self._proposed = Draft(self._before_eos(tokens), DraftSource.MODEL)
+        return len(self._proposed.tokens)
+
+    @property
+    def source(self) -> DraftSource:
+        """Origin of the proposed draft."""
+        return self._proposed.source
 
     def take(self, n_tokens: int) -> tuple[int, ...]:
         """The first `n_tokens` of the proposed draft."""
@@ -69,16 +98,26 @@ class Drafter:
     def settle(self, tokens: Sequence[int], n_drafted: int = 0) -> None:
         """Learn the tokens of a pass into which `n_drafted` of the proposed ones went."""
         proposed, self._proposed = self._proposed, NO_DRAFT
-        if proposed.is_forced:
+        if proposed.source is DraftSource.FORCED:
             self._forced = _judged(self._forced, proposed.tokens, tokens, n_drafted)
         else:
-            copied = self._index.continuation(max(1, n_drafted))
-            self._copied = _judged(self._copied, copied, tokens, n_drafted)
+            is_copied = proposed.source is DraftSource.COPIED
+            n_copied = n_drafted if is_copied else 0
+            copied = self._index.continuation(max(1, n_copied))
+            self._copied = _judged(self._copied, copied, tokens, n_copied)
         if n_drafted:
             self.n_drafted += n_drafted
             self.n_accepted += len(tokens) - 1
+        if n_drafted and self.model_rate is not None and proposed.source is DraftSource.MODEL:
+            self.model_rate = draft_model_governor.verified(
+                self.model_rate, n_drafted, len(tokens) - 1
+            )
         for token in tokens:
             self._index.append(token)
+
+    def _before_eos(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        end = next((i for i, token in enumerate(tokens) if token in self._eos), len(tokens))
+        return tuple(tokens[:end])
 
 
 def _judged(

@@ -62,6 +62,8 @@ class SlotContext:
         """The block chain of its first tokens, as far as the memory has hashed them."""
         self.min_rewind = 0
         """Below this position only 0 can be reached: the KV there is no longer as when computed."""
+        self.draft: SlotContext | None = None
+        """A context of the draft model: a beginning of these tokens and those fed next."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,11 +88,17 @@ class SlotContext:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the live caches and the checkpoints, which others may share.
+        """Bytes of the live caches and the checkpoints, which others may share, and the draft.
 
         A prefix that is shared live does not count.
         """
-        return self.cache_bytes + sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+        checkpoints = sum(checkpoint.n_bytes for checkpoint in self.checkpoints)
+        return self.cache_bytes + checkpoints + self.draft_bytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the context of the draft model."""
+        return 0 if self.draft is None else self.draft.n_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -120,7 +128,8 @@ class SlotContext:
                 if not cache_adapters.can_share(leaf):
                     return leaf
                 layers.append(cache_adapters.first_tokens(leaf, n_tokens))
-                return cache_adapters.prefixed(leaf, layers[-1], len(self))
+                # A step in flight has put a token there that is not known yet.
+                return cache_adapters.prefixed(leaf, layers[-1], leaf.offset)
 
             self.caches = cache_adapters.map_leaves(self.caches, split)
             self.prefix, self._counted = LivePrefix(layers), None
@@ -160,6 +169,7 @@ class SlotContext:
         self._leaf = None
         self._n_anchored = 0
         self.min_rewind = 0
+        self.draft = None
 
     @property
     def quantized_start(self) -> int:
@@ -205,7 +215,7 @@ class SlotContext:
         self.checkpoints = other.checkpoints
         self.agent, self.n_prompt = other.agent, other.n_prompt
         self._leaf, self._n_anchored = other._leaf, other._n_anchored
-        self.salt, self.min_rewind = other.salt, other.min_rewind
+        self.salt, self.min_rewind, self.draft = other.salt, other.min_rewind, other.draft
         self.version += 1
 
     def quantize_if_due(self) -> None:
@@ -247,6 +257,8 @@ class SlotContext:
         Inside a shared prefix `sharing` tells how much of it is still held.
         """
         position = self.rewind_target(position)
+        if self.draft is not None:
+            self.draft.rewind(position)
         if position == len(self.tokens):
             return position
         if position == 0:
@@ -363,6 +375,8 @@ class SlotContext:
         for leaf in self.leaves:
             cache_adapters.detach(leaf)
         self.evaluate()
+        if self.draft is not None:
+            self.draft.detach()
 
     def evaluate(self) -> None:
         """Compute everything that is still lazy in the caches."""

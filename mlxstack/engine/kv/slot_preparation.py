@@ -73,12 +73,24 @@ class SlotKVManager:
         own = {id(mark): mark for context in self.slots for mark in context.checkpoints}
         marks = sum(mark.n_bytes for mark in own.values() if not self.memory.contains(mark))
         contexts = sum(context.cache_bytes for context in self.slots)
-        return marks + contexts + self.shared_bytes + self.lookup.n_bytes + self.siblings.n_bytes
+        drafts = sum(context.draft_bytes for context in self.slots)
+        texts = self.lookup.n_bytes + self.siblings.n_bytes
+        return marks + contexts + self.shared_bytes + drafts + texts
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of the prefixes that live contexts share."""
         return sum(prefix.n_bytes for prefix in shared_kv(self.slots))
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Whether so many bytes fit beside all live KV."""
+        is_within = self.live_bytes + n_bytes <= self.memory.budget
+        return is_within and not self._is_beyond_device(n_bytes)
+
+    def drop_drafts(self) -> None:
+        """Drop the contexts of the draft model: they only make answers faster."""
+        for context in self.slots:
+            context.draft = None
 
     @property
     def learned(self) -> tuple[SharedPrefixTokens, ...]:
@@ -210,6 +222,8 @@ class SlotKVManager:
 
         `idle` slots may go, in this order.
         """
+        if self.live_bytes + ahead > self.memory.budget:
+            self.drop_drafts()
         self.memory.make_room(self.live_bytes + ahead)
         for slot in idle:
             if self.live_bytes + ahead <= self.memory.budget:
@@ -262,13 +276,18 @@ class SlotKVManager:
 
     def _refuse_beyond_device(self, n_bytes: int) -> None:
         """Raises OutOfMemory when the device has no room: Metal would end the process."""
+        if self._is_beyond_device(n_bytes):
+            self.drop_drafts()
         held = int(mx.get_active_memory())
-        if self.array_limit and held + n_bytes > self.array_limit:
+        if self._is_beyond_device(n_bytes):
             raise OutOfMemory(
                 f"{n_bytes} more bytes of KV are needed, and {held} of the {self.array_limit} that "
                 "the device has room for are in use; try again when other requests have ended, or "
                 "lower slots.count, slots.n_ctx or kv.bits"
             )
+
+    def _is_beyond_device(self, n_bytes: int) -> bool:
+        return 0 < self.array_limit < int(mx.get_active_memory()) + n_bytes
 
     def flush_and_clear(self, context: SlotContext) -> None:
         """Store a context on disk and empty its slot."""

@@ -30,6 +30,9 @@ BLOB = re.compile(r"[0-9a-f]{64}")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
+MOST_MORE_TOKENS = 256
+"""By which the vocabulary of a draft model may differ from its target's, at the end."""
+
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
 
@@ -63,6 +66,35 @@ def load(spec: ModelSpec, kv: KVSpec) -> LoadedModel:
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     return LoadedModel(model, tokenizer, _facts(spec, kv, path, config, model, tokenizer))
+
+
+def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
+    """Load the draft model of a model. Raises SetupError when the two do not fit."""
+    assert spec.draft is not None
+    try:
+        draft = load(ModelSpec(id=spec.draft), KVSpec())
+    except SetupError as error:
+        raise SetupError(f"model.draft: {error.message}") from error
+    found = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
+    if found:
+        raise SetupError(
+            f"model.draft: {spec.draft} has another vocabulary than {spec.id} ({found}), and "
+            "drafts are tokens; take a small model of the same family, or remove model.draft"
+        )
+    return draft
+
+
+def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
+    """How the vocabularies differ, "" where drafts can be exchanged.
+
+    The last tokens of one may be missing in the other: families add special tokens over time.
+    """
+    known = {at: token for token, at in target.items()}
+    for token, at in sorted(draft.items(), key=lambda one: one[1]):
+        if known.get(at, token) != token:
+            return f"token {at} is {known[at]!r} in one and {token!r} in the other"
+    n_more = abs(len(target) - len(draft))
+    return f"{len(target)} and {len(draft)} tokens" if n_more > MOST_MORE_TOKENS else ""
 
 
 def locate(spec: ModelSpec) -> Path:

@@ -84,6 +84,7 @@ async def props(request: AnyRequest, service: TheService) -> dict[str, Any]:
         "architecture": facts.architecture,
         "is_batching": snapshot.is_batching,
         "why_not_batching": snapshot.why_not_batching,
+        "draft_model": snapshot.draft_model,
         "prevents_sleep": service.sleep.is_held,
         "why_not_preventing_sleep": service.sleep.why_not or None,
         "mlx_active_bytes": snapshot.active_bytes,

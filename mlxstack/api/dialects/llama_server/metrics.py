@@ -73,6 +73,12 @@ def own_counters(now: Counters, service: Service) -> Numbers:
             "Requests whose client left, or whose stop word was met",
             now.n_cancelled,
         ),
+        ("draft_model_tokens", "Tokens of the draft model", now.n_model_drafted_tokens),
+        (
+            "draft_model_tokens_accepted",
+            "Tokens of the draft model that were accepted",
+            now.n_model_accepted_tokens,
+        ),
         ("early_tokens", "Tokens of next turns begun early", now.n_early_tokens),
         ("early_tokens_used", "Tokens begun early that the next request used", now.n_early_used),
         ("early_tokens_wasted", "Tokens begun early in vain", now.n_early_wasted),

@@ -1,0 +1,195 @@
+"""Draft tokens of a small model with the target's vocabulary, computed for several rows at once.
+
+Each slot has a second context, of the draft model, in `SlotContext.draft`: a beginning of what the
+slot holds. It is cut and dropped with the slot's own, and computed in chunks between two steps.
+Drafting is greedy and knows no rules of the rows: the target's sampler verifies every token.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from math import inf
+from typing import Protocol
+
+import mlx.core as mx
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mlxstack.engine.decode.drafter import Drafter
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.model.cache_factory import CacheFactory, kv_bytes_per_token
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
+from mlxstack.engine.model.width_costs import measure_widths
+from mlxstack.policy import draft_model_governor as governor
+from mlxstack.policy.draft_governor import PassLayout, WidthCosts, observe_passes
+
+log = logging.getLogger(__name__)
+
+READY = 16
+"""Tokens that the draft model may lack of a row it drafts for; more are computed in chunks."""
+
+LONGEST_CHUNK = 512
+"""Tokens of such a chunk."""
+
+RESERVE = 512
+"""Tokens for which room is made beside those that are known: the beginning of an answer."""
+
+
+class DraftableRow(Protocol):
+    """A row of the batch, as the draft model sees it."""
+
+    context: SlotContext
+    drafter: Drafter | None
+    n_left: float
+
+    @property
+    def most_drafted(self) -> int:
+        """Draft tokens that it may bring to the next pass."""
+
+    @property
+    def known(self) -> list[int]:
+        """The known tokens that the next pass feeds."""
+
+
+class DraftPlan(Struct, frozen=True):
+    """Tokens that each row brings to a step without these drafts, and how the model computes it."""
+
+    counts: Sequence[int]
+    costs: WidthCosts
+    layout: PassLayout
+
+
+class DraftModel:
+    """Drafts for rows of the batch; owned by the MLX thread. `name` is the model's id.
+
+    Tokens from `n_vocab` on are not the target's.
+    """
+
+    def __init__(self, name: str, runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> None:
+        self.name = name
+        self._runner = runner
+        self._maker = maker
+        self._n_vocab = n_vocab
+        self.record = governor.DraftModelRecord(measure_widths(runner, maker))
+        self.bytes_per_token = kv_bytes_per_token(runner, maker)
+        self.is_broken = False
+        self.n_drafted = 0
+        self.n_accepted = 0
+
+    def plan(self, rows: Mapping[int, DraftableRow], plan: DraftPlan) -> dict[int, int]:
+        """Tokens to draft for these rows; only rows are drafted for whose context is ready."""
+        if self.is_broken:
+            return {}
+        rates = {
+            at: row.drafter.model_rate or self.record.rate
+            for at, row in rows.items()
+            if row.drafter is not None and row.most_drafted > 0 and _n_behind(row) <= READY
+        }
+        counts = governor.plan_drafts(self.record, rates, plan.counts, plan.costs, plan.layout)
+        return {at: min(n, rows[at].most_drafted) for at, n in counts.items()}
+
+    def draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
+        """So many tokens for each row, chosen greedily; none after an exception."""
+        try:
+            return self._draft(rows, counts)
+        except Exception as error:  # the target model goes on without drafts
+            self._fail(error, rows)
+            return [[] for _ in rows]
+
+    def _draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
+        began = time.perf_counter()
+        contexts = [self._context(row) for row in rows]
+        behind = [_behind(row) for row in rows]
+        feeds = [mx.array(tokens) for tokens in behind]
+        widths, chosen = [sum(map(len, behind))], []
+        for n in range(max(counts)):
+            if n:
+                widths.append(len(rows))
+            each = zip(contexts, feeds, strict=True)
+            logits = self._runner.execute([SlotTokens(c.caches, fed) for c, fed in each])
+            if not n:
+                logits = logits[mx.array(_ends(behind))]
+                self._hold(contexts, behind)
+            chosen.append(mx.argmax(logits[:, : self._n_vocab], axis=-1))
+            feeds = [chosen[-1][i : i + 1] for i in range(len(rows))]
+        found: list[list[int]] = mx.stack(chosen, axis=1).tolist()  # type: ignore[assignment]
+        for context, tokens in zip(contexts, found, strict=True):
+            context.extend(tokens[:-1])
+        costs = observe_passes(self.record.costs, widths, time.perf_counter() - began)
+        self.record = replace(self.record, costs=costs)
+        return [tokens[:n] for tokens, n in zip(found, counts, strict=True)]
+
+    def settle(self, n_drafted: int, n_accepted: int, seconds: float, plan: DraftPlan) -> None:
+        """Learn how the drafts of a step fared that took `seconds`, drafting included."""
+        plain_s = governor.step_seconds(plan.counts, plan.costs, plan.layout)
+        if n_drafted:
+            self.n_drafted += n_drafted
+            self.n_accepted += n_accepted
+            found = n_drafted, n_accepted, seconds - plain_s, plain_s, len(plan.counts)
+            self.record = governor.settled(self.record, *found)
+        self.record = governor.stepped(self.record, seconds, plain_s)
+
+    def due(
+        self, rows: Sequence[DraftableRow], costs: WidthCosts, has_room: Callable[[int], bool]
+    ) -> DraftableRow | None:
+        """The row whose context of the draft model is to be computed further, if any."""
+        late = [row for row in rows if row.drafter is not None and _n_behind(row) > READY]
+        if self.is_broken or not late:
+            return None
+        row = min(late, key=_n_behind)
+        n_bytes = self.bytes_per_token * (_n_behind(row) + RESERVE)
+        return row if self._seconds(row, costs) > 0 and has_room(n_bytes) else None
+
+    def prefill(self, row: DraftableRow, seconds: float, costs: WidthCosts) -> None:
+        """Compute the next chunk of a row's context of the draft model, in about `seconds`."""
+        began, allowed = time.perf_counter(), self._seconds(row, costs)
+        n_tokens = governor.tokens_within(self.record.costs, min(seconds, allowed), LONGEST_CHUNK)
+        context, tokens = self._context(row), _behind(row)[:-1][:n_tokens]
+        try:
+            context.reserve(len(row.context) + RESERVE)
+            self._runner.execute([SlotTokens(context.caches, mx.array(tokens))])
+            context.evaluate()
+            context.extend(tokens)
+        except Exception as error:  # as above
+            self._fail(error, [row])
+        if allowed < inf:
+            self.record = governor.charged(self.record, time.perf_counter() - began)
+
+    def _fail(self, error: Exception, rows: Sequence[DraftableRow]) -> None:
+        """Stop drafting for good; no request fails for it."""
+        log.error("the draft model %s drafts no more: %s", self.name, error, exc_info=error)
+        self.is_broken = True
+        for row in rows:
+            row.context.draft = None
+
+    def _context(self, row: DraftableRow) -> SlotContext:
+        if row.context.draft is None:
+            row.context.draft = SlotContext(self._maker)
+        return row.context.draft
+
+    def _hold(self, contexts: Sequence[SlotContext], behind: Sequence[Sequence[int]]) -> None:
+        """The known tokens are computed; from here refused ones can be taken back."""
+        for context, tokens in zip(contexts, behind, strict=True):
+            context.extend(tokens)
+            context.checkpoint()
+
+    def _seconds(self, row: DraftableRow, costs: WidthCosts) -> float:
+        return governor.prefill_seconds(self.record, _n_behind(row), row.n_left, costs)
+
+
+def _behind(row: DraftableRow) -> list[int]:
+    """The known tokens that the row's context of the draft model lacks."""
+    draft = row.context.draft
+    n_held = 0 if draft is None else len(draft)
+    return [*row.context.tokens[n_held:], *row.known[max(0, n_held - len(row.context)) :]]
+
+
+def _n_behind(row: DraftableRow) -> int:
+    n_held = 0 if row.context.draft is None else len(row.context.draft)
+    return len(row.context) + len(row.known) - n_held
+
+
+def _ends(tokens: Sequence[Sequence[int]]) -> list[int]:
+    """The last line of each row in logits of all their tokens."""
+    return [end - 1 for end in accumulate(map(len, tokens))]
