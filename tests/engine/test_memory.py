@@ -21,6 +21,7 @@ from mlxstack.core.preset import (
     SlotSpec,
 )
 from mlxstack.engine.model.cache_adapters import STEP
+from mlxstack.policy.prefix_index import common_prefix
 from mlxstack.policy.prefix_index_check import check_index
 from mlxstack.store.disk_io import Disk
 from mlxstack.store.kv_store import DiskKVStore
@@ -111,6 +112,21 @@ def test_d3_two_agents_hold_a_shared_head_once(one: Driver) -> None:
     check_index(index)
     assert one.answer(mine, agent="a") == one.cold(mine)
     assert one.answer(yours, agent="b") == one.cold(yours)
+
+
+def test_d2_parked_branches_inside_one_block_are_found_to_the_token(one: Driver) -> None:
+    """Each prompt leaves an earlier one inside the second block; none of them is live."""
+    one.answer(HEAD, 2)
+    branches = [HEAD]
+    for before, n_common in ((0, 140), (1, 170), (2, 190), (2, 175), (1, 141)):
+        one.answer(prompt(200, seed=39), 2)
+        tokens = branches[before][:n_common] + prompt(60, seed=n_common)
+        ask = one.submit(tokens, 4)
+        one.finish(ask)
+        longest = max(common_prefix(branch, tokens) for branch in branches)
+        assert one.seated(ask).n_cached == longest >= n_common
+        branches.append(tokens)
+    assert one.tokens(ask) == one.cold(branches[-1], 4)
 
 
 def test_d2_a_changed_token_ends_the_match(one: Driver) -> None:

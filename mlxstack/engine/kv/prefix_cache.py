@@ -190,17 +190,22 @@ class PrefixCache:
         nodes, n_full = self.index.nodes, found.covered // self.spec.block_size
         if not n_full:
             return found
-        shared = dict.fromkeys(
-            self.index.blocks.get(chain.keys[n_full - 1], ()), n_full * self.spec.block_size
-        )
-        shared[found.path[-1].key] = found.covered
+        last = self.index.blocks.get(chain.keys[n_full - 1], ())
+        reached = dict.fromkeys(last, n_full * self.spec.block_size)
+        reached[found.path[-1].key] = found.covered
         longest, leaf = found.covered, ""
-        for holder, n_shared in shared.items():
-            for key in {holder, *nodes[holder].children} & self._tokens.keys():
+        queue = list(reached)
+        for key in queue:
+            if key in self._tokens:
                 start = prefix_index.end_of(nodes[key].record) - len(self._tokens[key])
-                if start <= n_shared:
-                    n_common = common_prefix(self._tokens[key], tokens[start : chain.n_tokens])
-                    longest, leaf = max((longest, leaf), (start + n_common, key))
+                n_common = common_prefix(self._tokens[key], tokens[start : chain.n_tokens])
+                reached[key] = max(reached[key], start + n_common)
+                longest, leaf = max((longest, leaf), (reached[key], key))
+            for child in nodes[key].children & self._tokens.keys() - reached.keys():
+                start = prefix_index.end_of(nodes[child].record) - len(self._tokens[child])
+                if start <= reached[key]:
+                    reached[child] = start
+                    queue.append(child)
         return self.match(chain, tokens, KnownPrefix(leaf, longest)) if leaf else found
 
     def insert(self, record: prefix_index.Record, place: StorageTier, now: float) -> None:
