@@ -37,7 +37,6 @@ from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.formatting import size
 from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
-from mlxstack.engine.core import EngineCore
 from mlxstack.host.home import Home
 from mlxstack.host.memory_budget import this_memory
 from mlxstack.policy.prefix_index import common_prefix
@@ -106,6 +105,8 @@ class EngineProbe:
         self._events: dict[str, list[tuple[float, Event]]] = {}
         self._arrived = threading.Condition()
         self._ids = (f"verify-{n}" for n in count())
+        from mlxstack.engine.core import EngineCore  # MLX, which no other command loads
+
         files = SlotFileFolder(home / "slots")
         self.engine = EngineCore(preset, DiskKVStore(home / "kv"), files, self._deliver)
 

@@ -19,7 +19,7 @@ from mlxstack.core.preset import Anticipation, PrefixCacheSpec, SlotSpec
 
 AUTO, OFF = "auto", "off"
 POLL_S = 0.05
-WAIT_S = 120.0
+WAIT_S = 600.0
 ANSWER = {"grammar": "root ::= [0-9] [0-9] [0-9] [0-9]", "tool_choice": "none"}
 """A complete answer of four tokens: one that is cut is not expected to be followed."""
 

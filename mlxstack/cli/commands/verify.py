@@ -29,11 +29,12 @@ def verify(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Verify a model on this machine in a few minutes; paste the report into an issue.
+    """Verify a model on this machine.
 
-    Answers after a hit, a fork, a restore, a restart, in a batch and with drafts are compared with
-    the same prompt cold and alone; step and prefill times, the stall of decoding rows and memory
-    are measured. An engine of its own runs in a temporary home. The exit code is 1 for a fault.
+    It takes a few minutes, and its report is made to be pasted into an issue. Answers after a hit,
+    a fork, a restore, a restart, in a batch and with drafts are compared with the same prompt cold
+    and alone; step and prefill times, the stall of decoding rows and memory are measured. An engine
+    of its own runs in a temporary home. The exit code is 1 for a fault.
     """
     from mlxstack.cli.verify import VerifyPlan, report
     from mlxstack.host.home import home_from
