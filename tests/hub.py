@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 MODEL = "org/tiny"
@@ -20,7 +21,7 @@ class Hub:
     """Gives half of each large file, says so with `is_held`, and the rest after `go_on`.
 
     It knows the model `name`, and GATED, which nobody may read. `fetched` are the files that
-    were asked for with GET.
+    were asked for with GET, `resumed` where ranges of them began.
     """
 
     def __init__(self, files: dict[str, bytes], name: str = MODEL) -> None:
@@ -29,6 +30,7 @@ class Hub:
         self.is_held = threading.Event()
         self.go_on = threading.Event()
         self.fetched: list[str] = []
+        self.resumed: list[int] = []
         self.url = ""
 
     def env(self, folder: Path) -> dict[str, str]:
@@ -59,6 +61,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
+def _etag(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
 class _Answers(BaseHTTPRequestHandler):
     hub: Hub
 
@@ -87,10 +93,13 @@ class _Answers(BaseHTTPRequestHandler):
             self._send(json.dumps(tree).encode())
         elif path.startswith(f"/api/models/{self.hub.name}"):
             told = {"id": self.hub.name, "modelId": self.hub.name, "sha": COMMIT, "private": False}
-            self._send(json.dumps({**told, "siblings": [{"rfilename": n} for n in files]}).encode())
+            self._send(json.dumps({**told, "siblings": [*map(self._told, files)]}).encode())
         elif name in files:
             self.hub.fetched += [] if is_head else [name]
-            self._send(b"" if is_head else files[name], len(files[name]))
+            begin = int((self.headers["range"] or "bytes=0-")[6:].rstrip("-"))
+            self.hub.resumed += [begin] if begin else []
+            body = b"" if is_head else files[name][begin:]
+            self._send(body, len(files[name]), begin, _etag(files[name]))
         else:
             self._refuse(404, "EntryNotFound")
 
@@ -101,11 +110,20 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_header("content-length", "0")
         self.end_headers()
 
-    def _send(self, body: bytes, size: int | None = None) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(body) if size is None else size))
+    def _told(self, name: str) -> dict[str, Any]:
+        """A file in the answer about its model; weights have the hash of their bytes."""
+        body = self.hub.files[name]
+        lfs = {"sha256": _etag(body), "size": len(body), "pointerSize": 1}
+        return {"rfilename": name, **({"lfs": lfs} if name.endswith(".safetensors") else {})}
+
+    def _send(self, body: bytes, size: int | None = None, begin: int = 0, etag: str = "") -> None:
+        size = len(body) if size is None else size
+        self.send_response(206 if begin else 200)
+        self.send_header("content-length", str(size - begin))
+        if begin:
+            self.send_header("content-range", f"bytes {begin}-{size - 1}/{size}")
         self.send_header("content-type", "application/json")
-        self.send_header("etag", f'"{hashlib.sha256(self.path.encode()).hexdigest()}"')
+        self.send_header("etag", f'"{etag or _etag(self.path.encode())}"')
         self.send_header("x-repo-commit", COMMIT)
         self.end_headers()
         half = len(body) // 2

@@ -3,8 +3,9 @@
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,19 @@ from huggingface_hub import (
     snapshot_download,
     try_to_load_from_cache,
 )
-from huggingface_hub.file_download import repo_folder_name
 from msgspec import Struct
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from mlxstack.core.errors import SetupError
 from mlxstack.core.formatting import size
+from mlxstack.host.weight_download import (
+    PART,
+    WEIGHTS,
+    Report,
+    blobs_folder,
+    fetch_weights,
+    meter,
+    missing_weights,
+)
 
 PATTERNS = (
     "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model",
@@ -29,13 +37,13 @@ PATTERNS = (
 )  # fmt: skip
 """The files of a repository that mlx-lm loads."""
 
-WEIGHTS = ".safetensors"
 SMALL_FILES = ("config.json", "generation_config.json", "chat_template.jinja")
 N_NEAR = 3
+BYTES_BAR = "Reconstructing"
+"""The bar of the hub's client that counts bytes."""
+
 DISK_RESERVE = 2**30
 """Bytes of the disk that a download leaves free."""
-
-Report = Callable[[int], None]
 
 # Its warnings are said better by the refusals here.
 logging.getLogger("huggingface_hub").setLevel("ERROR")
@@ -57,14 +65,11 @@ def cache_folder() -> Path:
 
 def plan(model: str, revision: str | None = None) -> Download:
     """Ask the hub for the files of a model; nothing is downloaded. Raises SetupError."""
+    n_begun = 0
     try:
-        files: Any = snapshot_download(
-            model,
-            revision=revision,
-            allow_patterns=list(PATTERNS),
-            dry_run=True,
-            tqdm_class=_meter(lambda _: None),
-        )
+        files = _files(model, revision)
+        if any(blobs_folder(model).glob(f"*{PART}")):
+            n_begun = sum(one.n_here for one in missing_weights(model, revision, _missing(files)))
     except Exception as error:
         raise refusal(model, error) from error
     if not any(file.filename.endswith(WEIGHTS) for file in files):
@@ -73,7 +78,7 @@ def plan(model: str, revision: str | None = None) -> Download:
         model=model,
         n_bytes=sum(file.file_size or 0 for file in files),
         n_weights=sum(f.file_size or 0 for f in files if f.filename.endswith(WEIGHTS)),
-        n_missing=sum(file.file_size or 0 for file in files if file.will_download),
+        n_missing=sum(file.file_size or 0 for file in files if file.will_download) - n_begun,
     )
 
 
@@ -93,23 +98,48 @@ def check_disk(wanted: Download) -> None:
 def download(model: str, revision: str | None, report: Report) -> Path:
     """Bring a model here, and tell `report` of each bytes that came. Raises SetupError.
 
-    Files that are here whole are not downloaded again.
+    It goes on where an earlier one ended, inside a weight file too.
     """
     began = time.time()
     try:
-        found = snapshot_download(
-            model, revision=revision, allow_patterns=list(PATTERNS), tqdm_class=_meter(report)
+        bring = partial(
+            snapshot_download,
+            model,
+            revision=revision,
+            allow_patterns=list(PATTERNS),
+            tqdm_class=meter(report, BYTES_BAR),
         )
+        if names := _missing(_files(model, revision)):
+            # An interrupted download is listed by its small files.
+            bring(ignore_patterns=[f"*{WEIGHTS}"])
+            fetch_weights(missing_weights(model, revision, names), report)
+        found = bring()
+    except SetupError:
+        raise
     except Exception as error:
         raise refusal(model, error) from error
     _delete_abandoned(model, began)
     return Path(found)
 
 
+def _files(model: str, revision: str | None) -> Any:
+    return snapshot_download(
+        model,
+        revision=revision,
+        allow_patterns=list(PATTERNS),
+        dry_run=True,
+        tqdm_class=meter(lambda _: None),
+    )
+
+
+def _missing(files: Any) -> list[str]:
+    """Names of the weight files that are not in the cache."""
+    return [one.filename for one in files if one.will_download and one.filename.endswith(WEIGHTS)]
+
+
 def _delete_abandoned(model: str, before: float) -> None:
-    """Delete parts of files that killed downloads left; the hub's client never reads them."""
-    blobs = cache_folder() / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
-    for part in blobs.glob("*.incomplete"):
+    """Delete parts of files that killed downloads of other revisions or programs left."""
+    for part in blobs_folder(model).glob("*.incomplete"):
         with suppress(FileNotFoundError):
             if part.stat().st_mtime < before:
                 part.unlink()
@@ -216,19 +246,3 @@ def _near(model: str) -> str:
 def _page(model: str) -> str:
 
     return f"{constants.ENDPOINT}/{model}"
-
-
-def _meter(report: Report) -> Any:
-    """A progress class for the hub's client that counts bytes and draws nothing."""
-
-    class Meter(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            self._counts = str(options.get("desc", "")).startswith("Reconstructing")
-            super().__init__(*args, **{**options, "disable": True})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            if self._counts and n:
-                report(int(n))
-            return None
-
-    return Meter

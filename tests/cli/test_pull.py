@@ -1,5 +1,6 @@
 """Models on this machine: `pull` against a hub of our own, `models` and `rm`."""
 
+import hashlib
 import json
 import os
 import pty
@@ -97,21 +98,44 @@ def test_pull_goes_on_after_kill_9(tmp_path: Path) -> None:
         assert here.is_held.wait(PATIENCE_S)
         blobs = tmp_path / "hf" / "hub" / "models--org--tiny" / "blobs"
         _until(lambda: sum(file.suffix != ".incomplete" for file in blobs.iterdir()) == 3)
+        _until(lambda: any(file.stat().st_size > 2**20 for file in blobs.glob("*.incomplete")))
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
         env_of_here = here.env(tmp_path / "hf")
         (half,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
         assert half["fits"] == "incomplete"
-        assert len(list(blobs.glob("*.incomplete"))) == 1
+        (part,) = blobs.glob("*.incomplete")
+        n_here = part.stat().st_size
+        assert n_here > 2**20
         here.go_on.set()
         done = run(tmp_path, "pull", hub.MODEL, **env_of_here)
         assert done.returncode == 0, done.stderr
         assert "are here already" in done.stderr
         assert here.fetched.count(FIRST) == 1
         assert here.fetched.count(SECOND) == 2
+        assert here.resumed == [n_here]
+        assert files[SECOND] in [blob.read_bytes() for blob in blobs.iterdir()]
         assert list(blobs.glob("*.incomplete")) == []
     (whole,) = json.loads(run(tmp_path, "models", "--json", **env_of_here).stdout)["models"]
     assert whole["is_complete"]
+
+
+def test_a_part_that_is_damaged_is_never_taken_for_the_file(tmp_path: Path) -> None:
+    body = shard(1000)
+    with hub.serving(model_files(**{WEIGHTS: body})) as here:
+        env = here.env(tmp_path / "hf")
+        blobs = tmp_path / "hf" / "hub" / "models--org--tiny" / "blobs"
+        blobs.mkdir(parents=True)
+        part = blobs / f"{hashlib.sha256(body).hexdigest()}.part.incomplete"
+        part.write_bytes(b"x" * 500)
+        done = run(tmp_path, "pull", hub.MODEL, **env)
+        assert done.returncode == 5
+        assert "arrived damaged" in done.stderr and "pull it again" in done.stderr
+        assert here.resumed == [500]
+        assert [one.name for one in blobs.iterdir() if one.name.startswith(part.name[:64])] == []
+        again = run(tmp_path, "pull", hub.MODEL, **env)
+        assert again.returncode == 0, again.stderr
+    assert (blobs / part.name[:64]).read_bytes() == body
 
 
 def test_pull_refuses_a_full_disk_before_it_begins(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
 from tests.endurance.front import front
 from tests.endurance.kills import kills
+from tests.endurance.planted import planted
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
 from tests.endurance.siege import Force, siege
@@ -22,6 +23,7 @@ MINUTE_S = 60.0
 def main(minutes: float) -> None:
     """`minutes` of random load in all; the other runs have fixed sizes."""
     print("calls of random schemas", check_all(100), flush=True)
+    print("verify", planted(), flush=True)
     root = Path(tempfile.mkdtemp(prefix="endurance-"))
     kinds = ("tiny", "tiny-swa", "tiny-hybrid")
     for kind in kinds:

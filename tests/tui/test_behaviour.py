@@ -411,6 +411,22 @@ async def test_unchanged_frames_draw_nothing() -> None:
         assert drawn == 0
 
 
+async def test_a_row_that_changes_is_drawn_alone() -> None:
+    app = attached(Clerk(), (queue("a", "b", "c"),))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settled(pilot)
+        table = app.screen.query_one("#slots PatchedTable", PatchedTable)
+        drawn: list[int] = []
+        render = table.render_line
+        table.render_line = lambda y: drawn.append(y) or render(y)  # type: ignore[assignment,func-returns-value]
+        app.post_message(news(app, queue("a", "x", "c")))
+        await pilot.pause()
+        await pilot.pause()
+        assert table.get_row("1")[1].plain == "x"
+        assert drawn == [2]
+        assert "x" in on_screen(app)
+
+
 def queue(*agents: str, first: int = 0) -> StatusFrame:
     """A service with a slot for each of these agents."""
     slots = tuple(SlotView(i, 4096, agent=agent) for i, agent in enumerate(agents, -first))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from mlxstack.core.status import MissView, RequestView, StatusFrame
 from mlxstack.tui.state import DashboardState
 from mlxstack.tui.views import costs
-from mlxstack.tui.views.formatting import plot_stacked, stacked
+from mlxstack.tui.views.formatting import age, plot_stacked, stacked
 from mlxstack.tui.views.names import agent_name, prefix_name
 from mlxstack.tui.views.table_data import sort_key
 from tests.tui import shots
@@ -75,3 +75,19 @@ def test_costs_are_those_of_ten_minutes_ranked_by_seconds() -> None:
     found = costs.ranked(model)
     assert [(one.request, one.lost_s) for one in found] == [("r1", 3.0), ("r2", 2.0)]
     assert found[1].why == "prompt changed at token 7: `a` -> `b`"
+
+
+def test_an_age_is_coarse() -> None:
+    ages = [age(s) for s in (0, 4.9, 59.9, 60, 3599, 3600, 86399, 86400, 9 * 86400)]
+    assert ages == ["0s", "0s", "55s", "1m", "59m", "1h", "23h", "1d", "9d"]
+    assert [sort_key(one)[1] for one in ages] == [
+        0,
+        0,
+        -55,
+        -60,
+        -3540,
+        -3600,
+        -82800,
+        -86400,
+        -777600,
+    ]

@@ -153,7 +153,7 @@ def test_h2_slots_tell_state_fill_progress_speed_and_age() -> None:
     running, prefilling, idle = texts(overview.slots(model, 80))
     assert running == ["0", "* claude-main", "writing, 164 tokens, 31.4 tok/s", "31.2k/131k", "99%"]
     assert prefilling[2:4] == ["prefill 6.9k of 9.8k", "6.9k/131k"]
-    assert idle[2] == "idle 3m04s"
+    assert idle[2] == "idle 3m"
     _, wide, _ = texts(overview.slots(model, 120))
     assert wide[-1] == "diverged"
 
@@ -163,7 +163,7 @@ def test_ages_grow_while_the_snapshot_rests() -> None:
     older = DashboardState(
         frame=StatusFrame(at=last.at, snapshot=last.snapshot, snapshot_age_s=60.0)
     )
-    assert texts(overview.slots(older, 80))[2][2] == "idle 4m04s"
+    assert texts(overview.slots(older, 80))[2][2] == "idle 4m"
     assert texts(overview.queue(older, 80))[0][2] == "1m01s"
 
 
@@ -198,6 +198,16 @@ def test_columns_fill_the_width_and_no_more() -> None:
     for width in (80, 112, 120, 200):
         for draw in sheets:
             assert sum(c.width + 2 for c in draw(model, width).columns) <= width, (draw, width)
+
+
+def test_a_draft_model_is_named() -> None:
+    model = seen(scenes.busy())
+    named = replace(model.frame.snapshot, draft_model="org/small", is_batching=False)
+    lines = overview.health(replace(model, frame=replace(model.frame, snapshot=named)), 80)
+    assert [line[0].text.split(":")[0] for line in lines[1:]] == [
+        "drafting with org/small",
+        "decoding slot by slot",
+    ]
 
 
 def test_a_service_that_cannot_batch_says_why() -> None:

@@ -27,7 +27,7 @@ def pull(
 ) -> None:
     """Download a model from the hub.
 
-    Files that an earlier download completed are not downloaded again.
+    It goes on where an earlier download was interrupted, inside a file too.
     """
     from mlxstack.cli.units import size
     from mlxstack.host import hub

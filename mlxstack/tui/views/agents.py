@@ -5,7 +5,7 @@ from collections import Counter
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import AgentView, MissView, TurnView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, share, short_time, span, tokens
+from mlxstack.tui.views.formatting import NONE, age, share, short_time, span, tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import PRIORITIES, WIDE, joined
 from mlxstack.tui.views.table_data import (
@@ -138,7 +138,7 @@ def _n_tokens(turn: TurnView) -> int:
 
 def _turn(turn: TurnView, largest: int, width: int) -> tuple[TextCell, ...]:
     return (
-        TextCell(span(turn.age_s)),
+        TextCell(age(turn.age_s)),
         TextCell(short_time(turn.ttft_s)),
         TextCell(share(turn.n_cached, turn.n_cached + turn.n_computed)),
         TextCell(tokens(_n_tokens(turn))),
@@ -168,7 +168,7 @@ def _agent(one: AgentView, model: DashboardState, is_wide: bool) -> tuple[TextCe
         TextCell(str(one.n_requests)),
         TextCell(share(one.n_cached, one.n_prompt)),
         TextCell(span(one.saved_s) if one.saved_s else NONE),
-        TextCell(NONE if one.place == "live" and not one.idle_s else span(one.idle_s)),
+        TextCell(NONE if one.place == "live" and not one.idle_s else age(one.idle_s)),
     )
     if not is_wide:
         return cells

@@ -3,7 +3,7 @@
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, MissView, PrefixView, WindowSums
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, bar, of_size, share, short_time, span, tokens
+from mlxstack.tui.views.formatting import NONE, age, bar, of_size, share, short_time, span, tokens
 from mlxstack.tui.views.names import agent_name, prefix_name
 from mlxstack.tui.views.overview import WIDE, joined
 from mlxstack.tui.views.table_data import (
@@ -140,7 +140,7 @@ def _prefix(one: PrefixView, model: DashboardState, width: int) -> tuple[TextCel
         TextCell(str(one.n_hits)),
         TextCell(tokens(one.n_tokens)),
         TextCell(size(one.n_bytes)),
-        TextCell(span(one.age_s)),
+        TextCell(age(one.age_s)),
         TextCell(users or NONE),
     )
     return (*cells, TextCell(", ".join(one.places) or NONE)) if width >= WIDE else cells
@@ -154,5 +154,5 @@ def _miss(one: MissView, model: DashboardState) -> tuple[TextCell, ...]:
         TextCell(agent_name(model, one.agent)),
         TextCell(printable(one.reason, 40), CellStyle.WARN if one.n_lost else CellStyle.PLAIN),
         TextCell(printable(change, 120), CellStyle.FAINT),
-        TextCell(span(one.age_s), CellStyle.FAINT),
+        TextCell(age(one.age_s), CellStyle.FAINT),
     )

@@ -5,7 +5,7 @@ from msgspec import Struct
 from mlxstack.core.formatting import printable
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import short_time, span, tokens
+from mlxstack.tui.views.formatting import age, short_time, span, tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.table_data import (
     CellStyle,
@@ -93,5 +93,5 @@ def _row(one: Cost, model: DashboardState) -> tuple[TextCell, ...]:
         TextCell(short_time(one.lost_s), CellStyle.WARN),
         TextCell(agent_name(model, one.agent)),
         TextCell(one.why),
-        TextCell(span(one.age_s), CellStyle.FAINT),
+        TextCell(age(one.age_s), CellStyle.FAINT),
     )

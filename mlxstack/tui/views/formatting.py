@@ -57,6 +57,17 @@ def span(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def age(seconds: float) -> str:
+    """`15s`, `3m`, `2h`, `4d`: coarse, so that a table of ages is rarely drawn again."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole - whole % 5}s"
+    for unit, factor, end in (("m", 60, 3600), ("h", 3600, 86400)):
+        if whole < end:
+            return f"{whole // factor}{unit}"
+    return f"{whole // 86400}d"
+
+
 def short_time(seconds: float) -> str:
     """`3ms`, `1.24s`, `12.4s`, `3m12s`: six cells at most."""
     if seconds < 0.9995:

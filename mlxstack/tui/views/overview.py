@@ -8,6 +8,7 @@ from mlxstack.tui.state import DashboardState, LinkState, decode_rate, prompt_ra
 from mlxstack.tui.views import tiles
 from mlxstack.tui.views.formatting import (
     NONE,
+    age,
     bar,
     of_size,
     rate,
@@ -234,7 +235,7 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
         return TextCell(done + left, CellStyle.BUSY)
     if not view.n_tokens:
         return TextCell("empty", CellStyle.FAINT)
-    idle = f"idle {span(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
+    idle = f"idle {age(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
     return TextCell(idle, CellStyle.FAINT)
 
 
@@ -276,10 +277,11 @@ def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[Te
 
 def _decoding(model: DashboardState) -> tuple[Line, ...]:
     snapshot = model.frame.snapshot
+    lines: list[Line] = []
     if snapshot.draft_model is not None:
         name = printable(snapshot.draft_model, MANY)
-        return ((TextCell(f"drafting with {name}", CellStyle.FAINT),),)
-    if snapshot.is_batching:
-        return ()
-    why = printable(snapshot.why_not_batching or "the preset says so", MANY)
-    return ((TextCell(f"decoding slot by slot: {why}", CellStyle.WARN),),)
+        lines.append((TextCell(f"drafting with {name}", CellStyle.FAINT),))
+    if not snapshot.is_batching:
+        why = printable(snapshot.why_not_batching or "the preset says so", MANY)
+        lines.append((TextCell(f"decoding slot by slot: {why}", CellStyle.WARN),))
+    return tuple(lines)

@@ -3,7 +3,7 @@
 from mlxstack.core.formatting import printable
 from mlxstack.core.status import MissView, RequestView
 from mlxstack.tui.state import DashboardState
-from mlxstack.tui.views.formatting import NONE, share, short_time, span, tokens
+from mlxstack.tui.views.formatting import NONE, age, share, short_time, tokens
 from mlxstack.tui.views.names import agent_name
 from mlxstack.tui.views.overview import WIDE
 from mlxstack.tui.views.table_data import (
@@ -133,7 +133,7 @@ def _all_reused(one: RequestView, n_new: int) -> Line:
 def _request(one: RequestView, model: DashboardState, is_wide: bool) -> tuple[TextCell, ...]:
     tone = CellStyle.BAD if one.ended in BAD else CellStyle.PLAIN
     cells = (
-        TextCell(span(one.age_s)),
+        TextCell(age(one.age_s)),
         TextCell(agent_name(model, one.agent), tone),
         TextCell(tokens(one.n_prompt)),
         TextCell(

@@ -6,6 +6,7 @@ from rich.style import Style
 from rich.text import Text
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
+from textual.widgets.data_table import ColumnKey, RowKey
 
 from mlxstack.tui.views.table_data import TableColumn, TableData, TableRow, TextCell
 from mlxstack.tui.widgets.styles import text
@@ -45,8 +46,9 @@ class PatchedTable(DataTable[Text]):
             self.clear()
             self._fill(sheet, place)
         else:
-            for old, new in zip(before.rows, sheet.rows, strict=True):
-                self._patch(old, new)
+            for i, (old, new) in enumerate(zip(before.rows, sheet.rows, strict=True)):
+                if old != new:
+                    self._patch(i, old, new)
 
     def _render_cell(
         self,
@@ -91,10 +93,14 @@ class PatchedTable(DataTable[Text]):
         # Textual clamps it to the number of rows.
         self.move_cursor(row=place, scroll=False)
 
-    def _patch(self, old: TableRow, new: TableRow) -> None:
+    def _patch(self, place: int, old: TableRow, new: TableRow) -> None:
+        """Replace the cells that differ; `update_cell` would draw all rows again."""
+        cells = self._data[RowKey(new.key)]
         for i, (before, now) in enumerate(zip(old.cells, new.cells, strict=True)):
             if before != now:
-                self.update_cell(new.key, str(i), self._text(i, now))
+                cells[ColumnKey(str(i))] = self._text(i, now)
+        self._update_count += 1
+        self.refresh_row(place)
 
     def _texts(self, row: TableRow) -> list[Text]:
         return [self._text(i, cell) for i, cell in enumerate(row.cells)]

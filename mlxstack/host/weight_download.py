@@ -1,0 +1,137 @@
+"""Download of weight files that goes on inside a file.
+
+The hub's client begins a file again after a kill. Here a file grows in the client's cache under a
+name of its own, goes on by an HTTP range request of the client, and gets its final name, which is
+the SHA-256 of its bytes, once they have been hashed.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import WeakFileLock, build_hf_headers
+from msgspec import Struct
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from mlxstack.core.errors import SetupError
+
+WEIGHTS = ".safetensors"
+PART = ".part.incomplete"
+N_AT_ONCE = 4
+
+Report = Callable[[int], None]
+
+
+class WeightFile(Struct, frozen=True):
+    """A weight file of the hub that is not in the cache; `blob` is its final place."""
+
+    url: str
+    n_bytes: int
+    blob: Path
+    lock: Path
+
+    @property
+    def part(self) -> Path:
+        """File that grows until it is whole."""
+        return self.blob.with_name(self.blob.name + PART)
+
+    @property
+    def n_here(self) -> int:
+        """Bytes that earlier downloads brought."""
+        return self.part.stat().st_size if self.part.exists() else 0
+
+
+def blobs_folder(model: str) -> Path:
+    """Folder of the hub's client for the bytes of a repository."""
+    return Path(constants.HF_HUB_CACHE) / _folder_name(model) / "blobs"
+
+
+def missing_weights(model: str, revision: str | None, names: Sequence[str]) -> list[WeightFile]:
+    """Ask the hub for the hashes of these files; those without one are left to its client."""
+    info = HfApi().model_info(model, revision=revision, files_metadata=True)
+    locks = Path(constants.HF_HUB_CACHE) / ".locks" / _folder_name(model)
+    found = [
+        WeightFile(
+            hf_hub_url(model, one.rfilename, revision=info.sha),
+            one.lfs.size,
+            blobs_folder(model) / one.lfs.sha256,
+            locks / f"{one.lfs.sha256}.lock",
+        )
+        for one in info.siblings or ()
+        if one.rfilename in names
+        and one.lfs is not None
+        and one.lfs.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
+    ]
+    return [one for one in found if not one.blob.exists()]
+
+
+def fetch_weights(files: Sequence[WeightFile], report: Report) -> None:
+    """Complete these files, several at once. An interrupt keeps the bytes that came."""
+    stop = Event()
+    counting = meter(report, stop=stop)
+    with ThreadPoolExecutor(N_AT_ONCE) as pool:
+        try:
+            for _ in pool.map(lambda file: _fetch(file, counting), files):
+                pass
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def meter(report: Report, bars: str = "", stop: Event | None = None) -> Any:
+    """A progress class for the hub's client that counts bytes of `bars` and draws nothing."""
+
+    class Meter(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._counts = str(options.get("desc", "")).startswith(bars)
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if stop is not None and stop.is_set():
+                raise InterruptedError("the download was stopped")
+            if self._counts and n:
+                report(int(n))
+            return None
+
+    return Meter
+
+
+def _fetch(file: WeightFile, counting: Any) -> None:
+    """Raises SetupError where the bytes are not those that the hub names."""
+    file.blob.parent.mkdir(parents=True, exist_ok=True)
+    file.lock.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(file.lock):
+        if file.blob.exists():
+            return
+        with file.part.open("ab") as part:
+            if part.tell() > file.n_bytes:
+                part.truncate(0)
+            http_get(
+                file.url,
+                part,
+                resume_size=min(part.tell(), file.n_here),
+                headers=build_hf_headers(),
+                expected_size=file.n_bytes,
+                tqdm_class=counting,
+            )
+            part.flush()
+            os.fsync(part.fileno())
+        with file.part.open("rb") as whole:
+            is_sound = hashlib.file_digest(whole, "sha256").hexdigest() == file.blob.name
+        if not is_sound:
+            file.part.unlink()
+            raise SetupError(
+                f"{file.url} arrived damaged (its SHA-256 differs) and was deleted; pull it again"
+            )
+        file.part.replace(file.blob)
+
+
+def _folder_name(model: str) -> str:
+    return repo_folder_name(repo_id=model, repo_type="model")
