@@ -111,13 +111,12 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
         front = Front(name or mode or FRONT, mode, host, port)
         _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
         return
-    (model,) = models
     given = (("server.host", host), ("server.port", port), ("name", name))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
     if draft is not None:
         texts += [f"model.draft={draft}", "speculation=auto"]
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
-    found = model_request.request_for(model, home, sizes, tuple(texts))
+    found = model_request.request_for(models[0], home, sizes, tuple(texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
     loaded = launch.resolve(wanted, home)
     if found.derived is not None and not json:
