@@ -102,7 +102,9 @@ def _results(found: dict[str, Measured], idle: int, plan: GatewayPlan) -> Result
 async def _short(way: ServerUnderTest, n: int) -> list[float]:
     """Seconds of each of `n` requests that compute nothing, on one connection."""
     key = {"authorization": f"Bearer {way.api_key}"}
-    async with httpx.AsyncClient(base_url=way.url, headers=key, trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=way.url, headers=key, timeout=300, trust_env=False
+    ) as http:
         (await http.post("/tokenize", json=SHORT)).raise_for_status()
         taken = []
         for _ in range(n):

@@ -57,6 +57,15 @@ Model = Annotated[
 ]
 
 
+Draft = Annotated[
+    str | None,
+    typer.Option("--draft", metavar="MODEL", help="Small model that drafts for this one."),
+]
+ModeOption = Annotated[
+    str | None, typer.Option("--mode", help="The members of this mode, at one address.")
+]
+
+
 def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     models: Annotated[
         list[str] | None,
@@ -66,16 +75,11 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
             autocompletion=preset_names,
         ),
     ] = None,
-    mode: Annotated[
-        str | None, typer.Option("--mode", help="The members of this mode, at one address.")
-    ] = None,
+    mode: ModeOption = None,
     ctx: Ctx = None,
     slots: Slots = None,
     kv_bits: KvBits = None,
-    draft: Annotated[
-        str | None,
-        typer.Option("--draft", metavar="MODEL", help="Small model that drafts for this one."),
-    ] = None,
+    draft: Draft = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
@@ -102,18 +106,17 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if bool(models) == (mode is not None):
         raise Misuse("name what to serve, or a mode by --mode")
     if not models or len(models) > 1:
-        if ctx or slots or kv_bits or dry_run:
-            raise Misuse("--ctx, --slots, --kv-bits and --dry-run go with one model")
+        if ctx or slots or kv_bits or draft or dry_run:
+            raise Misuse("--ctx, --slots, --kv-bits, --draft and --dry-run go with one model")
         front = Front(name or mode or FRONT, mode, host, port)
         _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
         return
-    (model,) = models
     given = (("server.host", host), ("server.port", port), ("name", name))
     texts = [*(sets or []), *(f"{key}={value}" for key, value in given if value is not None)]
     if draft is not None:
         texts += [f"model.draft={draft}", "speculation=auto"]
     sizes = model_request.sizes_of(ctx, slots, kv_bits)
-    found = model_request.request_for(model, home, sizes, tuple(texts))
+    found = model_request.request_for(models[0], home, sizes, tuple(texts))
     wanted = launch.LaunchRequest(found.preset, found.sets, Path.cwd())
     loaded = launch.resolve(wanted, home)
     if found.derived is not None and not json:
