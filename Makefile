@@ -56,7 +56,7 @@ agents: setup ## Install Claude Code, Codex, opencode, qwen-code, pi and Continu
 clients: programs ## Real coding agents, those that are installed, against a scripted model
 	@$(FAST) $(BIN)/python -m pytest -q -rs tests/clients tests/api/responses/test_codex_cli.py
 
-suite: setup $(VENV)/clients/ready ## The tests alone
+suite: setup ## The tests alone
 	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: ## Everything that CI runs; says at its end how long each phase took
@@ -76,7 +76,7 @@ docs: setup ## Write the pages that are drawn from the code
 	@$(BIN)/python -m tests.pages
 
 soak: setup ## The long runs: a crowd, a siege, a small budget, power cuts, kill -9; repeated tests
-	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --soak -m soak
+	@$(FAST) OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --soak -m soak tests
 	@$(FAST) $(BIN)/python -m tests.endurance
 
 chaos: setup ## Random clients and faults for MINUTES=30, by SEED=1; a failing run can be repeated
@@ -119,7 +119,7 @@ signature: setup ## Sizes, cycles and annotations of the house
 	@$(BIN)/python -m tests.signature
 
 shots: setup ## Redraw the dashboard pictures, and the one of the README
-	@$(BIN)/python -m pytest -q tests/tui --snapshot-update
+	@$(BIN)/python -m pytest -q --soak tests/tui --snapshot-update
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "cairosvg>=2.8"
 	@$(BIN)/python -m tests.pages.dashboard_picture
 

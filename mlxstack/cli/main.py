@@ -34,6 +34,7 @@ from mlxstack.cli.commands import (
     template,
     tui,
     up,
+    verify,
 )
 from mlxstack.cli.exit_codes import Exit, Misuse, exit_of
 from mlxstack.core.errors import StackError, Unauthorized
@@ -133,6 +134,7 @@ app.command("install")(install.install)
 app.command("uninstall")(install.uninstall)
 app.command("key")(key.key)
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
 app.command("tui")(tui.tui)
 app.command("chat")(chat.chat)
 app.add_typer(bench.app, name="bench")

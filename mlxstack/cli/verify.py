@@ -3,10 +3,12 @@
 The engine has a temporary home; no agent of the user is read or written.
 """
 
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
 from random import Random
@@ -15,9 +17,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mlxstack.bench.environment import conditions
 from mlxstack.bench.my_service import WORDS
+from mlxstack.bench.report import Conditions
 from mlxstack.bench.statistics import percentile, spread
 from mlxstack.cli.doctor import CheckLevel, CheckResult
+from mlxstack.cli.services.model_request import candidate_for
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot, SlotCommand
 from mlxstack.core.engine_events import (
     Event,
@@ -28,12 +33,16 @@ from mlxstack.core.engine_events import (
     SlotAssigned,
     TokenSampled,
 )
-from mlxstack.core.errors import Broken
+from mlxstack.core.errors import Broken, SetupError
 from mlxstack.core.formatting import size
-from mlxstack.core.preset import Preset, Speculation
+from mlxstack.core.preset import Preset, ServiceKind, Speculation
 from mlxstack.core.request import Request, SamplingParams
 from mlxstack.engine.core import EngineCore
+from mlxstack.host.home import Home
+from mlxstack.host.memory_budget import this_memory
 from mlxstack.policy.prefix_index import common_prefix
+from mlxstack.service.memory_check import refuse_if_too_big, room_in
+from mlxstack.service.plan_candidate import SINGLE
 from mlxstack.store.kv_store import DiskKVStore
 from mlxstack.store.slot_files import SlotFileFolder
 
@@ -47,6 +56,9 @@ PART = 50
 
 EXACT, ROUNDED = 1e-3, 0.5
 """Allowed differences of log probabilities: MLX on a CPU computes in float32, a GPU rounds."""
+
+MOST_KV = 1.05
+"""Of the planned bytes: KV of windows may still grow a little."""
 
 LATE = 1.5
 """Of the stall bound; the last chunk before it may have been slower than expected."""
@@ -74,22 +86,16 @@ class Response(Struct, frozen=True):
     marks: tuple[float, ...]
 
 
-class Verification(Struct, frozen=True):
-    """The report. `step_ms` by rows in the batch, `prefill_tps` by tokens of the prompt."""
+class VerifyReport(Struct, frozen=True):
+    """`step_ms` by rows in the batch, `prefill_tps` by tokens of the prompt."""
 
-    model: str
     preset: str
-    machine: str
-    versions: dict[str, str]
+    conditions: Conditions
     seconds: float
+    is_sound: bool
     checks: tuple[CheckResult, ...]
     step_ms: dict[int, float]
     prefill_tps: dict[int, float]
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether no check found a fault."""
-        return all(check.verdict is not CheckLevel.BAD for check in self.checks)
 
 
 class EngineProbe:
@@ -179,12 +185,12 @@ def probe(preset: Preset, home: Path) -> Iterator[EngineProbe]:
 class Verifier:
     """Plays the scenes on an engine, and collects what they find."""
 
-    def __init__(self, found: EngineProbe, tolerance: float, say: Say) -> None:
+    def __init__(self, found: EngineProbe, tolerance: float, say: Say, seed: int = 0) -> None:
         self._probe = found
         self._tolerance = tolerance
         self._say = say
         self._encode = found.engine.tokenizer.encode
-        self._random = Random(0)
+        self._random = Random(seed)
         self.slack = found.preset.prefix_cache.block_size
         self.n_slots = found.preset.slots.count
         self.checks: list[CheckResult] = []
@@ -240,7 +246,7 @@ class Verifier:
             self.identity(f"batch, row {i + 1} of {len(ids)}", tokens, one, 0)
 
     def hits(self) -> None:
-        """The same prompt again, its next turn, a fork, a parked context, another tenant."""
+        """The same prompt again, its next turn, a fork, a parked context."""
         first = self.prompt()
         said = self.ask(first, slot=0)
         self.identity(
@@ -258,8 +264,15 @@ class Verifier:
             self._probe.ask(self.words(N_OWN + N_HEAD), 4, slot=slot)
         response = self.ask(later, slot=self.n_slots - 1)
         self.identity("parked", later, response, len(later) - 1, KVSource.PARKED)
-        response = self.ask(later, slot=0, salt="another tenant")
-        self.identity("tenant", later, response, 0, KVSource.NONE)
+
+    def tenant(self) -> None:
+        """Another tenant sends a prompt that is parked, and live in another slot."""
+        tokens = self.prompt()
+        self.ask(tokens, slot=0)
+        self.ask(self.words(N_HEAD), slot=0)
+        self.ask(tokens, slot=1)
+        response = self.ask(tokens, slot=0, salt="another tenant")
+        self.identity("tenant", tokens, response, 0, KVSource.NONE)
 
     def slot_file(self) -> None:
         """A slot is saved, erased and restored."""
@@ -299,7 +312,7 @@ class Verifier:
         if not self._probe.engine.snapshot().is_drafting:
             self.note("drafts", CheckLevel.WARN, "the model cannot take tokens back; no drafts")
             return
-        wrong = tuple(reversed(cold.tokens))
+        wrong = tuple(self.head[i] if i % 4 == 3 else t for i, t in enumerate(cold.tokens))
         for name, prediction in (("right", cold.tokens), ("wrong", wrong)):
             response = self._probe.ask(tokens, slot=0, use_cache=False, prediction=prediction)
             level, detail = compare(cold, response, self._tolerance)
@@ -335,23 +348,23 @@ class Verifier:
         told = f"longest {1000 * worst:.0f} ms, p99 {1000 * p99:.0f} ms"
         self.note("stall of decoding rows", level, f"{told}, bound {1000 * bound_s:.0f} ms")
 
-    def memory(self, planned: int | None) -> None:
-        """Bytes of KV a token against the plan, and all KV against its budget."""
-        tokens = self.words(2 * N_HEAD)
-        n_bytes = []
-        for n in (N_HEAD, 2 * N_HEAD):
-            self._probe.ask(tokens[:n], 1, slot=0, use_cache=False)
+    def memory(self, plan: VerifyPlan, planned: int) -> None:
+        """Bytes of KV a token beyond all windows against the plan; all KV against its budget."""
+        n = plan.lengths[-1]
+        tokens, n_bytes = self.words(n), []
+        for length in (n // 2, n):
+            self._probe.ask(tokens[:length], 1, slot=0, use_cache=False)
             n_bytes.append(self._probe.engine.snapshot().slots[0].n_bytes)
         snapshot = self._probe.engine.snapshot()
-        held = f"{size(snapshot.kv_bytes)} live of {size(snapshot.kv_budget_bytes)}"
-        level = CheckLevel.OK if snapshot.kv_bytes <= snapshot.kv_budget_bytes else CheckLevel.BAD
-        per_token = (n_bytes[1] - n_bytes[0]) / N_HEAD
-        detail = f"{per_token:,.0f} bytes of KV a token"
-        if planned:
-            detail += f", planned {planned:,}"
-            if per_token > LATE * planned:
-                level = CheckLevel.BAD
-        self.note("memory", level, f"{detail}; {held}")
+        per_token = (n_bytes[1] - n_bytes[0]) / (n - n // 2)
+        is_planned = per_token <= MOST_KV * planned
+        is_within = snapshot.kv_bytes <= snapshot.kv_budget_bytes
+        self.note(
+            "memory",
+            CheckLevel.OK if is_planned and is_within else CheckLevel.BAD,
+            f"{per_token:,.0f} bytes of KV a token, planned {planned:,}; "
+            f"{size(snapshot.kv_bytes)} live of {size(snapshot.kv_budget_bytes)}",
+        )
 
 
 def compare(cold: Response, other: Response, tolerance: float) -> tuple[CheckLevel, str]:
@@ -388,7 +401,7 @@ def verified(preset: Preset) -> Preset:
 def verify(
     preset: Preset,
     home: Path,
-    planned: int | None,
+    planned: int,
     tolerance: float,
     say: Say,
     plan: VerifyPlan = VerifyPlan(),
@@ -399,11 +412,11 @@ def verify(
         run = Verifier(found, tolerance, say)
         tokens = run.prompt()
         cold = found.cold(tokens)
-        for scene in (run.batch, run.hits, run.slot_file, run.early_turn):
+        for scene in (run.batch, run.hits, run.tenant, run.slot_file, run.early_turn):
             scene()
         run.curves(plan)
         run.stall(plan)
-        run.memory(planned)
+        run.memory(plan, planned)
         known = run.prompt()
         known += found.ask(known, slot=0, agent="verify").tokens
         later = known + run.words(N_NEW)
@@ -413,3 +426,34 @@ def verify(
         again.drafts(tokens, cold)
     run.checks += again.checks
     return run
+
+
+def report(
+    wanted: str, home: Home, env: Mapping[str, str], say: Say, plan: VerifyPlan
+) -> VerifyReport:
+    """Verify a preset or a model in a temporary home.
+
+    Raises SetupError when it is no chat model, does not fit or does not load.
+    """
+    memory = this_memory(env)
+    candidate = candidate_for(wanted, home, memory)
+    preset = verified(candidate.preset)
+    if preset.kind is not ServiceKind.CHAT:
+        raise SetupError(f"`{wanted}` is an embedding model; only chat models have KV to verify")
+    candidate = replace(candidate, preset=preset)
+    refuse_if_too_big(candidate, room_in(home, memory))
+    geometry = candidate.geometry(memory.half_bytes, preset.kv.bits)
+    about = conditions(preset.model.id, datetime.now(UTC).date(), env)
+    began = time.monotonic()
+    tolerance = EXACT if memory.half_bytes == SINGLE else ROUNDED
+    with tempfile.TemporaryDirectory(prefix="mlx-stack-verify-") as folder:
+        run = verify(preset, Path(folder), geometry.growth, tolerance, say, plan)
+    return VerifyReport(
+        preset=preset.name,
+        conditions=about,
+        seconds=time.monotonic() - began,
+        is_sound=all(check.verdict is not CheckLevel.BAD for check in run.checks),
+        checks=tuple(run.checks),
+        step_ms=run.step_ms,
+        prefill_tps=run.prefill_tps,
+    )

@@ -235,7 +235,7 @@ class PrefixCacheSpec(Strict, frozen=True):
             description="`auto` lets slots with a common prefix hold one copy of its KV and read "
             "it together, where that is measured to be no slower; `off` copies it into every slot."
         ),
-    ] = LiveSharingMode.AUTO
+    ] = LiveSharingMode.OFF
     disk: DiskSpec = field(default_factory=DiskSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
 
@@ -293,6 +293,18 @@ class SamplingSpec(Strict, frozen=True):
         bool | None,
         Meta(description="Whether models that can think do so when a request does not say."),
     ] = None
+
+
+class StructuredOutputSpec(Strict, frozen=True):
+    """Grammars that requests do not ask for."""
+
+    auto_tool_grammar: Annotated[
+        bool,
+        Meta(
+            description="With tool_choice auto, hold a call to the schema of its tool once its "
+            "mark is sampled; false leaves it to the model."
+        ),
+    ] = True
 
 
 class Tier(StrEnum):
@@ -427,6 +439,7 @@ class Preset(Strict, frozen=True):
     prefix_cache: PrefixCacheSpec = field(default_factory=PrefixCacheSpec)
     agents: AgentsSpec = field(default_factory=AgentsSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    structured_output: StructuredOutputSpec = field(default_factory=StructuredOutputSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
     template: Annotated[
         dict[str, Any],

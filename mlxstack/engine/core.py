@@ -394,7 +394,7 @@ class EngineCore:
             why_not_batching=self._verdict.why_not,
             kv_budget_bytes=self._turns.slot_kv.memory.budget,
             is_drafting=self._turns.is_drafting,
-            draft_model=self._preset.model.draft,
+            draft_model=self._turns.draft_model,
         )
 
 

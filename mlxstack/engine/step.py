@@ -112,6 +112,12 @@ class EngineLoop:
         return bool(self._live or self._state.actions)
 
     @property
+    def draft_model(self) -> str | None:
+        """The draft model that drafts for rows, None where there is none or it broke."""
+        model = self.batch.draft_model
+        return None if model is None or model.is_broken else model.name
+
+    @property
     def has_early_turn(self) -> bool:
         """Whether the next turn of an agent can be begun now, while there is no other work."""
         return may_compute_early(self._state)

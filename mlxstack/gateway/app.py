@@ -25,7 +25,7 @@ from mlxstack.api.swap_middleware import (
 )
 from mlxstack.core.errors import Broken, Busy, Loading, StackError, UnknownModel
 from mlxstack.gateway.listing import is_own, own_app
-from mlxstack.gateway.members import Member, Members
+from mlxstack.gateway.members import MemberGate, Members
 from mlxstack.gateway.spec import GatewaySpec, home_of, internal_key, names_of
 from mlxstack.gateway.upstream import MemberLost
 from mlxstack.store.agent_folder_name import folder_of, is_agent
@@ -94,7 +94,7 @@ class Gateway:
 
     async def _serve(
         self,
-        member: Member,
+        member: MemberGate,
         app: App,
         scope: Scope,
         receive: Receive,
@@ -126,7 +126,7 @@ class Gateway:
                 if n_sent == MOST_SENT or not is_safe:
                     raise problem from why
 
-    def _forwarding(self, member: Member, body: bytes, key: str) -> App:
+    def _forwarding(self, member: MemberGate, body: bytes, key: str) -> App:
         """The member as an application, which raises MemberLost."""
 
         async def forward(scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +139,7 @@ class Gateway:
 
         return forward
 
-    def _choose(self, scope: Scope, body: bytes) -> Member:
+    def _choose(self, scope: Scope, body: bytes) -> MemberGate:
         """Member of a request by its model, its agent, or the default. Raises UnknownModel."""
         wanted = _named(scope) or _model(body)
         if wanted is not None:
@@ -153,7 +153,7 @@ class Gateway:
             return self._member_of(agent) or self._members.default
         return self._members.default
 
-    def _member_of(self, agent: str) -> Member | None:
+    def _member_of(self, agent: str) -> MemberGate | None:
         """Member that served an agent last: since the start, else by the KV on disk."""
         name = self._agents.get(agent)
         if name is None and is_agent(agent):
@@ -163,7 +163,7 @@ class Gateway:
             name = next((self._names[one] for one in models if one in self._names), None)
         return self._members.by_name[name] if name is not None else None
 
-    def _note_agent(self, message: Message, member: Member) -> None:
+    def _note_agent(self, message: Message, member: MemberGate) -> None:
         for header, value in message["headers"]:
             if header == AGENT_HEADER:
                 agent = value.decode("latin-1")
@@ -174,7 +174,7 @@ class Gateway:
 
 
 async def _read(
-    member: Member, app: App, scope: Scope, receive: Receive, response: RelayedResponse
+    member: MemberGate, app: App, scope: Scope, receive: Receive, response: RelayedResponse
 ) -> None:
     """Pass a reading request on, which wakes no member. Raises Loading."""
     if not member.is_running:

@@ -16,7 +16,7 @@ from mlxstack.api import errors, guards
 from mlxstack.api.guards import OF_ALL, PUBLIC
 from mlxstack.api.protocols import dialect_of
 from mlxstack.core.errors import NotFound, Unsupported
-from mlxstack.gateway.members import Member, MemberPhase, Members
+from mlxstack.gateway.members import MemberGate, MemberPhase, Members
 from mlxstack.gateway.processes import json_of
 from mlxstack.gateway.spec import GatewaySpec
 
@@ -93,7 +93,8 @@ async def metrics(members: TheMembers) -> Response[bytes]:
         "reserved_bytes": ("Bytes that it may take", lambda one: one.spec.n_bytes),
     }
     families: list[Metric] = []
-    for kind, table in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+    kinds: Any = ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges))
+    for kind, table in kinds:
         for name, (text, value) in table.items():
             family = kind(f"mlxstack_gateway_{name}", text, labels=("member",))
             for member, one in members.by_name.items():
@@ -122,7 +123,7 @@ class _Families(Collector):
         return self._families
 
 
-async def model_card(member: Member, spec: GatewaySpec) -> dict[str, Any]:
+async def model_card(member: MemberGate, spec: GatewaySpec) -> dict[str, Any]:
     """Entry of a member: its own where it runs, else of what is known before its start."""
     body = await _read(member, "/v1/models")
     name, *others = member.spec.names
@@ -144,7 +145,7 @@ async def model_card(member: Member, spec: GatewaySpec) -> dict[str, Any]:
     }
 
 
-async def _read(member: Member, path: str) -> dict[str, Any] | None:
+async def _read(member: MemberGate, path: str) -> dict[str, Any] | None:
     """JSON of a member that runs; None from one that does not answer."""
     if not member.is_running:
         return None

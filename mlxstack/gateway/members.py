@@ -18,6 +18,10 @@ from mlxstack.policy.residency import MemberView, ResidencyStep, residency_step
 log = logging.getLogger("mlxstack.gateway")
 
 
+WATCH_S = 5.0
+"""Seconds between looks at members whose process may have started again."""
+
+
 class MemberPhase(StrEnum):
     """Phase of a member; all but `unloaded` hold its reservation."""
 
@@ -27,7 +31,7 @@ class MemberPhase(StrEnum):
     UNLOADING = "unloading"
 
 
-class Member:
+class MemberGate:
     """One member, with the requests inside it and before it; a gate for requests."""
 
     def __init__(self, spec: GatewayMember, secret: str, changed: asyncio.Event) -> None:
@@ -40,6 +44,7 @@ class Member:
         self.n_requests = 0
         self.n_loads = 0
         self._loaded_at = self._used_at = 0.0
+        self._pid: int | None = None
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
         self._changed = changed
 
@@ -95,6 +100,12 @@ class Member:
         self._used_at = time.monotonic()
         self._changed.set()
 
+    @property
+    def is_restarted(self) -> bool:
+        """Whether its process started again, with its model, since it was unloaded."""
+        is_out = self.phase is MemberPhase.UNLOADED and self._pid is not None
+        return is_out and self.process.worker_pid not in {None, self._pid}
+
     def lose(self) -> None:
         """Let no request in until the process answers again; it keeps its reservation."""
         if self.phase is MemberPhase.LOADED:
@@ -126,6 +137,7 @@ class Member:
         """Give its memory back; it holds its reservation until then."""
         self.phase = MemberPhase.UNLOADING
         await self.process.unload()
+        self._pid = self.process.worker_pid
         self.phase, self.is_closed = MemberPhase.UNLOADED, False
         log.info("%s is unloaded", self.spec.name)
         self._changed.set()
@@ -163,10 +175,12 @@ class Members:
         self._changed = asyncio.Event()
         self._changes: set[asyncio.Task[None]] = set()
         self.n_unloads = 0
-        self.by_name = {one.name: Member(one, spec.secret, self._changed) for one in spec.members}
+        self.by_name = {
+            one.name: MemberGate(one, spec.secret, self._changed) for one in spec.members
+        }
 
     @property
-    def default(self) -> Member:
+    def default(self) -> MemberGate:
         """Member for requests that name none."""
         return self.by_name[self._spec.default]
 
@@ -195,7 +209,7 @@ class Members:
     def _step(self) -> ResidencyStep:
         now = time.monotonic()
         for one in self.by_name.values():
-            if one.is_lost:
+            if one.is_lost or one.is_restarted:
                 self._load(one)
         views = [one.view(now) for one in self.by_name.values()]
         step = residency_step(views, self._spec.budget, self._spec.linger_s, now)
@@ -215,14 +229,14 @@ class Members:
         return step
 
     async def _wait(self, look_at: float | None) -> None:
-        timeout = None if look_at is None else max(0.0, look_at - time.monotonic())
+        patience_s = WATCH_S if look_at is None else min(WATCH_S, look_at - time.monotonic())
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(max(0.0, patience_s)):
                 await self._changed.wait()
         except TimeoutError:
             return
 
-    def _load(self, one: Member) -> None:
+    def _load(self, one: MemberGate) -> None:
         one.phase, one.is_lost = MemberPhase.LOADING, False
         self._begin(one.load())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import subprocess
 import time
 from contextlib import suppress
 from typing import Any
@@ -32,14 +33,20 @@ class MemberProcess:
         self._member = member
         self._plan = member.service
         self._key = internal_key(secret, None)
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self.url = self._plan.url
-        self.cards: dict[str, Any] = {}
         self.adopt()
 
     @property
     def is_running(self) -> bool:
         """Whether its supervisor is alive."""
         return owner(self._plan.home, self._plan.name) is not None
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of its worker; None without one."""
+        state = owner(self._plan.home, self._plan.name)
+        return state.worker.pid if state is not None and state.worker is not None else None
 
     def adopt(self) -> None:
         """Take over the address of a process that runs already."""
@@ -55,21 +62,26 @@ class MemberProcess:
         while time.monotonic() < deadline:
             if await self.is_healthy():
                 return
-            state = read_state(self._plan.home, self._plan.name)
-            if state is not None and state.phase in {Phase.CRASHED, Phase.STOPPED}:
-                lines = [
-                    line for line in state.last_log_lines if "ERROR" in line or "error" in line
-                ]
-                raise Broken(
-                    f"{self._plan.name} did not start: "
-                    f"{(lines or [state.exit_summary or 'it was stopped'])[-1]}; see its log "
-                    f"{self._plan.home.log_file(self._plan.name)}"
-                )
+            if why := self._why_ended():
+                await asyncio.to_thread(self._reap)
+                log_file = self._plan.home.log_file(self._plan.name)
+                raise Broken(f"{self._plan.name} did not start: {why}; see its log {log_file}")
             await asyncio.sleep(LOOK_S)
         raise Broken(
             f"{self._plan.name} was not healthy within {self._member.startup_timeout_s:g} s "
             "(server.startup_timeout_s)"
         )
+
+    def _why_ended(self) -> str:
+        """Last error of a process that its supervisor has given up; "" while there is hope."""
+        state = read_state(self._plan.home, self._plan.name)
+        if state is None or state.phase not in {Phase.CRASHED, Phase.STOPPED}:
+            return ""
+        if self._supervisor is not None and self._supervisor.pid != state.supervisor.pid:
+            # The supervisor has not written its state yet.
+            return ""
+        errors = [line for line in state.last_log_lines if "error" in line.lower()]
+        return (errors or [state.exit_summary or "it was stopped"])[-1]
 
     async def is_healthy(self) -> bool:
         """Whether it answers that it serves, or would after a load."""
@@ -93,12 +105,21 @@ class MemberProcess:
         if state is not None:
             patience_s = self._plan.patience.grace_s + STOP_S
             await asyncio.to_thread(services.stop, self._plan.home, state, patience_s)
+            await asyncio.to_thread(self._reap)
 
     async def call(self, method: str, path: str, timeout_s: float = CALL_S) -> httpx.Response:
         """Call it with the key of the gateway."""
         headers = {"authorization": f"Bearer {self._key}"}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers) as client:
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=headers, trust_env=False, verify=False
+        ) as client:
             return await client.request(method, path, timeout=timeout_s)
+
+    def _reap(self) -> None:
+        """Take the exit code of a supervisor that has ended."""
+        if self._supervisor is not None and not self.is_running:
+            with suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(STOP_S)
 
     def _start(self) -> None:
         """Start the supervisor, on another port where this one was taken meanwhile."""
@@ -110,7 +131,8 @@ class MemberProcess:
                 if self.is_running:
                     return
                 self._place()
-                services.start(self._plan)
+                self._reap()
+                self._supervisor = services.start(self._plan)
         except OSError as why:
             raise Broken(f"{name} cannot be started: {why}") from why
         deadline = time.monotonic() + CALL_S

@@ -73,8 +73,8 @@ class ResponseReader:
         return body
 
 
-class Connection:
-    """Connection to a member, idle since `idle_at`."""
+class MemberConnection:
+    """MemberConnection to a member, idle since `idle_at`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -93,7 +93,7 @@ class Upstream:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 0
-        self._kept: list[Connection] = []
+        self._kept: list[MemberConnection] = []
 
     async def forward(
         self, scope: Any, body: bytes, key: str, receive: Receive, send: Send
@@ -133,7 +133,7 @@ class Upstream:
             one.writer.close()
         self._kept.clear()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> MemberConnection:
         while self._kept:
             connection = self._kept.pop()
             if connection.is_usable:
@@ -146,9 +146,9 @@ class Upstream:
                 )
         except (OSError, TimeoutError) as why:
             raise MemberLost(str(why) or "no connection", is_sent=False) from why
-        return Connection(reader, writer)
+        return MemberConnection(reader, writer)
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: MemberConnection) -> None:
         connection.idle_at = time.monotonic()
         if len(self._kept) < MOST_KEPT:
             self._kept.append(connection)

@@ -22,6 +22,9 @@ from mlxstack.policy.draft_governor import (
     pass_widths,
 )
 
+SIZES = tuple(2**n for n in range(9))
+"""Numbers of rows that are weighed: the likeliest ones, and at last all of them."""
+
 MOST_AHEAD = 8
 """Tokens that a draft model drafts for a row at most."""
 
@@ -78,8 +81,7 @@ def plan_drafts(
     likeliest = sorted(rates, key=lambda row: -rates[row])
     best = LEAST_GAIN * len(counts) / step_seconds(counts, costs, layout)
     found: dict[int, int] = {}
-    for n_rows in range(1, len(likeliest) + 1):
-        rows = likeliest[:n_rows]
+    for rows in (likeliest[:n] for n in SIZES if n < 2 * len(likeliest)):
         speeds = _speeds(record, {row: rates[row] for row in rows}, counts, costs, layout)
         fastest = max(speeds)
         if fastest > best:

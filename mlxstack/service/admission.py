@@ -96,7 +96,7 @@ async def admit(
         before=prompt.before,
     )
     options = structs.replace(options, is_first_turn=conversation.is_first_turn)
-    parsing = ParseConfig(parse_options, forced, anchor=prompt.anchor)
+    parsing = ParseConfig(parse_options, forced or (), anchor=prompt.anchor)
     order = _order(service, prompt, parsing, options)
     order = structs.replace(order, request=structs.replace(order.request, prediction=prediction))
     if options.agent is None:
@@ -201,12 +201,15 @@ def _guided(
 
 def _forced(
     words: TextProcessor, options: GenerationOptions, prompt: Prompt, has_tools: bool
-) -> tuple[int, ...]:
-    """Opening tokens of a required tool call. Raises BadRequest where none are known."""
+) -> tuple[int, ...] | None:
+    """Opening tokens of a required call, None without one. Raises BadRequest for no known format.
+
+    A call without a mark has no opening after the header that the prompt ends with.
+    """
     if options.tool_choice is not ToolChoiceMode.REQUIRED or not has_tools:
-        return ()
+        return None
     opening = words.output_format.call_opening
-    if not opening:
+    if not opening and words.output_format.call_marks is None:
         raise BadRequest(
             "tool_choice: the tool call format of this model is unknown, so no call can be forced; "
             'use tool_choice "auto"',
@@ -252,14 +255,15 @@ async def _prediction(
 def _sampling(service: Service, options: GenerationOptions) -> SamplingParams:
     """Sampling parameters; a forbidden tool call has a single opening token banned.
 
-    An opening of several tokens is up to the constraint.
+    An opening of several tokens is up to the constraint; one that is no mark may begin any text.
     """
     preset, model = service.preset.sampling, service.facts.defaults
     chosen = sampling(options.sampling, preset, model, service.n_ctx)
-    opening = service.text_processor.output_format.call_opening
-    if options.tool_choice is not ToolChoiceMode.NONE or len(opening) != 1:
+    if options.tool_choice is not ToolChoiceMode.NONE:
         return chosen
-    return structs.replace(chosen, logit_bias=(*chosen.logit_bias, (opening[0], FORBIDDEN)))
+    banned = service.text_processor.output_format.mark_tokens
+    biases = ((token, FORBIDDEN) for token in sorted(banned))
+    return structs.replace(chosen, logit_bias=(*chosen.logit_bias, *biases))
 
 
 def _priority(service: Service, options: GenerationOptions) -> Priority:
@@ -342,18 +346,18 @@ def _seed(seed: int | None) -> int | None:
 
 
 class ConstraintInputs(Struct, frozen=True):
-    """Start of an answer: after `prompt`, with the tokens `forced` on it."""
+    """Start of an answer: after `prompt`, with the tokens `forced` on it if a call is required."""
 
     conversation: Conversation
     prompt: Prompt
-    forced: tuple[int, ...]
+    forced: tuple[int, ...] | None = None
 
 
 async def output_constraint(
     words: TextProcessor, options: GenerationOptions, opening: ConstraintInputs
 ) -> GrammarConstraint | None:
     """Constraint of an answer, if any. Raises BadRequest for a bad grammar."""
-    if opening.forced:
+    if opening.forced is not None:
         return await _call_guide(words, options, opening.conversation.tools)
     rules = (
         None

@@ -146,11 +146,13 @@ class EngineFactory:
         return replace(running, model=ModelSpec(id=model))
 
     def check(self, preset: Preset) -> CheckedModel:
-        """Download a model; check its files, its memory and its template.
+        """Download a model and its draft; check its files, its memory and its template.
 
         Raises SetupError.
         """
         path = loader.locate(preset.model)
+        if preset.model.draft is not None:
+            loader.locate(ModelSpec(id=preset.model.draft))
         files = read_config(path)
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")

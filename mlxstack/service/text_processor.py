@@ -68,7 +68,8 @@ class TextProcessor:
         # Slow grammars delay neither prompts nor the grammars that are known to be quick.
         self._compilers = ThreadPoolExecutor(N_COMPILERS, thread_name_prefix="grammars")
         self._checkers = ThreadPoolExecutor(1, thread_name_prefix="grammar-check")
-        self._free_calls: dict[str, Future[LLMatcher | None]] = {}
+        self._has_free_rules = preset.structured_output.auto_tool_grammar
+        self._free_calls: dict[str, list[Future[LLMatcher | None]]] = {}
 
     async def prompt(self, conversation: Conversation, scope: Scope = NAMELESS) -> Prompt:
         """Prompt of a conversation. Raises BadRequest with the template's message."""
@@ -111,9 +112,9 @@ class TextProcessor:
         return await self._compile(lambda: call_grammars(calls), "tools")
 
     def free_calls(self, tools: tuple[Tool, ...], *, is_single: bool) -> CallTrigger | None:
-        """The constraint of calls in a free answer; its grammar is compiled meanwhile."""
-        marks = self.output_format.free_call_marks
-        if marks is None or self._reason is not None:
+        """The constraint of calls in a free answer; its grammars are compiled meanwhile."""
+        ways = self.output_format.free_call_marks
+        if not ways or self._reason is not None or not self._has_free_rules:
             return None
         try:
             key = repr((tools, is_single))
@@ -121,12 +122,12 @@ class TextProcessor:
             return None
         compiled = self._free_calls.pop(key, None)
         if compiled is None:
-            asked = ForcedCalls(tools, marks, is_single, is_complete=True)
-            compiled = self._compilers.submit(self._free_rules, asked)
+            asked = (ForcedCalls(tools, one, is_single, is_complete=True) for one in ways)
+            compiled = [self._compilers.submit(self._free_rules, one) for one in asked]
         self._free_calls[key] = compiled
         if len(self._free_calls) > MAX_TOOL_SETS:
             del self._free_calls[next(iter(self._free_calls))]
-        return self.output_format.call_trigger(partial(_result, compiled))
+        return self.output_format.call_trigger([partial(_result, one) for one in compiled], tools)
 
     def _free_rules(self, asked: ForcedCalls) -> LLMatcher | None:
         """The matcher of calls that may come; None where it cannot be had at once."""

@@ -1,6 +1,7 @@
 """Output format of a model as token ids, computed once per tokenizer."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -9,18 +10,23 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Tool
 from mlxstack.text.formats.answer_reader import AnswerReader
-from mlxstack.text.formats.call_reader import trigger_marks
+from mlxstack.text.formats.call_reader import strict_marks, trigger_marks
 from mlxstack.text.formats.derivation import derive_format
 from mlxstack.text.formats.description import (
+    ARGUMENTS,
+    ID,
     NAME,
+    CallSyntax,
     DerivedFormat,
+    JsonBody,
+    NamedBody,
     PublishedBody,
     first_mark,
     is_mark,
     pieces,
 )
 from mlxstack.text.grammar.forced_tool_call import CallDelimiters
-from mlxstack.text.grammar.lazy_calls import CallTrigger
+from mlxstack.text.grammar.lazy_calls import CallOpening, CallTrigger
 from mlxstack.text.special_tokens import nameless
 from mlxstack.text.token_bytes import TokenBytes
 
@@ -59,6 +65,7 @@ class OutputFormat:
 
     `eos` and `hidden` are tokens that never become text; the hidden ones only matter inside a
     tool call, whose parser may need them. `special` are all that carry no text of their own.
+    `mark_tokens` are those of `call_tokens` that begin nothing but a call.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -80,10 +87,13 @@ class OutputFormat:
         self.forced_opening = forced_opening(self.description)
         self.call_opening = self._tokens(self.forced_opening)
         self.call_tokens = _single(self.call_opening)
+        is_bare = self.description.calls is None or self.description.calls.is_bare
+        self.mark_tokens = frozenset() if is_bare else self.call_tokens
         self.message_opening = self._message_opening()
         self.call_sequences = self._call_sequences()
         self.call_marks = self._call_marks(nameless(tokenizer))
-        self.free_call_marks = self._free_call_marks(self.call_marks)
+        self.trigger_mark = trigger_mark(self.description)
+        self.free_call_marks = self._free_call_marks()
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
@@ -107,11 +117,11 @@ class OutputFormat:
         channels, syntax = self.description.channels, self.description.calls
         if syntax is None:
             return ()
-        if channels is not None:
+        if channels is not None and not channels.call_head:
             recipient = self._tokens(f"{channels.starts} to")
-            return self.call_opening[:2], recipient
+            return (self.call_opening[:2], recipient) if self.call_opening else ()
         found = {self._tokens(mark) for mark in trigger_marks(syntax)}
-        return tuple(sorted(one for one in found if one and one != tuple(self.call_tokens)))
+        return tuple(sorted(one for one in found if one and one != tuple(self.mark_tokens)))
 
     def _call_marks(self, special: dict[str, int]) -> CallDelimiters | None:
         """How a forced call is written; None if the form of this model's calls is not known."""
@@ -123,29 +133,54 @@ class OutputFormat:
         is_last = channels is not None
         return CallDelimiters(syntax, self.forced_opening, special, head, is_last)
 
-    def _free_call_marks(self, forced: CallDelimiters | None) -> CallDelimiters | None:
-        """How a call begins in a free answer; None where no mark of its own announces it."""
-        mark = trigger_mark(self.description)
-        if forced is None or not mark:
-            return None
+    def _free_call_marks(self) -> tuple[CallDelimiters, ...]:
+        """The ways a call begins in a free answer, each with a text that begins nothing else."""
+        forced, syntax = self.call_marks, self.description.calls
+        if forced is None or syntax is None:
+            return ()
+        if not self.trigger_mark:
+            return (forced,) if named_opening(self.description, "") else ()
         is_last = forced.is_last and not forced.head
-        return replace(forced, forced=mark, head="", is_last=is_last)
+        found = [replace(forced, forced=self.trigger_mark, head="", is_last=is_last)]
+        for mark in sorted(strict_marks(syntax) - {self.trigger_mark}):
+            # The first mark of a section is left out now and then.
+            if is_mark(mark) and len(self._tokens(mark)) == 1 and not forced.is_last:
+                alone = replace(syntax, section_opens="", section_closes="")
+                found.append(replace(forced, syntax=alone, forced=mark, head=""))
+        swapped = recipient_first(self.description)
+        return (
+            *found,
+            *(() if swapped is None else (replace(forced, syntax=swapped, forced=swapped.opens),)),
+        )
 
-    def call_trigger(self, rules: Callable[[], LLMatcher | None]) -> CallTrigger | None:
-        """The place where `rules` begin in a free answer."""
-        if self.free_call_marks is None:
+    def call_trigger(
+        self, rules: Sequence[Callable[[], LLMatcher | None]], tools: Iterable[Tool]
+    ) -> CallTrigger | None:
+        """The places where calls begin in a free answer; one of `rules` for each way."""
+        if not self.free_call_marks:
             return None
-        mark = self.free_call_marks.forced
-        tokens = self._tokens(mark)
+        is_first = not self.trigger_mark and not self.has_headers
+        ways = zip(self.free_call_marks, rules, strict=True)
         return CallTrigger(
-            rules,
-            mark.encode(),
-            tokens[0] if len(tokens) == 1 else None,
+            tuple(self._opening(marks, one, tools) for marks, one in ways),
             self.pieces.of,
             lambda text: list(self._tokens(text)),
             self.thought_tokens,
-            self.has_headers,
+            is_anywhere=self.has_headers,
+            is_first=is_first,
+            skipped=self.special | _single(self.answer_tokens) if is_first else frozenset(),
         )
+
+    def _opening(
+        self, marks: CallDelimiters, rules: Callable[[], LLMatcher | None], tools: Iterable[Tool]
+    ) -> CallOpening:
+        if self.trigger_mark:
+            tokens, text = self._tokens(marks.forced), marks.forced.encode()
+            return CallOpening((text,), len(text), rules, tokens[0] if len(tokens) == 1 else None)
+        channels = self.description.channels
+        known = marks.forced if channels is None else channels.starts
+        texts = tuple(named_opening(self.description, tool.name).encode() for tool in tools)
+        return CallOpening(texts, len(known.encode()), rules)
 
     def reader(self, parse_options: ParseOptions) -> AnswerReader:
         """The reader of one answer."""
@@ -197,6 +232,37 @@ def trigger_mark(description: DerivedFormat) -> str:
     others += [] if channels is None else [channels.answer]
     is_shared = any(first_mark(one) == mark for one in others)
     return mark if is_mark(mark) and not is_shared else whole
+
+
+def named_opening(description: DerivedFormat, name: str) -> str:
+    """A call without a mark up to its arguments; the name tells it from text. "" if none does.
+
+    The whole opening is needed: an answer may well begin with an object that has a name.
+    """
+    syntax, channels = description.calls, description.channels
+    if syntax is None or not isinstance(syntax.body, NamedBody | JsonBody):
+        return ""
+    body = syntax.body
+    literals = body.parts[: body.parts.index(ARGUMENTS)] if ARGUMENTS in body.parts else body.parts
+    if ID in literals or (isinstance(body, JsonBody) and body.is_list):
+        return ""
+    # A name between literals of JSON is written as JSON.
+    said = json.dumps(name)[1:-1] if isinstance(body, JsonBody) else name
+    text = "".join(said if part == NAME else part for part in literals)
+    return text if channels is None else f"{channels.starts}{text}"
+
+
+def recipient_first(description: DerivedFormat) -> CallSyntax | None:
+    """The syntax with the recipient before the channel in the header of a call, if there is one."""
+    syntax, channels = description.calls, description.channels
+    if syntax is None or channels is None or not isinstance(syntax.body, NamedBody):
+        return None
+    channel, _, recipient = syntax.opens.partition(" to=")
+    if not recipient or syntax.body.parts[0] != NAME:
+        return None
+    opens = f"{channels.starts} to={recipient}"
+    parts = (NAME, f"{channel}{syntax.body.parts[1]}")
+    return replace(syntax, opens=opens, body=replace(syntax.body, parts=parts))
 
 
 def _single(tokens: tuple[int, ...]) -> frozenset[int]:

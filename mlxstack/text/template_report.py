@@ -40,7 +40,7 @@ NOTES = {
     "takes_references": "the template follows no references; parameters are simplified for it",
 }
 TEXT_NOTES = {
-    CallText.BEFORE: "the template drops text beside a call; it gets a turn of its own",
+    CallText.BEFORE: "the template drops or moves text beside a call; it gets a turn before it",
     CallText.RESULT: "the template drops text beside a call; it is quoted before the result",
 }
 

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from mlxstack.client.types import PropsResponse
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec, SlotSpec, Speculation
 from mlxstack.policy.draft_governor import UNMEASURED
 from tests.api.running import running, tiny_preset
@@ -128,10 +131,36 @@ def test_agents_requests_and_slots_tell_how_drafts_fared(auto: httpx.Client) -> 
     assert (slot["draft_n"], slot["draft_n_accepted"]) == told
 
 
+def test_a_draft_model_is_named_and_its_tokens_are_counted(
+    model_folder: Path, tmp_path: Path, http: httpx.Client
+) -> None:
+    preset = tiny_preset(model_folder, speculation=Speculation.AUTO)
+    preset = replace(preset, model=replace(preset.model, draft=str(model_folder)))
+    with running(preset, tmp_path) as found, httpx.Client(base_url=found.url, timeout=60) as client:
+        found.service.engine._turns.batch.costs = UNMEASURED  # type: ignore[attr-defined]
+        props = client.get("/props").json()
+        assert props["draft_model"] == str(model_folder)
+        remarks = msgspec.convert(props, PropsResponse).remarks
+        assert f"drafting with {model_folder}" in remarks
+        said = [chat(each, text="tell me", max_tokens=60, seed=3) for each in (client, http)]
+        numbers = metrics(client)
+    texts = [answer["choices"][0]["message"]["content"] for answer in said]
+    assert texts[0] == texts[1]
+    names = ("tokens", "tokens_accepted")
+    told = [numbers[f"mlxstack_draft_model_{name}_total"] for name in names]
+    assert 0 < told[1] <= told[0]
+    assert said[0]["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] >= told[1]
+    assert http.get("/props").json()["draft_model"] is None
+
+
+def metrics(http: httpx.Client) -> dict[str, float]:
+    each = families(http.get("/metrics").text)
+    return {sample.name: sample.value for family in each for sample in family.samples}
+
+
 def drafted(http: httpx.Client) -> tuple[float, float, float]:
     """The totals of `/metrics`: drafted tokens, accepted tokens, drafts."""
-    each = families(http.get("/metrics").text)
-    found = {sample.name: sample.value for family in each for sample in family.samples}
+    found = metrics(http)
     names = ("draft_tokens", "accepted_tokens", "drafts")
     tokens, accepted, drafts = (found[f"llamacpp:spec_decode_num_{name}_total"] for name in names)
     return tokens, accepted, drafts

@@ -15,6 +15,7 @@ import pytest
 from mlxstack.text import grammar_check
 from tests.api.running import Running
 from tests.api.speaking import chat, chat_body, chunks
+from tests.repetition import in_soak
 
 pytestmark = [pytest.mark.mlx, pytest.mark.net]
 
@@ -81,12 +82,13 @@ def content(http: httpx.Client, body: dict[str, Any]) -> str:
     return str(choice["message"]["content"])
 
 
+@pytest.mark.parametrize("n_schemas", [30, *in_soak(100)])
 def test_schemas_hold_alone_and_in_a_batch_whose_free_row_does_not_change(
-    http: httpx.Client,
+    http: httpx.Client, n_schemas: int
 ) -> None:
     free = {**chat_body("sing"), "max_tokens": 300, "ignore_eos": True}
     alone = http.post(CHAT, json=free).raise_for_status().json()["choices"][0]["message"]
-    schemas = [schema_of(Random(i)) for i in range(100)]
+    schemas = [schema_of(Random(i)) for i in range(n_schemas)]
     for i, schema in enumerate(schemas):
         jsonschema.validate(json.loads(content(http, asked(schema, temperature=1, seed=i))), schema)
     with ThreadPoolExecutor(3) as pool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 
+from tests.cli import forked
+
 WORKER = Path(__file__).parent.parent / "host" / "worker.py"
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
@@ -39,15 +41,7 @@ class Shell:
         }
 
     def run(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*CLI, *words],
-            cwd=self.folder,
-            env=self.env | env,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        return forked.run(words, self.env | env, self.folder)
 
     def up(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
         return self.run("up", str(self.preset), *words, **env)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.core.preset import ModelSpec, Preset, Speculation
 from mlxstack.host.memory_budget import memory_limit
 from mlxstack.host.presets import builtin_folder
 from mlxstack.policy.capacity import MARGIN_BYTES
@@ -262,3 +262,16 @@ def test_planning_needs_no_model_code(tmp_path: Path) -> None:
     loaded = set(done.stderr.split())
     assert "mlxstack.cli.plan.estimate" in loaded
     assert not loaded & {"mlx", "mlx.core", "mlx_lm", "litestar", "textual", "transformers"}
+
+
+def test_a_draft_model_is_planned_with_its_weights_and_contexts(model_of: ModelOf) -> None:
+    from mlxstack.service.plan_candidate import of_preset
+
+    target, draft = (ModelSpec(id=str(model_of(kind))) for kind in ("tiny", "tiny-swa"))
+    plain, beside = (of_preset(Preset(model=spec)).load(half_bytes=4) for spec in (target, draft))
+    spec = ModelSpec(id=target.id, draft=draft.id)
+    both = of_preset(Preset(model=spec, speculation=Speculation.AUTO)).load(half_bytes=4)
+    assert both.weights == plain.weights + beside.weights
+    assert both.draft == beside.geometry
+    unknown = Preset(model=ModelSpec(id=target.id, draft="org/not-here"))
+    assert of_preset(unknown).load(half_bytes=4) == plain

@@ -14,19 +14,14 @@ from typer.main import get_command
 
 from mlxstack import __version__
 from mlxstack.cli.main import app
+from tests.cli import forked
 
 CLI = (sys.executable, "-m", "mlxstack.cli.main")
 
 
 def run(home: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*CLI, *words],
-        env={"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(home), "COLUMNS": "200"} | env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    variables = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(home), "COLUMNS": "200"} | env
+    return forked.run(words, variables)
 
 
 def test_version(tmp_path: Path) -> None:
@@ -167,7 +162,10 @@ def test_a_terminal_without_the_letters_gets_them_in_another_form(tmp_path: Path
     (tmp_path / "presets" / "own.yaml").write_text(
         "extends: demo\ndescription: für mich\n", "utf-8"
     )
-    shown = run(tmp_path, "presets", PYTHONIOENCODING="ascii")
+    env = {"PATH": "/usr/bin:/bin", "MLX_STACK_HOME": str(tmp_path), "COLUMNS": "200"}
+    # An interpreter reads this variable as it starts.
+    env["PYTHONIOENCODING"] = "ascii"
+    shown = subprocess.run([*CLI, "presets"], env=env, capture_output=True, text=True, check=False)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "f\\xfcr mich" in shown.stdout
 

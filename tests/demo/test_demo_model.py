@@ -16,8 +16,9 @@ from mlxstack.demo.training.tokenizer import SPECIAL_TOKENS
 evaluate = pytest.importorskip("mlxstack.demo.training.evaluate", reason="needs mlx")
 pytestmark = pytest.mark.mlx
 
-N_CASES = 20
+N_CASES = 8
 SLACK = 0.08
+N_CASES_IN_SOAK = 20
 LONG_TRIALS = {"recall_far", "recall_farther"}
 WEATHER = {
     "type": "function",
@@ -154,7 +155,17 @@ def test_committed_evaluation_meets_the_targets(trial: ScoredTask) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
 def test_small_evaluation_agrees(speaker: Any, trial: ScoredTask) -> None:
-    n_cases = 4 if trial.name in LONG_TRIALS else N_CASES
+    check_share(speaker, trial, 2 if trial.name in LONG_TRIALS else N_CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
+def test_a_larger_evaluation_agrees(speaker: Any, trial: ScoredTask) -> None:
+    check_share(speaker, trial, 4 if trial.name in LONG_TRIALS else N_CASES_IN_SOAK)
+
+
+def check_share(speaker: Any, trial: ScoredTask, n_cases: int) -> None:
     share = evaluate.judge(speaker, trial, seed=2, n_cases=n_cases, is_loud=False) / n_cases
     assert share >= committed()[trial.name]["share"] - SLACK - 1 / n_cases
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from mlxstack.demo import MODEL_DIR
 from tests.endurance.crowd import crowd
 from tests.endurance.cuts import cuts
+from tests.endurance.front import front
 from tests.endurance.kills import kills
+from tests.endurance.planted import planted
 from tests.endurance.revivals import revivals
 from tests.endurance.roundabout import roundabout
 from tests.endurance.siege import Force, siege
@@ -21,6 +23,7 @@ MINUTE_S = 60.0
 def main(minutes: float) -> None:
     """`minutes` of random load in all; the other runs have fixed sizes."""
     print("calls of random schemas", check_all(100), flush=True)
+    print("verify", planted(), flush=True)
     root = Path(tempfile.mkdtemp(prefix="endurance-"))
     kinds = ("tiny", "tiny-swa", "tiny-hybrid")
     for kind in kinds:
@@ -31,6 +34,8 @@ def main(minutes: float) -> None:
         print(kind, soak(root / kind, root / f"{kind}-soak", n_requests, seed=1), flush=True)
     for kind in kinds:
         print(kind, cuts(root / kind, root / f"{kind}-cuts", 20, n_engines=20, seed=1), flush=True)
+    found = front(root / "front", 2 * minutes * MINUTE_S, n_agents=12, kill_every_s=40, seed=1)
+    print("gateway", found, flush=True)
     print(siege(root / "siege", Force()), flush=True)
     print(kills(root / "tiny", root / "kills-home", n_kills=100, seed=1), flush=True)
     print(revivals(MODEL_DIR, root / "revivals", n_blows=10, seed=1), flush=True)

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from mlxstack.core.engine_events import (
     Event,
@@ -22,6 +23,7 @@ from mlxstack.core.preset import ModelSpec, Preset, SlotSpec
 from mlxstack.core.request import Request
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.policy.draft_governor import UNMEASURED, WidthCosts
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.store import slot_folder_registry
 from mlxstack.store.agent_history import AgentFolders
@@ -123,6 +125,15 @@ class Driver:
 
     def context(self, slot: int) -> tuple[int, ...]:
         return tuple(self.engine._turns.slots[slot].tokens)
+
+
+def draft_freely(driver: Driver) -> None:
+    """Let rows be drafted for whatever passes of the target and of the draft model cost."""
+    batch = driver.engine._turns.batch
+    batch.costs = UNMEASURED
+    if batch.draft_model is not None:
+        free = WidthCosts((1,), (1e-30,))
+        batch.draft_model.record = replace(batch.draft_model.record, costs=free, credit=1e9)
 
 
 def preset_of(model: Path, **more: Any) -> Preset:

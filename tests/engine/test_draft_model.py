@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EraseSlot
 from mlxstack.core.errors import SetupError
 from mlxstack.core.preset import KVSpec, ModelSpec, SlotSpec, Speculation
+from mlxstack.core.request import SamplingParams
 from mlxstack.engine.core import EngineCore
 from mlxstack.engine.decode.draft_model import READY
 from mlxstack.engine.model import loader
 from mlxstack.engine.model.batching_check import BatchingCheck
-from mlxstack.policy.draft_governor import UNMEASURED
 from tests.conftest import ModelOf
-from tests.engine.harness import WAIT_S, Driver, preset_of, prompt, running
+from tests.engine.harness import WAIT_S, Driver, draft_freely, preset_of, prompt, running
 
 pytestmark = pytest.mark.mlx
 
@@ -33,7 +33,7 @@ def driver(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A model with windows that drafts for itself, whatever a pass of the target costs."""
     preset = drafted_by(model_of("tiny-swa"), str(model_of("tiny-swa")))
     with running(preset, tmp_path_factory.mktemp("home")) as found:
-        found.engine._turns.batch.costs = UNMEASURED
+        draft_freely(found)
         yield found
 
 
@@ -42,8 +42,29 @@ def contexts(driver: Driver) -> list[Any]:
 
 
 def test_a_model_that_knows_the_answers_saves_most_passes(driver: Driver) -> None:
+    check_passes(driver)
+    assert driver.engine.snapshot().draft_model == driver.engine._preset.model.draft
+
+
+@pytest.mark.parametrize("kind", ["tiny-hybrid", "tiny-mla"])
+def test_refused_tokens_leave_no_trace_in_its_context(
+    model_of: ModelOf, tmp_path: Path, kind: str
+) -> None:
+    """Sampled answers refuse greedy drafts; after them greedy ones are foreseen as before."""
+    with running(drafted_by(model_of(kind), str(model_of(kind))), tmp_path) as driver:
+        draft_freely(driver)
+        tokens, model = prompt(50, seed=3), driver.engine._turns.batch.draft_model
+        warm = driver.answer(tokens, 30, slot=0, sampling=SamplingParams(temperature=0.7, seed=1))
+        assert 0 < model.n_accepted < model.n_drafted
+        draft_freely(driver)
+        check_passes(driver, tokens + tuple(warm))
+
+
+def check_passes(driver: Driver, *prompts: tuple[int, ...]) -> None:
+    """Nearly all tokens of the draft model are accepted, and most passes are saved."""
     before = driver.engine.snapshot().counters
-    asks = [driver.submit(prompt(40 + 30 * n, seed=n), 60, use_cache=False) for n in range(3)]
+    drawn = [prompt(40 + 30 * n, seed=n) for n in range(3)]
+    asks = [driver.submit(tokens, 60) for tokens in prompts or drawn]
     ends = [driver.finish(ask) for ask in asks]
     after = driver.engine.snapshot().counters
     drafted = after.n_model_drafted_tokens - before.n_model_drafted_tokens
@@ -52,7 +73,6 @@ def test_a_model_that_knows_the_answers_saves_most_passes(driver: Driver) -> Non
     assert accepted >= 0.6 * sum(end.timings.n_generated for end in ends)
     assert after.n_decode_calls - before.n_decode_calls <= 0.5 * 60
     assert drafted <= sum(end.timings.n_drafted for end in ends)
-    assert driver.engine.snapshot().draft_model == driver.engine._preset.model.draft
 
 
 def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> None:
@@ -67,6 +87,20 @@ def test_its_contexts_are_counted_and_begin_as_the_slots_do(driver: Driver) -> N
     driver.engine.cache.reclaim(1).result(timeout=WAIT_S)
     assert all(one.draft is None for one in contexts(driver))
     assert slot_kv.live_bytes <= with_drafts - gone
+
+
+def test_a_step_that_was_scheduled_ahead_is_read_before_rows_are_drafted_for(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(50 + 20 * n, seed=20 + n) for n in range(3)]
+    expected = [driver.cold(tokens, 40) for tokens in prompts]
+    before = driver.engine.snapshot().counters.n_model_accepted_tokens
+    monkeypatch.setattr(driver.engine._turns.batch, "is_ahead", True)
+    asks = [driver.submit(tokens, 40, use_cache=False) for tokens in prompts]
+    for ask in asks:
+        driver.finish(ask)
+    assert [driver.tokens(ask) for ask in asks] == expected
+    assert driver.engine.snapshot().counters.n_model_accepted_tokens - before > 40
 
 
 def test_they_go_where_the_slot_goes(driver: Driver) -> None:
@@ -105,12 +139,13 @@ def test_a_broken_draft_model_fails_no_request(model_of: ModelOf, tmp_path: Path
     folder = model_of("tiny")
     with running(drafted_by(folder, str(folder)), tmp_path) as driver:
         batch = driver.engine._turns.batch
-        batch.costs = UNMEASURED
+        draft_freely(driver)
         tokens = prompt(30, seed=2)
         expected = driver.cold(tokens, 24)
         batch.draft_model._runner.model = None
         assert driver.cold(tokens, 24) == expected
         assert batch.draft_model.is_broken
+        assert driver.engine.snapshot().draft_model is None
         n_drafted = batch.draft_model.n_drafted
         assert driver.cold(tokens, 24) == expected
         assert batch.draft_model.n_drafted == n_drafted > 0

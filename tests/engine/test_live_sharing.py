@@ -9,7 +9,9 @@ import pytest
 from mlxstack.core.commands import EraseSlot, RestoreSlot, SaveSlot
 from mlxstack.core.preset import DiskSpec, KVSpec, LiveSharingMode, PrefixCacheSpec, SlotSpec
 from mlxstack.engine.kv.slot_preparation import SlotKVManager
-from mlxstack.policy.live_sharing import NO_SHARING, LiveSharing
+from mlxstack.engine.model.attention_costs import LENGTHS, measure_sharing
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.policy.live_sharing import MIN_TOKENS, NO_SHARING, LiveSharing
 from tests.conftest import ModelOf
 from tests.engine.harness import Driver, preset_of, prompt, running
 
@@ -31,18 +33,34 @@ def shared(driver: Driver) -> list[int]:
     return [context.n_shared for context in driver.engine._turns.slots]
 
 
-@pytest.fixture(params=SHARING)
+@pytest.fixture(params=SHARING, scope="module")
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def driver(kind: str, model_of: ModelOf, tmp_path: Path) -> Iterator[Driver]:
+@pytest.fixture(scope="module")
+def engine(
+    kind: str, model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Driver]:
     preset = preset_of(model_of(kind), slots=FOUR, prefix_cache=NO_DISK)
-    with running(preset, tmp_path) as one:
+    with running(preset, tmp_path_factory.mktemp(kind)) as one:
         assert one.engine._verdict.can_share
         kv_of(one).sharing = FORCED
         yield one
+
+
+@pytest.fixture
+def driver(engine: Driver) -> Driver:
+    """The engine of this kind with nothing in it."""
+    engine.engine._turns.batch.is_ahead = False
+    forget(engine)
+    return engine
+
+
+def forget(driver: Driver) -> None:
+    for slot in range(4):
+        driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
+    driver.engine.cache.clear().result(timeout=60)
 
 
 def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> None:
@@ -51,9 +69,7 @@ def test_groups_form_grow_split_and_lose_members(driver: Driver, kind: str) -> N
     prompts = [HEAD + prompt(20 + 7 * i, seed=i) for i in range(4)]
     apart = [OTHER, HEAD[:200] + prompt(9, seed=50)]
     cold = {tokens: driver.cold(tokens, 12) for tokens in (*prompts, *apart)}
-    for slot in range(4):
-        driver.engine.run_slot_command(EraseSlot(slot)).result(timeout=60)
-    driver.engine.cache.clear().result(timeout=60)
+    forget(driver)
 
     first = driver.submit(prompts[0], 60, checkpoint_positions=cuts)
     driver.until(first, object, 8)
@@ -127,8 +143,12 @@ def test_saved_and_restored_into_a_group(driver: Driver) -> None:
     assert driver.answer(yours, 12, slot=1) == driver.cold(yours, 12, slot=3)
 
 
-def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(driver: Driver) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens(
+    driver: Driver, is_ahead: bool
+) -> None:
     """Attention changes from one product per row to one for the group, and back."""
+    driver.engine._turns.batch.is_ahead = is_ahead
     mine = HEAD + prompt(30, seed=1)
     cold = driver.cold(mine, 100, slot=3)
     driver.engine.run_slot_command(EraseSlot(3)).result(timeout=60)
@@ -147,7 +167,8 @@ def test_kinds_that_do_not_share_copy_as_before(
     name: str, model_of: ModelOf, tmp_path: Path
 ) -> None:
     kv = KVSpec(bits=8, group_size=32) if name == "tiny-8bit" else KVSpec()
-    cache = PrefixCacheSpec(memory_budget_pct=20, live_sharing=LiveSharingMode.OFF)
+    mode = LiveSharingMode.OFF if name == "off" else LiveSharingMode.AUTO
+    cache = PrefixCacheSpec(memory_budget_pct=20, live_sharing=mode)
     model = model_of("tiny-mla" if name == "tiny-mla" else "tiny")
     with running(preset_of(model, kv=kv, slots=FOUR, prefix_cache=cache), tmp_path) as driver:
         assert driver.engine._verdict.can_share == (name == "off")
@@ -172,3 +193,16 @@ def test_a_fork_copies_its_tail_alone(model_of: ModelOf, tmp_path: Path, n_head:
         grown = int(mx.get_active_memory()) - before
         assert grown < (2 * 256 + 128) * manager.bytes_per_token
         assert [context.n_shared for context in manager.slots] == [n_head] * 3
+
+
+def test_auto_measures_from_which_length_on_sharing_pays(model_of: ModelOf, tmp_path: Path) -> None:
+    cache = PrefixCacheSpec(block_size=64, live_sharing=LiveSharingMode.AUTO)
+    with running(preset_of(model_of("tiny"), prefix_cache=cache), tmp_path) as driver:
+        sharing = kv_of(driver).sharing
+        assert sharing.block_size == 64
+        assert sharing.min_tokens is None or sharing.min_tokens >= MIN_TOKENS
+        runner = driver.engine._turns.batch.runner
+        maker = CacheFactory(runner.model, KVSpec())
+        curve = driver.engine._do(lambda _: measure_sharing(runner, maker)).result(timeout=60)
+    assert [costs.n_tokens for costs in curve] == list(LENGTHS)
+    assert all(costs.apart_s > 0 < costs.together_s for costs in curve)

@@ -1,110 +1,11 @@
-"""A gateway over real members, in processes of their own."""
+"""A gateway over real members that the tests of a file share."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
-import psutil
 import pytest
-import yaml
-from msgspec import Struct
 
-from mlxstack.cli.services import gateway
-from mlxstack.cli.services.launch import LaunchRequest
-from mlxstack.gateway.spec import GatewaySpec
-from mlxstack.host import services
-from mlxstack.host.home import Home
-from mlxstack.host.service_state import ServiceState, owner
-from tests import models
-
-TINY = {**models.LLAMA, "vocab_size": 1024}
-
-
-class Site(Struct):
-    """A gateway that runs, and the files of it and its members."""
-
-    spec: GatewaySpec
-    url: str
-    home: Home
-
-    def state(self, name: str) -> ServiceState:
-        found = owner(self.home, name)
-        assert found is not None
-        return found
-
-    def models(self) -> dict[str, dict[str, object]]:
-        cards = httpx.get(self.url + "/v1/models", timeout=20).raise_for_status().json()["data"]
-        return {card["id"]: card for card in cards}
-
-
-def until(is_so: Callable[[], bool], what: str, limit_s: float = 120) -> None:
-    end = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
-def write_presets(folder: Path, server: dict[str, object]) -> list[str]:
-    """Three presets: the demo, a tiny random model, embeddings of the demo."""
-    models.write(folder / "tiny", TINY)
-    quick = {"startup_timeout_s": 120, "drain_s": 1, **server}
-    presets = {
-        "demo": {"extends": "demo", "server": quick, "slots": {"count": 4, "n_ctx": 1024}},
-        "second": {
-            "model": {"id": str(folder / "tiny"), "alias": "tiny"},
-            "server": {**quick, "api_keys": []},
-            "slots": {"count": 4, "n_ctx": 1024},
-        },
-        "vectors": {"extends": "demo-embedding", "server": {**quick, "api_keys": []}},
-    }
-    for name, content in presets.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"name": name, **content}))
-    return [str(folder / f"{name}.yaml") for name in presets]
-
-
-@contextmanager
-def serving(
-    folder: Path, files: list[str], memory: str | None = None, linger_s: float = 0.5
-) -> Iterator[Site]:
-    """A gateway under its supervisor; everything is ended at the end."""
-    home = Home(folder / "home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLX_STACK_WORKER", raising=False)
-        if memory is not None:
-            patch.setenv("MLX_STACK_MEMORY", memory)
-        wanted = [LaunchRequest(one, (), folder) for one in files]
-        plan = gateway.prepare("front", wanted, home, linger_s=linger_s)
-        process = services.start(plan.service)
-        try:
-            until(lambda: is_healthy(plan.service.url), "the gateway never answered", 60)
-            yield Site(plan.spec, plan.service.url, home)
-        finally:
-            state = owner(home, "front")
-            if state is not None:
-                services.stop(home, state, state.plan.patience.grace_s)
-            process.wait(10)
-            for one in own_processes(home):
-                one.kill()
-
-
-def is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(url + "/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def own_processes(home: Home) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(home.root) in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+from tests.gateway.site import Site, serving, write_presets
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ LONGEST_S = 600
 COMMAND = ["-m", "pytest", "-q", "-p", "tests.mac.step_ahead_plugin", "-p", "no:cacheprovider"]
 
 
-def run_ahead(precision: str, paths: Sequence[str]) -> int:
+def run_ahead(precision: str, paths: Sequence[str], *options: str) -> int:
     """How many of these tests passed, a step ahead in this precision; none may fail."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, *COMMAND, *paths],
+        [sys.executable, *COMMAND, *options, *paths],
         cwd=ROOT,
         env={**env, "MLX_STACK_TEST_AHEAD": precision},
         capture_output=True,

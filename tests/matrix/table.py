@@ -22,6 +22,23 @@ more than the planner knows: sampling of the model's card, and switches of its t
 
 {products}
 
+## Draft models
+
+`mlx-stack up MODEL --draft SMALL` (in a preset `model.draft` and `speculation: auto`) loads a small
+model of the same vocabulary that drafts tokens; the output stays the same. Published siblings, as
+suggestions that were not measured here; the vocabulary is compared at load:
+
+| model | draft model |
+| --- | --- |
+| Qwen3.6 35B-A3B, Qwen3.6 27B, Qwen3.5 9B | Qwen3.5 0.8B |
+| Qwen3-Coder 30B-A3B, Qwen3 | Qwen3 0.6B |
+| Devstral Small 2 | Mistral Small 3.1 DRAFT 0.5B |
+| GPT-OSS 120B | GPT-OSS 20B |
+| Llama 3.1 and 3.3, 8B and 70B | Llama 3.2 1B |
+
+Models with few active parameters gain least: a pass of theirs is hardly slower than one of the
+draft model.
+
 ## Model types
 
 Every model type that mlx-lm has a file for, built tiny with random weights and run through the

@@ -12,22 +12,18 @@ from tests.matrix.builder import model_types
 from tests.matrix.configs import VARIANTS
 from tests.matrix.examine import examine
 from tests.matrix.reasons import NO_METAL, REASONS
+from tests.repetition import in_soak
 
 SUBSET = (
     "llama",
-    "qwen2",
-    "qwen3",
     "qwen3_moe, 4-bit weights",
     "gemma3_text",
-    "gemma3n",
     "gpt_oss",
     "qwen3_next",
-    "falcon_h1",
-    "lfm2",
     "deepseek_v3",
-    "llama4",
     "gemma4_text, shared KV",
 )
+MORE = ("qwen2", "qwen3", "gemma3n", "falcon_h1", "lfm2", "llama4")
 N_COLUMNS = len(table.COLUMNS)
 
 
@@ -40,7 +36,7 @@ def lines() -> list[list[str]]:
 
 
 @pytest.mark.mlx
-@pytest.mark.parametrize("name", SUBSET)
+@pytest.mark.parametrize("name", [*SUBSET, *in_soak(*MORE)])
 def test_z12_it_is_served_as_the_page_says(name: str) -> None:
     row = examine(name)
     assert row.faults == ()

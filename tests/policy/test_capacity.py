@@ -51,6 +51,14 @@ def test_a6_the_sum_is_what_counts() -> None:
     assert not fits(LOAD, parts.total - 1)
 
 
+def test_a_draft_model_has_a_context_in_each_slot() -> None:
+    plain, drafted = need(LOAD), need(replace(LOAD, draft=GEMMA))
+    grown = 3 * GEMMA.peak_full_bytes(8192)
+    assert drafted.kv_full - plain.kv_full == grown
+    assert drafted.kv_state == 3 * GEMMA.peak_state_bytes(8192, LOAD.chunk) > 0
+    assert max_agents(replace(LOAD, draft=GEMMA), 20 * GIB) < max_agents(LOAD, 20 * GIB)
+
+
 def test_a6_one_window_is_larger_while_its_slot_prefills() -> None:
     load = ServiceLoad(geometry=GEMMA, weights=0, n_slots=3, n_ctx=8192, chunk=512)
     layer_bytes = 40 * 8192

@@ -1,5 +1,6 @@
 """Random histories of the scheduler: arrivals, cancels, pins, parks, disk, memory pressure."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -358,4 +359,11 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40)
+TestHistories.settings = settings(max_examples=40, stateful_step_count=40)
+
+
+@pytest.mark.soak
+class TestManyHistories(Histories.TestCase):  # type: ignore[misc, name-defined]
+    """More of the same."""
+
+    settings = settings(max_examples=150, stateful_step_count=40)

@@ -1,6 +1,8 @@
 """Any cut of an answer's text gives the same message, in every registered and derived format."""
 
+from collections.abc import Iterable
 from functools import cache
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -9,20 +11,32 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mlxstack.core.conversation import Tool
+from mlxstack.core.engine_events import FinishReason
 from mlxstack.text.formats import DerivedFormat
 from mlxstack.text.formats.answer_reader import AnswerReader, Content, Spoken, Thought
 from mlxstack.text.formats.description import pieces
 from mlxstack.text.formats.families import FAMILIES
 from mlxstack.text.grammar.compiler import GrammarCompiler
 from mlxstack.text.grammar.forced_tool_call import ForcedCalls, call_grammars
+from mlxstack.text.output_parser import (
+    Delta,
+    OutputParser,
+    ParseOptions,
+    ReasoningPiece,
+    TextPiece,
+    ToolCallPiece,
+)
 from mlxstack.text.special_tokens import nameless
 from tests.text import syntaxes
 from tests.text.call_walks import ALL, walker_of
+from tests.text.formats import respelled
 from tests.text.test_derived_formats import ANSWERS, TOOLS, message, said
 from tests.text.test_forced import PERSON, marks_of, written
 
 REGISTERED = syntaxes.FORMATS | {one.format.name: one.format for one in FAMILIES}
 GREET = (Tool("greet", "", PERSON),)
+# These templates write ids, or several calls in a message, that no model of the format writes.
+UNFAITHFUL = ("section", "channels")
 FUNCTIONARY = 'all\nSo:<|eot_id|>>>>greet\n{"name": "a"}'
 
 
@@ -55,13 +69,19 @@ def joined(spoken: list[Spoken]) -> tuple[str, str, list[Any]]:
     return thought, content, [one for one in spoken if not isinstance(one, Thought | Content)]
 
 
-def check_splits(found: DerivedFormat, tools: tuple[Tool, ...], text: str, data: Any) -> None:
-    """The text, and one broken by stray marks: what is said early is never taken back."""
+def broken(found: DerivedFormat, text: str, data: Any) -> str:
+    """The text with up to two stretches replaced by stray marks."""
     marks = [one for mark in found.marks for one in pieces(mark)]
     for _ in range(data.draw(st.integers(0, 2))):
         at = data.draw(st.integers(0, len(text)))
         end = data.draw(st.integers(at, min(len(text), at + 9)))
         text = text[:at] + data.draw(st.sampled_from(["", " ", "x", *marks])) + text[end:]
+    return text
+
+
+def check_splits(found: DerivedFormat, tools: tuple[Tool, ...], text: str, data: Any) -> None:
+    """The text, and one broken by stray marks: what is said early is never taken back."""
+    text = broken(found, text, data)
     is_whole, is_open = data.draw(st.booleans()), data.draw(st.booleans())
     whole = AnswerReader(found, tools, is_open=is_open)
     expected = joined([*whole.feed(text), *whole.finish(is_whole=is_whole)])
@@ -72,6 +92,36 @@ def check_splits(found: DerivedFormat, tools: tuple[Tool, ...], text: str, data:
         spoken += reader.feed(rest[:n])
         rest = rest[n:]
     assert joined([*spoken, *reader.finish(is_whole=is_whole)]) == expected
+
+
+def shown(deltas: Iterable[Delta]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Thought, content and calls of these deltas."""
+    thought = "".join(one.text for one in deltas if isinstance(one, ReasoningPiece))
+    content = "".join(one.text for one in deltas if isinstance(one, TextPiece))
+    pieces = (one.call for one in deltas if isinstance(one, ToolCallPiece))
+    return thought, content, [(call.name, call.arguments) for call in pieces]
+
+
+def parser_of(name: str, stops: tuple[str, ...]) -> OutputParser:
+    numbers = count()
+    options = ParseOptions(TOOLS, stops)
+    return OutputParser(walker_of(name).output_format, options, lambda: f"call{next(numbers)}")
+
+
+def check_moments(name: str, text: str, stops: tuple[str, ...], widths: Random) -> Any:
+    """The answer in other tokens: all that is shown at a moment begins the final message."""
+    walker = walker_of(name)
+    whole = parser_of(name, stops)
+    deltas = [one for token in walker.encode(text) for one in whole.push(token)]
+    final = shown([*deltas, *whole.finish(FinishReason.EOS)])
+    parser, deltas = parser_of(name, stops), []
+    for token in respelled(walker.tokenizer, text, lambda: widths.choice([1, 1, 2, 3, 8])):
+        deltas += parser.push(token)
+        thought, content, calls = shown(deltas)
+        assert final[0].startswith(thought) and final[1].startswith(content)
+        assert final[2][: len(calls)] == calls
+    assert shown([*deltas, *parser.finish(FinishReason.EOS)]) == final
+    return final
 
 
 SETTINGS = settings(
@@ -88,6 +138,20 @@ SETTINGS = settings(
 def test_a_derived_format_reads_any_split(name: str, data: Any) -> None:
     found, texts = derived(name)
     check_splits(found, TOOLS, data.draw(st.sampled_from(texts)), data)
+
+
+@pytest.mark.parametrize("name", ALL)
+@SETTINGS
+@given(data=st.data())
+def test_no_delta_shows_what_has_to_be_taken_back(name: str, data: Any) -> None:
+    found, texts = derived(name)
+    text, widths = data.draw(st.sampled_from(texts)), Random(data.draw(st.integers(0, 99)))
+    stops = data.draw(st.sampled_from([(), ("So:x",), ("o:", "e")]))
+    thought, content, _ = check_moments(name, text, stops, widths)
+    if name not in UNFAITHFUL:
+        assert content.strip() == ("S" if "e" in stops else "So:")
+    assert thought.strip() in {"", "Hm."}
+    check_moments(name, broken(found, text, data), stops, widths)
 
 
 @pytest.mark.parametrize("name", REGISTERED)

@@ -7,17 +7,27 @@ import pytest
 from msgspec import structs
 
 from mlxstack.core.conversation import Conversation, Message, Role, Tool
-from mlxstack.core.preset import ModelSpec, Preset
+from mlxstack.core.preset import ModelSpec, Preset, StructuredOutputSpec
 from mlxstack.service import admission
 from mlxstack.service.generation_options import GenerationOptions, ToolChoiceMode
 from mlxstack.service.text_processor import TextProcessor
 from mlxstack.text.formats.call_reader import trigger_marks
 from mlxstack.text.grammar.constraint import ConstraintLayout, GrammarConstraint
-from tests.text.call_walks import ALL, WORDS, check_forced, check_free, tools_of, walker_of
+from tests.text.call_walks import (
+    ALL,
+    EVERY,
+    WORDS,
+    check_forced,
+    check_free,
+    check_none,
+    openings,
+    tools_of,
+    walker_of,
+)
 from tests.text.test_derived_formats import ANSWERS, TOOLS, message, said
 
-N_SCHEMAS = 2
-EVERY = pytest.mark.parametrize("name", ALL)
+N_SCHEMAS = 1
+WRITTEN_BY_TEMPLATES = pytest.mark.parametrize("name", ALL)
 # A message of a channel has one call; the model of this format quotes text inside lists too.
 UNLIKE = {("channels", "two"), ("quoted", "types")}
 WRITTEN = [name for name in ANSWERS if name != "marks"]
@@ -27,13 +37,13 @@ def is_allowed(mask: bytes | None, token: int) -> bool:
     return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
 
-@EVERY
-def test_calls_of_any_schema_are_valid(name: str) -> None:
-    check_forced(name, range(N_SCHEMAS))
-    check_free(name, range(N_SCHEMAS))
+@pytest.mark.parametrize("name", EVERY)
+def test_calls_of_any_schema_are_valid_and_none_is_none(name: str) -> None:
+    for check in (check_forced, check_free, check_none):
+        check(name, range(N_SCHEMAS))
 
 
-@EVERY
+@WRITTEN_BY_TEMPLATES
 def test_a_call_as_the_template_writes_it_is_free_to_come(name: str) -> None:
     walker = walker_of(name)
     for answer in WRITTEN:
@@ -63,14 +73,12 @@ def test_a_call_as_the_template_writes_it_is_free_to_come(name: str) -> None:
         assert n_ruled and not state.is_ruled
 
 
-@EVERY
+@WRITTEN_BY_TEMPLATES
 def test_taken_back_tokens_leave_no_trace(name: str) -> None:
     walker, random = walker_of(name), Random(name)
-    marks = walker.output_format.free_call_marks
-    assert marks is not None
-    tools = tools_of(random)
+    tools = tools_of(name, random)
     one, other = walker.free(tools), walker.free(tools)
-    script = walker.encode(f"{WORDS}{marks.forced}")
+    script = walker.encode(f"{WORDS}{openings(walker, tools[0])[0]}")
     for _ in range(40):
         position = one.position()
         for _ in range(random.randrange(5)):
@@ -87,7 +95,7 @@ def test_taken_back_tokens_leave_no_trace(name: str) -> None:
         other.advance(token)
 
 
-@EVERY
+@WRITTEN_BY_TEMPLATES
 def test_none_lets_no_mark_of_a_call_be_completed(name: str) -> None:
     made, walker = walker_of(name).output_format, walker_of(name)
     assert made.description.calls is not None
@@ -118,10 +126,60 @@ def test_a_mark_in_a_thought_is_only_quoted() -> None:
     assert state.is_ruled
 
 
-async def constraint_of(tokenizer: Any, tools: tuple[Tool, ...], **more: Any) -> Any:
-    words = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+def ruled_after(name: str, text: str, **layout: Any) -> bool:
+    """Whether a grammar rules after this text."""
+    walker = walker_of(name)
+    state = walker.free(TOOLS, before=tuple(walker.encode(walker.header)), **layout)
+    for token in walker.encode(text):
+        assert not state.is_ruled
+        state.advance(token)
+    return state.is_ruled
+
+
+NAME = TOOLS[0].name
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # An object with a name may be the answer itself.
+        ("bare_json", '{"name": "'),
+        ("bare_json", '{"name": "Ulm", "parameters": '),
+        ("bare_json", f'So: {{"name": "{NAME}", "parameters": '),
+        ("functionary", f"all\nSee {NAME}\n"),
+        ("functionary", "all\n"),
+        ("harmony", f"<|channel|>final<|message|> to=functions.{NAME}"),
+    ],
+)
+def test_text_that_may_be_no_call_is_free(name: str, text: str) -> None:
+    assert not ruled_after(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bare_json", f'\n{{"name": "{NAME}", "parameters": '),
+        ("functionary", f"all\nSo:>>>{NAME}\n"),
+        ("harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions."),
+        ("kimi_k2", "So: <|tool_call_begin|>"),
+    ],
+)
+def test_a_call_is_held_from_its_unambiguous_opening(name: str, text: str) -> None:
+    assert ruled_after(name, text)
+
+
+async def constraint_of(
+    tokenizer: Any,
+    tools: tuple[Tool, ...],
+    *,
+    is_guided: bool = True,
+    **more: Any,
+) -> Any:
+    output = StructuredOutputSpec(auto_tool_grammar=is_guided)
+    preset = Preset(model=ModelSpec(id="tiny"), structured_output=output)
+    words = TextProcessor(tokenizer, preset, len(tokenizer))
     conversation = Conversation((Message(Role.USER, "go"),), tools=tools, thinking=False)
-    opening = admission.ConstraintInputs(conversation, await words.prompt(conversation), ())
+    opening = admission.ConstraintInputs(conversation, await words.prompt(conversation))
     return await admission.output_constraint(words, GenerationOptions("a-1", **more), opening)
 
 
@@ -140,6 +198,7 @@ async def test_a_request_with_tools_has_their_grammar(chatml: Any) -> None:
 
 async def test_a_request_without_calls_has_no_grammar(chatml: Any) -> None:
     assert await constraint_of(chatml, ()) is None
+    assert await constraint_of(chatml, TOOLS, is_guided=False) is None
     forbidden = await constraint_of(chatml, TOOLS, tool_choice=ToolChoiceMode.NONE)
     assert forbidden is None or forbidden.start().mask() is None
     circle = {"$ref": "#/$defs/a"}
@@ -149,3 +208,19 @@ async def test_a_request_without_calls_has_no_grammar(chatml: Any) -> None:
     for token in chatml.encode("<tool_call>", add_special_tokens=False):
         state.advance(token)
     assert state.mask() is None
+
+
+async def test_a_call_is_required_where_only_the_prompt_opens_its_header() -> None:
+    tokenizer = walker_of("functionary").tokenizer
+    words = TextProcessor(tokenizer, Preset(model=ModelSpec(id="tiny")), len(tokenizer))
+    prompt = await words.prompt(Conversation((Message(Role.USER, "go"),), tools=TOOLS))
+    options = GenerationOptions("a-1", tool_choice=ToolChoiceMode.REQUIRED)
+    assert admission._forced(words, options, prompt, has_tools=True) == ()
+    opening = admission.ConstraintInputs(Conversation((), tools=TOOLS), prompt, ())
+    found = await admission.output_constraint(words, options, opening)
+    assert found is not None and found.has_grammar
+
+
+def test_a_brace_is_no_mark_of_a_call() -> None:
+    made = walker_of("bare_json").output_format
+    assert made.call_tokens and not made.mark_tokens

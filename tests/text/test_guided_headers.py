@@ -20,7 +20,7 @@ BASH = Tool("bash", "Run a command.")
 async def guide_of(words: TextProcessor, *turns: Message, **more: Any) -> GrammarConstraint:
     conversation = Conversation(turns or (Message(Role.USER, "go"),), **more)
     prompt = await words.prompt(conversation)
-    opening = admission.ConstraintInputs(conversation, prompt, ())
+    opening = admission.ConstraintInputs(conversation, prompt)
     guide = await admission.output_constraint(
         words, GenerationOptions("a-1", response_format=CITY), opening
     )

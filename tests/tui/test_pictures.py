@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from mlxstack.tui.recording import read_recording
 from tests.tui import scenes, shots
 from tests.tui.conftest import Shoot
@@ -23,6 +25,7 @@ def test_one_agent_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "3", "enter")
 
 
+@pytest.mark.soak
 def test_one_agent_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "3", "enter")
 
@@ -35,6 +38,7 @@ def test_why_a_request_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "4", "down", "enter")
 
 
+@pytest.mark.soak
 def test_why_a_request_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "4", "down", "enter")
 
@@ -43,6 +47,7 @@ def test_ask_priority_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "3", "o")
 
 
+@pytest.mark.soak
 def test_ask_priority_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "3", "o")
 
@@ -55,6 +60,7 @@ def test_help_80x24(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), NARROW, "question_mark")
 
 
+@pytest.mark.soak
 def test_help_120x40(shoot: Shoot) -> None:
     assert shoot(scenes.busy(), WIDE, "question_mark")
 
@@ -79,6 +85,7 @@ def test_working_overview_80x24(shoot: Shoot) -> None:
     assert shoot(shots.working(), NARROW)
 
 
+@pytest.mark.soak
 def test_working_overview_120x40(shoot: Shoot) -> None:
     assert shoot(shots.working(), WIDE)
 

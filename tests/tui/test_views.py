@@ -212,6 +212,16 @@ def test_columns_fill_the_width_and_no_more() -> None:
             assert sum(c.width + 2 for c in draw(model, width).columns) <= width, (draw, width)
 
 
+def test_a_draft_model_is_named() -> None:
+    model = seen(scenes.busy())
+    named = replace(model.frame.snapshot, draft_model="org/small", is_batching=False)
+    lines = overview.health(replace(model, frame=replace(model.frame, snapshot=named)), 80)
+    assert [line[0].text.split(":")[0] for line in lines[1:]] == [
+        "drafting with org/small",
+        "decoding slot by slot",
+    ]
+
+
 def test_a_service_that_cannot_batch_says_why() -> None:
     lines = overview.health(seen(scenes.overloaded()), 80)
     assert "the self-check found" in lines[1][0].text

@@ -56,6 +56,7 @@ class EarlyPlan(Struct, frozen=True):
     n_prompt: int = 200
     n_endless: int = 4000
     n_loops: int = 3
+    n_newcomers: int = 3
     decode_s: float = 6.0
     passes: int = 3
 
@@ -66,7 +67,7 @@ class EarlyPlan(Struct, frozen=True):
         return 1024 + max(2 * loop, self.n_endless + self.n_prompt)
 
 
-SMALL = EarlyPlan(60, 2, 60, 60, 20, 30, 2500, 1, 1.0, 1)
+SMALL = EarlyPlan(60, 2, 60, 60, 20, 30, 2500, 1, 1, 1.0, 1)
 
 
 def with_template(stage: Sandbox) -> Sandbox:
@@ -79,7 +80,8 @@ def with_template(stage: Sandbox) -> Sandbox:
 
 async def run(stage: Sandbox, plan: EarlyPlan) -> Results:
     """Both services live side by side and are called by turns."""
-    slots = SlotSpec(count=plan.n_loops + DECODERS + 1, n_ctx=plan.n_ctx)
+    n_slots = plan.n_loops + DECODERS + plan.n_newcomers
+    slots = SlotSpec(count=n_slots, n_ctx=plan.n_ctx)
     async with AsyncExitStack() as stack:
         callers = {}
         for name in (AUTO, OFF):
@@ -154,14 +156,17 @@ async def _others(caller: Caller, plan: EarlyPlan, yard: Yardstick, number: int)
     began, n_before = caller.clock(), await _n_begun(caller)
     await asyncio.sleep(plan.decode_s)
     ended, n_after = caller.clock(), await _n_begun(caller)
-    newcomer = await caller.request(question(plan.n_prompt, yard, f"newcomer {number}"), 4)
+    newcomers = [
+        await caller.request(question(plan.n_prompt, yard, f"newcomer {number} {i}"), 4)
+        for i in range(plan.n_newcomers)
+    ]
     enough.set()
     gaps = [gap for one in await asyncio.gather(*tasks) for gap in one.gaps_within(began, ended)]
     if not gaps:
         raise Broken("the decoders had ended before the next turns were begun; let them go on")
     return {
         "gaps": tuple(gaps),
-        "newcomer": (newcomer.ttft_s,),
+        "newcomer": tuple(one.ttft_s for one in newcomers),
         "begun beside": (n_after - n_before,),
     }
 

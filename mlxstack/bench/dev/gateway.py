@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -184,10 +185,10 @@ def _preset(stage: Sandbox, name: str, plan: GatewayPlan) -> Path:
     return file
 
 
-def _command(env: dict[str, str], *words: str) -> dict[str, object]:
+def _command(env: dict[str, str], *words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "mlxstack.cli.main", *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Broken(f"`mlx-stack {words[0]}` failed: {done.stderr.strip()}")
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -4,7 +4,7 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,6 +13,7 @@ from mlxstack.cli.exit_codes import Misuse
 from mlxstack.cli.output import as_json, note, spinner
 
 if TYPE_CHECKING:
+    from mlxstack.cli.services.launch import LaunchRequest
     from mlxstack.core.preset import Preset
     from mlxstack.host.home import Home
     from mlxstack.host.presets import LoadedPreset
@@ -94,21 +95,17 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     Values are taken from the command line, then from variables such as MLX_STACK_SLOTS_COUNT,
     then from the preset, then from the preset that it extends.
     """
-    import asyncio
-
     from mlxstack.cli.services import launch, model_request
-    from mlxstack.host import services
     from mlxstack.host.home import home_from
 
     home = home_from(os.environ)
-    models = models or []
     if bool(models) == (mode is not None):
         raise Misuse("name what to serve, or a mode by --mode")
-    if mode is not None or len(models) > 1:
+    if not models or len(models) > 1:
         if ctx or slots or kv_bits or dry_run:
             raise Misuse("--ctx, --slots, --kv-bits and --dry-run go with one model")
         front = Front(name or mode or FRONT, mode, host, port)
-        _up_gateway(front, models, tuple(sets or ()), foreground, if_needed, json)
+        _up_gateway(front, models or [], tuple(sets or ()), foreground, if_needed, json)
         return
     (model,) = models
     given = (("server.host", host), ("server.port", port), ("name", name))
@@ -124,19 +121,34 @@ def up(  # noqa: PLR0913, PLR0917 - each is an option that a person types
     if dry_run:
         _show_resolved(loaded, json)
         return
+    if (owner := _up_one(wanted, loaded, foreground, if_needed, json)) is not None:
+        _settle_for(owner, port, loaded.preset, json)
+
+
+def _up_one(
+    wanted: "LaunchRequest", loaded: "LoadedPreset", foreground: bool, if_needed: bool, json: bool
+) -> "ServiceState | None":
+    """Start a service; returns the one that runs already, where that is enough."""
+    import asyncio
+
+    from mlxstack.cli.services import launch
+    from mlxstack.host import services
+    from mlxstack.host.home import home_from
+
+    home = home_from(os.environ)
     with services.starting(home, loaded.preset.name, waits=if_needed):
         owner = _owner(loaded.preset.name, home)
         if owner is None:
             plan = launch.prepare(wanted, loaded, home)
             if not foreground:
                 _start(plan, loaded.preset, json)
-                return
+                return None
             supervisor = _claimed(plan)
     if owner is None:
         raise typer.Exit(asyncio.run(supervisor.run()))
     if not if_needed:
         raise launch.already_running(owner)
-    _settle_for(owner, port, loaded.preset, json)
+    return owner
 
 
 class Front(NamedTuple):
@@ -169,7 +181,7 @@ def _up_gateway(
     else:
         found = [model_request.request_for(one, home, SlotSizes(), sets) for one in models]
         wanted = [launch.LaunchRequest(one.preset, one.sets, Path.cwd()) for one in found]
-    listening = {
+    listening: dict[str, Any] = {
         key: value
         for key, value in (("host", front.host), ("port", front.port))
         if value is not None

@@ -5,6 +5,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -46,7 +47,7 @@ def prepare(
     wanted: Sequence[LaunchRequest],
     home: Home,
     linger_s: float = LINGER_S,
-    **listening: str | int,
+    **listening: Any,
 ) -> PlannedGateway:
     """Check everything that can be checked, and write down the specs of all processes.
 
@@ -116,7 +117,7 @@ def _with_shares(
 
     Of the memory that is left when all are loaded, each gets a part in proportion to its KV.
     """
-    needs = [found and need(found.load(memory.half_bytes)) for _, found in members]
+    needs = [need(found.load(memory.half_bytes)) if found else None for _, found in members]
     kv = sum(one.kv for one in needs if one)
     spare = max(0, budget - sum(one.total for one in needs if one))
     sizes = []

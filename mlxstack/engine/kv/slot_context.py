@@ -128,7 +128,8 @@ class SlotContext:
                 if not cache_adapters.can_share(leaf):
                     return leaf
                 layers.append(cache_adapters.first_tokens(leaf, n_tokens))
-                return cache_adapters.prefixed(leaf, layers[-1], len(self))
+                # A step in flight has put a token there that is not known yet.
+                return cache_adapters.prefixed(leaf, layers[-1], leaf.offset)
 
             self.caches = cache_adapters.map_leaves(self.caches, split)
             self.prefix, self._counted = LivePrefix(layers), None

@@ -134,14 +134,14 @@ FAMILIES = (
         ),
     ),
     _family(
-        "mistral",
-        ("[TOOL_CALLS]", "[ARGS]"),
-        CallSyntax(NamedBody((NAME, "[ARGS]")), opens="[TOOL_CALLS]"),
-    ),
-    _family(
         "mistral_ids",
         ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
         CallSyntax(NamedBody((NAME, "[CALL_ID]", ID, "[ARGS]")), opens="[TOOL_CALLS]"),
+    ),
+    _family(
+        "mistral",
+        ("[TOOL_CALLS]", "[ARGS]"),
+        CallSyntax(NamedBody((NAME, "[ARGS]")), opens="[TOOL_CALLS]"),
     ),
     _family("json_tools", ("<tool_call>", "arguments"), HERMES),
     _family(

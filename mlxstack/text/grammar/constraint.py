@@ -93,7 +93,8 @@ class GrammarState:
         self._recent = passage.before
         self._n_recent = max(map(len, passage.forbidden), default=0)
         self._n_ruled = 0
-        self._calls = None if passage.calls is None else CallState(passage.calls)
+        calls = passage.calls
+        self._calls = None if calls is None else CallState(calls, passage.before)
 
     @property
     def is_ruled(self) -> bool:

@@ -1,27 +1,50 @@
-"""Grammar of tool calls in a free answer: it begins at the mark that opens a call."""
+"""Grammar of tool calls in a free answer: it begins at the text that opens a call.
 
-from collections.abc import Callable
+A mark opens a call at once. Without one (Llama 3's bare JSON, the headers of Functionary) text and
+call begin alike, so that the grammar waits for the name of an offered tool: until then an object
+with a name may be the answer itself, and a header may be that of plain text.
+"""
+
+from collections.abc import Callable, Sequence
 
 from llguidance import LLMatcher
 from msgspec import Struct
 
 
-class CallTrigger(Struct, frozen=True):
-    """The mark that opens a call, and the grammar of what follows it.
+class CallOpening(Struct, frozen=True):
+    """Texts of which one opens a call, and the grammar of what follows their first `n_open` bytes.
 
-    `token` is the mark where one token is; else `mark` is searched for in the `bytes_of` tokens,
-    and `encode` gives the tokens of a text that follows it in its last token. `rules` gives the
-    grammar, once it is compiled, or None. `thoughts` are tokens that open a thought, in which a
-    mark is only quoted, unless `is_anywhere`.
+    `token` is the text where one token is; else `texts` are searched for. `rules` gives the
+    grammar, once it is compiled, or None.
     """
 
+    texts: tuple[bytes, ...]
+    n_open: int
     rules: Callable[[], LLMatcher | None]
-    mark: bytes
-    token: int | None
+    token: int | None = None
+
+
+class CallTrigger(Struct, frozen=True):
+    """The openings of calls in the answers of one request.
+
+    They are searched for in the `bytes_of` tokens; `encode` gives the tokens of a text that the
+    grammar reads before it goes on. `thoughts` are tokens that open a thought, in which a mark is
+    only quoted, unless `is_anywhere`. With `is_first` only white space and the tokens `skipped`
+    may stand before a call.
+    """
+
+    openings: tuple[CallOpening, ...]
     bytes_of: Callable[[int], bytes]
     encode: Callable[[str], list[int]]
     thoughts: frozenset[int] = frozenset()
     is_anywhere: bool = False
+    is_first: bool = False
+    skipped: frozenset[int] = frozenset()
+
+    @property
+    def n_longest(self) -> int:
+        """The bytes of the longest opening."""
+        return max(len(text) for one in self.openings for text in one.texts)
 
 
 class CallProgress:
@@ -44,23 +67,43 @@ class CallPosition(Struct, frozen=True):
 class CallState:
     """The calls of one answer on its way. Used by one thread at a time."""
 
-    def __init__(self, trigger: CallTrigger) -> None:
+    def __init__(self, trigger: CallTrigger, before: Sequence[int] = ()) -> None:
         self.is_inside = False
         self._trigger = trigger
         self._calls: list[CallProgress] = []
-        self._recent = b""
+        self._n_longest = trigger.n_longest
+        # The header of a message may have begun in the prompt.
+        said = b"" if trigger.is_first else b"".join(map(trigger.bytes_of, before))
+        self._recent = said[-self._n_longest :]
 
     def watch(self, token: int) -> None:
-        """Begin a call if this token of the free answer completes the mark."""
-        rest = self._after_mark(token)
-        rules = None if rest is None else self._trigger.rules()
-        if rest is None or rules is None:
+        """Begin a call if this token of the free answer completes an opening."""
+        if token in self._trigger.skipped:
             return
+        n_before = len(self._recent)
+        text = self._recent + self._trigger.bytes_of(token)
+        if self._trigger.is_first:
+            # The head of the answer; no more of it is needed once no opening fits.
+            self._recent = text.lstrip()[: self._n_longest + 1]
+        else:
+            self._recent = text[-self._n_longest :]
+        for opening in self._trigger.openings:
+            rest = self._after(opening, text, n_before, token)
+            if rest is not None and self._begin(opening, rest):
+                return
+
+    def _begin(self, opening: CallOpening, rest: str) -> bool:
+        """Whether the grammar of a call goes on after `rest`; then the call is at hand."""
+        rules = opening.rules()
+        if rules is None:
+            return False
         tokens = self._trigger.encode(rest) if rest else []
         call = CallProgress(rules.deep_copy(), len(tokens))
-        if call.rules.try_consume_tokens(tokens) == len(tokens):
-            self._calls.append(call)
-            self.is_inside, self._recent = True, b""
+        if call.rules.try_consume_tokens(tokens) != len(tokens):
+            return False
+        self._calls.append(call)
+        self.is_inside, self._recent = True, b""
+        return True
 
     def follow(self, token: int) -> None:
         """Go on in a call, whose grammar ends with it."""
@@ -94,19 +137,22 @@ class CallState:
             self._calls[-1].n_read = position.n_read
         self.is_inside, self._recent = position.is_inside, position.recent
 
-    def _after_mark(self, token: int) -> str | None:
-        """The text after the mark that this token completes; None if it completes none."""
-        trigger = self._trigger
-        if trigger.token is not None:
-            return "" if token == trigger.token else None
-        piece = trigger.bytes_of(token)
-        text = self._recent + piece
-        self._recent = text[-len(trigger.mark) :]
-        at = text.rfind(trigger.mark)
-        rest = text[at + len(trigger.mark) :]
-        if at < 0 or len(rest) >= len(piece):
-            return None
-        try:
-            return rest.decode()
-        except UnicodeDecodeError:
-            return None
+    def _after(self, opening: CallOpening, text: bytes, n_before: int, token: int) -> str | None:
+        """The text that the grammar reads if this token completes an opening; None if it does not.
+
+        The first `n_before` bytes of `text` were there before the token.
+        """
+        if opening.token is not None:
+            return "" if token == opening.token else None
+        for one in opening.texts:
+            if self._trigger.is_first:
+                n_space = len(text) - len(text.lstrip())
+                at = n_space if text.startswith(one, n_space) else -1
+            else:
+                at = text.rfind(one)
+            if at >= 0 and at + len(one) > n_before:
+                try:
+                    return text[at + opening.n_open :].decode()
+                except UnicodeDecodeError:
+                    return None
+        return None

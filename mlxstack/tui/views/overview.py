@@ -280,10 +280,11 @@ def _waiting(n_ahead: int, view: WaitingView, model: DashboardState) -> tuple[Te
 
 def _decoding(model: DashboardState) -> tuple[Line, ...]:
     snapshot = model.frame.snapshot
+    lines: list[Line] = []
     if snapshot.draft_model is not None:
         name = printable(snapshot.draft_model, MANY)
-        return ((TextCell(f"drafting with {name}", CellStyle.FAINT),),)
-    if snapshot.is_batching:
-        return ()
-    why = printable(snapshot.why_not_batching or "the preset says so", MANY)
-    return ((TextCell(f"decoding slot by slot: {why}", CellStyle.WARN),),)
+        lines.append((TextCell(f"drafting with {name}", CellStyle.FAINT),))
+    if not snapshot.is_batching:
+        why = printable(snapshot.why_not_batching or "the preset says so", MANY)
+        lines.append((TextCell(f"decoding slot by slot: {why}", CellStyle.WARN),))
+    return tuple(lines)

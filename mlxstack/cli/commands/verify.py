@@ -1,0 +1,61 @@
+"""`verify`: every path of KV on the real weights, in a few minutes."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlxstack.cli.commands.up import Json, preset_names
+from mlxstack.cli.exit_codes import Exit
+from mlxstack.cli.output import as_json, note, table
+
+if TYPE_CHECKING:
+    from mlxstack.cli.verify import VerifyReport
+
+Wanted = Annotated[
+    str,
+    typer.Argument(
+        metavar="PRESET|MODEL",
+        help="What to verify; its weights are downloaded first.",
+        autocompletion=preset_names,
+    ),
+]
+
+
+def verify(
+    wanted: Wanted,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short prompts for the curves; for a small model.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Verify a model on this machine in a few minutes; paste the report into an issue.
+
+    Answers after a hit, a fork, a restore, a restart, in a batch and with drafts are compared with
+    the same prompt cold and alone; step and prefill times, the stall of decoding rows and memory
+    are measured. An engine of its own runs in a temporary home. The exit code is 1 for a fault.
+    """
+    from mlxstack.cli.verify import VerifyPlan, report
+    from mlxstack.host.home import home_from
+
+    plan = VerifyPlan((64, 512), 12) if quick else VerifyPlan()
+    found = report(wanted, home_from(os.environ), os.environ, note, plan)
+    as_json(found) if json else _show(found)
+    if not found.is_sound:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _show(found: "VerifyReport") -> None:
+    here = found.conditions
+    versions = ", ".join(f"{name} {version}" for name, version in here.versions.items())
+    typer.echo(f"{found.preset}: {here.model}")
+    typer.echo(f"{here.machine}; {versions}; {here.day}")
+    typer.echo()
+    table(("", "CHECK", "FOUND"), [(c.verdict, c.subject, c.detail) for c in found.checks])
+    typer.echo()
+    table(("ROWS", "STEP"), [(n, f"{ms:.1f} ms") for n, ms in found.step_ms.items()])
+    typer.echo()
+    rows = [(n, f"{tps:.0f} tokens/s") for n, tps in found.prefill_tps.items()]
+    table(("PROMPT", "PREFILL"), rows)
+    typer.echo()
+    typer.echo(f"{'Sound' if found.is_sound else 'FAULTY'}, verified in {found.seconds:.0f} s.")

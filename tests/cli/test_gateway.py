@@ -1,0 +1,102 @@
+"""`up` with several models or a mode: one address; status, logs, restart and down."""
+
+import json
+import os
+import signal
+
+import httpx
+import pytest
+
+from tests.cli.terminal import Shell, free_port
+
+pytestmark = [pytest.mark.net, pytest.mark.slow]
+
+HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
+
+
+def presets(shell: Shell, *names: str) -> list[str]:
+    folder = shell.home / "presets"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in names:
+        (folder / f"{name}.yaml").write_text(
+            f"extends: demo\nserver: {{port: {shell.port}, drain_s: 1, startup_timeout_s: 120}}\n"
+        )
+    return list(names)
+
+
+def is_passed_on(shell: Shell, model: str) -> bool:
+    """Whether the tests' worker, which knows no such path, answered."""
+    url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
+    answer = httpx.post(url, json={**HELLO, "model": model}, timeout=120)
+    return answer.status_code == 404 and "not here" in answer.text
+
+
+def test_several_models_have_one_address(shell: Shell) -> None:
+    names = presets(shell, "one", "two")
+    up = shell.run("up", *names)
+    assert up.returncode == 0, up.stderr
+    assert f"http://127.0.0.1:{shell.port}" in up.stdout and "one answers requests" in up.stdout
+    assert set(shell.services()) == {"gateway"}
+    assert shell.run("up", *names, "--if-needed", "--json").returncode == 0
+    twice = shell.run("up", *names)
+    assert twice.returncode == 4 and "already running" in twice.stderr
+    assert is_passed_on(shell, "two")
+    found = shell.services()
+    assert {name: one["state"] for name, one in found.items()} == {
+        "gateway": "healthy", "two": "healthy",
+    }  # fmt: skip
+    assert "two answers" in shell.run("logs").stdout
+    alone = shell.run("up", "two", "--port", str(free_port()))
+    assert alone.returncode == 4
+    os.kill(found["gateway"]["worker_pid"], signal.SIGKILL)
+    assert shell.run("restart", "gateway").returncode == 0
+    assert is_passed_on(shell, "one")
+    down = shell.run("down", "gateway")
+    assert down.returncode == 0, down.stderr
+    assert {one["state"] for one in shell.services().values()} == {"stopped"}
+
+
+def test_a_mode_at_one_address(shell: Shell) -> None:
+    presets(shell, "one", "two")
+    folder = shell.home / "presets" / "modes"
+    folder.mkdir(mode=0o700)
+    (folder / "pair.yaml").write_text("members:\n  - preset: one\n  - preset: two\n")
+    up = shell.run("up", "--mode", "pair", "--json")
+    assert up.returncode == 0, up.stderr
+    told = json.loads(up.stdout)
+    assert told["name"] == "pair" and told["url"].endswith(f":{shell.port}")
+    assert "Mode:   pair" in shell.run("status").stdout
+    cards = httpx.get(told["url"] + "/v1/models", timeout=20).json()["data"]
+    assert [card["aliases"][-1] for card in cards] == ["one", "two"]
+    assert shell.run("down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ((), 2, "name what to serve"),
+        (("demo", "--mode", "coding"), 2, "name what to serve"),
+        (("demo", "demo-embedding", "--ctx", "1k"), 2, "go with one model"),
+        (("demo", "demo"), 5, "are called `demo`"),
+    ],
+)
+def test_refusals(shell: Shell, words: tuple[str, ...], code: int, why: str) -> None:
+    refused = shell.run("up", *words)
+    assert refused.returncode == code and why in refused.stderr
+
+
+def test_members_that_never_fit_are_refused(shell: Shell) -> None:
+    presets(shell, "one")
+    folder = shell.home / "presets"
+    text = (folder / "one.yaml").read_text()
+    (folder / "stays.yaml").write_text(text.replace("{port", "{resident: always, port"))
+    refused = shell.run("up", "one", "stays", MLX_STACK_MEMORY="200MB")
+    assert refused.returncode == 5 and "do not fit" in refused.stderr
+
+
+def test_members_have_the_keys_of_the_first(shell: Shell) -> None:
+    presets(shell, "one", "two")
+    other = shell.home / "presets" / "two.yaml"
+    other.write_text(other.read_text().replace("{port", "{api_keys: [other], port"))
+    refused = shell.run("up", "one", "two")
+    assert refused.returncode == 5 and "other server.api_keys" in refused.stderr

@@ -1,0 +1,89 @@
+"""`verify`: sound on the demo, and it finds faults; `tests.endurance` plants all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from mlxstack.bench.report import Conditions
+from mlxstack.cli import verify
+from mlxstack.cli.doctor import CheckLevel, CheckResult
+from mlxstack.cli.main import app
+from mlxstack.cli.verify import EXACT, EngineProbe, Response, VerifyReport, compare
+from mlxstack.core.engine_events import RequestTimings, SlotAssigned
+from tests.endurance.planted import FAULTS, demo_engine, faulty
+
+pytestmark = [pytest.mark.mlx, pytest.mark.slow]
+FEW = ("a wrong salt", "rows of a batch mixed up", "a hit off by one")
+MARKS = (0.0, 1.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProbe]:
+    with demo_engine(tmp_path_factory.mktemp("home")) as engine:
+        yield engine
+
+
+def test_planted_faults_are_found_and_leave_nothing_behind(found: EngineProbe) -> None:
+    for seed, fault in enumerate(FEW):
+        assert faulty(found, fault, (FAULTS[fault][1],), seed), fault
+    assert not faulty(found, None, ("batch", "tenant", "hits"), len(FEW))
+
+
+def test_ten_faults_are_planted_by_the_long_runs() -> None:
+    assert len(FAULTS) == 10
+
+
+def test_the_command_reports_and_ends_with_its_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A preset that is no chat model is refused; a fault is told by the exit code."""
+    monkeypatch.setenv("MLX_STACK_HOME", str(tmp_path))
+    refused = CliRunner().invoke(app, ["verify", "demo-embedding"])
+    assert isinstance(refused.exception, Exception)
+    assert "only chat models" in str(refused.exception)
+    for level, code in ((CheckLevel.WARN, 0), (CheckLevel.BAD, 1)):
+        report = VerifyReport(
+            preset="demo",
+            conditions=Conditions("2026-11-22", "a Mac", {"mlx": "1"}, "demo", "", 0.0),
+            seconds=3.0,
+            is_sound=level is not CheckLevel.BAD,
+            checks=(CheckResult(level, "fork", "a tie"),),
+            step_ms={1: 2.5},
+            prefill_tps={256: 800.0},
+        )
+        monkeypatch.setattr(verify, "report", lambda *_, one=report: one)
+        said = CliRunner().invoke(app, ["verify", "demo"])
+        assert said.exit_code == code
+        assert "a Mac; mlx 1; 2026-11-22" in said.output
+        assert [level.value, "fork", "a", "tie"] in map(str.split, said.output.splitlines())
+        json = CliRunner().invoke(app, ["verify", "demo", "--json"])
+        assert msgspec.json.decode(json.stdout, type=VerifyReport) == report
+
+
+def said(*tokens: int, logprobs: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Response:
+    tops = tuple(((token, -0.7), (9, -0.8)) for token in tokens)
+    return Response(tokens, logprobs, tops, SlotAssigned("x", 0, 0), RequestTimings(), MARKS)
+
+
+@pytest.mark.parametrize(
+    ("other", "level"),
+    [
+        (said(1, 2, 3), CheckLevel.OK),
+        (said(1, 2, 3, logprobs=(0.0, 0.4, 0.0)), CheckLevel.OK),
+        (said(1, 2, 3, logprobs=(0.0, 0.6, 0.0)), CheckLevel.BAD),
+        (said(1, 9, 3), CheckLevel.WARN),
+        (said(1, 9, 3, logprobs=(0.6, 0.0, 0.0)), CheckLevel.BAD),
+        (said(1, 8, 3), CheckLevel.BAD),
+        (said(1, 2), CheckLevel.BAD),
+    ],
+    ids=["same", "rounded", "drifted", "tie", "tie after a drift", "unlikely", "short"],
+)
+def test_a_tie_is_told_from_a_fault(other: Response, level: CheckLevel) -> None:
+    assert compare(said(1, 2, 3), other, 0.5)[0] is level
+
+
+def test_no_tie_is_allowed_where_nothing_is_rounded() -> None:
+    assert compare(said(1, 2, 3), said(1, 9, 3), EXACT)[0] is CheckLevel.BAD

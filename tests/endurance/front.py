@@ -1,0 +1,169 @@
+"""Agents over two chat models behind one gateway with memory for fewer members than it has.
+
+Gateway and members are killed in between; every answer is compared with the same conversation
+computed before without a cache, alone.
+"""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+from msgspec import Struct
+
+from tests.gateway.site import Site, serving, write_presets
+
+MEMORY = "260MB"
+"""Room for any two of the three members."""
+
+CHATS = ("demo", "tiny")
+N_SCRIPTS, N_TURNS = 3, 3
+LINGER_S = 2.0
+CALL_S = 240.0
+PAUSE_S = 0.5
+
+
+class FrontOutcome(Struct):
+    """`n_returns` requests continued a conversation, `n_cold` of them without any cached token."""
+
+    n_answers: int = 0
+    n_wrong: int = 0
+    n_returns: int = 0
+    n_cold: int = 0
+    n_retries: int = 0
+    n_unloads: dict[str, int] = {}
+    n_kills: int = 0
+    seconds: float = 0.0
+    faults: list[str] = []
+
+
+def question(script: int, turn: int) -> dict[str, str]:
+    words = " ".join(f"w{(script * 131 + turn * 17 + i) % 97}" for i in range(40))
+    return {"role": "user", "content": f"{words}. Hello!"}
+
+
+def body_of(model: str, messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+    plain = {"chat_template_kwargs": {"enable_thinking": False}, "temperature": 0}
+    return {"model": model, "messages": messages, "max_tokens": 5, **plain, **more}
+
+
+class Crowd:
+    """What the agents share: the address, the right answers, the outcome."""
+
+    def __init__(self, site: Site, ends: float) -> None:
+        self.site, self.ends = site, ends
+        self.outcome = FrontOutcome(n_unloads={}, faults=[])
+        self.truth: dict[tuple[str, int], list[str]] = {}
+        self.vector: list[float] = []
+        self._lock = threading.Lock()
+
+    def learn(self) -> None:
+        """Compute every conversation without a cache."""
+        with httpx.Client(base_url=self.site.url, timeout=CALL_S) as http:
+            for model in CHATS:
+                for script in range(N_SCRIPTS):
+                    messages, said = [], []
+                    for turn in range(N_TURNS):
+                        messages.append(question(script, turn))
+                        answer = self.ask(http, body_of(model, messages, cache_prompt=False))
+                        said.append(answer["choices"][0]["message"]["content"])
+                        messages.append({"role": "assistant", "content": said[-1]})
+                    self.truth[model, script] = said
+            self.vector = self.embed(http)
+
+    def ask(self, http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        """An answer; as SDKs do, again where the server was gone or said so."""
+        while True:
+            try:
+                answer = http.post("/v1/chat/completions", json=body)
+                if answer.status_code == 200:
+                    return dict(answer.json())
+                why = f"{answer.status_code} {answer.text}"
+                assert answer.status_code >= 500, why
+            except httpx.TransportError as error:
+                assert not isinstance(error, httpx.TimeoutException), "a client timed out"
+                why = repr(error)
+            with self._lock:
+                self.outcome.n_retries += 1
+                assert self.outcome.n_retries < 500, why
+            time.sleep(PAUSE_S)
+
+    def embed(self, http: httpx.Client) -> list[float]:
+        answer = http.post("/v1/embeddings", json={"model": "vectors", "input": "hello"})
+        return list(answer.raise_for_status().json()["data"][0]["embedding"])
+
+    def agent(self, number: int) -> None:
+        """Take turns in one conversation per model and visit, with pauses; one visit at least."""
+        dice, visit = Random(number), 0
+        try:
+            with httpx.Client(base_url=self.site.url, timeout=CALL_S) as http:
+                while not visit or time.monotonic() < self.ends:
+                    visit += 1
+                    self.visit(http, dice, f"a{number}-{visit}")
+        except Exception as error:  # a thread has no other way to tell
+            with self._lock:
+                self.outcome.faults.append(repr(error))
+
+    def visit(self, http: httpx.Client, dice: Random, name: str) -> None:
+        """Both models in turn, in random order, one conversation with each."""
+        script = dice.randrange(N_SCRIPTS)
+        talks: dict[str, list[dict[str, str]]] = {model: [] for model in CHATS}
+        left = [model for model in CHATS for _ in range(N_TURNS)]
+        dice.shuffle(left)
+        for model in left:
+            messages, turn = talks[model], len(talks[model]) // 2
+            messages.append(question(script, turn))
+            answer = self.ask(http, body_of(model, messages, agent=f"{name}-{model}"))
+            said = answer["choices"][0]["message"]["content"]
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            messages.append({"role": "assistant", "content": said})
+            with self._lock:
+                self.outcome.n_answers += 1
+                self.outcome.n_wrong += said != self.truth[model, script][turn]
+                self.outcome.n_returns += turn > 0
+                self.outcome.n_cold += turn > 0 and not cached
+            time.sleep(dice.random() * PAUSE_S)
+
+
+def kill_worker(site: Site, name: str) -> bool:
+    worker = site.state(name).worker
+    if worker is not None:
+        os.kill(worker.pid, signal.SIGKILL)
+    return worker is not None
+
+
+def front(
+    folder: Path, seconds: float, n_agents: int, kill_every_s: float, seed: int
+) -> FrontOutcome:
+    """Run the agents for `seconds`; a gateway or a member is killed every `kill_every_s`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = write_presets(folder, {"port": 0})
+    with serving(folder, files, MEMORY, LINGER_S) as site:
+        crowd = Crowd(site, 0.0)
+        crowd.learn()
+        began = time.monotonic()
+        crowd.ends = began + seconds
+        agents = [threading.Thread(target=crowd.agent, args=(i,)) for i in range(n_agents)]
+        for one in agents:
+            one.start()
+        victims = Random(seed).sample(["front", "demo", "second"], 3)
+        next_kill = began + kill_every_s
+        while any(one.is_alive() for one in agents):
+            if next_kill <= time.monotonic() < crowd.ends:
+                victim = victims[crowd.outcome.n_kills % 3]
+                crowd.outcome.n_kills += kill_worker(site, victim)
+                next_kill = time.monotonic() + kill_every_s
+            time.sleep(0.1)
+        with httpx.Client(base_url=site.url, timeout=CALL_S) as http:
+            if crowd.embed(http) != crowd.vector:
+                crowd.outcome.faults.append("another vector")
+        log = site.home.log_file("front").read_text()
+        crowd.outcome.n_unloads = {
+            one.name: log.count(f"{one.name} is unloaded") for one in site.spec.members
+        }
+        crowd.outcome.seconds = time.monotonic() - began
+    return crowd.outcome

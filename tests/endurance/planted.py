@@ -1,0 +1,162 @@
+"""Faults planted in a running engine, and the scenes of `mlx-stack verify` that must find them."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from msgspec.structs import replace
+
+from mlxstack.cli.doctor import CheckLevel
+from mlxstack.cli.verify import EXACT, N_NEW, EngineProbe, Verifier, probe, verified
+from mlxstack.core.preset import ModelSpec, Preset, SlotSpec, Speculation
+from mlxstack.engine.decode import batch
+from mlxstack.engine.decode.batch import Batch
+from mlxstack.engine.early_prefill import EarlyPrefill
+from mlxstack.engine.kv.disk_tier import DiskTier
+from mlxstack.engine.kv.park import ContextParker
+from mlxstack.engine.kv.slot_context import SlotContext
+from mlxstack.engine.kv.slot_preparation import SlotKVManager
+from mlxstack.engine.kv.slot_restore import RestoreBuffers
+from mlxstack.policy import block_hash
+
+DEMO = Preset(model=ModelSpec(id="demo"), name="demo", slots=SlotSpec(3, 4096))
+Patch = pytest.MonkeyPatch
+
+
+def shift(context: SlotContext) -> None:
+    """Put every key one position behind its own."""
+    for leaf in context.leaves:
+        leaf.keys = mx.roll(leaf.keys, 1, axis=2)
+
+
+def shifted_after(patch: Patch, owner: Any, name: str, find: Callable[..., SlotContext]) -> None:
+    """Shift the context that `find` gives of the arguments and the result of a method."""
+    real = getattr(owner, name)
+
+    def wrong(*values: Any, **more: Any) -> Any:
+        result = real(*values, **more)
+        shift(find(result, *values))
+        return result
+
+    patch.setattr(owner, name, wrong)
+
+
+def _mixed_rows(patch: Patch) -> None:
+    real = Batch._forward
+
+    def wrong(self: Batch, *values: Any) -> Any:
+        logits, passes = real(self, *values)
+        return mx.roll(logits, 1, axis=0), passes
+
+    patch.setattr(Batch, "_forward", wrong)
+
+
+def _one_salt(patch: Patch) -> None:
+    real = block_hash.salt
+    patch.setattr(block_hash, "salt", lambda identity, _tenant: real(identity, ""))
+
+
+def _unchecked(fed: batch.FedRow) -> list[int]:
+    return [*fed.draft, int(fed.choices[-1].token.item())]
+
+
+FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
+    "a hit off by one": (
+        lambda patch: shifted_after(patch, SlotContext, "rewind", lambda _, self, *__: self),
+        "hits",
+    ),
+    "a fork off by one": (
+        lambda patch: shifted_after(patch, SlotContext, "fork_from", lambda _, self, *__: self),
+        "hits",
+    ),
+    "a parked context off by one": (
+        lambda patch: shifted_after(
+            patch, ContextParker, "restore_context", lambda _, __, to, *___: to
+        ),
+        "hits",
+    ),
+    "a lost parked context": (
+        lambda patch: patch.setattr(SlotKVManager, "park", lambda *_, **__: None),
+        "hits",
+    ),
+    "a wrong salt": (_one_salt, "tenant"),
+    "a slot file off by one": (
+        lambda patch: shifted_after(patch, RestoreBuffers, "load", lambda result, *_: result),
+        "slot_file",
+    ),
+    "rows of a batch mixed up": (_mixed_rows, "batch"),
+    "an early turn off by one": (
+        lambda patch: shifted_after(
+            patch, EarlyPrefill, "compute", lambda _, self, slot, *__: self._slot_kv.slots[slot]
+        ),
+        "early_turn",
+    ),
+    "a draft that is not checked": (
+        lambda patch: patch.setattr(batch, "_accepted", _unchecked),
+        "drafts",
+    ),
+    "a disk that is forgotten": (
+        lambda patch: patch.setattr(DiskTier, "open", lambda _self: 0),
+        "restart",
+    ),
+}
+SCENES = ("batch", "hits", "tenant", "slot_file", "early_turn", "drafts")
+
+
+@contextmanager
+def demo_engine(home: Path) -> Iterator[EngineProbe]:
+    """The demo as it is verified, with drafts."""
+    with probe(replace(verified(DEMO), speculation=Speculation.AUTO), home) as found:
+        yield found
+
+
+def faulty(found: EngineProbe, fault: str | None, scenes: Sequence[str], seed: int) -> list[str]:
+    """Subjects of the checks that fail, with the fault or without any."""
+    run = Verifier(found, EXACT, lambda _: None, seed)
+    tokens = run.prompt()
+    cold = found.cold(tokens)
+    with Patch.context() as patch:
+        if fault is not None:
+            FAULTS[fault][0](patch)
+        for scene in scenes:
+            run.drafts(tokens, cold) if scene == "drafts" else getattr(run, scene)()
+    return _bad(run)
+
+
+def faulty_restart(home: Path, fault: str | None) -> list[str]:
+    """The same of an engine that finds the files of another one."""
+    with demo_engine(home) as found:
+        before = Verifier(found, EXACT, lambda _: None)
+        known = before.prompt()
+        known += found.ask(known, slot=0, agent="verify").tokens
+        later = known + before.words(N_NEW)
+    with Patch.context() as patch:
+        if fault is not None:
+            FAULTS[fault][0](patch)
+        with demo_engine(home) as found:
+            run = Verifier(found, EXACT, lambda _: None)
+            run.restart(later, len(known) - 1)
+    return _bad(run)
+
+
+def _bad(run: Verifier) -> list[str]:
+    return [check.subject for check in run.checks if check.verdict is CheckLevel.BAD]
+
+
+def planted() -> str:
+    """Plant every fault on the demo. Raises AssertionError for one that is not found."""
+    with tempfile.TemporaryDirectory() as folder, demo_engine(Path(folder)) as found:
+        assert not faulty(found, None, SCENES, 0)
+        for seed, (fault, (_, scene)) in enumerate(FAULTS.items(), 1):
+            if scene != "restart":
+                assert faulty(found, fault, (scene,), seed), f"{fault} is not found"
+        assert not faulty(found, None, SCENES, len(FAULTS) + 1), "a fault is left behind"
+    for is_planted in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            fault = "a disk that is forgotten" if is_planted else None
+            assert bool(faulty_restart(Path(folder), fault)) == is_planted
+    return f"{len(FAULTS)} faults are found"
