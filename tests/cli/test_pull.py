@@ -108,6 +108,7 @@ def test_pull_goes_on_after_kill_9(tmp_path: Path) -> None:
         n_here = part.stat().st_size
         assert n_here > 2**20
         here.go_on.set()
+        (blobs / "a-file-of-the-client.1234.incomplete").write_bytes(b"begun")
         done = run(tmp_path, "pull", hub.MODEL, **env_of_here)
         assert done.returncode == 0, done.stderr
         assert "are here already" in done.stderr

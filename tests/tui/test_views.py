@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from mlxstack.core.engine_snapshot import SlotView, Snapshot
 from mlxstack.core.formatting import printable, size
 from mlxstack.core.status import CacheView, StatusFrame, TurnView
 from mlxstack.tui.state import DashboardState, reduce
@@ -156,6 +157,17 @@ def test_h2_slots_tell_state_fill_progress_speed_and_age() -> None:
     assert idle[2] == "idle 3m"
     _, wide, _ = texts(overview.slots(model, 120))
     assert wide[-1] == "diverged"
+
+
+def test_a_turn_begun_early_is_a_state_of_its_own() -> None:
+    begun = SlotView(0, 8192, n_tokens=5000, is_used=True, n_early=1200, n_early_left=800)
+    for left, told in ((800, "begun early, 1.2k of 2.0k"), (0, "begun early, 1.2k of 1.2k")):
+        slot = replace(begun, n_early_left=left)
+        model = seen((StatusFrame(at=1.0, snapshot=Snapshot(slots=(slot,))),))
+        assert texts(overview.slots(model, 80))[0][2] == told
+    resting = replace(begun, n_early=0, n_early_left=0)
+    model = seen((StatusFrame(at=1.0, snapshot=Snapshot(slots=(resting,))),))
+    assert texts(overview.slots(model, 80))[0][2] == "idle 0s"
 
 
 def test_ages_grow_while_the_snapshot_rests() -> None:

@@ -224,7 +224,7 @@ def is_active(view: SlotView) -> bool:
 
 
 def state(view: SlotView, model: DashboardState) -> TextCell:
-    """State of a slot in words."""
+    """State of a slot in words; an idle one may compute the next turn early."""
     if view.state is RequestPhase.RUNNING:
         told = f"writing, {tokens(view.n_decoded)} tokens, {rate(view.tps)} tok/s"
         return TextCell(told, CellStyle.GOOD)
@@ -233,6 +233,9 @@ def state(view: SlotView, model: DashboardState) -> TextCell:
         done = f"prefill {tokens(view.n_done)} of {tokens(view.n_prompt)}"
         left = f", ETA {span(eta_s)}" if eta_s is not None else ""
         return TextCell(done + left, CellStyle.BUSY)
+    if view.n_early:
+        n_all = tokens(view.n_early + view.n_early_left)
+        return TextCell(f"begun early, {tokens(view.n_early)} of {n_all}", CellStyle.REUSED)
     if not view.n_tokens:
         return TextCell("empty", CellStyle.FAINT)
     idle = f"idle {age(view.idle_s + model.frame.snapshot_age_s)}" if view.is_used else "idle"
