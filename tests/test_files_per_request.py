@@ -17,7 +17,15 @@ import httpx
 import pytest
 
 import mlxstack
-from mlxstack.core.preset import ModelSpec, Preset, SamplingSpec, ServerSpec, SlotSpec
+from mlxstack.core.preset import (
+    Anticipation,
+    ModelSpec,
+    PrefixCacheSpec,
+    Preset,
+    SamplingSpec,
+    ServerSpec,
+    SlotSpec,
+)
 from mlxstack.service import background_tasks
 from tests.api.running import running
 
@@ -70,13 +78,17 @@ def counter() -> Iterator[FileCounter]:
 def http(
     counter: FileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[httpx.Client]:
-    """The demo model with one slot; periodic work, which no request causes, rests."""
+    """The demo model with one slot; periodic work, which no request causes, rests.
+
+    Early turns rest too: what the last answer began may run while the next request is counted.
+    """
     for name in INTERVALS:
         monkeypatch.setattr(background_tasks, name, 3600.0)
     preset = Preset(
         model=ModelSpec(id="demo"),
         slots=SlotSpec(count=1, n_ctx=2048),
         sampling=SamplingSpec(temperature=0, thinking=False),
+        prefix_cache=PrefixCacheSpec(anticipate=Anticipation.OFF),
         server=ServerSpec(port=0),
     )
     assert sys.getprofile() is None

@@ -74,7 +74,7 @@ class VerifyPlan(Struct, frozen=True):
     n_steps: int = 48
 
 
-class Response(Struct, frozen=True):
+class GreedyResponse(Struct, frozen=True):
     """The answer to one request; `marks` are the times of its tokens."""
 
     tokens: tuple[int, ...]
@@ -118,7 +118,7 @@ class EngineProbe:
         self.engine.submit(request)
         return request.id
 
-    def response(self, request: str) -> Response:
+    def response(self, request: str) -> GreedyResponse:
         """Wait for the end of a request. Raises its error."""
         with self._arrived:
             is_over = self._arrived.wait_for(lambda: self._last(request) is not None, WAIT_S)
@@ -129,7 +129,7 @@ class EngineProbe:
             raise last.error
         events = self._events[request]
         sampled = [(at, one) for at, one in events if isinstance(one, TokenSampled)]
-        return Response(
+        return GreedyResponse(
             tokens=tuple(one.token for _, one in sampled),
             logprobs=tuple(one.logprob or 0.0 for _, one in sampled),
             tops=tuple(one.top for _, one in sampled),
@@ -138,11 +138,11 @@ class EngineProbe:
             marks=tuple(at for at, _ in sampled),
         )
 
-    def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> Response:
+    def ask(self, tokens: Sequence[int], n: int = N_ANSWER, **more: Any) -> GreedyResponse:
         """Submit a request, and wait for its end."""
         return self.response(self.submit(tokens, n, **more))
 
-    def cold(self, tokens: Sequence[int], n: int = N_ANSWER) -> Response:
+    def cold(self, tokens: Sequence[int], n: int = N_ANSWER) -> GreedyResponse:
         """The answer from an empty cache, alone."""
         return self.ask(tokens, n, use_cache=False, slot=0)
 
@@ -210,12 +210,17 @@ class Verifier:
         """A new prompt behind the common head."""
         return self.head + self.words(N_OWN)
 
-    def ask(self, tokens: Sequence[int], **more: Any) -> Response:
+    def ask(self, tokens: Sequence[int], **more: Any) -> GreedyResponse:
         """A request that uses the cache; its head may get a checkpoint."""
         return self._probe.ask(tokens, checkpoint_positions=(N_HEAD,), **more)
 
     def identity(
-        self, name: str, tokens: Sequence[int], response: Response, n_known: int, *sources: KVSource
+        self,
+        name: str,
+        tokens: Sequence[int],
+        response: GreedyResponse,
+        n_known: int,
+        *sources: KVSource,
     ) -> None:
         """Compare with cold, and the reused tokens with those that are known."""
         cold = self._probe.cold(tokens, len(response.tokens))
@@ -308,7 +313,7 @@ class Verifier:
         response = self.ask(tokens, slot=0)
         self.identity("restart", tokens, response, n_known, KVSource.DISK)
 
-    def drafts(self, tokens: Sequence[int], cold: Response) -> None:
+    def drafts(self, tokens: Sequence[int], cold: GreedyResponse) -> None:
         """Drafts that are right, and drafts that are wrong, against an engine without drafts."""
         if not self._probe.engine.snapshot().is_drafting:
             self.note("drafts", CheckLevel.WARN, "the model cannot take tokens back; no drafts")
@@ -368,7 +373,9 @@ class Verifier:
         )
 
 
-def compare(cold: Response, other: Response, tolerance: float) -> tuple[CheckLevel, str]:
+def compare(
+    cold: GreedyResponse, other: GreedyResponse, tolerance: float
+) -> tuple[CheckLevel, str]:
     """Compare tokens and log probabilities; a tie within the tolerance is no fault."""
     n = common_prefix(cold.tokens, other.tokens)
     each = zip(cold.logprobs[:n], other.logprobs[:n], strict=True)
