@@ -11,7 +11,7 @@ from mlxstack.bench.report import Conditions
 from mlxstack.cli import verify
 from mlxstack.cli.doctor import CheckLevel, CheckResult
 from mlxstack.cli.main import app
-from mlxstack.cli.verify import EXACT, EngineProbe, Response, VerifyReport, compare
+from mlxstack.cli.verify import EXACT, EngineProbe, GreedyResponse, VerifyReport, compare
 from mlxstack.core.engine_events import RequestTimings, SlotAssigned
 from tests.endurance.planted import FAULTS, demo_engine, faulty
 
@@ -63,9 +63,9 @@ def test_the_command_reports_and_ends_with_its_verdict(
         assert msgspec.json.decode(json.stdout, type=VerifyReport) == report
 
 
-def said(*tokens: int, logprobs: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Response:
+def said(*tokens: int, logprobs: tuple[float, ...] = (0.0, 0.0, 0.0)) -> GreedyResponse:
     tops = tuple(((token, -0.7), (9, -0.8)) for token in tokens)
-    return Response(tokens, logprobs, tops, SlotAssigned("x", 0, 0), RequestTimings(), MARKS)
+    return GreedyResponse(tokens, logprobs, tops, SlotAssigned("x", 0, 0), RequestTimings(), MARKS)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def said(*tokens: int, logprobs: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Respons
     ],
     ids=["same", "rounded", "drifted", "tie", "tie after a drift", "unlikely", "short"],
 )
-def test_a_tie_is_told_from_a_fault(other: Response, level: CheckLevel) -> None:
+def test_a_tie_is_told_from_a_fault(other: GreedyResponse, level: CheckLevel) -> None:
     assert compare(said(1, 2, 3), other, 0.5)[0] is level
 
 
