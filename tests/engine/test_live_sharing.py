@@ -99,12 +99,25 @@ def test_a_shared_prefix_counts_once_and_goes_with_its_last_holder(driver: Drive
     manager, slots = kv_of(driver), driver.engine._turns.slots
     per_token = manager.bytes_per_token
     assert manager.shared_bytes == 288 * per_token
+    own = sum(context.cache_bytes for context in slots)
+    assert manager.live_bytes >= own + manager.shared_bytes
     assert all(context.cache_bytes <= 512 * per_token + context.n_bytes for context in slots)
     full = sum(context.cache_bytes for context in slots) + manager.shared_bytes
     for i in range(4):
         assert manager.shared_bytes == 288 * per_token
         driver.engine.run_slot_command(EraseSlot(i)).result(timeout=60)
     assert manager.shared_bytes == 0 < full
+
+
+def test_tenants_share_no_prefix(driver: Driver) -> None:
+    cuts, yours = (len(HEAD),), HEAD + prompt(20, seed=2)
+    driver.answer(yours, 2, slot=1, salt="b", checkpoint_positions=cuts)
+    driver.answer(prompt(200, seed=9), 2, slot=1)
+    driver.answer(HEAD + prompt(20, seed=1), 2, slot=0, salt="a", checkpoint_positions=cuts)
+    ask = driver.submit(yours + prompt(5, seed=3), 2, slot=1, salt="b")
+    driver.finish(ask)
+    assert driver.seated(ask).n_cached >= len(HEAD)
+    assert shared(driver) == [0, 0, 0, 0]
 
 
 def test_parked_and_resumed_beside_a_group(driver: Driver) -> None:

@@ -6,6 +6,7 @@ from tests.mutants.first_aid import FIRST_AID
 from tests.mutants.limits import LIMITS
 from tests.mutants.mac import MAC
 from tests.mutants.mutant import Mutant
+from tests.mutants.sharing import SHARING
 
 GUARDS = "tests/api/test_guards.py::"
 TENANTS = "tests/api/test_tenants.py::"
@@ -275,4 +276,4 @@ DOORS_AND_FILES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FIRST_AID, *MAC, *FEATURES, *FAULTS)
+MUTANTS = (*DOORS_AND_FILES, *LIMITS, *FIRST_AID, *MAC, *FEATURES, *SHARING, *FAULTS)

@@ -1,0 +1,161 @@
+"""Protections of draft models, shared prefixes, early turns, the gateway and downloads."""
+
+from tests.mutants.mutant import Mutant
+
+SHARING = (
+    Mutant(
+        "a refused draft leaves no gap in the draft model", "engine/decode/draft_model.py",
+        "_behind(row)[:-1][:n_tokens]", "_behind(row)[:n_tokens]",
+        "tests/engine/test_draft_model.py::"
+        "test_a_model_that_knows_the_answers_saves_most_passes",
+    ),
+    Mutant(
+        "refused tokens leave the draft model", "engine/decode/batch.py",
+        "row.context.draft.rewind(len(row.context) + len(row.replay))", "pass",
+        "tests/engine/test_draft_model.py::test_refused_tokens_leave_no_trace_in_its_context",
+    ),
+    Mutant(
+        "a draft model costs little", "policy/draft_model_governor.py",
+        "LOSS_SHARE = 0.01", "LOSS_SHARE = 0.1",
+        "tests/policy/test_draft_model_governor.py::test_no_draft_model_costs_two_percent",
+    ),
+    Mutant(
+        "drafts give way to memory pressure", "engine/admin.py",
+        "loop.slot_kv.drop_drafts()", "pass",
+        "tests/engine/test_draft_model.py::"
+        "test_its_contexts_are_counted_and_begin_as_the_slots_do",
+    ),
+    Mutant(
+        "a draft model has the same vocabulary", "engine/model/loader.py",
+        "if known.get(at, token) != token:", "if False:",
+        "tests/engine/test_draft_model.py::"
+        "test_other_vocabularies_missing_models_and_unfit_targets_are_refused",
+    ),
+    Mutant(
+        "a shared prefix ends before a token in flight", "engine/kv/slot_context.py",
+        "layers[-1], leaf.offset)", "layers[-1], len(self))",
+        "tests/engine/test_live_sharing.py::"
+        "test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens",
+    ),
+    Mutant(
+        "tenants share no live prefix", "engine/kv/slot_preparation.py",
+        "if other is mine or other.salt != salt or not", "if other is mine or not",
+        "tests/engine/test_live_sharing.py::test_tenants_share_no_prefix",
+    ),
+    Mutant(
+        "a shared prefix counts as live", "engine/kv/slot_preparation.py",
+        "marks + contexts + self.shared_bytes + ", "marks + contexts + ",
+        "tests/engine/test_live_sharing.py::"
+        "test_a_shared_prefix_counts_once_and_goes_with_its_last_holder",
+    ),
+    Mutant(
+        "prefix and tail are weighed", "engine/model/attention_patch.py",
+        "shared[0] * mx.exp(shared[1] - total) + out", "shared[0] + out",
+        "tests/engine/test_live_sharing.py::test_groups_form_grow_split_and_lose_members",
+    ),
+    Mutant(
+        "a restored slot joins a group", "engine/slot_actions.py",
+        "self._turns.slot_kv.share_restored(self._turns.slots[act.slot])", "pass",
+        "tests/engine/test_live_sharing.py::test_saved_and_restored_into_a_group",
+    ),
+    Mutant(
+        "parked branches inside a block are found", "engine/kv/prefix_cache.py",
+        "if start <= reached[key]:", "if False:",
+        "tests/engine/test_memory.py::"
+        "test_d2_parked_branches_inside_one_block_are_found_to_the_token",
+    ),
+    Mutant(
+        "the end of results is replayed", "text/prompt.py",
+        "if end == len(encoded.text):", "if False:",
+        "tests/text/test_answer_replay.py::"
+        "test_the_end_of_the_results_comes_back_with_the_answer",
+    ),
+    Mutant(
+        "text beside a call keeps its place", "text/template_probes.py",
+        'TOLD = ("sxtext1", "sxresult1")', "TOLD = ()",
+        "tests/text/test_template_traits.py::"
+        "test_text_beside_a_call_comes_before_it_where_the_template_writes_it_after_the_result",
+    ),
+    Mutant(
+        "a free call follows its schema", "text/grammar/constraint.py",
+        "CallState(calls, passage.before)", "CallState(calls)",
+        "tests/text/test_free_calls.py::test_calls_of_any_schema_are_valid_and_none_is_none",
+    ),
+    Mutant(
+        "the path that was left goes first", "policy/retention.py",
+        "end_of(node.record) > position", "False",
+        "tests/engine/test_early_turns.py::test_the_path_that_was_left_is_the_first_to_go",
+    ),
+    Mutant(
+        "a warm Mac begins nothing early", "host/spare_power.py",
+        "return bool(level)", "return False",
+        "tests/host/test_spare_power.py::test_a_warm_mac_has_none",
+    ),
+    Mutant(
+        "a new agent is trusted as its client", "policy/early_history.py",
+        "EarlyHistory(client.began, 0, client.n_wasted)", "EarlyHistory()",
+        "tests/policy/test_early_turns.py::test_a_new_agent_is_trusted_as_its_client_is",
+    ),
+    Mutant(
+        "early turns are noted per client", "engine/early_prefill.py",
+        "if request.client:", "if False:",
+        "tests/engine/test_early_turns.py::"
+        "test_a_new_agent_of_a_client_that_never_matches_is_left_alone",
+    ),
+    Mutant(
+        "verify misses no absent reuse", "cli/verify.py",
+        "if not is_reused or not is_there:", "if False:",
+        "tests/cli/test_verify.py::test_planted_faults_are_found_and_leave_nothing_behind",
+    ),
+    Mutant(
+        "the gateway checks the Host", "gateway/app.py",
+        "self._check_host(connection)", "pass",
+        "tests/gateway/test_gateway.py::test_foreign_hosts_and_pages_are_refused",
+    ),
+    Mutant(
+        "keys of clients end at the gateway", "gateway/upstream.py",
+        "and name not in KEYS", "",
+        "tests/gateway/test_gateway.py::test_a_key_of_some_agents_stays_one",
+    ),
+    Mutant(
+        "a loaded member lingers", "policy/residency.py",
+        "if one.loaded_at + linger_s <= now:", "if True:",
+        "tests/policy/test_residency.py::test_a_member_stays_for_its_linger",
+    ),
+    Mutant(
+        "a busy member stays", "policy/residency.py",
+        "if not one.n_active}", "}",
+        "tests/policy/test_residency.py::"
+        "test_a_busy_member_is_closed_and_stays_until_its_requests_end",
+    ),
+    Mutant(
+        "members have to fit", "cli/services/gateway.py",
+        "if kept + largest > budget:", "if False:",
+        "tests/cli/test_gateway.py::test_members_that_never_fit_are_refused",
+    ),
+    Mutant(
+        "a downloaded file has its hash", "host/weight_download.py",
+        "== file.blob.name", '!= ""',
+        "tests/cli/test_pull.py::test_a_part_that_is_damaged_is_never_taken_for_the_file",
+    ),
+    Mutant(
+        "a download goes on inside a file", "host/weight_download.py",
+        "resume_size=min(part.tell(), file.n_here)", "resume_size=0",
+        "tests/cli/test_pull.py::test_pull_goes_on_after_kill_9",
+    ),
+    Mutant(
+        "a changed row is drawn alone", "tui/widgets/table.py",
+        "self.refresh_row(place)", "self.refresh()",
+        "tests/tui/test_behaviour.py::test_a_row_that_changes_is_drawn_alone",
+    ),
+    Mutant(
+        "an early turn is a state", "tui/views/overview.py",
+        "if view.n_early:", "if False:",
+        "tests/tui/test_views.py::test_a_turn_begun_early_is_a_state_of_its_own",
+    ),
+    Mutant(
+        "the draft model forgets a slot that is cleared", "engine/kv/slot_context.py",
+        "        self.draft = None\n", "",
+        "tests/engine/test_draft_model.py::test_they_go_where_the_slot_goes",
+    ),
+)  # fmt: skip
