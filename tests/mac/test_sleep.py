@@ -6,10 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import httpx
+import msgspec
 import psutil
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
+from mlxstack.client.types import PropsResponse
 from mlxstack.core.preset import ModelSpec, Preset, ServerSpec
 from mlxstack.core.request import Request
 from mlxstack.demo import MODEL_DIR
@@ -17,6 +20,7 @@ from mlxstack.host import sleep
 from mlxstack.service import service as services
 from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service
+from tests.api.running import running
 from tests.service.standin import FACTS, StandIn
 
 LINGER_S = 0.2
@@ -104,6 +108,19 @@ async def test_nothing_is_held_where_the_preset_says_so(program: Path) -> None:
         assert not service.sleep.is_held
     await service.stop(0.1)
     assert not calls(program)
+
+
+@pytest.mark.mlx
+@pytest.mark.net
+def test_a_running_service_tells_it(program: Path, tmp_path: Path) -> None:
+    preset = Preset(model=ModelSpec(id="demo"), server=ServerSpec(port=0))
+    body = {"prompt": "Hello", "max_tokens": 2}
+    with running(preset, tmp_path / "home") as live:
+        before = msgspec.convert(httpx.get(f"{live.url}/props").json(), PropsResponse)
+        assert httpx.post(f"{live.url}/v1/completions", json=body, timeout=60).status_code == 200
+        after = msgspec.convert(httpx.get(f"{live.url}/props").json(), PropsResponse)
+    assert "prevents idle sleep" not in before.remarks
+    assert "prevents idle sleep" in after.remarks, "`status` prints the remarks"
 
 
 async def test_a_missing_program_is_told_and_requests_run(

@@ -166,4 +166,9 @@ MAC = (
         "footprint = None",
         "tests/mac/test_footprint.py::test_a_mac_tells_the_physical_footprint",
     ),
+    Mutant(
+        "status tells that sleep is prevented", "client/types.py",
+        "if self.prevents_sleep:", "if False:",
+        "tests/mac/test_sleep.py::test_a_running_service_tells_it",
+    ),
 )  # fmt: skip
