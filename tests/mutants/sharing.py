@@ -4,12 +4,6 @@ from tests.mutants.mutant import Mutant
 
 SHARING = (
     Mutant(
-        "a refused draft leaves no gap in the draft model", "engine/decode/draft_model.py",
-        "_behind(row)[:-1][:n_tokens]", "_behind(row)[:n_tokens]",
-        "tests/engine/test_draft_model.py::"
-        "test_a_model_that_knows_the_answers_saves_most_passes",
-    ),
-    Mutant(
         "refused tokens leave the draft model", "engine/decode/batch.py",
         "row.context.draft.rewind(len(row.context) + len(row.replay))", "pass",
         "tests/engine/test_draft_model.py::test_refused_tokens_leave_no_trace_in_its_context",
