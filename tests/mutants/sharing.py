@@ -26,12 +26,6 @@ SHARING = (
         "test_other_vocabularies_missing_models_and_unfit_targets_are_refused",
     ),
     Mutant(
-        "a shared prefix ends before a token in flight", "engine/kv/slot_context.py",
-        "layers[-1], leaf.offset)", "layers[-1], len(self))",
-        "tests/engine/test_live_sharing.py::"
-        "test_an_answer_that_is_shared_in_its_middle_keeps_its_tokens",
-    ),
-    Mutant(
         "tenants share no live prefix", "engine/kv/slot_preparation.py",
         "if other is mine or other.salt != salt or not", "if other is mine or not",
         "tests/engine/test_live_sharing.py::test_tenants_share_no_prefix",
