@@ -141,9 +141,4 @@ SHARING = (
         "if view.n_early:", "if False:",
         "tests/tui/test_views.py::test_a_turn_begun_early_is_a_state_of_its_own",
     ),
-    Mutant(
-        "the draft model forgets a slot that is cleared", "engine/kv/slot_context.py",
-        "        self.draft = None\n", "",
-        "tests/engine/test_draft_model.py::test_they_go_where_the_slot_goes",
-    ),
 )  # fmt: skip
