@@ -31,7 +31,7 @@ class ServiceFacts(Struct, frozen=True):
 
 
 class MissView(Struct, frozen=True):
-    """Why a request reused less than it could; `reason` as in core.event.Miss.
+    """A miss: a request reused less than it could; `reason` as in `CacheMiss`.
 
     `at` is the token where the prompt diverged: `text_shared` comes just before it,
     `text_cached` is what the cache goes on with, `text_sent` what the prompt goes on with.
