@@ -29,7 +29,7 @@ from mlxstack.text.checkpoint_positions import common_length
 from mlxstack.text.special_token_escape import unescape
 from mlxstack.text.special_tokens import SpecialTokens
 from mlxstack.text.token_bytes import TokenBytes
-from mlxstack.text.tool_call_replay import Scope, digest_of, digest_of_text
+from mlxstack.text.tool_call_replay import Scope, digest_of
 
 _WORD = re.compile(r"\w+")
 Render = Callable[[Sequence[Message], TemplateInputs], str]
@@ -160,6 +160,11 @@ def meaning(message: Message) -> bytes:
     for call in message.tool_calls:
         digest.update(digest_of(call))
     return digest.digest()
+
+
+def digest_of_text(text: str) -> bytes:
+    """A digest of a rendered text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class AnswerSplicer:

@@ -17,6 +17,7 @@ from mlxstack.text.answer_replay import (
     AnswerEntry,
     AnswerReplay,
     AnswerSplicer,
+    digest_of_text,
     histories,
 )
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
@@ -31,7 +32,7 @@ from mlxstack.text.splices import Splicer
 from mlxstack.text.template_adaptation import adapt_to_template, cautious
 from mlxstack.text.template_switches import LEVELS
 from mlxstack.text.token_bytes import TokenBytes
-from mlxstack.text.tool_call_replay import NAMELESS, Scope, digest_of_text
+from mlxstack.text.tool_call_replay import NAMELESS, Scope
 
 # A noncharacter that no message starts with: it shows where the shared head of a prompt ends.
 PROBE_CHAR = Message(Role.USER, "\ufdd1")

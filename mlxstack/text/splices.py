@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from mlxstack.core.conversation import Message, Role, ToolCall
 from mlxstack.core.errors import BadRequest
+from mlxstack.text.answer_replay import digest_of_text
 from mlxstack.text.cached_tokenizer import CachedTokenizer, Encoded, Splice
 from mlxstack.text.chat_template import ChatTemplate, TemplateInputs
 from mlxstack.text.output_format import ModelMarkers
@@ -28,7 +29,6 @@ from mlxstack.text.tool_call_replay import (
     Scope,
     Sketch,
     ToolCallReplay,
-    digest_of_text,
 )
 
 # Noncharacters, like the guard's mark: no honest text contains them.

@@ -117,10 +117,5 @@ def digest_of(call: ToolCall) -> bytes:
     return hashlib.blake2b(spelled.encode(), digest_size=16).digest()
 
 
-def digest_of_text(text: str) -> bytes:
-    """A digest of a rendered text."""
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
 def _is_same(entry: Entry, calls: Sequence[ToolCall]) -> bool:
     return entry.calls == tuple(digest_of(call) for call in calls)
