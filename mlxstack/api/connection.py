@@ -129,14 +129,14 @@ class BoundedConnection(H11Protocol):
     def _close_longest_waiting(self) -> bool:
         """Close the other connection that has waited longest for a request, if any."""
         others = (
-            one
-            for one in self.connections
-            if isinstance(one, BoundedConnection)
-            and one is not self
-            and one.is_waiting
-            and not one.transport.is_closing()
+            connection
+            for connection in self.connections
+            if isinstance(connection, BoundedConnection)
+            and connection is not self
+            and connection.is_waiting
+            and not connection.transport.is_closing()
         )
-        oldest = min(others, key=lambda one: one.waiting_since, default=None)
+        oldest = min(others, key=lambda connection: connection.waiting_since, default=None)
         if oldest is None:
             return False
         # Its descriptor is free after this iteration of the loop, so it no longer counts.
@@ -152,13 +152,13 @@ class BoundedConnection(H11Protocol):
         dialect = dialect_of(UNREAD if self.is_waiting else self.scope["path"])
         code = status or dialect.status(error)
         body = msgspec.json.encode(dialect.error_body(error, ""))
-        told = {
+        fields = {
             "content-type": "application/json",
             "content-length": str(len(body)),
             "connection": "close",
             **errors.headers(error),
         }
-        headers = [(name.encode(), value.encode()) for name, value in told.items()]
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         for event in (
             h11.Response(status_code=code, headers=headers),
             h11.Data(data=body),

@@ -191,8 +191,8 @@ class WaitingRequest:
     async def _send_heartbeat(self) -> None:
         if not self._is_begun:
             self._is_begun = True
-            told = {"content-type": f"{self._dialect.stream_type}; charset=utf-8", **HEADERS}
-            headers = [(name.encode(), value.encode()) for name, value in told.items()]
+            fields = {"content-type": f"{self._dialect.stream_type}; charset=utf-8", **HEADERS}
+            headers = [(name.encode(), value.encode()) for name, value in fields.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send(
             {"type": "http.response.body", "body": self._dialect.heartbeat, "more_body": True}
@@ -228,8 +228,8 @@ def _wants_stream(body: bytearray, is_default: bool) -> bool:
 async def refuse(scope: Any, send: Send, error: StackError) -> None:
     """Answer with an error in the dialect of the path."""
     dialect = dialect_of(scope["path"])
-    told = {"content-type": "application/json", **errors.headers(error)}
-    headers = [(name.encode(), value.encode()) for name, value in told.items()]
+    fields = {"content-type": "application/json", **errors.headers(error)}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
     status = dialect.status(error)
     start: Any = {"type": "http.response.start", "status": status, "headers": headers}
     await name_response(start, scope)

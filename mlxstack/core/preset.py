@@ -241,7 +241,7 @@ class PrefixCacheSpec(Strict, frozen=True):
 
 
 class Persist(StrEnum):
-    """When an explicit agent's KV goes to disk."""
+    """Time at which an explicit agent's KV goes to disk."""
 
     AFTER_TURN = "after_turn"
     ON_PARK = "on_park"
@@ -273,7 +273,7 @@ class SamplingSpec(Strict, frozen=True):
         Meta(description="Only the likeliest tokens that together have this probability."),
     ] = None
     top_k: Annotated[
-        NonNegativeInt | None, Meta(description="Only so many of the likeliest tokens; 0 is all.")
+        NonNegativeInt | None, Meta(description="Only this many of the likeliest tokens; 0 is all.")
     ] = None
     min_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -308,7 +308,7 @@ class StructuredOutputSpec(Strict, frozen=True):
 
 
 class Tier(StrEnum):
-    """How urgent the requests of a key are."""
+    """Urgency of the requests of a key."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -319,7 +319,7 @@ class ApiKey(Strict, frozen=True):
     """API key with its tier, salt and agents.
 
     `key` is the key itself or, so that no file holds it, "sha256:" and its digest in hex. `salt`
-    keeps the holder's KV apart from everybody else's. `agents` are the explicit agents that he
+    keeps the holder's KV apart from that of others. `agents` are the explicit agents that he
     may speak as, "*" standing for any characters; none given are all.
     """
 
@@ -354,7 +354,7 @@ class Residency(StrEnum):
 
 
 class ServerSpec(Strict, frozen=True):
-    """Where the service listens, and its bounds.
+    """Address and bounds of the service.
 
     Of `api_keys` one is needed if there are any; a bare text is a key of normal tier. Other
     machines are let in without a key only where `allow_unauthenticated` says so.

@@ -331,7 +331,8 @@ class EngineLoop:
 
     def _is_loading(self, live: RequestState, slot: int, plan: ReusePlan) -> bool:
         """Whether the slot waits for the disk from now on."""
-        if not self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
+        ready = partial(self._slot_prepared, live.request.id, slot)
+        if not self.slot_kv.load(live.request, plan, ready):
             return False
         live.n_loads += 1
         self._state = scheduler_state.start_loading(self._state, slot)

@@ -112,7 +112,7 @@ class EngineFactory:
                 "preset",
             )
         try:
-            found = presets.load(wanted, home).preset
+            loaded = presets.load(wanted, home).preset
         except SetupError as error:
             log.warning("the preset %s cannot be loaded: %s", wanted, error.message)
             raise BadRequest(
@@ -120,7 +120,7 @@ class EngineFactory:
                 f"`mlx-stack presets show {wanted}` say why",
                 "preset",
             ) from error
-        return _served_like(found, running)
+        return _served_like(loaded, running)
 
     def handover(self, wanted: str, running: Preset) -> Preset:
         """Resolved preset that a command of this user left in the home for the service.
@@ -130,7 +130,7 @@ class EngineFactory:
         if not HANDOVER_ID.fullmatch(wanted):
             raise BadRequest("handover is not an id that `mlx-stack swap` makes", "handover")
         try:
-            found = presets.read_resolved(Home(self._home).handover_file(wanted))
+            loaded = presets.read_resolved(Home(self._home).handover_file(wanted))
         except SetupError as error:
             raise BadRequest(
                 "the service does not find the preset that `mlx-stack swap` wrote for it, since "
@@ -138,7 +138,7 @@ class EngineFactory:
                 "into the folder `presets` of that home and give its name",
                 "handover",
             ) from error
-        return _served_like(found, running)
+        return _served_like(loaded, running)
 
     def with_model(self, model: str, running: Preset) -> Preset:
         """The running preset with another model: one of the hub, or its own.
@@ -161,8 +161,8 @@ class EngineFactory:
         if files.weights is None:
             raise SetupError(f"the model {preset.model.id} at {path} has no complete weights")
         memory = this_memory(os.environ)
-        found = of_files(preset, files)
-        refuse_if_too_big(found, room_in(Home(self._home), memory), option="")
+        candidate = of_files(preset, files)
+        refuse_if_too_big(candidate, room_in(Home(self._home), memory), option="")
         check_template(path)
         return CheckedModel(str(path), files.weights.n_bytes(memory.half_bytes))
 

@@ -102,11 +102,11 @@ async def clear(service: Service) -> FreedBytes:
     return await service.change_cache(service.cache.clear())
 
 
-async def sweep(service: Service, wanted: CollectGarbage) -> GCResult:
+async def sweep(service: Service, command: CollectGarbage) -> GCResult:
     """Delete stored KV by age and bytes, except KV in use. Raises BadRequest or Conflict."""
     service.require()
-    swept = await asyncio.wrap_future(service.generator.sweep(wanted))
-    if not wanted.is_dry:
+    swept = await asyncio.wrap_future(service.generator.sweep(command))
+    if not command.is_dry:
         await asyncio.to_thread(service.agent_store.look_again)
     return swept
 

@@ -122,7 +122,7 @@ class DiskKVStore:
             )
         return GCResult()
 
-    def sweep(self, wanted: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
+    def sweep(self, command: CollectGarbage, in_use: frozenset[tuple[str, str]]) -> GCResult:
         """Raises Conflict: the contexts that name KV files are not known here."""
         raise Conflict("this vault is not swept")
 
@@ -171,12 +171,12 @@ class DiskKVStore:
                 log.warning("%s", error)
 
     def entries(self) -> Iterator[KVFileEntry]:
-        """Every file, in no order; those that vanish meanwhile are left out."""
-        for found in self.root.glob(f"*/*/*{SUFFIX}"):
+        """All files, unordered; those that vanish during the scan are left out."""
+        for path in self.root.glob(f"*/*/*{SUFFIX}"):
             with suppress(FileNotFoundError):
-                about = found.stat(follow_symlinks=False)
-                key, identity = found.name.removesuffix(SUFFIX), found.parent.parent.name
-                yield KVFileEntry(identity, key, str(found), about.st_size, about.st_mtime)
+                about = path.stat(follow_symlinks=False)
+                key, identity = path.name.removesuffix(SUFFIX), path.parent.parent.name
+                yield KVFileEntry(identity, key, str(path), about.st_size, about.st_mtime)
 
     def remove(self, identity: str, key: str) -> int:
         """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
@@ -221,9 +221,9 @@ def _aside_if_damaged(path: Path) -> Iterator[None]:
         raise Damaged(f"the KV file {path.name} is damaged: {error.message}") from None
 
 
-def _check_name(found: tuple[str, str], wanted: tuple[str, str]) -> None:
-    if found != wanted:
-        raise Damaged(f"it holds {found[0]}/{found[1]}")
+def _check_name(actual: tuple[str, str], expected: tuple[str, str]) -> None:
+    if actual != expected:
+        raise Damaged(f"it holds {actual[0]}/{actual[1]}")
 
 
 def _is_key(text: str) -> bool:

@@ -90,20 +90,20 @@ async def create(service: Service, agent: str, past: AgentHistory) -> AgentDetai
 async def past(service: Service, agent: str) -> AgentHistory:
     """History of an agent. Raises NotFound, or Conflict when its file is damaged."""
     try:
-        found = await asyncio.to_thread(service.agent_store.read, agent)
-        messages = tuple(openai_messages.read_stored(message) for message in found.messages)
+        history = await asyncio.to_thread(service.agent_store.read, agent)
+        messages = tuple(openai_messages.read_stored(message) for message in history.messages)
     except Damaged as error:
         raise Conflict(f"{error}; send its full `messages` once, or delete the agent") from error
-    return AgentHistory(messages, facts_of(found).tools)
+    return AgentHistory(messages, facts_of(history).tools)
 
 
-async def change(service: Service, agent: str, wanted: AgentChanges) -> AgentDetails:
+async def change(service: Service, agent: str, changes: AgentChanges) -> AgentDetails:
     """Change priority and pin, from the next request on. Raises NotFound."""
     record = _record(service, agent)
-    if wanted.priority is not None:
-        record.priority = wanted.priority
-    if wanted.is_pinned is not None:
-        record.is_pinned = wanted.is_pinned
+    if changes.priority is not None:
+        record.priority = changes.priority
+    if changes.is_pinned is not None:
+        record.is_pinned = changes.is_pinned
         await _pin(service, record)
     if record.is_explicit:
         async with service.agent_locks.writing(agent):
@@ -129,13 +129,13 @@ async def fork(service: Service, agent: str, other: str) -> AgentDetails:
 async def rewind(service: Service, agent: str, n_messages: int) -> AgentDetails:
     """Keep the first messages only. Raises NotFound, Conflict when busy, BadRequest."""
     async with _editing(service, agent):
-        found = await past(service, agent)
-        if not 0 <= n_messages <= len(found.messages):
+        history = await past(service, agent)
+        if not 0 <= n_messages <= len(history.messages):
             raise BadRequest(
-                f"n_messages is {n_messages}; agent {agent} has {len(found.messages)} messages",
+                f"n_messages is {n_messages}; agent {agent} has {len(history.messages)} messages",
                 "n_messages",
             )
-        await _write(service, agent, replace(found, messages=found.messages[:n_messages]))
+        await _write(service, agent, replace(history, messages=history.messages[:n_messages]))
         return await one(service, agent)
 
 
@@ -210,16 +210,16 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
     kept = await asyncio.wrap_future(
         service.cache.locate_agents(tuple(record.name for record in records))
     )
-    found = {one.agent: one for one in kept}
-    drawn = views(records, snapshot, service.name, found, service.agent_store.stored)
+    locations = {location.agent: location for location in kept}
+    drawn = views(records, snapshot, service.name, locations, service.agent_store.stored)
     live = {slot.id: slot.n_bytes for slot in snapshot.slots}
     return tuple(
         AgentDetails(
             view=view,
             is_explicit=record.is_explicit,
             live_bytes=live.get(view.slot, 0) if view.slot is not None else 0,
-            parked_bytes=found[record.name].memory_bytes,
-            disk_bytes=found[record.name].disk_bytes,
+            parked_bytes=locations[record.name].memory_bytes,
+            disk_bytes=locations[record.name].disk_bytes,
         )
         for record, view in zip(records, drawn, strict=True)
     )

@@ -132,11 +132,11 @@ class AgentStore:
         if self._folders is None:
             return
         try:
-            found = self._folders.manifests()
+            files = self._folders.manifests()
         except StackError as error:
             log.warning("%s; what is saved of agents is not known", error)
             return
-        for file in found:
+        for file in files:
             try:
                 self._note(file.agent, self._folders.peek_manifest(file.agent, file.model))
             except StackError as error:

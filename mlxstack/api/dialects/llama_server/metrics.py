@@ -105,12 +105,12 @@ def own_gauges(snapshot: Snapshot) -> Numbers:
 
 def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
     """Misses of the prefix cache by reason, and the tokens and seconds that they lost."""
-    told = (
+    rows = (
         ("cache_misses", "Requests that reused less than they could", [m.n_misses for m in losses]),
         ("cache_lost_tokens", "Tokens computed again after a miss", [m.n_lost for m in losses]),
         ("cache_lost_seconds", "Prefill time of those tokens", [m.lost_s for m in losses]),
     )
-    for name, words, values in told:
+    for name, words, values in rows:
         family = CounterMetricFamily("mlxstack_" + name, words, labels=("reason",))
         for one, value in zip(losses, values, strict=True):
             family.add_metric((one.reason,), value)
