@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from mlxstack.bench.dev.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.dev.sandbox import Sandbox, service
 from mlxstack.bench.dev.serving_scenarios import CALM_S, DECODERS, Found
+from mlxstack.bench.dev.timed_request import Caller
 from mlxstack.bench.dev.workload import Body, Yardstick, question, text, tool
-from mlxstack.bench.report import BenchTarget, ReportTable, Results, at_least, at_most
 from mlxstack.bench.statistics import lasting, percentile, ratio, spread
-from mlxstack.bench.timed_request import Caller
 from mlxstack.core.errors import Broken
 from mlxstack.core.preset import Anticipation, PrefixCacheSpec, SlotSpec
 
