@@ -211,8 +211,8 @@ def _meaning_of_one(shape: mi.Type | None) -> str:
 
 
 def normalized(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with short forms written out: `model: ID`, and tokens such as `64k`."""
-    found = dict(values)
+    """The values with short forms written out: `model: ID`, tokens such as `64k`, `KEY: off`."""
+    found: dict[str, Any] = _with_off(values, PRESET)
     if isinstance(found.get("model"), str):
         found["model"] = {"id": found["model"]}
     for section, key in TOKEN_KEYS:
@@ -220,6 +220,14 @@ def normalized(values: dict[str, Any]) -> dict[str, Any]:
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
             found[section] = {**inside, key: whole_tokens(inside[key])}
     return found
+
+
+def _with_off(values: Any, shape: mi.Type | None) -> Any:
+    """The values with `off` where YAML 1.1 made it false and the key wants a word."""
+    if isinstance(values, dict):
+        known = children(shape) if shape is not None else {}
+        return {key: _with_off(value, known.get(key)) for key, value in values.items()}
+    return "off" if values is False and isinstance(shape, mi.EnumType) else values
 
 
 def whole_tokens(text: str) -> int | str:

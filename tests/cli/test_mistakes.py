@@ -25,7 +25,11 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("up demo --kv-bits 5", 5, ("kv.bits is 5", "must be 4, 8 or 16")),
     ("up demo --set slots.count=0", 5, ("slots.count is `0`", "from 1 to 256")),
     ("up demo --set slots.cont=2", 5, ("no preset has the key", "did you mean `slots.count`")),
-    ("up demo --set model.draft=x", 5, ("model.draft is x", "set speculation: auto")),
+    (
+        "up demo --set model.draft=x --set speculation=off",
+        5,
+        ("model.draft is x", "set speculation: auto"),
+    ),
     ("up demo --draft x", 5, ("model.draft is `x`", "a hub id such as")),
     ("up {wrong}", 5, ("wrong.yaml:2: slots.n_ctx is `lots`", "must be a whole number")),
     ("up {misspelt}", 5, ("misspelt.yaml:2: unknown key `slots.cont`", "did you mean `count`")),

@@ -184,6 +184,7 @@ def pair(
     found = [name if kv or name in {"demo", ""} else str(model_of(name)) for name in (kind, draft)]
     model = Path(str(model_of("tiny")) if kv else found[0])
     without = preset_of(model, kv=kv or KVSpec(), slots=SlotSpec(count=8, n_ctx=1024))
+    without = replace(without, speculation=Speculation.OFF)
     spec = replace(without.model, draft=found[1] or None)
     preset = replace(without, model=spec, speculation=Speculation.AUTO)
     homes = [tmp_path_factory.mktemp("home") for _ in range(2)]

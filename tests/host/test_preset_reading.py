@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxstack.core.errors import SetupError
-from mlxstack.core.preset import ServiceKind
+from mlxstack.core.preset import Anticipation, ServiceKind, Speculation
 from mlxstack.host import presets
 from mlxstack.host.home import Home
 from mlxstack.host.overrides import document, from_environment, from_option, variables
@@ -28,7 +28,11 @@ def written(tmp_path: Path, text: str, name: str = "mine.yaml") -> str:
 
 REFUSALS = [
     ("model: {id: demo}\nslots:\n  coutn: 1\n", 3, ["unknown key `slots.coutn`", "`count`"]),
-    ("model:\n  id: demo\n  draft: x/y\n", 3, ["model.draft is x/y", "set speculation: auto"]),
+    (
+        "model:\n  id: demo\n  draft: x/y\nspeculation: off\n",
+        3,
+        ["model.draft is x/y", "set speculation: auto"],
+    ),
     (
         "model:\n  id: demo\n  draft: x/y\nkind: embedding\n",
         3,
@@ -235,6 +239,17 @@ def test_a12_command_line_over_environment_over_file_over_extends(
     assert loaded.origins["model.id"].endswith("demo.yaml:5")
 
 
+def test_off_is_a_word_where_a_key_wants_one(tmp_path: Path, home: Home) -> None:
+    lines = ("speculation: off", "prefix_cache: {anticipate: off}", "server: {prevent_sleep: off}")
+    text = "\n".join(("model: demo", *lines))
+    preset = presets.load(written(tmp_path, text), home).preset
+    assert preset.speculation is Speculation.OFF
+    assert preset.prefix_cache.anticipate is Anticipation.OFF
+    assert preset.server.prevent_sleep is False
+    with pytest.raises(SetupError, match=r"kv\.bits"):
+        presets.load(written(tmp_path, "model: demo\nkv: {bits: off}\n"), home)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -243,7 +258,6 @@ def test_a12_command_line_over_environment_over_file_over_extends(
         ("slots.count=!!bool maybe", "slots.count is `"),
         pytest.param("server.api_keys=" + "[" * 2000, "must be a list", id="too deep"),
         ("slots.cont=1", "did you mean `slots.count`"),
-        ("model.draft=demo", "drafts are off: set speculation: auto"),
         ("kv.swa_full=true", "sliding windows are always capped"),
         ("slots=1", "slots is a section; set one of its keys: count"),
         ("slots.count", "write it as key=value"),
@@ -363,7 +377,7 @@ def test_a_path_means_the_folder_of_who_says_it(wanted: str, found: str) -> None
 def test_a_draft_model_is_a_folder_beside_the_preset_a_hub_id_or_the_demo(
     tmp_path: Path, home: Home
 ) -> None:
-    text = "model: {id: demo, draft: DRAFT}\nspeculation: auto\n"
+    text = "model: {id: demo, draft: DRAFT}\n"
     for draft, found in (("./small", str(tmp_path / "small")), ("a/b", "a/b"), ("demo", "demo")):
         path = written(tmp_path, text.replace("DRAFT", draft))
         assert presets.load(path, home).preset.model.draft == found

@@ -35,6 +35,20 @@ class WrongBeyond:
         return logits
 
 
+class LastOnly:
+    """A model that computes logits of the last token of a sequence only."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = self.model(tokens, cache=cache)
+        return mx.concatenate([mx.zeros_like(logits[:, :-1]), logits[:, -1:]], axis=1)
+
+
 def verdict_of(model: Any, kv: KVSpec = checks.KV16) -> Any:
     return self_check(model, CacheFactory(model, kv), VOCAB)
 
@@ -48,6 +62,13 @@ def test_z11_a_fault_past_the_window_is_found() -> None:
     verdict = verdict_of(WrongBeyond(build("gemma3_text"), WINDOW))
     assert not verdict.is_batching
     assert "differ from alone" in verdict.why_not
+
+
+def test_a_model_without_logits_for_each_token_of_a_draft_is_not_drafted_for() -> None:
+    model = build("llama")
+    assert verdict_of(model).can_draft
+    verdict = verdict_of(LastOnly(model))
+    assert verdict.is_batching and not verdict.can_draft
 
 
 def test_z11_attention_past_the_seam_is_found_and_served_slot_by_slot() -> None:

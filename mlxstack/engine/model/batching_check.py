@@ -154,7 +154,10 @@ def _can_share(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
 
 
 def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
-    """Whether logits are as alone while rows bring drafts, of which some are taken back."""
+    """Whether logits are as alone while rows bring drafts, of which some are taken back.
+
+    A slot without others brings its draft as a sequence.
+    """
     if not all(map(cache_adapters.can_roll_back, cache_adapters.leaves(maker.make()))):
         return False
     dtype = _precision(runner.model)
@@ -163,11 +166,13 @@ def _can_draft(runner: ModelRunner, maker: CacheFactory, n_vocab: int) -> bool:
         alone = [_alone(runner, c, p) for c, p in _rows(runner, maker, prompts)]
         allowed = _allowed(runner, maker, prompts[1], alone[1], dtype)
         contexts = [context for context, _ in _rows(runner, maker, prompts)]
+        (expected, sequence), single = alone[0], _prefilled(runner, maker, prompts[0])
         try:
             drafted = _drafted(runner, contexts, [fed for _, fed in alone], n_vocab)
+            drafted += _execute(runner, [single], [sequence])
         except Exception:
             return False
-        if _compare([logits for logits, _ in alone], drafted).is_same(allowed, dtype):
+        if _compare([*(one for one, _ in alone), expected], drafted).is_same(allowed, dtype):
             return True
     return False
 
