@@ -139,7 +139,7 @@ class Trial:
         return self._agents[-1]
 
     def question(self, n_tokens: int) -> dict[str, Any]:
-        """A message of about so many tokens that was never sent before."""
+        """A message of about `n_tokens` tokens that was never sent before."""
         n_words = max(1, int(n_tokens * self._words_per_token))
         random = Random(f"{self._name} {len(self._agents)} {n_tokens}")
         return {"role": "user", "content": " ".join(random.choices(WORDS, k=n_words))}
