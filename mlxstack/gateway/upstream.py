@@ -71,6 +71,13 @@ class ResponseReader:
         """Note the end of the response."""
         self.is_complete = True
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the member closes the connection after it."""
+        # The parser itself knows this only before the end of the response.
+        found = (value.lower() for name, value in self.headers if name == b"connection")
+        return b"close" in found
+
     def take(self) -> bytes:
         """The pieces that came since the last call, as one."""
         body = b"".join(self._body)
@@ -145,7 +152,7 @@ class MemberConnection(asyncio.Protocol):
             if is_begun and (body or not more):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
             if not more:
-                return bool(self._parser.should_keep_alive())
+                return not response.is_last
             if self._fault:
                 raise MemberLost(self._fault)
             self.transport.resume_reading()
