@@ -24,7 +24,6 @@ HOP_BY_HOP = frozenset({
     b"transfer-encoding", b"upgrade", b"expect", b"content-length",
 })  # fmt: skip
 KEYS = frozenset({b"authorization", b"x-api-key"})
-NOT_SENT = HOP_BY_HOP | KEYS
 NOT_RETURNED = (HOP_BY_HOP - {b"content-length"}) | {b"date", b"server"}
 """Headers that the gateway's own web server adds are left to it."""
 
@@ -228,7 +227,11 @@ def request_head(scope: Any, n_body: int, key: str) -> bytes:
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
     lines = [b"%s %s HTTP/1.1" % (scope["method"].encode(), target)]
-    lines += [name + b": " + value for name, value in scope["headers"] if name not in NOT_SENT]
+    lines += [
+        name + b": " + value
+        for name, value in scope["headers"]
+        if name not in HOP_BY_HOP and name not in KEYS
+    ]
     lines += [b"authorization: Bearer " + key.encode(), b"content-length: %d" % n_body, b"", b""]
     return b"\r\n".join(lines)
 
