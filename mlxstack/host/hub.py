@@ -59,7 +59,7 @@ class Download(Struct, frozen=True):
 
 
 def cache_folder() -> Path:
-    """Where the hub's client keeps its downloads."""
+    """Folder of the downloads of the hub's client."""
     return Path(constants.HF_HUB_CACHE)
 
 

@@ -31,7 +31,7 @@ LINUX_SHARE = 0.9
 
 
 class MemoryBudget(Struct, frozen=True):
-    """Bytes: `usable` of `total` may be taken by models; `half_bytes` is the size that numbers
+    """Bytes for models: `usable` of `total`; `half_bytes` is the size that numbers
     of half precision have there (4 where MLX computes on a CPU, which widens them)."""
 
     total: int
@@ -41,7 +41,7 @@ class MemoryBudget(Struct, frozen=True):
 
 
 def this_memory(env: Mapping[str, str]) -> MemoryBudget:
-    """Of this computer; `MLX_STACK_MEMORY=24GB` says another total. Raises SetupError."""
+    """Budget of this computer; `MLX_STACK_MEMORY=24GB` overrides its total. Raises SetupError."""
     given = env.get(VARIABLE)
     if given:
         return replace(memory_of(bytes_of(given)), owner=f"this machine ({VARIABLE}={given})")
@@ -51,7 +51,7 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
 
 
 def memory_of(total: int) -> MemoryBudget:
-    """Of this computer, if it had `total` bytes."""
+    """Budget of this computer, if it had `total` bytes."""
     half_bytes = 4 if _computes_on_cpu() else 2
     is_mac = sys.platform == "darwin"
     usable = memory_limit(mac_share(total)) if is_mac else int(total * LINUX_SHARE)
@@ -59,7 +59,7 @@ def memory_of(total: int) -> MemoryBudget:
 
 
 def mac_memory(text: str) -> MemoryBudget:
-    """Of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
+    """Budget of a Mac with `text` of memory, such as 24GB. Raises SetupError."""
     total = bytes_of(text)
     unit = "" if text.strip()[-1:].isalpha() else " GB"
     usable = memory_limit(mac_share(total))

@@ -25,7 +25,7 @@ def has_spare_power() -> bool:
 
 
 def is_on_battery(battery: Any) -> bool:
-    """From psutil's battery status; None where there is no battery.
+    """Whether the computer runs on battery; `battery` is psutil's status, None without one.
 
     A state of the plug that is unknown counts as mains, as in desktops with a UPS.
     """

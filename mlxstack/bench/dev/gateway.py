@@ -31,7 +31,7 @@ ADDED_MS, THROUGHPUT, IDLE_BYTES = 1.0, 0.98, 200e6
 
 
 class GatewayPlan(Struct, frozen=True):
-    """`n_short` requests and `passes` rounds of `n_streams` streams, in turn with direct ones."""
+    """Plan: `n_short` requests, `passes` rounds of `n_streams` streams, each also direct."""
 
     passes: int = 3
     n_short: int = 400

@@ -194,7 +194,7 @@ class Batch:
         return self._collect(landed)
 
     def take_broken(self) -> list[tuple[BatchRow, Exception]]:
-        """The rows whose own rules raised; each is told once and must leave."""
+        """Rows whose own rules raised; each is returned once and must leave."""
         broken, self._broken = self._broken, []
         return broken
 
@@ -258,7 +258,7 @@ class Batch:
     def _model_widths(
         self, rows: Sequence[BatchRow], offers: Sequence[DraftOffer]
     ) -> dict[int, int]:
-        """How many tokens the draft model drafts for rows that have no other draft."""
+        """Number of tokens that the draft model drafts for rows without another draft."""
         if self.draft_model is None or not rows:
             return {}
         free = {i: rows[i] for i, offer in enumerate(offers) if not offer.n_tokens}

@@ -90,7 +90,7 @@ class DraftModel:
         return {at: min(n, rows[at].most_drafted) for at, n in counts.items()}
 
     def draft(self, rows: Sequence[DraftableRow], counts: Sequence[int]) -> list[list[int]]:
-        """So many tokens for each row, chosen greedily; none after an exception."""
+        """Greedy draft tokens for each row; none after an exception."""
         try:
             return self._draft(rows, counts)
         except Exception as error:  # the target model goes on without drafts

@@ -20,11 +20,11 @@ BITS = 21
 MASK = (1 << ORDER * BITS) - 1
 
 N_CANDIDATES, LONGEST_MATCH = 8, 32
-"""Of so many latest places the one with the longest match is taken, compared so far back."""
+"""Latest places that are compared, and tokens compared; the longest match counts."""
 
 
 class Place(Struct, frozen=True):
-    """Where a text goes on after an n-gram: at `tokens[at]`."""
+    """Continuation of a text after an n-gram: at `tokens[at]`."""
 
     tokens: Sequence[int]
     at: int

@@ -79,7 +79,7 @@ class PrefixCache:
         tokens: Sequence[int],
         now: float,
     ) -> None:
-        """As `put`, for a segment whose tokens are known."""
+        """Put a segment whose tokens are known."""
         self.put(record, part, now)
         self._tokens[record.key] = array("I", tokens)
 

@@ -75,7 +75,7 @@ class PrefixLookup:
     def find(
         self, request: Request, slots: Sequence[SlotContext], slot: int, *, may_read: bool = True
     ) -> tuple[ReusePlan, CacheMiss | None]:
-        """Where the prompt can go on from, on disk if it `may_read`; why not from further on."""
+        """The best restore point of the prompt, on disk if it `may_read`, and the miss."""
         chains, before = self._chains(request), self._before(request, slots)
         clues = self._clues(request, chains, before)
         if not request.use_cache:
@@ -110,7 +110,7 @@ class PrefixLookup:
             self.forget(next(iter(self._prompts)))
 
     def locate(self, agent: str) -> AgentKVLocation:
-        """Where the last prompt of this agent is kept beside the slots."""
+        """Tier of the last prompt of this agent outside the slots."""
         nodes = [self._memory.index.nodes[key] for key in self.keys_of(agent)]
         return AgentKVLocation(
             agent=agent,

@@ -81,7 +81,7 @@ class TensorBuffer(Struct, frozen=True):
 
 
 class RestoreBuffers:
-    """Made and adopted on the MLX thread; meanwhile others fill the `rows` of each segment.
+    """Made and adopted on the MLX thread; other threads fill the `rows` of each segment.
 
     `heads` are those of the segments, ascending; each may begin before the end of the one before,
     which is used up to there. Raises Damaged when they do not fit together.
@@ -98,7 +98,7 @@ class RestoreBuffers:
             self._check(head)
 
     def buffers(self, at: int) -> Iterator[memoryview]:
-        """Where the bytes of the planes of segment `at` belong, in the order of its file.
+        """Destination buffers of the planes of segment `at`, in the order of its file.
 
         The last one also clears the room after its tokens.
         """
@@ -173,7 +173,7 @@ READERS = 4
 
 
 class RestoreSources(Struct, frozen=True):
-    """Where slot files and their KV come from, and the identity they must have."""
+    """Source of slot files and their KV, and the identity they must have."""
 
     store: KVStore
     slot_files: SlotFileStore
@@ -183,7 +183,7 @@ class RestoreSources(Struct, frozen=True):
 class RestoreRequest(Struct, frozen=True):
     """Which file is to become which context, of at most `n_ctx` tokens.
 
-    `room` makes room for so many bytes, or raises a StackError.
+    `room` makes room for a number of bytes, or raises a StackError.
     """
 
     name: str

@@ -231,7 +231,7 @@ def _rows(
 
 
 def _reach(context: SlotContext) -> int:
-    """How many tokens lie beyond every window and in the sparse part of sparse layers."""
+    """Number of tokens beyond every window and in the sparse part of sparse layers."""
     windows = [cache_adapters.window_of(leaf) for leaf in context.leaves]
     lists = [
         len(list(cache_adapters.leaves([c]))) for c in context.caches if isinstance(c, CacheList)

@@ -31,7 +31,7 @@ ADAPTER = ("adapter_config.json", "adapters.safetensors")
 """Files of an adapter that mlx-lm reads: rank and scale, and matrices."""
 
 MOST_MORE_TOKENS = 256
-"""By which the vocabulary of a draft model may differ from its target's, at the end."""
+"""Tolerated difference between the vocabularies of draft model and target, at the end."""
 
 QUANTIZATION = "hf_quant_config.json"
 """ModelOpt's settings, which mlx-lm reads beside config.json."""
@@ -85,7 +85,7 @@ def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
 
 
 def _vocabulary_difference(target: dict[str, int], draft: dict[str, int]) -> str:
-    """How the vocabularies differ, "" where drafts can be exchanged.
+    """Difference of the vocabularies, "" where drafts can be exchanged.
 
     The last tokens of one may be missing in the other: families add special tokens over time.
     """

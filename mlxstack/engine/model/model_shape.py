@@ -200,7 +200,7 @@ def _weights(model: Any, config: Config) -> Weights:
 def _precision(
     model: Any, table: Mapping[str, Any], path: str, module: Any
 ) -> bool | dict[str, Any]:
-    """How mlx-lm's converter stores a module; exceptions stand in the table by their path."""
+    """Storage of a module by mlx-lm's converter; the table has exceptions by path."""
     exact = next((table[key] for key in table if path == key or path.endswith(f".{key}")), None)
     if exact is not None:
         return exact if isinstance(exact, bool) else dict(exact)

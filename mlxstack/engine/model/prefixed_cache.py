@@ -19,7 +19,7 @@ class PrefixedArray(Struct, frozen=True, eq=False):
         return int(self.prefix.shape[2] + self.tail.shape[2])
 
     def first(self, n_tokens: int) -> "PrefixedArray":
-        """Only the first tokens, the whole prefix among them."""
+        """Cut to the first tokens, which include the whole prefix."""
         return PrefixedArray(self.prefix, self.tail[..., : n_tokens - self.prefix.shape[2], :])
 
     def joined(self) -> mx.array:
@@ -73,7 +73,7 @@ class PrefixedKVCache(_BaseCache):  # type: ignore[misc]
         return self.tail.state
 
     def is_trimmable(self) -> bool:
-        """As every cache that keeps all tokens."""
+        """Always: it keeps all tokens."""
         return True
 
     def trim(self, n: int) -> int:
