@@ -191,6 +191,7 @@ async def _by_length(trial: Trial, n_ctx: int, deadline: float, say: Say) -> lis
             found.append(PromptSpeed(wanted, skipped=f"a slot holds {n_ctx} tokens"))
         elif found and time.monotonic() + expected_s > deadline:
             found.append(PromptSpeed(wanted, skipped=f"would take about {expected_s:.0f} s"))
+            longest = n_tokens
         else:
             say(f"a prompt of {n_tokens} tokens, cold and warm")
             found.append(await _prompt_speed(trial, wanted, n_tokens))

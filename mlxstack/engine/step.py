@@ -300,7 +300,9 @@ class EngineLoop:
         """Reuse known KV; KV on disk is read first, while other slots go on."""
         may_read = live.n_loads < MOST_LOADS
         plan, miss = self.slot_kv.plan(live.request, slot, may_read=may_read)
-        if self.slot_kv.load(plan, partial(self._slot_prepared, live.request.id, slot)):
+        if self.slot_kv.load(
+            live.request, plan, partial(self._slot_prepared, live.request.id, slot)
+        ):
             live.n_loads += 1
             self._state = scheduler_state.start_loading(self._state, slot)
             return

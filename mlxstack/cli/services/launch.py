@@ -45,7 +45,7 @@ QUIET = {
 SAVING_S = PARKING_S + 3.0
 FAILED_START_PATIENCE_S = 2.0
 PROBE_S = 0.1
-LOG_LINE = re.compile(r"\S+ \S+ (?:INFO|WARNING|ERROR) \S+ (.+)")
+LOG_LINE = re.compile(r"\S+ \S+ (?:(?:INFO|WARNING|ERROR) \S+|\[supervisor \d+\]) (.+)")
 ERROR_LINE = re.compile(r"(?:error:|\S+ \S+ ERROR \S+) (.+)")
 DOWNLOADING = "downloading "
 """So begins the line by which a worker tells, again and again, how much of its model came in."""

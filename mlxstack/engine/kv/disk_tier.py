@@ -97,6 +97,11 @@ class DiskTier:
         """Bytes newly written so far."""
         return self._writing.n_written
 
+    @property
+    def n_copied(self) -> int:
+        """Bytes of shared prefixes that were copied to be written."""
+        return self._writing.n_copied
+
     def incremental_pack(self, context: SlotContext) -> IncrementalPack:
         """Packs what will be written of this context, ahead of `save` or `write`."""
         return IncrementalPack(context, self.parker)
