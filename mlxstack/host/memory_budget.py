@@ -45,9 +45,9 @@ def this_memory(env: Mapping[str, str]) -> MemoryBudget:
     given = env.get(VARIABLE)
     if given:
         return replace(memory_of(bytes_of(given)), owner=f"this machine ({VARIABLE}={given})")
-    found = memory_of(psutil.virtual_memory().total)
+    memory = memory_of(psutil.virtual_memory().total)
     wired = _wired_limit() if sys.platform == "darwin" else 0
-    return replace(found, usable=memory_limit(wired)) if wired else found
+    return replace(memory, usable=memory_limit(wired)) if wired else memory
 
 
 def memory_of(total: int) -> MemoryBudget:
@@ -100,8 +100,8 @@ def bytes_of(text: str) -> int:
 def _wired_limit() -> int:
     """Bytes set by `sysctl iogpu.wired_limit_mb`; 0 if unset."""
     command = ["/usr/sbin/sysctl", "-n", "iogpu.wired_limit_mb"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return int(told) * 2**20 if told.isdigit() else 0
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return int(output) * 2**20 if output.isdigit() else 0
 
 
 def _computes_on_cpu() -> bool:

@@ -61,8 +61,8 @@ def of_psi(text: str) -> PressureLevel | None:
     """Level of /proc/pressure/memory; None when it has no averages of ten seconds."""
     stalled: dict[str, float] = {}
     for line in text.splitlines():
-        if found := AVERAGE.match(line):
-            stalled[found["kind"]] = float(found["avg10"])
+        if average := AVERAGE.match(line):
+            stalled[average["kind"]] = float(average["avg10"])
     if not stalled:
         return None
     if stalled.get("full", 0.0) >= ALL_STALLED:

@@ -43,5 +43,5 @@ def thermal_level() -> int | None:
         done = subprocess.run(THERMAL, capture_output=True, text=True, timeout=WAIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = THERMAL_LEVEL.match(done.stdout)
-    return int(found[1]) if found else None
+    match = THERMAL_LEVEL.match(done.stdout)
+    return int(match[1]) if match else None

@@ -243,9 +243,9 @@ class Batch:
             except Exception as error:
                 self._broken.append((row, error))
         rows = [rows[i] for i in offers]
-        found = list(offers.values())
-        modeled = self._draft_by_model(rows, found)
-        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(found))]
+        made = list(offers.values())
+        modeled = self._draft_by_model(rows, made)
+        counts = [modeled.get(i, n) for i, n in enumerate(self._widths(made))]
         each = zip(rows, counts, strict=True)
         return rows, [row.drafter.take(n) if row.drafter else NO_DRAFT for row, n in each]
 
@@ -271,9 +271,9 @@ class Batch:
         widths = self._model_widths(rows, offers)
         if self.draft_model is None or not widths:
             return {}
-        found = self.draft_model.draft([rows[i] for i in widths], list(widths.values()))
+        drafts = self.draft_model.draft([rows[i] for i in widths], list(widths.values()))
         drafted: dict[int, int] = {}
-        for i, tokens in zip(widths, found, strict=True):
+        for i, tokens in zip(widths, drafts, strict=True):
             drafter = rows[i].drafter
             assert drafter is not None
             drafted[i] = drafter.use_model(tokens, self.draft_model.record.rate)

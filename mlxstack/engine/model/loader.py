@@ -75,10 +75,10 @@ def load_draft(spec: ModelSpec, target: LoadedModel) -> LoadedModel:
         draft = load(ModelSpec(id=spec.draft), KVSpec())
     except SetupError as error:
         raise SetupError(f"model.draft: {error.message}") from error
-    found = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
-    if found:
+    difference = _vocabulary_difference(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab())
+    if difference:
         raise SetupError(
-            f"model.draft: {spec.draft} has another vocabulary than {spec.id} ({found}), and "
+            f"model.draft: {spec.draft} has another vocabulary than {spec.id} ({difference}), and "
             "drafts are tokens; take a small model of the same family, or remove model.draft"
         )
     return draft
@@ -133,11 +133,11 @@ def code_digest(path: Path, config: dict[str, Any]) -> str:
     files = {path / QUANTIZATION}
     if config.get("model_file"):
         files |= {path / str(config["model_file"]), *path.rglob("*.py")}
-    found = sorted(file for file in files if file.is_file())
+    sources = sorted(file for file in files if file.is_file())
     digest = xxhash.xxh3_128()
-    for file in found:
+    for file in sources:
         digest.update(str(file.relative_to(path)).encode() + b"\0" + _bytes_digest(file))
-    return digest.hexdigest() if found else ""
+    return digest.hexdigest() if sources else ""
 
 
 def adapter_digest(path: Path) -> str:
@@ -198,10 +198,10 @@ def _facts(
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:
     try:
-        found = json.loads((path / "generation_config.json").read_text())
+        config = json.loads((path / "generation_config.json").read_text())
     except (OSError, ValueError):
         return SamplingDefaults()
-    if found.get("do_sample") is False:
+    if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0)
     known = SamplingDefaults.__struct_fields__
-    return SamplingDefaults(**{name: found[name] for name in known if name in found})
+    return SamplingDefaults(**{name: config[name] for name in known if name in config})
