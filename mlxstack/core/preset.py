@@ -336,6 +336,15 @@ class ApiKey(Strict, frozen=True):
     ] = ()
 
 
+class PeerSpec(Strict, frozen=True):
+    """Another service of the same model. Without a `key_file` its key is in MLX_STACK_PEER_KEY."""
+
+    url: Annotated[str, Meta(description="Its URL, such as `http://127.0.0.1:7119`.")]
+    key_file: Annotated[
+        str | None, Meta(description="File that holds its API key, if it wants one.")
+    ] = None
+
+
 class Residency(StrEnum):
     """Whether a model behind a gateway stays in memory."""
 
@@ -399,6 +408,13 @@ class ServerSpec(Strict, frozen=True):
             "loads it for a request and keeps it while there is room, `never` unloads it when idle."
         ),
     ] = Residency.AUTO
+    peers: Annotated[
+        tuple[str | PeerSpec, ...],
+        Meta(
+            description="Services that may compute prompts for this one, and take its agents: URLs "
+            "or sections."
+        ),
+    ] = ()
     prevent_sleep: Annotated[
         bool,
         Meta(description="Keep a Mac from idle sleep while requests run; no effect elsewhere."),

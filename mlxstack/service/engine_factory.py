@@ -27,6 +27,7 @@ from mlxstack.host.preset_paths import BUILTIN_MODEL
 from mlxstack.host.transfer import Transfer
 from mlxstack.service.agents.store import AgentStore
 from mlxstack.service.memory_check import refuse_if_too_big, room_in
+from mlxstack.service.peers import Peers
 from mlxstack.service.plan_candidate import of_files
 from mlxstack.service.request_stream import EventDispatcher
 from mlxstack.service.service import Service, name_of
@@ -65,12 +66,14 @@ class EngineFactory:
         dispatcher: EventDispatcher,
         agent_store: AgentStore,
         source: Path | None,
+        peers: Peers | None = None,
     ) -> None:
         self._home = home
         self._store = store
         self._dispatcher = dispatcher
         self._agent_store = agent_store
         self._source = source
+        self._peers = peers
 
     def engine(self, preset: Preset) -> EngineCore | EmbeddingEngine:
         """New engine, not started. Raises SetupError when a folder cannot be made."""
@@ -89,6 +92,7 @@ class EngineFactory:
             slot_files,
             self._dispatcher.deliver,
             manifests=self._agent_store,
+            remote=self._peers if preset.server.peers else None,
         )
 
     def preset(self, wanted: str, running: Preset) -> Preset:
@@ -216,5 +220,8 @@ def assemble(preset: Preset, home: Path, source: Path | None = None) -> Service:
     """
     folders = AgentFolders(home / "agents")
     dispatcher, agent_store = EventDispatcher(), AgentStore(folders, AgentLockFiles(home / "locks"))
-    engine_factory = EngineFactory(home, DiskKVStore(home / "kv"), dispatcher, agent_store, source)
-    return Service(preset, dispatcher, engine_factory.engine(preset), agent_store, engine_factory)
+    store = DiskKVStore(home / "kv")
+    peers = Peers(preset.server.peers, store)
+    engine_factory = EngineFactory(home, store, dispatcher, agent_store, source, peers)
+    engine = engine_factory.engine(preset)
+    return Service(preset, dispatcher, engine, agent_store, engine_factory, peers)

@@ -180,9 +180,7 @@ class DiskKVStore:
 
     def remove(self, identity: str, key: str) -> int:
         """Delete one file; bytes freed. Raises NotFound, or StackError when the disk refuses."""
-        if not _is_key(identity) or not _is_key(key):
-            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
-        path = self._path(identity, key)
+        path = self.path_of(identity, key)
         try:
             n_bytes = path.lstat().st_size
             path.unlink()
@@ -191,6 +189,12 @@ class DiskKVStore:
         except OSError as error:
             raise refused(f"{path.name} was not removed", error) from error
         return n_bytes
+
+    def path_of(self, identity: str, key: str) -> Path:
+        """Where the file of this key is, or would be. Raises NotFound for an impossible key."""
+        if not _is_key(identity) or not _is_key(key):
+            raise NotFound(f"no KV file can be called {identity!r}/{key!r}")
+        return self._path(identity, key)
 
     def _has_same(self, file: KVFile) -> bool:
         """Whether its file exists with the same header."""

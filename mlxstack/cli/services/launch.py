@@ -72,9 +72,13 @@ def prepare(wanted: LaunchRequest, loaded: presets.LoadedPreset, home: Home) -> 
     preset = _with_port(loaded.preset)
     preflight.check(preset, home)
     fitted = memory_refusal.check_memory(preset, home, os.environ)
-    preset = fitted.preset
     if fitted.unchecked is not None:
         note(f"warning: {fitted.unchecked}")
+    return write(wanted, fitted.preset, home)
+
+
+def write(wanted: LaunchRequest, preset: Preset, home: Home) -> ServiceSpec:
+    """Write down what the worker is to serve."""
     write_json(home.preset_file(preset.name), preset)
     env = hardware.for_mlx(os.environ)
     return ServiceSpec(

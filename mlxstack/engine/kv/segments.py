@@ -19,6 +19,8 @@ from mlxstack.engine.kv.live_prefix import LivePrefix
 from mlxstack.engine.kv.slot_context import SlotContext, StateCheckpoint
 from mlxstack.engine.model import cache_adapters
 from mlxstack.engine.model.cache_adapters import LayerState
+from mlxstack.engine.model.cache_factory import CacheFactory
+from mlxstack.engine.model.runner import ModelRunner, SlotTokens
 from mlxstack.policy import prefix_index
 from mlxstack.policy.prefix_index import CUT
 
@@ -230,6 +232,30 @@ def record_of(head: KVFileHeader) -> prefix_index.Record:
     if about.parent is None or len(names) != 1:
         raise Damaged(f"the KV file {head.key} is a checkpoint of nothing")
     return prefix_index.CheckpointMeta(head.key, about.parent, head.end, head.n_bytes, names[0])
+
+
+Layout = tuple[list[int], list[tuple[str, int, int, int]]]
+"""Order of the parts of a segment; dtype, parts, heads and dim of each of its arrays."""
+
+
+def layout_of_head(head: KVFileHeader) -> Layout:
+    """Layout of the segment in a file. Raises Damaged when it is of other tokens than it says."""
+    if any(len(dims) != 4 or dims[2] != head.end - head.start for _, dims in head.shapes):
+        raise Damaged(f"the arrays of the KV file {head.key} do not fit its tokens")
+    order: list[int] = json.loads(meta_of(head.meta).layout)
+    return order, [(dtype, dims[0], dims[1], dims[3]) for dtype, dims in head.shapes]
+
+
+def layouts(runner: ModelRunner, maker: CacheFactory) -> list[Layout]:
+    """Layouts that the segments of a model have: plain and quantized ones may differ."""
+    found: list[Layout] = []
+    for n_tokens in {0, maker.quantized_start}:
+        context = SlotContext(maker).new_empty(n_tokens)
+        runner.execute([SlotTokens(context.caches, mx.array([0, 0]))])
+        groups = pack(context, 0, 1)
+        shapes = [(DTYPES[a.dtype], a.shape[0], a.shape[1], a.shape[3]) for a in groups.groups]
+        found.append((list(groups.order), shapes))
+    return found
 
 
 def parents_first(head: KVFileHeader) -> tuple[bool, int, int]:

@@ -47,6 +47,11 @@ class DiskCollector:
         in_use = self._in_use(known)
         return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
 
+    def reserve(self, n_bytes: int) -> "Future[GCResult]":
+        """Room for files of another service. Raises Busy; the future DiskFull."""
+        in_use = self._in_use(())
+        return self._forgetting(self._writer.submit(lambda: self._store.make_room(n_bytes, in_use)))
+
     def collect(self, wanted: CollectGarbage) -> "Future[GCResult]":
         """Collect garbage. Raises Busy; the future raises as `KVStore.sweep`."""
         in_use = self._in_use(())

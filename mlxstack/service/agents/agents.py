@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mlxstack.core.commands import EvictAgentFromSlot, pin_of
 from mlxstack.core.conversation import Conversation, Message, Tool
 from mlxstack.core.errors import BadRequest, Conflict, Damaged, NotFound, StackError
+from mlxstack.core.kv_transfer import AgentMove, MovedAgent
 from mlxstack.core.request import Priority
 from mlxstack.core.status import AgentView
 from mlxstack.service import openai_messages
@@ -151,14 +152,7 @@ async def delete(service: Service, agent: str) -> None:
     Its KV files stay until a collection of the store finds nothing that names them.
     """
     async with _editing(service, agent):
-        record = _record(service, agent)
-        record.is_pinned = False
-        await _pin(service, record)
-        await _vacate(service, agent, is_kept=False)
-        async with service.agent_locks.writing(agent):
-            with suppress(NotFound):
-                await in_thread(service.agent_store.remove, agent)
-        service.agent_registry.forget(agent)
+        await _forget(service, _record(service, agent))
 
 
 async def record_turn(
@@ -229,6 +223,67 @@ async def _details(service: Service, records: Sequence[AgentRecord]) -> tuple[Ag
         )
         for record, view in zip(records, drawn, strict=True)
     )
+
+
+async def move(service: Service, agent: str, to: str, *, is_kept: bool) -> AgentMove:
+    """Send an agent with its KV to the peer `to`, then delete it here unless `is_kept`.
+
+    Raises NotFound, BadRequest for a URL that is no peer, Conflict when the agent is busy or the
+    peer refuses it; then the agent stays.
+    """
+    peer = service.peers.at(to)
+    async with _editing(service, agent):
+        record = _record(service, agent)
+        found = await asyncio.to_thread(service.agent_store.read, agent)
+        await _vacate(service, agent, is_kept=True)
+        await asyncio.wrap_future(service.generator.after_writes())
+        identity = service.facts.identity.key()
+        manifest = await asyncio.to_thread(service.agent_store.manifest, agent, identity)
+        try:
+            moved = MovedAgent(found.messages, found.facts, manifest)
+            n_sent, n_tokens = await service.peers.push(peer, agent, moved)
+        except StackError as error:
+            raise Conflict(f"agent {agent} was not moved and stays here: {error}") from error
+        if not is_kept:
+            await _forget(service, record)
+    n_bytes = manifest.n_bytes if manifest is not None else 0
+    return AgentMove(agent, to, n_tokens, n_bytes, n_sent, is_kept)
+
+
+async def receive(service: Service, agent: str, moved: MovedAgent) -> int:
+    """Create an agent that another service sent; how many tokens of its KV are here.
+
+    Raises Conflict when the id is taken, BadRequest for a history that cannot be read, Damaged
+    for KV that is not its own.
+    """
+    check_room(service, agent)
+    async with _editing(service, agent):
+        if await asyncio.to_thread(service.agent_store.has, agent):
+            raise Conflict(f"there is an agent {agent} already; delete it or move another one")
+        history = History(moved.messages, moved.facts)
+        messages = tuple(openai_messages.read_stored(message) for message in moved.messages)
+        facts, n_tokens = facts_of(history), 0
+        if moved.manifest is not None:
+            service.text_processor.check(moved.manifest.tokens, "manifest.tokens")
+            n_tokens = await asyncio.wrap_future(service.generator.import_kv(moved.manifest))
+        record = service.agent_registry.record(agent, is_explicit=True)
+        record.priority, record.is_pinned = facts.priority, facts.is_pinned
+        record.sums, record.used_at = facts.sums, facts.used_at
+        await _write(service, agent, AgentHistory(messages, facts.tools))
+        if moved.manifest is not None:
+            await in_thread(service.agent_store.put, agent, moved.manifest)
+        return n_tokens
+
+
+async def _forget(service: Service, record: AgentRecord) -> None:
+    """Delete record, history and KV in memory of an agent that is being edited."""
+    record.is_pinned = False
+    await _pin(service, record)
+    await _vacate(service, record.name, is_kept=False)
+    async with service.agent_locks.writing(record.name):
+        with suppress(NotFound):
+            await in_thread(service.agent_store.remove, record.name)
+    service.agent_registry.forget(record.name)
 
 
 async def _vacate(service: Service, agent: str, *, is_kept: bool) -> int:

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxstack.core.errors import Conflict, NotFound, StackError
+from mlxstack.core.errors import Conflict, Damaged, NotFound, StackError
 from mlxstack.core.ports import Manifest
 from mlxstack.store.agent_history import AgentFolders, History
 from mlxstack.store.agent_locks import AgentLockFiles
@@ -111,6 +111,13 @@ class AgentStore:
             if agent not in self._gone:
                 self._folders.write_manifest(agent, manifest.identity, named)
                 self._note(agent, named)
+
+    def manifest(self, agent: str, identity: str) -> Manifest | None:
+        """Saved context of an agent for one model; None if there is none that can be read."""
+        if self._folders is not None:
+            with suppress(NotFound, Damaged):
+                return self._folders.read_manifest(agent, identity)
+        return None
 
     def stored(self, agent: str) -> tuple[StoredKV, ...]:
         """Saved KV of an agent, one entry per model."""

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from mlxstack.api.guards import OF_ALL, UNLOADED
 from mlxstack.core.engine_snapshot import Counters, Snapshot
 from mlxstack.core.errors import Unsupported
+from mlxstack.core.kv_transfer import PeerView
 from mlxstack.core.status import MissSums
 from mlxstack.service.service import Service
 from mlxstack.service.stats import decode_rate, n_processing, prompt_rate
@@ -116,6 +117,25 @@ def miss_counters(losses: tuple[MissSums, ...]) -> Iterator[Metric]:
         yield family
 
 
+def peer_metrics(peers: tuple[PeerView, ...]) -> Iterator[Metric]:
+    """What was fetched from each peer, and whether it failed last."""
+    counts = (
+        ("fetched_tokens", "Prompt tokens fetched from a peer", "n_fetched_tokens"),
+        ("fetched_bytes", "Bytes of KV files fetched from a peer", "n_fetched_bytes"),
+        ("prefills", "Prompts that a peer was asked to compute", "n_prefills"),
+        ("failures", "Calls of a peer that failed or took too long", "n_failures"),
+    )
+    for name, words, field in counts:
+        counter = CounterMetricFamily("mlxstack_peer_" + name, words, labels=("peer",))
+        for peer in peers:
+            counter.add_metric((peer.url,), getattr(peer, field))
+        yield counter
+    gauge = GaugeMetricFamily("mlxstack_peer_up", "0 after a failure", labels=("peer",))
+    for peer in peers:
+        gauge.add_metric((peer.url,), not peer.trouble)
+    yield gauge
+
+
 class Metrics(Collector):
     """Collector that reads the engine's counters at each scrape."""
 
@@ -132,6 +152,8 @@ class Metrics(Collector):
         ours = own_counters(snapshot.counters, self._service)
         yield from _families(CounterMetricFamily, "mlxstack_", ours)
         yield from miss_counters(self._service.request_log.losses)
+        if peers := self._service.peer_views:
+            yield from peer_metrics(peers)
         yield from _families(GaugeMetricFamily, "mlxstack_", own_gauges(snapshot))
 
 

@@ -24,6 +24,7 @@ from mlxstack.api.dialects.ollama.request_schema import (
     OllamaOptions,
 )
 from mlxstack.api.dialects.ollama.response_schema import (
+    OLLAMA_VERSION,
     OllamaChat,
     OllamaEmbedding,
     OllamaEmbeddings,
@@ -56,9 +57,6 @@ from mlxstack.service.embedding import embed, numbers
 from mlxstack.service.generation_options import UNLIMITED, GenerationOptions
 from mlxstack.service.idle_unload import idle_limit_s
 from mlxstack.service.service import Service
-
-OLLAMA_VERSION = "0.12.11"
-"""Release of Ollama whose API this is; clients refuse a server that is older than they need."""
 
 LATEST = ":latest"
 
