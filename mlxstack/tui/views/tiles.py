@@ -100,8 +100,9 @@ def queue(model: DashboardState, width: int) -> Tile:
 
 
 def n_to_compute(view: SlotView) -> int:
-    """Prompt tokens that a slot has still to compute."""
-    return max(0, view.n_prompt - view.n_done) if view.state is RequestPhase.PREFILLING else 0
+    """Prompt tokens that a slot has still to compute; 0 before its reused KV is read."""
+    is_computing = view.state is RequestPhase.PREFILLING and not view.is_reading
+    return max(0, view.n_prompt - view.n_done) if is_computing else 0
 
 
 def eta(n_tokens: int, model: DashboardState) -> float | None:
