@@ -143,7 +143,7 @@ def totals(model: DashboardState, width: int) -> tuple[Line, ...]:
         )
         if n
     ]
-    if width >= WIDE:
+    if width >= WIDE and not (now.n_cancelled or now.n_failed or now.n_refused):
         parts.append(TextCell(f"{tokens(now.n_model_calls)} model calls"))
         parts.append(TextCell(f"{rows:.1f} rows per step"))
     return (joined(parts),)

@@ -35,8 +35,10 @@ def memory(model: DashboardState, width: int) -> Tile:
     left = f"{gib(view.available_bytes)} GiB left of {gib(view.total_bytes)}"
     is_low = view.available_bytes < LOW_SHARE * view.total_bytes or view.pressure != "calm"
     swap = f"swap {size(view.swap_bytes)}" if view.swap_bytes else "no swap"
+    # The tile has room for one line of 50 cells.
+    pressure = view.pressure if view.swap_bytes and width >= WIDE else f"pressure {view.pressure}"
     tone = CellStyle.WARN if is_low else CellStyle.GOOD
-    words = (TextCell(left, tone), TextCell(f" · pressure {view.pressure} · {swap}"))
+    words = (TextCell(left, tone), TextCell(f" · {pressure} · {swap}"))
     parts = memory_parts(view)
     if width < WIDE:
         return (_line("Memory", width, *_bar(parts, view, NARROW_BAR), TextCell(" "), *words),)
